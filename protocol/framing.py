@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cuts a byte stream into frames: an int32 length, then that many bytes.
+
+Nothing is allocated for a length that was only announced; a frame is at most one copy of what has arrived.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from protocol.errors import FramingError
+
+LENGTH_BYTES: Final = 4
+_length_at: Final = Struct(">i").unpack_from
+
+
+class FrameReader:
+    """Collects bytes until whole frames are there."""
+
+    __slots__ = ("_buffer", "_max_frame_bytes", "_wanted_bytes")
+
+    def __init__(self, max_frame_bytes: int) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._buffer = bytearray()
+        self._wanted_bytes = 0
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How many bytes of an unfinished frame are held."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
+        """Take received bytes and return the frames that are complete now, without their length.
+
+        After a FramingError the stream is out of step, and the connection is of no more use.
+        """
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._wanted_bytes:
+                return []
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        elif type(data) is not bytes:
+            data = bytes(data)
+        return self._cut(data)
+
+    def _cut(self, data: bytes) -> list[bytes]:
+        frames: list[bytes] = []
+        position, end = 0, len(data)
+        wanted = LENGTH_BYTES
+        while end - position >= LENGTH_BYTES:
+            (length,) = _length_at(data, position)
+            if not 0 <= length <= self._max_frame_bytes:
+                raise FramingError(f"frame of {length} bytes, allowed are 0 to {self._max_frame_bytes}", frames)
+            body = position + LENGTH_BYTES
+            if end - body < length:
+                wanted = LENGTH_BYTES + length
+                break
+            position = body + length
+            frames.append(data[body:position])
+        if position < end:
+            self._buffer += data[position:] if position else data
+            self._wanted_bytes = wanted
+        return frames

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kafka's uuids: 16 plain bytes in messages, 22 characters of unpadded URL-safe base64 in text."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Final
+
+UUID_BYTES: Final = 16
+ZERO_UUID: Final = bytes(UUID_BYTES)
+
+
+def uuid_to_string(uuid: bytes) -> str:
+    """Write a uuid as Kafka's tools print it."""
+    if len(uuid) != UUID_BYTES:
+        raise ValueError(f"a uuid has {UUID_BYTES} bytes, not {len(uuid)}")
+    return urlsafe_b64encode(uuid).decode("ascii").rstrip("=")
+
+
+def uuid_from_string(text: str) -> bytes:
+    """Read the 22-character form; anything that Kafka's tools would not print is a ValueError."""
+    try:
+        uuid = urlsafe_b64decode(text + "==")
+    except ValueError as e:
+        raise ValueError(f"not a uuid: {text!r}") from e
+    if len(uuid) != UUID_BYTES or uuid_to_string(uuid) != text:
+        raise ValueError(f"not a uuid: {text!r}")
+    return uuid

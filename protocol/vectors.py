@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m protocol.vectors FILE.jsonl[.gz]`: checks the codec against messages written by another implementation.
+
+Each line has `name`, `version`, `hex` and `doc`; the bytes must decode to the document, and encode to the same bytes
+again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import ProtocolError
+from protocol.json_form import to_json
+from protocol.messages import message_class
+from protocol.schema import JsonObject, SchemaError
+
+
+def read_vectors(path: Path) -> Iterator[JsonObject]:
+    """The lines of a vector file."""
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.strip():
+                yield json.loads(line)
+
+
+def check_vector(vector: JsonObject) -> str | None:
+    """What is wrong with our reading of one vector, or None."""
+    name, version, document = str(vector["name"]), int(str(vector["version"])), vector["doc"]
+    data = bytes.fromhex(str(vector["hex"]))
+    try:
+        message = message_class(name).decode(data, version)
+        ours = to_json(message, version)
+        encoded = message.encode(version)
+    except KeyError:
+        return "no schema"
+    except (ProtocolError, SchemaError) as e:
+        return f"{type(e).__name__}: {e}"
+    if _comparable(ours) != _comparable(document):
+        return f"decoded to {json.dumps(ours)}, expected {json.dumps(document)}"
+    if encoded != data:
+        return f"encoded to {encoded.hex()}, expected {data.hex()}"
+    return None
+
+
+def _comparable(value: Any) -> Any:
+    """A form in which NaN equals NaN, as number or as Jackson's text, and a bool differs from a number."""
+    if isinstance(value, dict):
+        return {key: _comparable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_comparable(item) for item in value]
+    if isinstance(value, bool):
+        return ("bool", value)
+    if isinstance(value, float) and not (value == value and abs(value) != float("inf")):
+        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
+    return value
+
+
+def main(arguments: list[str]) -> int:
+    """Check a file, print every failure and the totals."""
+    if len(arguments) != 1:
+        print("usage: python -m protocol.vectors FILE.jsonl[.gz]", file=sys.stderr)
+        return 2
+    passed = failed = 0
+    for vector in read_vectors(Path(arguments[0])):
+        problem = check_vector(vector)
+        if problem is None:
+            passed += 1
+        else:
+            failed += 1
+            print(f"{vector['name']} v{vector['version']}: {problem}")
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segment files that Apache Kafka 4.3.1 wrote: all batches read, and uncompressed ones are written again byte for byte.
+
+The sample lies outside the repository; where it is absent these tests are skipped, and pytest's summary says so.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from protocol.record_batch import (
+    BatchHeader,
+    Compression,
+    ControlRecordType,
+    Record,
+    decode_control_key,
+    decode_entries,
+    decode_records,
+    encode_batch,
+    encode_batch_from_parts,
+    iter_headers,
+    verify_crc,
+)
+
+SAMPLE = Path(__file__).resolve().parents[3] / "shared" / "spark-sample" / "consumer_offsets.tar.xz"
+
+Batch = tuple[bytes, BatchHeader, list[Record]]
+
+
+@pytest.fixture(scope="module")
+def batches() -> list[Batch]:
+    if not SAMPLE.exists():
+        pytest.skip(f"no sample of Kafka's segment files at {SAMPLE.parent}")
+    found: list[Batch] = []
+    with tarfile.open(SAMPLE) as archive:
+        for member in archive:
+            stream = archive.extractfile(member) if member.name.endswith(".log") else None
+            data = stream.read() if stream else b""
+            end = 0
+            for position, header in iter_headers(data):
+                assert position == end
+                end += header.size_bytes
+                assert verify_crc(data, position)
+                found.append((data[position:end], header, decode_records(data, position)))
+            assert end == len(data)
+    return found
+
+
+def test_everything_is_there(batches: list[Batch]) -> None:
+    assert sum(len(records) for _, _, records in batches) == 24_368
+    assert Counter(header.compression for _, header, _ in batches) == {
+        Compression.NONE: 3619,
+        Compression.ZSTD: 2150,
+        Compression.LZ4: 1957,
+        Compression.SNAPPY: 1111,
+        Compression.GZIP: 1037,
+    }
+    markers = Counter(decode_control_key(records[0].key) for _, header, records in batches if header.is_control)
+    assert markers == {ControlRecordType.COMMIT: 274, ControlRecordType.ABORT: 135}
+    for batch, header, records in batches:
+        assert [record.offset for record in records] == list(range(header.base_offset, header.next_offset))
+        assert max(record.timestamp_ms for record in records) == header.max_timestamp
+        assert decode_entries(batch) == [(record.offset, record.key, record.value) for record in records]
+
+
+def test_uncompressed_batches_are_written_again_byte_for_byte(batches: list[Batch]) -> None:
+    fast = 0
+    for batch, header, records in batches:
+        if header.compression is not Compression.NONE:
+            continue
+        again = encode_batch(
+            records,
+            base_offset=header.base_offset,
+            partition_leader_epoch=header.partition_leader_epoch,
+            timestamp_type=header.timestamp_type,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            base_sequence=header.base_sequence,
+            is_transactional=header.is_transactional,
+            is_control=header.is_control,
+        )
+        assert again == batch
+        if not header.is_control and {record.timestamp_ms for record in records} == {header.max_timestamp}:
+            again = encode_batch_from_parts(
+                [(record.key, record.value) for record in records],
+                header.base_timestamp,
+                header.base_offset,
+                partition_leader_epoch=header.partition_leader_epoch,
+                producer_id=header.producer_id,
+                producer_epoch=header.producer_epoch,
+                base_sequence=header.base_sequence,
+                is_transactional=header.is_transactional,
+            )
+            assert again == batch
+            fast += 1
+    assert fast > 2000
+
+
+def test_compressed_batches_hold_the_same_when_written_again(batches: list[Batch]) -> None:
+    for _, header, records in batches[::7]:
+        again = encode_batch(records, base_offset=header.base_offset, compression=header.compression)
+        assert decode_records(again) == records
