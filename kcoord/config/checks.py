@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks between several broker keys, made at the start and before a dynamic broker config is accepted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.config.key import ConfigError
+from kcoord.config.listeners import check_bindable
+
+if TYPE_CHECKING:
+    from kcoord.config.broker_config import BrokerConfig
+
+KNOWN_CONSUMER_ASSIGNORS = {
+    "uniform": "uniform",
+    "range": "range",
+    "org.apache.kafka.coordinator.group.assignor.UniformAssignor": "uniform",
+    "org.apache.kafka.coordinator.group.assignor.RangeAssignor": "range",
+}
+"""Names by which group.consumer.assignors may call a built-in assignor, and the assignor's own name."""
+
+
+def check_broker_config(config: BrokerConfig) -> None:
+    """Raise ConfigError where values that are fine by themselves do not fit together."""
+    for kind in ("consumer", "share", "streams"):
+        _check_group_kind(config, kind)
+    _check_assignors(config)
+    _check_listeners(config)
+    _check_limits(config)
+
+
+def _check_group_kind(config: BrokerConfig, kind: str) -> None:
+    for setting in ("session.timeout.ms", "heartbeat.interval.ms", "assignment.interval.ms"):
+        lowest, default, highest = (f"group.{kind}.{infix}{setting}" for infix in ("min.", "", "max."))
+        _check_at_least(config, highest, lowest)
+        _check_at_least(config, default, lowest)
+        _check_at_most(config, default, highest)
+    heartbeat, session = f"group.{kind}.heartbeat.interval.ms", f"group.{kind}.session.timeout.ms"
+    if _number(config, heartbeat) >= _number(config, session):
+        raise ConfigError(
+            f"Invalid value {_number(config, heartbeat)} for configuration {heartbeat}: "
+            f"it must be less than {session} ({_number(config, session)})"
+        )
+
+
+def _check_at_least(config: BrokerConfig, name: str, limit: str) -> None:
+    value, lowest = _number(config, name), _number(config, limit)
+    if value < lowest:
+        raise ConfigError(
+            f"Invalid value {value} for configuration {name}: it must be greater than or equal to {limit} ({lowest})"
+        )
+
+
+def _check_at_most(config: BrokerConfig, name: str, limit: str) -> None:
+    value, highest = _number(config, name), _number(config, limit)
+    if value > highest:
+        raise ConfigError(
+            f"Invalid value {value} for configuration {name}: it must be less than or equal to {limit} ({highest})"
+        )
+
+
+def _number(config: BrokerConfig, name: str) -> int:
+    value = config.value(name)
+    assert isinstance(value, int)
+    return value
+
+
+def _check_assignors(config: BrokerConfig) -> None:
+    names = [KNOWN_CONSUMER_ASSIGNORS.get(name, "") for name in config.group_consumer_assignors]
+    shown = ",".join(config.group_consumer_assignors)
+    if "" in names:
+        raise ConfigError(
+            f"Invalid value {shown} for configuration group.consumer.assignors: allowed assignors are uniform and range"
+        )
+    if len(set(names)) != len(names):
+        raise ConfigError(
+            f"Invalid value {shown} for configuration group.consumer.assignors: an assignor must not be named twice"
+        )
+    share = config.value("group.share.assignors")
+    if not isinstance(share, list) or len(share) != 1:
+        raise ConfigError(
+            f"Invalid value {share} for configuration group.share.assignors: exactly one assignor must be named"
+        )
+
+
+def _check_listeners(config: BrokerConfig) -> None:
+    listeners = config.open_listeners
+    if not listeners:
+        raise ConfigError(
+            f"Invalid value {','.join(config.listeners)} for configuration listeners: no listener is left for clients"
+        )
+    check_bindable("listeners", listeners)
+    names = {listener.name for listener in listeners}
+    for one in config.client_advertised_listeners:
+        shown = ",".join(config.advertised_listeners or [])
+        if one.name not in names:
+            raise ConfigError(
+                f"Invalid value {shown} for configuration advertised.listeners: {one.name} is not among listeners"
+            )
+        if one.host in ("0.0.0.0", "::"):
+            raise ConfigError(
+                f"Invalid value {shown} for configuration advertised.listeners: "
+                f"clients cannot connect to {one.host}, give a name or address that they can reach"
+            )
+    inter_broker = config.inter_broker_listener_name
+    if inter_broker is not None and inter_broker.upper() not in names:
+        raise ConfigError(
+            f"Invalid value {inter_broker} for configuration inter.broker.listener.name: "
+            f"it must be one of {', '.join(sorted(names))}"
+        )
+
+
+def _check_limits(config: BrokerConfig) -> None:
+    queued, socket = config.queued_max_request_bytes, config.socket_request_max_bytes
+    if queued > 0 and queued < socket:
+        raise ConfigError(
+            f"Invalid value {queued} for configuration queued.max.request.bytes: "
+            f"it must be -1 or at least socket.request.max.bytes ({socket})"
+        )
+    for name in ("log.retention.ms", "log.retention.minutes", "log.retention.hours"):
+        if config.value(name) == 0:
+            raise ConfigError(f"Invalid value 0 for configuration {name}: it must be -1 (no limit) or at least 1")
+    if config.max_connections_per_ip == 0 and not config.max_connections_per_ip_overrides:
+        raise ConfigError(
+            "Invalid value 0 for configuration max.connections.per.ip: "
+            "0 is only allowed together with max.connections.per.ip.overrides"
+        )
+    parse_ip_overrides(config.max_connections_per_ip_overrides)
+
+
+def parse_ip_overrides(text: str) -> dict[str, int]:
+    """max.connections.per.ip.overrides: host:count pairs separated by commas."""
+    limits: dict[str, int] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        host, _, count = entry.rpartition(":")
+        if not host or not count.strip().isdecimal():
+            raise ConfigError(
+                f"Invalid value {text} for configuration max.connections.per.ip.overrides: "
+                "expected host:count pairs separated by commas"
+            )
+        limits[host.strip().strip("[]")] = int(count)
+    return limits

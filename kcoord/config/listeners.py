@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parses `listeners`, `advertised.listeners` and `listener.security.protocol.map` and checks that they fit together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kcoord.config.key import ConfigError
+
+_LISTENER = re.compile(
+    r"(?P<name>[^:/\s]+)://(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^\[\]:/\s]*)):(?P<port>-?[0-9]{1,10})"
+)
+ANY_ADDRESS = ("", "0.0.0.0", "::")
+
+
+class SecurityProtocol(IntEnum):
+    """Kafka's numbers, as a broker registration stores them."""
+
+    PLAINTEXT = 0
+    SSL = 1
+    SASL_PLAINTEXT = 2
+    SASL_SSL = 3
+
+
+@dataclass(slots=True, frozen=True)
+class Listener:
+    """One entry of `listeners` or `advertised.listeners`; an empty host stands for every interface."""
+
+    name: str
+    host: str
+    port: int
+    security_protocol: SecurityProtocol
+
+    @property
+    def binds_everywhere(self) -> bool:
+        return self.host in ANY_ADDRESS
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.name}://{host}:{self.port}"
+
+
+def parse_protocol_map(text: str) -> dict[str, SecurityProtocol]:
+    """`NAME:PROTOCOL,...`; names are compared in upper case, as Kafka does."""
+    protocols: dict[str, SecurityProtocol] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, _, protocol = entry.rpartition(":")
+        name, protocol = name.strip().upper(), protocol.strip().upper()
+        if not name or protocol not in SecurityProtocol.__members__:
+            raise ConfigError(
+                f"Invalid value {text} for configuration listener.security.protocol.map: "
+                f"{entry!r} is not NAME:PROTOCOL; allowed protocols: {', '.join(SecurityProtocol.__members__)}"
+            )
+        if name in protocols:
+            raise ConfigError(
+                f"Invalid value {text} for configuration listener.security.protocol.map: {name} is given twice"
+            )
+        protocols[name] = SecurityProtocol[protocol]
+    return protocols
+
+
+def parse_listeners(key: str, entries: Sequence[str], protocols: Mapping[str, SecurityProtocol]) -> list[Listener]:
+    """The listeners of configuration `key`, each with the security protocol of its name."""
+    listeners = [_parse_listener(key, entry, protocols) for entry in entries]
+    names = [listener.name for listener in listeners]
+    if len(set(names)) != len(names):
+        raise _error(key, entries, "each listener must have a name of its own")
+    return listeners
+
+
+def check_bindable(key: str, listeners: Sequence[Listener]) -> None:
+    """Ports must differ, except that an IPv4 and an IPv6 address may share one."""
+    seen: dict[int, Listener] = {}
+    for listener in listeners:
+        other = seen.setdefault(listener.port, listener)
+        if listener.port and other is not listener and (":" in other.host) == (":" in listener.host):
+            raise _error(key, [str(one) for one in listeners], "each listener must have a port of its own")
+
+
+def _parse_listener(key: str, entry: str, protocols: Mapping[str, SecurityProtocol]) -> Listener:
+    match = _LISTENER.fullmatch(entry.strip())
+    if match is None:
+        raise _error(key, [entry], "expected NAME://host:port, with an IPv6 host in brackets")
+    port = int(match["port"])
+    if not 0 <= port <= 65535:
+        raise _error(key, [entry], "the port must be between 0 and 65535")
+    name = match["name"].upper()
+    if name not in protocols:
+        raise _error(key, [entry], f"listener.security.protocol.map has no security protocol for {name}")
+    return Listener(name, match["ipv6"] or match["host"] or "", port, protocols[name])
+
+
+def _error(key: str, entries: Sequence[str], problem: str) -> ConfigError:
+    return ConfigError(f"Invalid value {','.join(entries)} for configuration {key}: {problem}")

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of topic configs, as CreateTopics and IncrementalAlterConfigs take them."""
+
+from __future__ import annotations
+
+from kcoord.config.key import (
+    LONG_MAX,
+    ConfigKey,
+    ConfigType,
+    Importance,
+    ListOf,
+    Matches,
+    OneOf,
+    Range,
+    at_least,
+    between,
+)
+
+BOOLEAN = ConfigType.BOOLEAN
+STRING = ConfigType.STRING
+INT = ConfigType.INT
+LONG = ConfigType.LONG
+DOUBLE = ConfigType.DOUBLE
+LIST = ConfigType.LIST
+MEDIUM = Importance.MEDIUM
+
+THROTTLED_REPLICAS = Matches(r"\*||[0-9]+:[0-9]+", "[partitionId]:[brokerId],... or *")
+
+TOPIC_CONFIG_KEYS: tuple[ConfigKey, ...] = (
+    ConfigKey(
+        "cleanup.policy",
+        LIST,
+        ["delete"],
+        ListOf(("compact", "delete")),
+        MEDIUM,
+        "What happens to old segments: delete, compact or both.",
+    ),
+    ConfigKey(
+        "compression.gzip.level",
+        INT,
+        -1,
+        Range(1, 9, also=-1),
+        MEDIUM,
+        "Level for gzip compression on the broker; -1 is the codec's default.",
+    ),
+    ConfigKey("compression.lz4.level", INT, 9, between(1, 17), MEDIUM, "Level for lz4 compression on the broker."),
+    ConfigKey(
+        "compression.type",
+        STRING,
+        "producer",
+        OneOf(("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")),
+        MEDIUM,
+        "Compression of the topic's data; producer keeps what the producer sent.",
+    ),
+    ConfigKey(
+        "compression.zstd.level",
+        INT,
+        3,
+        between(-131072, 22),
+        MEDIUM,
+        "Level for zstd compression on the broker.",
+    ),
+    ConfigKey(
+        "delete.retention.ms",
+        LONG,
+        86400000,
+        at_least(0),
+        MEDIUM,
+        "How long tombstones are kept when the topic is compacted.",
+    ),
+    ConfigKey(
+        "file.delete.delay.ms",
+        LONG,
+        60000,
+        at_least(0),
+        MEDIUM,
+        "Time between the removal of a segment and the removal of its file.",
+    ),
+    ConfigKey(
+        "flush.messages",
+        LONG,
+        LONG_MAX,
+        at_least(1),
+        MEDIUM,
+        "Records of a partition that are gathered before a flush.",
+    ),
+    ConfigKey("flush.ms", LONG, LONG_MAX, at_least(0), MEDIUM, "Longest time until data is flushed."),
+    ConfigKey(
+        "follower.replication.throttled.replicas",
+        LIST,
+        [],
+        THROTTLED_REPLICAS,
+        MEDIUM,
+        "Replicas whose copying is throttled on followers. Stored; means nothing on one broker.",
+    ),
+    ConfigKey("index.interval.bytes", INT, 4096, at_least(0), MEDIUM, "Data between two entries of the offset index."),
+    ConfigKey(
+        "internal.segment.bytes",
+        INT,
+        None,
+        None,
+        MEDIUM,
+        "Segment size without the lower limit of segment.bytes, for tests.",
+        internal=True,
+    ),
+    ConfigKey(
+        "leader.replication.throttled.replicas",
+        LIST,
+        [],
+        THROTTLED_REPLICAS,
+        MEDIUM,
+        "Replicas whose copying is throttled on leaders. Stored; means nothing on one broker.",
+    ),
+    ConfigKey(
+        "local.retention.bytes",
+        LONG,
+        -2,
+        at_least(-2),
+        MEDIUM,
+        "Data kept locally when the rest is in tiered storage. Stored; there is no tiered storage.",
+    ),
+    ConfigKey(
+        "local.retention.ms",
+        LONG,
+        -2,
+        at_least(-2),
+        MEDIUM,
+        "Time that data is kept locally when the rest is in tiered storage. Stored; there is no tiered storage.",
+    ),
+    ConfigKey(
+        "max.compaction.lag.ms",
+        LONG,
+        LONG_MAX,
+        at_least(1),
+        MEDIUM,
+        "Longest time a record may stay uncleaned.",
+    ),
+    ConfigKey("max.message.bytes", INT, 1048588, at_least(0), MEDIUM, "Largest record batch that is accepted."),
+    ConfigKey(
+        "message.timestamp.after.max.ms",
+        LONG,
+        3600000,
+        at_least(0),
+        MEDIUM,
+        "How far in the future a record's timestamp may lie.",
+    ),
+    ConfigKey(
+        "message.timestamp.before.max.ms",
+        LONG,
+        LONG_MAX,
+        at_least(0),
+        MEDIUM,
+        "How far in the past a record's timestamp may lie.",
+    ),
+    ConfigKey(
+        "message.timestamp.type",
+        STRING,
+        "CreateTime",
+        OneOf(("CreateTime", "LogAppendTime")),
+        MEDIUM,
+        "Whether records carry the time of their creation or of their append.",
+    ),
+    ConfigKey(
+        "min.cleanable.dirty.ratio",
+        DOUBLE,
+        0.5,
+        between(0, 1),
+        MEDIUM,
+        "Least share of uncleaned data that makes a log worth cleaning.",
+    ),
+    ConfigKey("min.compaction.lag.ms", LONG, 0, at_least(0), MEDIUM, "Shortest time a record stays uncleaned."),
+    ConfigKey(
+        "min.insync.replicas",
+        INT,
+        1,
+        at_least(1),
+        MEDIUM,
+        "In-sync replicas that a write with acks=all needs. More than 1 refuses such writes, since there is "
+        "one broker.",
+    ),
+    ConfigKey(
+        "preallocate",
+        BOOLEAN,
+        False,
+        None,
+        MEDIUM,
+        "Whether segment files are allocated in full when they are made.",
+    ),
+    ConfigKey(
+        "remote.log.copy.disable",
+        BOOLEAN,
+        False,
+        None,
+        MEDIUM,
+        "Stops copying to tiered storage. Stored; there is no tiered storage.",
+    ),
+    ConfigKey(
+        "remote.log.delete.on.disable",
+        BOOLEAN,
+        False,
+        None,
+        MEDIUM,
+        "Deletes tiered data when tiered storage is switched off. Stored; there is no tiered storage.",
+    ),
+    ConfigKey(
+        "remote.storage.enable",
+        BOOLEAN,
+        False,
+        None,
+        MEDIUM,
+        "Switches tiered storage on, which this broker does not have.",
+    ),
+    ConfigKey("retention.bytes", LONG, -1, None, MEDIUM, "Most data kept of one partition; -1 sets no limit."),
+    ConfigKey("retention.ms", LONG, 604800000, at_least(-1), MEDIUM, "How long data is kept; -1 sets no limit."),
+    ConfigKey("segment.bytes", INT, 1073741824, at_least(1048576), MEDIUM, "Largest segment."),
+    ConfigKey("segment.index.bytes", INT, 10485760, at_least(4), MEDIUM, "Largest offset index of one segment."),
+    ConfigKey("segment.jitter.ms", LONG, 0, at_least(0), MEDIUM, "Random part taken off segment.ms."),
+    ConfigKey("segment.ms", LONG, 604800000, at_least(1), MEDIUM, "Longest time until a new segment begins."),
+    ConfigKey(
+        "unclean.leader.election.enable",
+        BOOLEAN,
+        False,
+        None,
+        MEDIUM,
+        "Whether a replica that is not in sync may lead; means nothing on one broker.",
+    ),
+)

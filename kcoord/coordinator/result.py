@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operation on a replicated state machine takes and gives: the contract between the pure core and its runtime.
+
+An operation reads state and returns a CoordinatorResult; `replay` of the result's records is the only thing that
+changes hard state. Effects (timers, background tasks, completions of earlier requests) are plain data, so that they
+can be compared, printed and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from protocol.messages import Message
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class CoordinatorRecord:
+    """One record of a state machine's log; `value` None is a tombstone, `key` None is usual in the metadata log alone.
+
+    `value_version` is the version in which `value` is written.
+    """
+
+    key: Message | None
+    value: Message | None
+    value_version: int = 0
+
+
+class TimerKey(NamedTuple):
+    """Names one timer of a state machine. Arming the same key again replaces its deadline."""
+
+    kind: str
+    group_id: str = ""
+    member_id: str = ""
+
+
+@dataclass(slots=True)
+class Schedule:
+    """Arm (or re-arm) the timer `key`; it fires as `StateMachine.fire_timer` at or after `deadline_ms`."""
+
+    key: TimerKey
+    deadline_ms: int
+
+
+@dataclass(slots=True)
+class Cancel:
+    """Disarm the timer `key`; nothing happens where it is not armed."""
+
+    key: TimerKey
+
+
+@dataclass(slots=True)
+class Task:
+    """Background work outside the state machine. Its value comes back as `StateMachine.complete_task`.
+
+    A task with the key of a running one is not started again.
+    """
+
+    key: TimerKey
+    work: object
+
+
+@dataclass(slots=True)
+class Completion:
+    """Answers an earlier request whose own result was PENDING; `token` is the `OperationContext.token` of that
+    request.
+    """
+
+    token: Hashable
+    response: object
+
+
+class Pending:
+    """The response of an operation whose answer a later result's Completion will give."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "PENDING"
+
+
+PENDING: Final = Pending()
+
+
+@dataclass(slots=True)
+class OperationContext:
+    """Everything an operation needs besides state and request: the shell's clock, identifiers and facts about the
+    caller.
+    """
+
+    now_ms: int
+    api_version: int = 0
+    client_id: str = ""
+    client_host: str = ""
+    candidate_id: str = ""
+    """A fresh random identifier (22 characters of URL-safe base64) that an operation may use, for example as a
+    member id.
+    """
+    token: Hashable = None
+    """What a Completion of this request must name; unique among the requests under way."""
+
+
+@dataclass(slots=True)
+class CoordinatorResult(Generic[T]):
+    """Records to append atomically, the response, and effects, all as data."""
+
+    response: T
+    records: list[CoordinatorRecord] = field(default_factory=list)
+    timers: list[Schedule | Cancel] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+    completions: list[Completion] = field(default_factory=list)
+
+
+class StateMachine(Protocol):
+    """What the runtime drives. `replay` decides nothing and never fails on what compaction removed."""
+
+    def replay(self, record: CoordinatorRecord) -> None: ...
+
+    def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
+        """Called once after all records were replayed: arms the timers and starts the tasks of the state that was
+        found.
+        """
+
+    def fire_timer(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
+        """A timer reached its deadline (and is disarmed now)."""
+
+    def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
+        """A task ended with `value`, or failed with an exception as `value`."""

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configs of client metrics subscriptions (KIP-714): stored and described for tools; nothing is collected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from kcoord.config import ConfigError, ConfigKey, ConfigType
+from kcoord.config.key import key_table
+from protocol.errors import Errors, KafkaError
+
+MIN_INTERVAL_MS = 100
+MAX_INTERVAL_MS = 3_600_000
+MATCH_PARAMETERS = frozenset(
+    {
+        "client_instance_id",
+        "client_id",
+        "client_software_name",
+        "client_software_version",
+        "client_source_address",
+        "client_source_port",
+    }
+)
+
+CLIENT_METRICS_KEYS: Mapping[str, ConfigKey] = key_table(
+    (
+        ConfigKey("interval.ms", ConfigType.INT, 300_000, doc="How often matching clients are asked to send metrics."),
+        ConfigKey("match", ConfigType.LIST, [], doc="Which clients the subscription is for, as name=regex entries."),
+        ConfigKey("metrics", ConfigType.LIST, [], doc="Prefixes of the metrics that are asked for."),
+    )
+)
+
+
+def check_client_metrics_configs(configs: Mapping[str, str]) -> None:
+    """KafkaError for unknown keys and values that cannot be used."""
+    for name, text in configs.items():
+        key = CLIENT_METRICS_KEYS.get(name)
+        if key is None:
+            raise KafkaError(Errors.INVALID_REQUEST, f"Unknown client metrics config name: {name}")
+        try:
+            value = key.parse(text)
+        except ConfigError as error:
+            raise KafkaError(Errors.INVALID_CONFIG, str(error)) from None
+        if isinstance(value, int) and not MIN_INTERVAL_MS <= value <= MAX_INTERVAL_MS:
+            raise KafkaError(
+                Errors.INVALID_REQUEST,
+                f"Invalid value {value} for interval.ms: it must be between {MIN_INTERVAL_MS} and {MAX_INTERVAL_MS}",
+            )
+        if name == "match" and isinstance(value, list):
+            for entry in value:
+                _check_match(entry)
+
+
+def _check_match(entry: str) -> None:
+    parameter, separator, pattern = entry.partition("=")
+    try:
+        re.compile(pattern.strip())
+    except re.error:
+        separator = ""
+    if not separator or parameter.strip() not in MATCH_PARAMETERS:
+        raise KafkaError(Errors.INVALID_CONFIG, f"Invalid value {entry} for match: expected name=regex of a known name")

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Duplicates in requests: which keys come more than once, and the first entry of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+def duplicates(keys: Iterable[K]) -> set[K]:
+    """The keys that occur more than once."""
+    seen: set[K] = set()
+    repeated: set[K] = set()
+    for key in keys:
+        (repeated if key in seen else seen).add(key)
+    return repeated
+
+
+def first_of_each(items: Iterable[V], key: Callable[[V], Hashable]) -> list[V]:
+    """`items` without those whose key came before, in the order given."""
+    found: dict[Hashable, V] = {}
+    for item in items:
+        found.setdefault(key(item), item)
+    return list(found.values())

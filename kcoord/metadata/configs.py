@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IncrementalAlterConfigs and AlterConfigs as pure functions of the image. Each resource succeeds or fails as a whole.
+
+BROKER_LOGGER resources are not in the metadata log: the server answers them itself, before it comes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Final, TypeAlias, TypeVar
+
+from kcoord.config import (
+    BROKER_KEYS,
+    GROUP_KEYS,
+    TOPIC_KEYS,
+    BrokerConfig,
+    ConfigError,
+    ConfigKey,
+    ConfigType,
+    UpdateMode,
+    check_group_configs,
+    check_topic_configs,
+    value_to_string,
+)
+from kcoord.config.topic_config import topic_default
+from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult
+from kcoord.metadata import image as image_module
+from kcoord.metadata import records
+from kcoord.metadata.client_metrics import check_client_metrics_configs
+from kcoord.metadata.collect import duplicates
+from kcoord.metadata.image import (
+    BROKER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+    MetadataImage,
+)
+from kcoord.metadata.names import check_topic_name
+from protocol.errors import Errors, KafkaError
+from protocol.messages import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+
+T = TypeVar("T")
+
+Change: TypeAlias = tuple[str, int, str | None]
+"""Key, operation and value."""
+
+ALL_BROKERS: Final = ""
+
+
+class AlterOperation(IntEnum):
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+def incremental_alter_configs(
+    image: MetadataImage, config: BrokerConfig, request: IncrementalAlterConfigsRequest
+) -> CoordinatorResult[IncrementalAlterConfigsResponse]:
+    """Changes the keys that are named and leaves the others as they are."""
+    result = CoordinatorResult(IncrementalAlterConfigsResponse())
+    repeated = duplicates((resource.resource_type, resource.resource_name) for resource in request.resources)
+    for resource in request.resources:
+        kind, name = resource.resource_type, resource.resource_name
+        changes = [(one.name, one.config_operation, one.value) for one in resource.configs]
+        answer = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
+            error_message=None, resource_type=kind, resource_name=name
+        )
+        try:
+            _check_request((kind, name) in repeated, changes)
+            _check_resource(image, config, kind, name)
+            old = image.configs.get((kind, name), {})
+            result.records += _altered(image, config, kind, name, _apply(config, kind, old, changes), changes)
+        except KafkaError as error:
+            answer.error_code, answer.error_message = error.error, error.message
+        result.response.responses.append(answer)
+    return _unless_validating(result, request.validate_only)
+
+
+def alter_configs(
+    image: MetadataImage, config: BrokerConfig, request: AlterConfigsRequest
+) -> CoordinatorResult[AlterConfigsResponse]:
+    """Replaces all configs of a resource by those that are named."""
+    result = CoordinatorResult(AlterConfigsResponse())
+    repeated = duplicates((resource.resource_type, resource.resource_name) for resource in request.resources)
+    for resource in request.resources:
+        kind, name = resource.resource_type, resource.resource_name
+        changes: list[Change] = [(one.name, AlterOperation.SET, one.value) for one in resource.configs]
+        answer = AlterConfigsResponse.AlterConfigsResourceResponse(
+            error_message=None, resource_type=kind, resource_name=name
+        )
+        try:
+            _check_request((kind, name) in repeated, changes)
+            _check_resource(image, config, kind, name)
+            result.records += _altered(image, config, kind, name, _apply(config, kind, {}, changes), changes)
+        except KafkaError as error:
+            answer.error_code, answer.error_message = error.error, error.message
+        result.response.responses.append(answer)
+    return _unless_validating(result, request.validate_only)
+
+
+def _unless_validating(result: CoordinatorResult[T], validate_only: bool) -> CoordinatorResult[T]:
+    if validate_only:
+        result.records.clear()
+    return result
+
+
+def _check_request(is_repeated: bool, changes: Sequence[Change]) -> None:
+    if is_repeated:
+        raise KafkaError(Errors.INVALID_REQUEST, "The request names the resource more than once.")
+    repeated = duplicates(name for name, _, _ in changes)
+    if repeated:
+        raise KafkaError(Errors.INVALID_REQUEST, f"Keys are given more than once: {', '.join(sorted(repeated))}.")
+    for name, operation, value in changes:
+        if operation not in AlterOperation.__members__.values():
+            raise KafkaError(Errors.INVALID_REQUEST, f"There is no operation {operation} on configs.")
+        if value is None and operation != AlterOperation.DELETE:
+            raise KafkaError(Errors.INVALID_REQUEST, f"A value is needed for {name}.")
+
+
+def _check_resource(image: MetadataImage, config: BrokerConfig, kind: int, name: str) -> None:
+    match kind:
+        case image_module.TOPIC_RESOURCE if not name:
+            raise KafkaError(Errors.INVALID_REQUEST, "A topic must be named.")
+        case image_module.TOPIC_RESOURCE:
+            check_topic_name(name)
+            if name not in image.topics:
+                raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic {name!r}.")
+        case image_module.BROKER_RESOURCE:
+            _check_broker_name(image, config, name)
+        case image_module.CLIENT_METRICS_RESOURCE if not name:
+            raise KafkaError(Errors.INVALID_REQUEST, "A client metrics subscription must be named.")
+        case image_module.GROUP_RESOURCE if not name:
+            raise KafkaError(Errors.INVALID_REQUEST, "A group must be named.")
+        case image_module.CLIENT_METRICS_RESOURCE | image_module.GROUP_RESOURCE:
+            return
+        case _:
+            raise KafkaError(Errors.INVALID_REQUEST, f"Resources of type {kind} cannot be altered.")
+
+
+def _check_broker_name(image: MetadataImage, config: BrokerConfig, name: str) -> None:
+    if name == ALL_BROKERS:
+        return
+    if not name.isascii() or not name.isdecimal():
+        raise KafkaError(Errors.INVALID_REQUEST, f"A broker is named by its number, not by {name!r}.")
+    if int(name) != config.node_id and int(name) not in image.brokers:
+        raise KafkaError(Errors.INVALID_REQUEST, f"There is no broker {name} here, this is {config.node_id}.")
+
+
+def _apply(config: BrokerConfig, kind: int, old: Mapping[str, str], changes: Sequence[Change]) -> dict[str, str]:
+    """The configs of the resource after the changes."""
+    new = dict(old)
+    for name, operation, value in changes:
+        if operation == AlterOperation.DELETE:
+            new.pop(name, None)
+        elif operation == AlterOperation.SET:
+            assert value is not None
+            new[name] = value
+        else:
+            assert value is not None
+            new[name] = _changed_list(config, kind, name, old.get(name), AlterOperation(operation), value)
+    return new
+
+
+def _changed_list(
+    config: BrokerConfig, kind: int, name: str, old: str | None, operation: AlterOperation, value: str
+) -> str:
+    key = _keys_of(kind).get(name)
+    if key is None or key.type is not ConfigType.LIST:
+        raise KafkaError(Errors.INVALID_CONFIG, f"{operation.name} needs a list, and {name} is none.")
+    entries = _entries(_default(config, kind, key) if old is None else old)
+    given = _entries(value)
+    if operation is AlterOperation.APPEND:
+        entries += [entry for entry in dict.fromkeys(given) if entry not in entries]
+    else:
+        entries = [entry for entry in entries if entry not in given]
+    return ",".join(entries)
+
+
+def _keys_of(kind: int) -> Mapping[str, ConfigKey]:
+    return {TOPIC_RESOURCE: TOPIC_KEYS, BROKER_RESOURCE: BROKER_KEYS, GROUP_RESOURCE: GROUP_KEYS}.get(kind, {})
+
+
+def _default(config: BrokerConfig, kind: int, key: ConfigKey) -> str:
+    """What a list is before it is set for the resource itself."""
+    if kind == TOPIC_RESOURCE:
+        return value_to_string(topic_default(config, key.name)) or ""
+    if kind == BROKER_RESOURCE:
+        return value_to_string(config.value(key.name)) or ""
+    return value_to_string(key.default) or ""
+
+
+def _entries(text: str) -> list[str]:
+    return [entry.strip() for entry in text.split(",") if entry.strip()]
+
+
+def _altered(
+    image: MetadataImage,
+    config: BrokerConfig,
+    kind: int,
+    name: str,
+    new: Mapping[str, str],
+    changes: Sequence[Change],
+) -> list[CoordinatorRecord]:
+    """Checks what the resource would have, and makes the records of what differs."""
+    try:
+        if kind == TOPIC_RESOURCE:
+            check_topic_configs(config, new)
+        elif kind == GROUP_RESOURCE:
+            check_group_configs(config, new)
+        elif kind == CLIENT_METRICS_RESOURCE:
+            check_client_metrics_configs(new)
+        else:
+            changed = [key for key, operation, _ in changes if operation != AlterOperation.DELETE]
+            _check_broker_configs(image, config, name, new, changed)
+    except ConfigError as error:
+        raise KafkaError(Errors.INVALID_CONFIG, str(error)) from None
+    return records.new_config_records(kind, name, image.configs.get((kind, name), {}), new)
+
+
+def _check_broker_configs(
+    image: MetadataImage, config: BrokerConfig, name: str, new: Mapping[str, str], changed: Sequence[str]
+) -> None:
+    """Everything that is wrong with a dynamic broker config is INVALID_REQUEST, as observed in Kafka 4.3.1."""
+    for key_name in changed:
+        _check_update_mode(key_name, name)
+    others = image.broker_configs() if name != ALL_BROKERS else image.broker_configs(config.node_id)
+    effective = {**new, **others} if name == ALL_BROKERS else {**others, **new}
+    try:
+        for key_name, text in new.items():
+            key = BROKER_KEYS.get(key_name)
+            if key is not None:
+                key.parse(text)
+        config.with_dynamic(effective)
+    except ConfigError as error:
+        raise KafkaError(Errors.INVALID_REQUEST, str(error)) from None
+
+
+def _check_update_mode(key_name: str, broker_name: str) -> None:
+    key = BROKER_KEYS.get(key_name)
+    if key is None:
+        return
+    if key.update_mode is UpdateMode.READ_ONLY:
+        raise KafkaError(Errors.INVALID_REQUEST, f"{key_name} cannot be changed while the broker runs.")
+    if key_name.startswith("ssl."):
+        raise KafkaError(Errors.INVALID_REQUEST, f"{key_name} can only be changed for one listener.")
+    if key.update_mode is UpdateMode.PER_BROKER and broker_name == ALL_BROKERS:
+        raise KafkaError(Errors.INVALID_REQUEST, f"{key_name} can only be changed for one broker.")

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What DescribeConfigs says of a resource: each key's value, where it comes from, and what else could have given it.
+
+Observed in Kafka 4.3.1: a topic's or group's own value comes first, then the broker keys of the same meaning in the
+order per-broker, cluster-wide, properties file, default; the source of a key is that of its first synonym.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from kcoord.config import (
+    BROKER_KEYS,
+    GROUP_KEYS,
+    TOPIC_CONFIG_SYNONYMS,
+    TOPIC_KEYS,
+    BrokerConfig,
+    ConfigKey,
+    GroupConfig,
+    TopicConfig,
+    value_to_string,
+)
+from kcoord.metadata.client_metrics import CLIENT_METRICS_KEYS
+from kcoord.metadata.image import MetadataImage
+
+UNKNOWN_TYPE = 0
+
+
+class ConfigSource(IntEnum):
+    UNKNOWN = 0
+    DYNAMIC_TOPIC_CONFIG = 1
+    DYNAMIC_BROKER_CONFIG = 2
+    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
+    STATIC_BROKER_CONFIG = 4
+    DEFAULT_CONFIG = 5
+    DYNAMIC_BROKER_LOGGER_CONFIG = 6
+    CLIENT_METRICS_CONFIG = 7
+    GROUP_CONFIG = 8
+
+
+@dataclass(slots=True)
+class ConfigEntry:
+    """One described key; `synonyms` are (name, value, source)."""
+
+    name: str
+    value: str | None
+    source: ConfigSource
+    type: int
+    doc: str
+    read_only: bool = False
+    is_sensitive: bool = False
+    synonyms: list[tuple[str, str | None, ConfigSource]] = field(default_factory=list)
+
+
+_BROKER_CHAINS: Sequence[Sequence[str]] = (
+    ("log.retention.ms", "log.retention.minutes", "log.retention.hours"),
+    ("log.roll.ms", "log.roll.hours"),
+    ("log.roll.jitter.ms", "log.roll.jitter.hours"),
+    ("log.flush.interval.ms", "log.flush.scheduler.interval.ms"),
+    ("node.id", "broker.id"),
+)
+"""Broker keys of one meaning, the one that wins first."""
+
+
+def _chain(name: str) -> Sequence[str]:
+    for chain in _BROKER_CHAINS:
+        if name in chain:
+            return chain[chain.index(name) :]
+    return (name,)
+
+
+def _broker_synonyms(
+    config: BrokerConfig, image: MetadataImage, names: Iterable[str]
+) -> list[tuple[str, str | None, ConfigSource]]:
+    """Everything that gives one of `names` a value on this broker, best first."""
+    names = list(names)
+    layers: list[tuple[Mapping[str, str], ConfigSource]] = [
+        (image.broker_configs(config.node_id), ConfigSource.DYNAMIC_BROKER_CONFIG),
+        (image.broker_configs(), ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
+        (config.explicit, ConfigSource.STATIC_BROKER_CONFIG),
+    ]
+    found: list[tuple[str, str | None, ConfigSource]] = []
+    for values, source in layers:
+        found += [(name, _shown(name, values[name]), source) for name in names if name in values]
+    for name in names:
+        default = value_to_string(BROKER_KEYS[name].default)
+        if default is not None:
+            found.append((name, _shown(name, default), ConfigSource.DEFAULT_CONFIG))
+    return found
+
+
+def _shown(broker_key: str, value: str) -> str | None:
+    key = BROKER_KEYS.get(broker_key)
+    return None if key is None or key.sensitive else value
+
+
+def _entry(key: ConfigKey, value: str | None, synonyms: list[tuple[str, str | None, ConfigSource]]) -> ConfigEntry:
+    source = synonyms[0][2] if synonyms else ConfigSource.DEFAULT_CONFIG
+    shown = None if key.sensitive else value
+    return ConfigEntry(key.name, shown, source, key.type, key.doc, is_sensitive=key.sensitive, synonyms=synonyms)
+
+
+def topic_config_entries(config: BrokerConfig, image: MetadataImage, overrides: Mapping[str, str]) -> list[ConfigEntry]:
+    """All topic keys in alphabetical order; an internal key only where the topic sets it."""
+    values = TopicConfig.resolve(config, overrides).values
+    entries = []
+    for name, key in TOPIC_KEYS.items():
+        if key.internal and name not in overrides:
+            continue
+        value = value_to_string(values[name])
+        synonyms = _broker_synonyms(
+            config, image, [broker_key for broker_key, _ in TOPIC_CONFIG_SYNONYMS.get(name, ())]
+        )
+        if name in overrides:
+            synonyms.insert(0, (name, value, ConfigSource.DYNAMIC_TOPIC_CONFIG))
+        entries.append(_entry(key, value, synonyms))
+    return entries
+
+
+def broker_config_entries(config: BrokerConfig, image: MetadataImage) -> list[ConfigEntry]:
+    """All broker keys of this broker, then dynamic configs that it does not know."""
+    entries = []
+    dynamic = image.effective_broker_configs(config.node_id)
+    for name, key in BROKER_KEYS.items():
+        if key.internal and name not in dynamic:
+            continue
+        entry = _entry(key, value_to_string(config.value(name)), _broker_synonyms(config, image, _chain(name)))
+        entry.read_only = not key.dynamic
+        entries.append(entry)
+    unknown = sorted(name for name in dynamic if name not in BROKER_KEYS)
+    return entries + [_unknown_entry(name, _source_of(image, config.node_id, name)) for name in unknown]
+
+
+def cluster_config_entries(image: MetadataImage) -> list[ConfigEntry]:
+    """The dynamic configs of all brokers: what DescribeConfigs says of the broker named ""."""
+    source = ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+    entries = []
+    for name, value in sorted(image.broker_configs().items()):
+        key = BROKER_KEYS.get(name)
+        if key is None:
+            entries.append(_unknown_entry(name, source))
+            continue
+        entry = _entry(key, value, [(name, _shown(name, value), source)])
+        entry.read_only = not key.dynamic
+        entries.append(entry)
+    return entries
+
+
+def _source_of(image: MetadataImage, node_id: int, name: str) -> ConfigSource:
+    if name in image.broker_configs(node_id):
+        return ConfigSource.DYNAMIC_BROKER_CONFIG
+    return ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+
+
+def _unknown_entry(name: str, source: ConfigSource) -> ConfigEntry:
+    """Nobody knows what is in it, so it is treated as a secret."""
+    return ConfigEntry(
+        name, None, source, UNKNOWN_TYPE, "", read_only=True, is_sensitive=True, synonyms=[(name, None, source)]
+    )
+
+
+def group_config_entries(config: BrokerConfig, image: MetadataImage, group_id: str) -> list[ConfigEntry]:
+    """All group keys; a group that is not there has them too."""
+    overrides = image.group_configs(group_id)
+    values = GroupConfig.resolve(config, overrides).values
+    entries = []
+    for name, key in GROUP_KEYS.items():
+        value = value_to_string(values[name])
+        if f"group.{name}" in BROKER_KEYS:
+            synonyms = _broker_synonyms(config, image, [f"group.{name}"])
+        else:
+            synonyms = [(name, value_to_string(key.default), ConfigSource.DEFAULT_CONFIG)]
+        if name in overrides:
+            synonyms.insert(0, (name, value, ConfigSource.GROUP_CONFIG))
+        entries.append(_entry(key, value, synonyms))
+    return entries
+
+
+def client_metrics_entries(image: MetadataImage, name: str) -> list[ConfigEntry]:
+    """The keys of a client metrics subscription, whether it is there or not."""
+    overrides = image.client_metrics_configs(name)
+    entries = []
+    for key_name, key in CLIENT_METRICS_KEYS.items():
+        value = overrides.get(key_name, value_to_string(key.default))
+        own = [(key_name, value, ConfigSource.CLIENT_METRICS_CONFIG)] if key_name in overrides else []
+        entries.append(_entry(key, value, own))
+    return entries

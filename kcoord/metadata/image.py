@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MetadataImage: what the metadata log says, as of one epoch. It is never changed after it was published.
+
+ImageBuilder makes the next image from records and shares what they did not touch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from kcoord.coordinator.result import CoordinatorRecord
+from protocol.messages import (
+    ConfigRecord,
+    FeatureLevelRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RegisterBrokerRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+    UnregisterBrokerRecord,
+)
+
+INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
+
+TOPIC_RESOURCE: Final = 2
+BROKER_RESOURCE: Final = 4
+BROKER_LOGGER_RESOURCE: Final = 8
+CLIENT_METRICS_RESOURCE: Final = 16
+GROUP_RESOURCE: Final = 32
+
+_NO_CONFIGS: Final[Mapping[str, str]] = {}
+_KEEP_LEADER: Final = -2
+"""PartitionChangeRecord's default leader: the leader stays who it is."""
+
+
+@dataclass(slots=True)
+class PartitionImage:
+    partition_id: int
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+    replicas: list[int]
+    isr: list[int]
+    directories: list[bytes] = field(default_factory=list)
+    creation_time_ms: int = -1
+
+
+@dataclass(slots=True)
+class TopicImage:
+    name: str
+    id: bytes
+    partitions: list[PartitionImage]
+    """`partitions[i]` is partition i."""
+
+    @property
+    def internal(self) -> bool:
+        return self.name in INTERNAL_TOPICS
+
+
+@dataclass(slots=True)
+class BrokerImage:
+    """A registered broker; `endpoints` are (listener name, host, port, security protocol)."""
+
+    broker_id: int
+    broker_epoch: int
+    incarnation_id: bytes
+    endpoints: list[tuple[str, str, int, int]]
+    rack: str | None
+    fenced: bool
+    log_dirs: list[bytes]
+
+
+@dataclass(slots=True)
+class MetadataImage:
+    epoch: int
+    """Grows with every batch that changed something."""
+    topics: Mapping[str, TopicImage]
+    topics_by_id: Mapping[bytes, TopicImage]
+    brokers: Mapping[int, BrokerImage]
+    features: Mapping[str, int]
+    configs: Mapping[tuple[int, str], Mapping[str, str]]
+    """By (resource type, resource name)."""
+    next_producer_id: int
+    last_creation_time_ms: int
+    """The greatest creation time of any partition so far, also of deleted ones."""
+    latest_producer_ids: tuple[int, int] = (-1, -1)
+    """Broker id and epoch that the newest block of producer ids was given to."""
+
+    @classmethod
+    def empty(cls) -> MetadataImage:
+        return cls(0, {}, {}, {}, {}, {}, 0, -1)
+
+    def topic_configs(self, name: str) -> Mapping[str, str]:
+        return self.configs.get((TOPIC_RESOURCE, name), _NO_CONFIGS)
+
+    def group_configs(self, group_id: str) -> Mapping[str, str]:
+        return self.configs.get((GROUP_RESOURCE, group_id), _NO_CONFIGS)
+
+    def client_metrics_configs(self, name: str) -> Mapping[str, str]:
+        return self.configs.get((CLIENT_METRICS_RESOURCE, name), _NO_CONFIGS)
+
+    def broker_configs(self, node_id: int | str = "") -> Mapping[str, str]:
+        """Dynamic configs of one broker, or of all brokers for ""."""
+        return self.configs.get((BROKER_RESOURCE, str(node_id)), _NO_CONFIGS)
+
+    def effective_broker_configs(self, node_id: int) -> Mapping[str, str]:
+        """The dynamic configs that apply to a broker: its own over those of all brokers."""
+        return {**self.broker_configs(), **self.broker_configs(node_id)}
+
+    def resource_names(self, resource_type: int) -> list[str]:
+        """Names of the resources of a type that have configs, sorted."""
+        return sorted(name for type_, name in self.configs if type_ == resource_type)
+
+    def partition(self, topic_name: str, partition_id: int) -> PartitionImage | None:
+        topic = self.topics.get(topic_name)
+        if topic is None or not 0 <= partition_id < len(topic.partitions):
+            return None
+        return topic.partitions[partition_id]
+
+
+class ImageBuilder:
+    """Applies records to a copy of an image. Records of unknown topics are skipped: replay decides nothing."""
+
+    __slots__ = (
+        "_brokers",
+        "_changed",
+        "_configs",
+        "_creation_time_ms",
+        "_features",
+        "_image",
+        "_next_producer_id",
+        "_own_configs",
+        "_own_topics",
+        "_producer_ids",
+        "_topics",
+        "_topics_by_id",
+    )
+
+    def __init__(self, image: MetadataImage) -> None:
+        self._image = image
+        self._topics = dict(image.topics)
+        self._topics_by_id = dict(image.topics_by_id)
+        self._brokers = dict(image.brokers)
+        self._features = dict(image.features)
+        self._configs = dict(image.configs)
+        self._next_producer_id = image.next_producer_id
+        self._producer_ids = image.latest_producer_ids
+        self._creation_time_ms = image.last_creation_time_ms
+        self._own_topics: set[bytes] = set()
+        self._own_configs: dict[tuple[int, str], dict[str, str]] = {}
+        self._changed = False
+
+    @classmethod
+    def of(cls, records: Iterable[CoordinatorRecord]) -> MetadataImage:
+        """The image that records give, from nothing."""
+        builder = cls(MetadataImage.empty())
+        for record in records:
+            builder.replay(record)
+        return builder.build()
+
+    def replay(self, record: CoordinatorRecord) -> None:
+        """Apply one record."""
+        self._changed = True
+        match record.value:
+            case TopicRecord() as topic:
+                self._add_topic(topic)
+            case PartitionRecord() as partition:
+                self._put_partition(partition)
+            case PartitionChangeRecord() as change:
+                self._change_partition(change)
+            case RemoveTopicRecord() as removal:
+                self._remove_topic(removal)
+            case ConfigRecord() as config:
+                self._set_config(config)
+            case ProducerIdsRecord() as ids:
+                self._next_producer_id = max(self._next_producer_id, ids.next_producer_id)
+                self._producer_ids = (ids.broker_id, ids.broker_epoch)
+            case FeatureLevelRecord() as feature:
+                self._set_feature(feature)
+            case RegisterBrokerRecord() as broker:
+                self._brokers[broker.broker_id] = _broker_image(broker)
+            case UnregisterBrokerRecord() as gone:
+                self._brokers.pop(gone.broker_id, None)
+            case _:
+                return
+
+    def build(self) -> MetadataImage:
+        """The next image; the same one where no record came."""
+        if not self._changed:
+            return self._image
+        return MetadataImage(
+            self._image.epoch + 1,
+            self._topics,
+            self._topics_by_id,
+            self._brokers,
+            self._features,
+            self._configs,
+            self._next_producer_id,
+            self._creation_time_ms,
+            self._producer_ids,
+        )
+
+    def _add_topic(self, record: TopicRecord) -> None:
+        topic = TopicImage(record.name, record.topic_id, [])
+        self._own_topics.add(record.topic_id)
+        self._topics[record.name] = topic
+        self._topics_by_id[record.topic_id] = topic
+
+    def _own_topic(self, topic_id: bytes) -> TopicImage | None:
+        """The topic, copied on the first change, so that published images stay as they are."""
+        topic = self._topics_by_id.get(topic_id)
+        if topic is None or topic_id in self._own_topics:
+            return topic
+        self._own_topics.add(topic_id)
+        copy = TopicImage(topic.name, topic.id, list(topic.partitions))
+        self._topics[topic.name] = copy
+        self._topics_by_id[topic_id] = copy
+        return copy
+
+    def _put_partition(self, record: PartitionRecord) -> None:
+        topic = self._own_topic(record.topic_id)
+        if topic is None or record.partition_id > len(topic.partitions):
+            return
+        partition = PartitionImage(
+            record.partition_id,
+            record.leader,
+            record.leader_epoch,
+            record.partition_epoch,
+            list(record.replicas),
+            list(record.isr),
+            list(record.directories),
+            record.creation_time_ms,
+        )
+        self._creation_time_ms = max(self._creation_time_ms, record.creation_time_ms)
+        topic.partitions[record.partition_id : record.partition_id + 1] = [partition]
+
+    def _change_partition(self, record: PartitionChangeRecord) -> None:
+        topic = self._own_topic(record.topic_id)
+        if topic is None or not 0 <= record.partition_id < len(topic.partitions):
+            return
+        partition = replace(topic.partitions[record.partition_id])
+        partition.partition_epoch += 1
+        if record.isr is not None:
+            partition.isr = list(record.isr)
+        if record.replicas is not None:
+            partition.replicas = list(record.replicas)
+        if record.leader != _KEEP_LEADER:
+            partition.leader = record.leader
+            partition.leader_epoch += 1
+        topic.partitions[record.partition_id] = partition
+
+    def _remove_topic(self, record: RemoveTopicRecord) -> None:
+        topic = self._topics_by_id.pop(record.topic_id, None)
+        if topic is None:
+            return
+        del self._topics[topic.name]
+        self._configs.pop((TOPIC_RESOURCE, topic.name), None)
+        self._own_configs.pop((TOPIC_RESOURCE, topic.name), None)
+
+    def _set_config(self, record: ConfigRecord) -> None:
+        resource = (record.resource_type, record.resource_name)
+        own = self._own_configs.get(resource)
+        if own is None:
+            own = self._own_configs[resource] = dict(self._configs.get(resource, _NO_CONFIGS))
+        if record.value is None:
+            own.pop(record.name, None)
+        else:
+            own[record.name] = record.value
+        if own:
+            self._configs[resource] = own
+        else:
+            self._configs.pop(resource, None)
+            self._own_configs.pop(resource, None)
+
+    def _set_feature(self, record: FeatureLevelRecord) -> None:
+        if record.feature_level == 0:
+            self._features.pop(record.name, None)
+        else:
+            self._features[record.name] = record.feature_level
+
+
+def _broker_image(record: RegisterBrokerRecord) -> BrokerImage:
+    endpoints = [(one.name, one.host, one.port, one.security_protocol) for one in record.end_points]
+    return BrokerImage(
+        record.broker_id,
+        record.broker_epoch,
+        record.incarnation_id,
+        endpoints,
+        record.rack,
+        record.fenced,
+        list(record.log_dirs),
+    )

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MetadataMachine: the state machine of the metadata log. Operations read the image; `replay` makes the next one.
+
+The image runs ahead of the disk, as all hard state does; whoever publishes it waits for the append.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey
+from kcoord.metadata import configs, records, topics
+from kcoord.metadata.image import BrokerImage, ImageBuilder, MetadataImage
+from kcoord.metadata.records import BrokerRegistration
+from protocol.messages import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from protocol.uuid import uuid_from_string
+
+PRODUCER_ID_BLOCK_SIZE: Final = 1000
+
+
+@dataclass(slots=True)
+class ProducerIdBlock:
+    """Producer ids that one broker may hand out."""
+
+    first_id: int
+    size: int
+
+
+class MetadataMachine:
+    """See the module's text. `config` is the broker's live configuration."""
+
+    def __init__(self, config: BrokerConfig, image: MetadataImage | None = None) -> None:
+        self._config = config
+        self._image = image if image is not None else MetadataImage.empty()
+        self._builder: ImageBuilder | None = None
+
+    @property
+    def image(self) -> MetadataImage:
+        """The image of all records replayed so far."""
+        if self._builder is not None:
+            self._image = self._builder.build()
+            self._builder = None
+        return self._image
+
+    def replay(self, record: CoordinatorRecord) -> None:
+        if self._builder is None:
+            self._builder = ImageBuilder(self._image)
+        self._builder.replay(record)
+
+    def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
+        return CoordinatorResult(None)
+
+    def fire_timer(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
+        raise AssertionError(f"the metadata machine sets no timers: {key}")
+
+    def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
+        raise AssertionError(f"the metadata machine starts no tasks: {task}")
+
+    def register_broker(
+        self, context: OperationContext, registration: BrokerRegistration
+    ) -> CoordinatorResult[BrokerImage]:
+        """Called at each start: the feature levels of a new cluster, and the broker where it is new or has changed."""
+        image = self.image
+        features = records.BOOTSTRAP_FEATURES.items() if not image.features else ()
+        new_records = [records.new_feature_level_record(name, level) for name, level in features]
+        known = image.brokers.get(registration.broker_id)
+        if known is None or _has_changed(known, registration):
+            epoch = 0 if known is None else known.broker_epoch + 1
+            new_records.append(records.new_register_broker_record(registration, epoch))
+        builder = ImageBuilder(image)
+        for record in new_records:
+            builder.replay(record)
+        return CoordinatorResult(builder.build().brokers[registration.broker_id], new_records)
+
+    def ensure_internal_topic(self, context: OperationContext, name: str) -> CoordinatorResult[bytes]:
+        """The id of an internal topic, which is created with `context.candidate_id` where it is not there."""
+        topic = self.image.topics.get(name)
+        if topic is not None:
+            return CoordinatorResult(topic.id)
+        topic_id = uuid_from_string(context.candidate_id)
+        created = self.auto_create_topics(context, [name], [topic_id])
+        return CoordinatorResult(topic_id, created.records)
+
+    def auto_create_topics(
+        self, context: OperationContext, names: Sequence[str], topic_ids: Sequence[bytes]
+    ) -> CoordinatorResult[CreateTopicsResponse]:
+        """Creates topics with the broker's defaults, internal topics with their own."""
+        wanted = []
+        for name in names:
+            own = topics.internal_topic_configs(self._config, name).items()
+            wanted.append(
+                CreateTopicsRequest.CreatableTopic(
+                    name=name,
+                    num_partitions=topics.DEFAULT,
+                    replication_factor=topics.DEFAULT,
+                    configs=[CreateTopicsRequest.CreatableTopicConfig(name=key, value=value) for key, value in own],
+                )
+            )
+        return self.create_topics(context, CreateTopicsRequest(topics=wanted), topic_ids)
+
+    def create_topics(
+        self, context: OperationContext, request: CreateTopicsRequest, topic_ids: Sequence[bytes]
+    ) -> CoordinatorResult[CreateTopicsResponse]:
+        """`topic_ids` are fresh random ids, at least as many as the request has topics."""
+        return topics.TopicOperations(self.image, self._config, context.now_ms).create_topics(request, topic_ids)
+
+    def create_partitions(
+        self, context: OperationContext, request: CreatePartitionsRequest
+    ) -> CoordinatorResult[CreatePartitionsResponse]:
+        return topics.TopicOperations(self.image, self._config, context.now_ms).create_partitions(request)
+
+    def delete_topics(
+        self, context: OperationContext, request: DeleteTopicsRequest
+    ) -> CoordinatorResult[DeleteTopicsResponse]:
+        return topics.delete_topics(self.image, self._config, context, request)
+
+    def incremental_alter_configs(
+        self, context: OperationContext, request: IncrementalAlterConfigsRequest
+    ) -> CoordinatorResult[IncrementalAlterConfigsResponse]:
+        return configs.incremental_alter_configs(self.image, self._config, request)
+
+    def alter_configs(
+        self, context: OperationContext, request: AlterConfigsRequest
+    ) -> CoordinatorResult[AlterConfigsResponse]:
+        return configs.alter_configs(self.image, self._config, request)
+
+    def allocate_producer_ids(
+        self, context: OperationContext, broker_id: int, size: int = PRODUCER_ID_BLOCK_SIZE
+    ) -> CoordinatorResult[ProducerIdBlock]:
+        """A block of producer ids that nobody had before."""
+        image = self.image
+        broker = image.brokers.get(broker_id)
+        epoch = -1 if broker is None else broker.broker_epoch
+        first_id = image.next_producer_id
+        record = records.new_producer_ids_record(broker_id, epoch, first_id + size)
+        return CoordinatorResult(ProducerIdBlock(first_id, size), [record])
+
+
+def _has_changed(known: BrokerImage, registration: BrokerRegistration) -> bool:
+    return (
+        known.endpoints != registration.endpoints
+        or known.rack != registration.rack
+        or known.log_dirs != registration.log_dirs
+        or known.fenced
+    )

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only constructors of metadata records, in the versions that Kafka 4.3.1 writes at metadata.version 30."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kcoord.coordinator.result import CoordinatorRecord
+from protocol.messages import (
+    ConfigRecord,
+    FeatureLevelRecord,
+    Message,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RegisterBrokerRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+
+PARTITION_RECORD_VERSION: Final = 2
+REGISTER_BROKER_RECORD_VERSION: Final = 4
+
+METADATA_VERSION: Final = 30
+BOOTSTRAP_FEATURES: Final[Mapping[str, int]] = {
+    "metadata.version": METADATA_VERSION,
+    "group.version": 1,
+    "transaction.version": 2,
+}
+"""Feature levels of a new cluster; Java clients read from them that the consumer protocol and KIP-890 are there."""
+
+SUPPORTED_FEATURES: Final[Mapping[str, tuple[int, int]]] = {
+    "eligible.leader.replicas.version": (0, 1),
+    "group.version": (0, 1),
+    "kraft.version": (0, 1),
+    "metadata.version": (7, METADATA_VERSION),
+    "transaction.version": (0, 2),
+}
+
+
+@dataclass(slots=True)
+class BrokerRegistration:
+    """What a broker says about itself at its start; `endpoints` are (listener name, host, port, security protocol)."""
+
+    broker_id: int
+    incarnation_id: bytes
+    endpoints: list[tuple[str, str, int, int]]
+    rack: str | None
+    log_dirs: list[bytes]
+
+
+def _record(value: Message, version: int = 0) -> CoordinatorRecord:
+    return CoordinatorRecord(None, value, version)
+
+
+def new_topic_record(name: str, topic_id: bytes) -> CoordinatorRecord:
+    return _record(TopicRecord(name=name, topic_id=topic_id))
+
+
+def new_remove_topic_record(topic_id: bytes) -> CoordinatorRecord:
+    return _record(RemoveTopicRecord(topic_id=topic_id))
+
+
+def new_partition_record(
+    topic_id: bytes, partition_id: int, replicas: list[int], directories: list[bytes], creation_time_ms: int
+) -> CoordinatorRecord:
+    """A new partition, led by its first replica. The creation time is KIP-1327's."""
+    value = PartitionRecord(
+        partition_id=partition_id,
+        topic_id=topic_id,
+        replicas=list(replicas),
+        isr=list(replicas),
+        leader=replicas[0],
+        leader_epoch=0,
+        partition_epoch=0,
+        directories=directories,
+        creation_time_ms=creation_time_ms,
+    )
+    return _record(value, PARTITION_RECORD_VERSION)
+
+
+def new_config_record(resource_type: int, resource_name: str, name: str, value: str | None) -> CoordinatorRecord:
+    """Sets a config; None removes it."""
+    return _record(ConfigRecord(resource_type=resource_type, resource_name=resource_name, name=name, value=value))
+
+
+def new_config_records(
+    resource_type: int, resource_name: str, old: Mapping[str, str], new: Mapping[str, str]
+) -> list[CoordinatorRecord]:
+    """What turns the configs `old` of a resource into `new`."""
+    changed: Iterable[str] = sorted(name for name in {**old, **new} if old.get(name) != new.get(name))
+    return [new_config_record(resource_type, resource_name, name, new.get(name)) for name in changed]
+
+
+def new_producer_ids_record(broker_id: int, broker_epoch: int, next_producer_id: int) -> CoordinatorRecord:
+    """Everything below `next_producer_id` is given away."""
+    value = ProducerIdsRecord(broker_id=broker_id, broker_epoch=broker_epoch, next_producer_id=next_producer_id)
+    return _record(value)
+
+
+def new_feature_level_record(name: str, level: int) -> CoordinatorRecord:
+    return _record(FeatureLevelRecord(name=name, feature_level=level))
+
+
+def new_register_broker_record(registration: BrokerRegistration, broker_epoch: int) -> CoordinatorRecord:
+    """The broker is in service at once: there is no other controller that would have to unfence it."""
+    value = RegisterBrokerRecord(
+        broker_id=registration.broker_id,
+        incarnation_id=registration.incarnation_id,
+        broker_epoch=broker_epoch,
+        end_points=[
+            RegisterBrokerRecord.BrokerEndpoint(name=name, host=host, port=port, security_protocol=protocol)
+            for name, host, port, protocol in registration.endpoints
+        ],
+        features=[
+            RegisterBrokerRecord.BrokerFeature(name=name, min_supported_version=low, max_supported_version=high)
+            for name, (low, high) in SUPPORTED_FEATURES.items()
+        ],
+        rack=registration.rack,
+        fenced=False,
+        log_dirs=list(registration.log_dirs),
+    )
+    return _record(value, REGISTER_BROKER_RECORD_VERSION)

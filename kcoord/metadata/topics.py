@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CreateTopics, CreatePartitions and DeleteTopics: pure functions from image and request to records and response.
+
+A topic that fails has its own error and costs the others nothing. Every partition has one replica: data is kept once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from kcoord.config import BrokerConfig, ConfigError, check_topic_configs
+from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext
+from kcoord.metadata import records
+from kcoord.metadata.collect import duplicates as duplicates_of
+from kcoord.metadata.collect import first_of_each
+from kcoord.metadata.describe import topic_config_entries
+from kcoord.metadata.image import CLUSTER_METADATA_TOPIC, TOPIC_RESOURCE, MetadataImage, TopicImage
+from kcoord.metadata.names import check_topic_name, collision_form, may_collide
+from protocol.errors import Errors, KafkaError
+from protocol.messages import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+)
+from protocol.uuid import ZERO_UUID
+
+CONSUMER_OFFSETS_TOPIC: Final = "__consumer_offsets"
+TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
+MAX_NEW_PARTITIONS: Final = 10_000
+"""Most partitions that one request may create, as in Kafka."""
+DEFAULT: Final = -1
+REPLICATION_FACTOR: Final = 1
+MIN_SEGMENT_BYTES: Final = 1_048_576
+FIRST_VERSION_WITH_DELETION_DISABLED_ERROR: Final = 3
+FIRST_VERSION_WITH_TOPIC_STATES: Final = 6
+
+
+class TopicOperations:
+    """One request's work on an image. Built per request, so that topics of the same request see each other."""
+
+    def __init__(self, image: MetadataImage, config: BrokerConfig, now_ms: int) -> None:
+        self._image = image
+        self._config = config
+        self._records: list[CoordinatorRecord] = []
+        # KIP-1327 compares creation times: a clock that goes back must not make a new partition look old.
+        self._creation_time_ms = max(now_ms, image.last_creation_time_ms)
+        self._colliding = {collision_form(name): name for name in image.topics if may_collide(name)}
+
+    def create_topics(
+        self, request: CreateTopicsRequest, topic_ids: Sequence[bytes]
+    ) -> CoordinatorResult[CreateTopicsResponse]:
+        """`topic_ids` are fresh random ids, at least one per topic of the request."""
+        results = []
+        duplicates = duplicates_of(topic.name for topic in request.topics)
+        self._check_request_size(request)
+        for topic, topic_id in zip(first_of_each(request.topics, lambda t: t.name), topic_ids, strict=False):
+            try:
+                if topic.name in duplicates:
+                    raise KafkaError(Errors.INVALID_REQUEST, "The request names the topic more than once.")
+                results.append(self._create_topic(topic, topic_id))
+            except KafkaError as error:
+                results.append(_failed_topic(topic.name, error))
+        if request.validate_only:
+            self._records.clear()
+            for result in results:
+                result.topic_id = ZERO_UUID
+        return CoordinatorResult(CreateTopicsResponse(topics=results), self._records)
+
+    def _check_request_size(self, request: CreateTopicsRequest) -> None:
+        count = sum(len(topic.assignments) or max(topic.num_partitions, 1) for topic in request.topics)
+        _check_new_partitions(count)
+
+    def _create_topic(
+        self, topic: CreateTopicsRequest.CreatableTopic, topic_id: bytes
+    ) -> CreateTopicsResponse.CreatableTopicResult:
+        self._check_new_name(topic.name)
+        configs = self._checked_configs(topic)
+        assignment = self._assignment(topic)
+        self._records.append(records.new_topic_record(topic.name, topic_id))
+        self._records += records.new_config_records(TOPIC_RESOURCE, topic.name, {}, configs)
+        self._add_partitions(topic_id, 0, assignment)
+        return CreateTopicsResponse.CreatableTopicResult(
+            name=topic.name,
+            topic_id=topic_id,
+            error_message=None,
+            num_partitions=len(assignment),
+            replication_factor=REPLICATION_FACTOR,
+            configs=[
+                CreateTopicsResponse.CreatableTopicConfigs(
+                    name=entry.name,
+                    value=entry.value,
+                    read_only=entry.read_only,
+                    config_source=entry.source,
+                    is_sensitive=entry.is_sensitive,
+                )
+                for entry in topic_config_entries(self._config, self._image, configs)
+            ],
+        )
+
+    def _check_new_name(self, name: str) -> None:
+        check_topic_name(name)
+        if name == CLUSTER_METADATA_TOPIC:
+            raise KafkaError(Errors.INVALID_REQUEST, f"{name} belongs to the broker and cannot be created.")
+        if name in self._image.topics:
+            raise KafkaError(Errors.TOPIC_ALREADY_EXISTS, f"There is a topic {name!r} already.")
+        other = self._colliding.get(collision_form(name))
+        if other is not None:
+            raise KafkaError(
+                Errors.INVALID_TOPIC_EXCEPTION,
+                f"Topic {name!r} differs from the existing {other!r} only in '.' and '_'.",
+            )
+
+    def _checked_configs(self, topic: CreateTopicsRequest.CreatableTopic) -> dict[str, str]:
+        configs: dict[str, str] = {}
+        for config in topic.configs:
+            if config.value is None:
+                raise KafkaError(Errors.INVALID_CONFIG, f"The topic config {config.name} has no value.")
+            configs[config.name] = config.value
+        try:
+            check_topic_configs(self._config, configs)
+        except ConfigError as error:
+            raise KafkaError(Errors.INVALID_CONFIG, str(error)) from None
+        return configs
+
+    def _assignment(self, topic: CreateTopicsRequest.CreatableTopic) -> list[list[int]]:
+        """The replicas of each partition: those that the request names, or else a choice."""
+        if topic.assignments:
+            return self._manual_assignment(topic)
+        if topic.replication_factor < DEFAULT or topic.replication_factor == 0:
+            raise KafkaError(
+                Errors.INVALID_REPLICATION_FACTOR, "The replication factor must be positive, or -1 for the default."
+            )
+        if topic.num_partitions < DEFAULT or topic.num_partitions == 0:
+            raise KafkaError(
+                Errors.INVALID_PARTITIONS, "The number of partitions must be positive, or -1 for the default."
+            )
+        if topic.replication_factor > REPLICATION_FACTOR:
+            raise KafkaError(
+                Errors.INVALID_REPLICATION_FACTOR,
+                f"A replication factor of {topic.replication_factor} is not possible: there is one broker.",
+            )
+        count = self._default_partitions(topic.name) if topic.num_partitions == DEFAULT else topic.num_partitions
+        self._check_internal_partitions(topic.name, count)
+        return self._spread(len(self._image.topics), count)
+
+    def _default_partitions(self, name: str) -> int:
+        if name == CONSUMER_OFFSETS_TOPIC:
+            return self._config.offsets_topic_num_partitions
+        if name == TRANSACTION_STATE_TOPIC:
+            return self._config.transaction_state_log_num_partitions
+        return self._config.num_partitions
+
+    def _check_internal_partitions(self, name: str, count: int) -> None:
+        """The shards of a coordinator are these partitions, so their number is not a client's to choose."""
+        if name in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC) and count != self._default_partitions(name):
+            raise KafkaError(
+                Errors.INVALID_PARTITIONS,
+                f"{name} has {self._default_partitions(name)} partitions by the configuration of the broker.",
+            )
+
+    def _manual_assignment(self, topic: CreateTopicsRequest.CreatableTopic) -> list[list[int]]:
+        if topic.replication_factor != DEFAULT:
+            raise KafkaError(
+                Errors.INVALID_REQUEST, "With a manual assignment the replication factor must be left at -1."
+            )
+        if topic.num_partitions != DEFAULT:
+            raise KafkaError(
+                Errors.INVALID_REQUEST, "With a manual assignment the number of partitions must be left at -1."
+            )
+        assignment: dict[int, list[int]] = {}
+        for entry in topic.assignments:
+            if entry.partition_index in assignment:
+                raise KafkaError(
+                    Errors.INVALID_REPLICA_ASSIGNMENT, f"Partition {entry.partition_index} is assigned more than once."
+                )
+            self._check_replicas(entry.broker_ids)
+            assignment[entry.partition_index] = entry.broker_ids
+        if sorted(assignment) != list(range(len(assignment))):
+            raise KafkaError(
+                Errors.INVALID_REPLICA_ASSIGNMENT, "The assigned partitions must be numbered 0, 1, 2 and so on."
+            )
+        self._check_internal_partitions(topic.name, len(assignment))
+        return [assignment[partition_id] for partition_id in range(len(assignment))]
+
+    def _check_replicas(self, broker_ids: Sequence[int]) -> None:
+        if not broker_ids:
+            raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, "A partition needs at least one replica.")
+        if len(set(broker_ids)) != len(broker_ids):
+            raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, "A broker holds at most one replica of a partition.")
+        brokers = self._broker_ids()
+        for broker_id in broker_ids:
+            if broker_id not in brokers:
+                raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, f"There is no broker {broker_id}.")
+        if len(broker_ids) > REPLICATION_FACTOR:
+            raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, "A partition has one replica here.")
+
+    def _broker_ids(self) -> list[int]:
+        return sorted(self._image.brokers) or [self._config.node_id]
+
+    def _spread(self, start: int, count: int) -> list[list[int]]:
+        """One broker per partition in turn."""
+        brokers = self._broker_ids()
+        return [[brokers[(start + position) % len(brokers)]] for position in range(count)]
+
+    def _add_partitions(self, topic_id: bytes, first_id: int, assignment: Iterable[list[int]]) -> None:
+        for partition_id, replicas in enumerate(assignment, first_id):
+            directories = [self._directory_of(broker_id) for broker_id in replicas]
+            self._records.append(
+                records.new_partition_record(topic_id, partition_id, replicas, directories, self._creation_time_ms)
+            )
+
+    def _directory_of(self, broker_id: int) -> bytes:
+        broker = self._image.brokers.get(broker_id)
+        return broker.log_dirs[0] if broker is not None and broker.log_dirs else ZERO_UUID
+
+    def create_partitions(self, request: CreatePartitionsRequest) -> CoordinatorResult[CreatePartitionsResponse]:
+        results = []
+        duplicates = duplicates_of(topic.name for topic in request.topics)
+        for topic in first_of_each(request.topics, lambda t: t.name):
+            result = CreatePartitionsResponse.CreatePartitionsTopicResult(name=topic.name)
+            try:
+                if topic.name in duplicates:
+                    raise KafkaError(Errors.INVALID_REQUEST, "The request names the topic more than once.")
+                self._create_partitions_of(topic)
+            except KafkaError as error:
+                result.error_code, result.error_message = error.error, error.message
+            results.append(result)
+        if request.validate_only:
+            self._records.clear()
+        return CoordinatorResult(CreatePartitionsResponse(results=results), self._records)
+
+    def _create_partitions_of(self, request: CreatePartitionsRequest.CreatePartitionsTopic) -> None:
+        topic = self._image.topics.get(request.name)
+        if topic is None:
+            raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION)
+        current = len(topic.partitions)
+        if request.count <= current:
+            raise KafkaError(
+                Errors.INVALID_PARTITIONS, f"The topic has {current} partitions, so {request.count} would not add any."
+            )
+        self._check_internal_partitions(request.name, request.count)
+        added = request.count - current
+        _check_new_partitions(added)
+        if request.assignments is None:
+            assignment = self._spread(current, added)
+        else:
+            assignment = [entry.broker_ids for entry in request.assignments]
+            if len(assignment) != added:
+                raise KafkaError(
+                    Errors.INVALID_REPLICA_ASSIGNMENT,
+                    f"{added} partitions would be added, but {len(assignment)} are assigned.",
+                )
+            for broker_ids in assignment:
+                self._check_replicas(broker_ids)
+        self._add_partitions(topic.id, current, assignment)
+
+
+def delete_topics(
+    image: MetadataImage, config: BrokerConfig, context: OperationContext, request: DeleteTopicsRequest
+) -> CoordinatorResult[DeleteTopicsResponse]:
+    """By name up to v5, by name or id from v6. A topic that is named twice, in whichever way, is not deleted."""
+    if not config.delete_topic_enable:
+        has_error = context.api_version >= FIRST_VERSION_WITH_DELETION_DISABLED_ERROR
+        raise KafkaError(
+            Errors.TOPIC_DELETION_DISABLED if has_error else Errors.INVALID_REQUEST,
+            "Topics cannot be deleted: delete.topic.enable is false.",
+        )
+    states = requested_deletions(request, context.api_version)
+    duplicates = duplicates_of((state.name, state.topic_id) for state in states)
+    twice = _named_twice(image, states)
+    result = CoordinatorResult(DeleteTopicsResponse())
+    for state in first_of_each(states, lambda one: (one.name, one.topic_id)):
+        answer = DeleteTopicsResponse.DeletableTopicResult(name=state.name, topic_id=state.topic_id)
+        try:
+            if state.name is None and state.topic_id == ZERO_UUID:
+                raise KafkaError(Errors.INVALID_REQUEST, "Neither a topic name nor a topic id is given.")
+            if (state.name, state.topic_id) in duplicates:
+                raise KafkaError(Errors.INVALID_REQUEST, "The request names the topic more than once.")
+            topic = _topic_to_delete(image, state)
+            answer.name, answer.topic_id = topic.name, topic.id
+            if topic.id in twice:
+                raise KafkaError(Errors.INVALID_REQUEST, "The request names the topic both by name and by id.")
+            _check_deletable(topic)
+            result.records.append(records.new_remove_topic_record(topic.id))
+        except KafkaError as error:
+            answer.error_code, answer.error_message = error.error, error.message
+        result.response.responses.append(answer)
+    result.response.responses = first_of_each(result.response.responses, lambda one: (one.name, one.topic_id))
+    return result
+
+
+def _named_twice(image: MetadataImage, states: Sequence[DeleteTopicsRequest.DeleteTopicState]) -> set[bytes]:
+    """Topics that one state names by name and another by id."""
+    named = {image.topics[state.name].id for state in states if state.name is not None and state.name in image.topics}
+    return named & {state.topic_id for state in states if state.name is None}
+
+
+def requested_deletions(request: DeleteTopicsRequest, version: int) -> list[DeleteTopicsRequest.DeleteTopicState]:
+    if version >= FIRST_VERSION_WITH_TOPIC_STATES:
+        return request.topics
+    return [DeleteTopicsRequest.DeleteTopicState(name=name) for name in request.topic_names]
+
+
+def _topic_to_delete(image: MetadataImage, state: DeleteTopicsRequest.DeleteTopicState) -> TopicImage:
+    if state.name is not None and state.topic_id != ZERO_UUID:
+        raise KafkaError(Errors.INVALID_REQUEST, "A topic is named by its name or by its id, not by both.")
+    if state.name is not None:
+        topic = image.topics.get(state.name)
+        if topic is None:
+            raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, "There is no such topic.")
+        return topic
+    topic = image.topics_by_id.get(state.topic_id)
+    if topic is None:
+        raise KafkaError(Errors.UNKNOWN_TOPIC_ID, "There is no topic of that id.")
+    return topic
+
+
+def _check_deletable(topic: TopicImage) -> None:
+    """Unlike Kafka, which would let a client delete all groups and offsets this way."""
+    if topic.internal:
+        raise KafkaError(Errors.INVALID_REQUEST, f"{topic.name} belongs to the broker and cannot be deleted.")
+
+
+def _check_new_partitions(count: int) -> None:
+    if count > MAX_NEW_PARTITIONS:
+        raise KafkaError(
+            Errors.POLICY_VIOLATION, f"One request may create {MAX_NEW_PARTITIONS} partitions, not {count}."
+        )
+
+
+def internal_topic_configs(config: BrokerConfig, name: str) -> Mapping[str, str]:
+    """The configs with which an internal topic is made."""
+    if name == CONSUMER_OFFSETS_TOPIC:
+        segment_bytes = config.offsets_topic_segment_bytes
+    elif name == TRANSACTION_STATE_TOPIC:
+        segment_bytes = config.transaction_state_log_segment_bytes
+    else:
+        return {}
+    # The public key has a lower limit that the broker's key for this topic does not have.
+    key = "segment.bytes" if segment_bytes >= MIN_SEGMENT_BYTES else "internal.segment.bytes"
+    return {"cleanup.policy": "compact", "compression.type": "producer", key: str(segment_bytes)}
+
+
+def _failed_topic(name: str, error: KafkaError) -> CreateTopicsResponse.CreatableTopicResult:
+    return CreateTopicsResponse.CreatableTopicResult(
+        name=name, error_code=error.error, error_message=error.message, configs=[]
+    )
