@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kafka's small text files: offset checkpoints, leader epochs, partition.metadata and meta.properties.
+
+All are replaced atomically. What is malformed is reported with file and line, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from kcoord.storage.errors import MalformedCheckpointError, MetaPropertiesError
+from kcoord.storage.file_system import FileSystem, read_file, write_file_atomically
+from protocol.uuid import uuid_from_string, uuid_to_string
+
+TopicPartition: TypeAlias = tuple[str, int]
+_VERSION = "0"
+
+
+def read_offset_checkpoint(file_system: FileSystem, path: str) -> dict[TopicPartition, int]:
+    """Lines `topic partition offset`; nothing where the file is missing."""
+    offsets: dict[TopicPartition, int] = {}
+    for number, fields in _read_lines(file_system, path, 3):
+        offsets[fields[0], _number(path, number, fields[1])] = _number(path, number, fields[2])
+    return offsets
+
+
+def write_offset_checkpoint(file_system: FileSystem, path: str, offsets: Mapping[TopicPartition, int]) -> None:
+    _write_lines(
+        file_system, path, [f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items())]
+    )
+
+
+def read_leader_epochs(file_system: FileSystem, path: str) -> list[tuple[int, int]]:
+    """Lines `epoch start_offset`, ascending; nothing where the file is missing."""
+    lines = _read_lines(file_system, path, 2)
+    return [(_number(path, number, fields[0]), _number(path, number, fields[1])) for number, fields in lines]
+
+
+def write_leader_epochs(file_system: FileSystem, path: str, epochs: Sequence[tuple[int, int]]) -> None:
+    _write_lines(file_system, path, [f"{epoch} {start_offset}" for epoch, start_offset in epochs])
+
+
+def read_topic_id(file_system: FileSystem, path: str) -> bytes | None:
+    """The topic id of a partition.metadata file; None where the file is missing."""
+    if not file_system.exists(path):
+        return None
+    values = dict(line.split(": ", 1) for line in _text(file_system, path).splitlines() if ": " in line)
+    if values.get("version") != _VERSION or "topic_id" not in values:
+        raise MalformedCheckpointError(f"{path}: expected the lines `version: 0` and `topic_id: ...`")
+    try:
+        return uuid_from_string(values["topic_id"])
+    except ValueError as error:
+        raise MalformedCheckpointError(f"{path}: {values['topic_id']!r} is no topic id") from error
+
+
+def write_topic_id(file_system: FileSystem, path: str, topic_id: bytes) -> None:
+    text = f"version: {_VERSION}\ntopic_id: {uuid_to_string(topic_id)}"
+    write_file_atomically(file_system, path, text.encode())
+
+
+def read_properties(file_system: FileSystem, path: str) -> dict[str, str] | None:
+    """Lines `key=value`, as Java writes them for values without special characters; None where the file is missing."""
+    if not file_system.exists(path):
+        return None
+    properties: dict[str, str] = {}
+    try:
+        lines = read_file(file_system, path).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise MetaPropertiesError(f"{path}: no text: {error}") from error
+    for number, line in enumerate(lines, 1):
+        line = line.strip()
+        if not line or line[0] in "#!":
+            continue
+        key, separator, value = line.partition("=")
+        if not separator:
+            raise MetaPropertiesError(f"{path}, line {number}: expected key=value, found {line!r}")
+        properties[key.strip()] = value.strip().replace("\\", "")
+    return properties
+
+
+def write_properties(file_system: FileSystem, path: str, properties: Mapping[str, str]) -> None:
+    text = "".join(f"{key}={value}\n" for key, value in sorted(properties.items()))
+    write_file_atomically(file_system, path, text.encode())
+
+
+def _read_lines(file_system: FileSystem, path: str, fields: int) -> list[tuple[int, list[str]]]:
+    """The lines behind the version and the count, split into fields, with their numbers."""
+    if not file_system.exists(path):
+        return []
+    lines = _text(file_system, path).splitlines()
+    if len(lines) < 2 or lines[0].strip() != _VERSION:
+        raise MalformedCheckpointError(f"{path}, line 1: expected version {_VERSION}, then a count")
+    found = [(number, line.split()) for number, line in enumerate(lines[2:], 3) if line.strip()]
+    for number, values in found:
+        if len(values) != fields:
+            raise MalformedCheckpointError(f"{path}, line {number}: expected {fields} fields")
+    if _number(path, 2, lines[1]) != len(found):
+        raise MalformedCheckpointError(f"{path}, line 2: says {lines[1]} lines, but {len(found)} follow")
+    return found
+
+
+def _write_lines(file_system: FileSystem, path: str, lines: Sequence[str]) -> None:
+    write_file_atomically(
+        file_system, path, "".join(f"{line}\n" for line in (_VERSION, str(len(lines)), *lines)).encode()
+    )
+
+
+def _text(file_system: FileSystem, path: str) -> str:
+    try:
+        return read_file(file_system, path).decode()
+    except UnicodeDecodeError as error:
+        raise MalformedCheckpointError(f"{path}: no text: {error}") from error
+
+
+def _number(path: str, line: int, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise MalformedCheckpointError(f"{path}, line {line}: {text!r} is no number") from None

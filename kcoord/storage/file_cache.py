@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounds what all logs of a process hold open: the least recently used files and indexes are dropped first.
+
+Eviction only drops a reference. A thread that is reading still has its own, and the file closes when that one goes too.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TypeVar
+
+from kcoord.storage.file_system import File, FileSystem
+from kcoord.storage.index import SegmentIndexes
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class FileCache:
+    """Open files by (path, writable) and the indexes of closed segments by path."""
+
+    __slots__ = ("_files", "_indexes", "_max_files", "_max_indexes", "file_system")
+
+    def __init__(self, file_system: FileSystem, max_files: int = 256, max_indexes: int = 16) -> None:
+        self.file_system = file_system
+        self._max_files = max_files
+        self._max_indexes = max_indexes
+        self._files: OrderedDict[tuple[str, bool], File] = OrderedDict()
+        self._indexes: OrderedDict[str, SegmentIndexes] = OrderedDict()
+
+    def reader(self, path: str) -> File:
+        return self._get(path, False)
+
+    def writer(self, path: str) -> File:
+        return self._get(path, True)
+
+    def _get(self, path: str, writable: bool) -> File:
+        key = (path, writable)
+        file = self._files.get(key)
+        if file is None:
+            file = self.file_system.open_append(path) if writable else self.file_system.open_read(path)
+            # Another thread may have opened it meanwhile: both use the same one then, this one closes itself.
+            file = self._files.setdefault(key, file)
+            while len(self._files) > self._max_files:
+                self._files.popitem(last=False)
+        else:
+            _touch(self._files, key)
+        return file
+
+    def indexes(self, path: str) -> SegmentIndexes | None:
+        found = self._indexes.get(path)
+        if found is not None:
+            _touch(self._indexes, path)
+        return found
+
+    def keep_indexes(self, path: str, indexes: SegmentIndexes) -> None:
+        self._indexes[path] = indexes
+        while len(self._indexes) > self._max_indexes:
+            self._indexes.popitem(last=False)
+
+    def forget(self, path: str) -> None:
+        """The file is about to be renamed, removed or is not needed for long."""
+        self._files.pop((path, False), None)
+        self._files.pop((path, True), None)
+        self._indexes.pop(path, None)
+
+    @property
+    def open_files(self) -> int:
+        return len(self._files)
+
+
+def _touch(entries: OrderedDict[K, V], key: K) -> None:
+    try:
+        entries.move_to_end(key)
+    except KeyError:
+        # Evicted by the other thread since it was found: the caller's reference stays good.
+        return

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam between storage and the machine: everything that storage does to files goes through FileSystem and File.
+
+Nothing is durable before `datasync` of the file and `sync_dir` of each folder whose entries changed. Paths are strings
+with "/".
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from typing import Protocol, TypeAlias
+
+from kcoord.storage.errors import DirectoryLockedError
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+_REWRITE_BYTES = 1 << 20
+
+
+class File(Protocol):
+    """An open file. Closing twice is allowed; a file that nobody refers to any more closes itself."""
+
+    def write(self, data: Bytes) -> int:
+        """Append, and return how many bytes were taken, which may be fewer than given."""
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end of the file. Safe beside a concurrent `write`."""
+
+    def size(self) -> int: ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def datasync(self) -> None:
+        """Make content and size durable. After a failure, what was written since the last success may be anything."""
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    """An exclusive lock that the end of the process also releases."""
+
+    def release(self) -> None: ...
+
+
+class FileSystem(Protocol):
+    """The file operations that storage needs."""
+
+    def open_append(self, path: str) -> File:
+        """Open for appending and reading, creating an empty file where there is none."""
+
+    def open_read(self, path: str) -> File: ...
+
+    def list_dir(self, path: str) -> list[str]:
+        """Names in the folder, sorted. FileNotFoundError where there is no such folder."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int: ...
+
+    def make_dirs(self, path: str) -> None: ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomically, replacing a file `target`."""
+
+    def remove(self, path: str) -> None: ...
+
+    def remove_dir(self, path: str) -> None:
+        """Remove an empty folder."""
+
+    def rewrite(self, path: str, position: int) -> None:
+        """Write what the file holds from `position` on once more, unchanged.
+
+        After a failed sync the system may take bytes for written that are not; these are waiting to be written again.
+        """
+
+    def sync_dir(self, path: str) -> None:
+        """Make the entries of this folder durable."""
+
+    def lock(self, path: str) -> Lock:
+        """Take the lock file exclusively, or raise DirectoryLockedError at once."""
+
+
+class RealFile:
+    """A file descriptor. Dropping the last reference closes it: no reader is left with a recycled descriptor."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, data: Bytes) -> int:
+        return os.write(self._fd, data)
+
+    def read_at(self, position: int, size: int) -> bytes:
+        data = os.pread(self._fd, size, position)
+        if len(data) == size:
+            return data
+        parts = [data]
+        missing = size - len(data)
+        while data and missing > 0:
+            data = os.pread(self._fd, missing, position + size - missing)
+            parts.append(data)
+            missing -= len(data)
+        return b"".join(parts)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def datasync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class RealLock:
+    """A POSIX record lock, the kind that Kafka's own broker takes: each keeps the other out of the folder."""
+
+    __slots__ = ("_fd", "_held", "_path")
+
+    def __init__(self, fd: int, path: str, held: set[str]) -> None:
+        self._fd = fd
+        self._path = path
+        self._held = held
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._held.discard(self._path)
+            os.close(fd)
+
+
+class RealFileSystem:
+    """FileSystem on the operating system."""
+
+    __slots__ = ("_held_locks",)
+
+    def __init__(self) -> None:
+        # A record lock belongs to the process, so a second lock of the same file would be granted within one.
+        self._held_locks: set[str] = set()
+
+    def open_append(self, path: str) -> File:
+        return RealFile(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644))
+
+    def open_read(self, path: str) -> File:
+        return RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def list_dir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def make_dirs(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def remove_dir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def rewrite(self, path: str, position: int) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            while data := os.pread(fd, _REWRITE_BYTES, position):
+                position += os.pwrite(fd, data, position)
+        finally:
+            os.close(fd)
+
+    def sync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: str) -> Lock:
+        resolved = os.path.realpath(path)
+        if resolved in self._held_locks:
+            raise _locked(path)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise _locked(path) from None
+            raise
+        self._held_locks.add(resolved)
+        return RealLock(fd, resolved, self._held_locks)
+
+
+def _locked(path: str) -> DirectoryLockedError:
+    return DirectoryLockedError(
+        f"{os.path.dirname(path)} is in use by another process, which holds {path}; "
+        "stop that process or choose another log.dirs"
+    )
+
+
+def join(directory: str, name: str) -> str:
+    """Path of an entry of a folder."""
+    return f"{directory}/{name}" if directory else name
+
+
+def parent(path: str) -> str:
+    """The folder that holds `path`."""
+    return os.path.dirname(path) or "."
+
+
+def write_all(file: File, data: Bytes) -> None:
+    """Append all of `data`, however many writes that takes."""
+    written = file.write(data)
+    if written == len(data):
+        return
+    rest = memoryview(data)[written:]
+    while rest:
+        written = file.write(rest)
+        if written <= 0:
+            raise OSError(errno.EIO, "a write took no bytes")
+        rest = rest[written:]
+
+
+def make_durable_dirs(file_system: FileSystem, path: str) -> None:
+    """Make the folder and those above it, as far as they are missing, so that they are there after a crash."""
+    missing = []
+    while not file_system.exists(path):
+        missing.append(path)
+        path = parent(path)
+    if missing:
+        file_system.make_dirs(missing[0])
+    for made in reversed(missing):
+        file_system.sync_dir(parent(made))
+
+
+def read_file(file_system: FileSystem, path: str) -> bytes:
+    """The whole content of a (small) file."""
+    file = file_system.open_read(path)
+    try:
+        return file.read_at(0, file.size())
+    finally:
+        file.close()
+
+
+def write_file_atomically(file_system: FileSystem, path: str, data: bytes) -> None:
+    """Replace a file so that a crash leaves the old content or the new one, and the new one is durable on return."""
+    temporary = f"{path}.tmp"
+    file = file_system.open_append(temporary)
+    try:
+        file.truncate(0)
+        write_all(file, data)
+        file.datasync()
+    finally:
+        file.close()
+    file_system.rename(temporary, path)
+    file_system.sync_dir(parent(path))

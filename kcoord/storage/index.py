@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kafka's sparse indexes of a segment: offset -> position (.index) and timestamp -> offset (.timeindex).
+
+An index is an optimisation: what cannot belong to the log file is a DamagedIndexError, and the log gives a new index.
+Entries are appended by one thread while another looks up: each append makes an entry visible only once it is complete.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+from kcoord.storage.errors import DamagedIndexError
+
+OFFSET_ENTRY_BYTES = 8
+TIME_ENTRY_BYTES = 12
+MAX_RELATIVE_OFFSET = 2**31 - 1
+_TIME_ENTRY = struct.Struct(">qi")
+
+
+class OffsetPosition(NamedTuple):
+    """The last offset of the batch that begins at `position`."""
+
+    offset: int
+    position: int
+
+
+class TimestampOffset(NamedTuple):
+    """The greatest timestamp up to and including the batch that ends with `offset`."""
+
+    timestamp: int
+    offset: int
+
+
+class OffsetIndex:
+    """Entries of two int32: offset relative to the base offset, and position; both strictly increasing."""
+
+    __slots__ = ("_offsets", "_positions", "base_offset")
+
+    def __init__(self, base_offset: int) -> None:
+        self.base_offset = base_offset
+        self._offsets = array("i")
+        self._positions = array("i")
+
+    @classmethod
+    def decode(cls, base_offset: int, data: bytes, log_size_bytes: int) -> OffsetIndex:
+        if len(data) % OFFSET_ENTRY_BYTES:
+            raise DamagedIndexError(f"{len(data)} bytes are no whole number of offset index entries")
+        index = cls(base_offset)
+        words = array("i", data)
+        if sys.byteorder == "little":
+            words.byteswap()
+        index._offsets = words[0::2]
+        index._positions = words[1::2]
+        if words:
+            rising = _strictly_rising(index._offsets) and _strictly_rising(index._positions)
+            if not rising or words[0] < 0 or words[1] < 0 or words[-1] >= log_size_bytes:
+                raise DamagedIndexError("offset index entries do not fit the log file")
+        return index
+
+    def encode(self, from_entry: int = 0) -> bytes:
+        words = array("i", bytes(OFFSET_ENTRY_BYTES * (len(self._offsets) - from_entry)))
+        words[0::2] = self._offsets[from_entry:]
+        words[1::2] = self._positions[from_entry:]
+        if sys.byteorder == "little":
+            words.byteswap()
+        return words.tobytes()
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def append(self, offset: int, position: int) -> None:
+        self._positions.append(position)
+        self._offsets.append(offset - self.base_offset)
+
+    def lookup(self, offset: int) -> OffsetPosition | None:
+        """The last entry whose offset is not above `offset`."""
+        return self._entry(bisect_right(self._offsets, min(offset - self.base_offset, MAX_RELATIVE_OFFSET)) - 1)
+
+    def floor_position(self, position: int) -> int:
+        """The greatest indexed position not above `position`, or 0."""
+        found = bisect_right(self._positions, position) - 1
+        return self._positions[found] if found >= 0 else 0
+
+    def last(self) -> OffsetPosition | None:
+        return self._entry(len(self._offsets) - 1)
+
+    def _entry(self, number: int) -> OffsetPosition | None:
+        return (
+            OffsetPosition(self.base_offset + self._offsets[number], self._positions[number]) if number >= 0 else None
+        )
+
+    def truncate_to_position(self, position: int) -> None:
+        """Keep the entries of batches that begin before `position`."""
+        kept = bisect_left(self._positions, position)
+        del self._offsets[kept:]
+        del self._positions[kept:]
+
+
+class TimeIndex:
+    """Entries of int64 timestamp and int32 relative offset; timestamps strictly increasing, offsets not decreasing."""
+
+    __slots__ = ("_offsets", "_timestamps", "base_offset")
+
+    def __init__(self, base_offset: int) -> None:
+        self.base_offset = base_offset
+        self._offsets = array("i")
+        self._timestamps = array("q")
+
+    @classmethod
+    def decode(cls, base_offset: int, data: bytes) -> TimeIndex:
+        if len(data) % TIME_ENTRY_BYTES:
+            raise DamagedIndexError(f"{len(data)} bytes are no whole number of time index entries")
+        index = cls(base_offset)
+        for timestamp, offset in _TIME_ENTRY.iter_unpack(data):
+            index._timestamps.append(timestamp)
+            index._offsets.append(offset)
+        offsets_fall = any(map(operator.gt, index._offsets, index._offsets[1:]))
+        if data and (offsets_fall or not _strictly_rising(index._timestamps) or index._offsets[0] < 0):
+            raise DamagedIndexError("time index entries are not in order")
+        return index
+
+    def encode(self, from_entry: int = 0) -> bytes:
+        return b"".join(map(_TIME_ENTRY.pack, self._timestamps[from_entry:], self._offsets[from_entry:]))
+
+    def __len__(self) -> int:
+        return len(self._timestamps)
+
+    def maybe_append(self, timestamp: int, offset: int) -> None:
+        """As Kafka: an entry that is no later than the last one says nothing new and is left out."""
+        last = self._timestamps[-1] if self._timestamps else -1
+        if timestamp > last:
+            self._offsets.append(offset - self.base_offset)
+            self._timestamps.append(timestamp)
+
+    def lookup(self, timestamp: int) -> TimestampOffset | None:
+        """The last entry whose timestamp is not above `timestamp`."""
+        return self._entry(bisect_right(self._timestamps, timestamp) - 1)
+
+    def last(self) -> TimestampOffset | None:
+        return self._entry(len(self._timestamps) - 1)
+
+    def _entry(self, number: int) -> TimestampOffset | None:
+        if number < 0:
+            return None
+        return TimestampOffset(self._timestamps[number], self.base_offset + self._offsets[number])
+
+    def truncate_to_offset(self, offset: int) -> None:
+        """Keep the entries below `offset`."""
+        kept = bisect_left(self._offsets, offset - self.base_offset)
+        del self._timestamps[kept:]
+        del self._offsets[kept:]
+
+
+class SegmentIndexes:
+    """Both indexes of a segment, and how many of their entries the index files are known to hold."""
+
+    __slots__ = ("offsets", "stored_offsets", "stored_times", "times")
+
+    def __init__(
+        self, offsets: OffsetIndex, times: TimeIndex, stored_offsets: int = -1, stored_times: int = -1
+    ) -> None:
+        self.offsets = offsets
+        self.times = times
+        self.stored_offsets = stored_offsets
+        self.stored_times = stored_times
+
+    @classmethod
+    def empty(cls, base_offset: int) -> SegmentIndexes:
+        return cls(OffsetIndex(base_offset), TimeIndex(base_offset))
+
+
+def _strictly_rising(values: array[int]) -> bool:
+    return all(map(operator.lt, values, values[1:]))

@@ -1,0 +1,556 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A log of record batches in segments: what was appended is there after `flush(sync=True)`, whatever happens then.
+
+Threads: everything that changes a log (append, flush, checkpoint, roll, truncate_to, advance_start_offset,
+delete_old_segments, close, delete) is called by one thread at a time. `read`, `batches`, `offset_for_timestamp`,
+`max_timestamp` and the properties may run in another thread meanwhile: they see a batch once `end_offset` has passed it
+and never part of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kcoord.storage.errors import (
+    CorruptLogError,
+    InvalidAppendError,
+    LogFailedError,
+    OffsetOutOfRangeError,
+    StorageError,
+    TruncateFailedError,
+)
+from kcoord.storage.file_cache import FileCache
+from kcoord.storage.file_system import Bytes, FileSystem, join, parent
+from kcoord.storage.index import TimestampOffset
+from kcoord.storage.recovery import Cut, Recovery, RecoveryReport, adopt_clean_end, recover_segment, sweep
+from kcoord.storage.scan import FRAME, LENGTH_PREFIX_BYTES, MAGIC_V2, SMALLEST_BATCH_LENGTH, Damage, DamageKind, corrupt
+from kcoord.storage.segment import LogConfig, Segment
+from protocol.record_batch import BATCH_OVERHEAD_BYTES, BatchHeader, decode_header, decode_records
+
+_OWN_FILES = 8
+
+
+@dataclass(slots=True)
+class AppendInfo:
+    """Where an append went."""
+
+    base_offset: int
+    last_offset: int
+    max_timestamp: int
+    segment_base_offset: int
+    position: int
+    size_bytes: int
+    rolled: bool
+
+
+class RecordPosition(NamedTuple):
+    """A record found by its timestamp."""
+
+    timestamp: int
+    offset: int
+    leader_epoch: int
+
+
+class _Entry(NamedTuple):
+    """One batch of an append: its place within the data, and what the indexes need."""
+
+    at: int
+    size_bytes: int
+    last_offset: int
+    max_timestamp: int
+
+
+class Log:
+    """The segments of one partition folder. `Log.open` makes one."""
+
+    __slots__ = (
+        "_config",
+        "_end_offset",
+        "_failure",
+        "_files",
+        "_flushed_offset",
+        "_is_closed",
+        "_is_entry_unsynced",
+        "_is_folder_unsynced",
+        "_segments",
+        "_start_offset",
+        "directory",
+        "recovery_report",
+    )
+
+    def __init__(self, files: FileCache, directory: str, config: LogConfig) -> None:
+        self.directory = directory
+        self.recovery_report = RecoveryReport()
+        self._files = files
+        self._config = config
+        # Replaced as a whole, never changed: a reader iterates over the tuple that it took.
+        self._segments: tuple[Segment, ...] = ()
+        self._start_offset = 0
+        self._end_offset = 0
+        self._flushed_offset = 0
+        self._failure: BaseException | None = None
+        self._is_closed = False
+        self._is_entry_unsynced = False
+        self._is_folder_unsynced = False
+
+    def __repr__(self) -> str:
+        return f"Log({self.directory}, {self._start_offset}..{self._end_offset})"
+
+    # -- opening -------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        file_system: FileSystem,
+        directory: str,
+        config: LogConfig,
+        now_ms: int,
+        *,
+        recovery: Recovery | None = None,
+        files: FileCache | None = None,
+    ) -> Log:
+        """Open the log in `directory`, or begin one there. Raises CorruptLogError for what only an operator may repair.
+
+        `files` bounds the open files of all logs that share it.
+        """
+        log = cls(files or FileCache(file_system, _OWN_FILES), directory, config)
+        log._load(recovery or Recovery(), now_ms)
+        return log
+
+    def _load(self, recovery: Recovery, now_ms: int) -> None:
+        try:
+            names = self._fs.list_dir(self.directory)
+        except FileNotFoundError:
+            self._fs.make_dirs(self.directory)
+            names = []
+        bases = sweep(self._fs, self.directory, names, self.recovery_report)
+        self._is_folder_unsynced = bool(self.recovery_report.removed_files)
+        # A folder without segments is probably as new as they will be.
+        self._is_entry_unsynced = not bases
+        self._segments = tuple(Segment(self._files, self.directory, base, self._config, now_ms) for base in bases)
+        if self._segments:
+            self._find_end(recovery)
+        elif recovery.recovery_point > recovery.start_offset and not recovery.repair:
+            first = Segment(self._files, self.directory, recovery.start_offset, self._config, now_ms)
+            reason = (
+                f"the file is missing, although everything below offset {recovery.recovery_point} had reached the disk"
+            )
+            raise corrupt(first.log_path, Damage(DamageKind.INCOMPLETE, 0, recovery.start_offset, reason))
+        if not self._segments or self._end_offset < recovery.start_offset:
+            # Everything that is left was deleted by moving the start offset.
+            self._start_anew(recovery.start_offset, now_ms)
+        self._start_offset = max(recovery.start_offset, self._segments[0].base_offset)
+
+    def _find_end(self, recovery: Recovery) -> None:
+        active = self._segments[-1]
+        if not (recovery.clean and adopt_clean_end(active, self.recovery_report)):
+            self._recover(recovery)
+            active = self._segments[-1]
+        self._end_offset = active.next_offset
+        if self._end_offset < recovery.recovery_point and not recovery.repair:
+            reason = (
+                f"the log ends here, although everything below offset {recovery.recovery_point} had reached the disk"
+            )
+            damage = Damage(DamageKind.INCOMPLETE, active.size_bytes, self._end_offset, reason)
+            raise corrupt(active.log_path, damage)
+        self._flushed_offset = self._end_offset if recovery.clean else min(recovery.recovery_point, self._end_offset)
+        if self._flushed_offset < self._end_offset:
+            # Bytes that survived the end of a process need not survive the end of the machine. They will be served now.
+            active.is_unsynced = self._is_entry_unsynced = self._is_folder_unsynced = True
+            self.flush()
+
+    def _recover(self, recovery: Recovery) -> None:
+        """Scan the segment that holds the recovery point and all later ones."""
+        segments = self._segments
+        first = max(_segment_of(segments, recovery.recovery_point), 0)
+        offset = segments[first].base_offset
+        for number in range(first, len(segments)):
+            segment = segments[number]
+            if segment.base_offset < offset:
+                damage = Damage(DamageKind.MISPLACED, 0, offset, f"the file before it holds offsets up to {offset - 1}")
+                if not recovery.repair:
+                    raise corrupt(segment.log_path, damage)
+                self._drop_from(number, damage.reason)
+                return self._recover(Recovery(offset, repair=True))
+            is_last = number == len(segments) - 1
+            cut = recover_segment(segment, segment.base_offset, recovery, is_last, self.recovery_report)
+            offset = segment.next_offset
+            if not is_last:
+                segment.seal()
+                segment.write_indexes()
+                segment.become_inactive()
+            if cut is not None and not is_last:
+                self._drop_from(number + 1, f"{cut.file} was cut at position {cut.position}")
+                return self._recover(Recovery(offset, repair=True))
+        return None
+
+    def _drop_from(self, number: int, reason: str) -> None:
+        for segment in reversed(self._segments[number:]):
+            self.recovery_report.cuts.append(Cut(segment.log_path, 0, segment.size_bytes, segment.base_offset, reason))
+            segment.delete()
+            self._fs.sync_dir(self.directory)
+        self._segments = self._segments[:number]
+
+    def _start_anew(self, offset: int, now_ms: int) -> None:
+        old = self._segments
+        self._segments = (self._new_segment(offset, now_ms),)
+        self._end_offset = self._start_offset = self._flushed_offset = offset
+        for segment in old:
+            segment.delete()
+
+    def _new_segment(self, base_offset: int, now_ms: int) -> Segment:
+        segment = Segment(self._files, self.directory, base_offset, self._config, now_ms)
+        segment.create()
+        self._is_folder_unsynced = True
+        return segment
+
+    # -- properties ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _fs(self) -> FileSystem:
+        return self._files.file_system
+
+    @property
+    def config(self) -> LogConfig:
+        return self._config
+
+    @config.setter
+    def config(self, config: LogConfig) -> None:
+        self._config = config
+        for segment in self._segments:
+            segment.config = config
+
+    @property
+    def start_offset(self) -> int:
+        return self._start_offset
+
+    @property
+    def end_offset(self) -> int:
+        """The offset that the next record gets."""
+        return self._end_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        """Everything below it is on disk."""
+        return self._flushed_offset
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the log takes no more appends until it is opened again."""
+        return self._failure
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def reopening(self) -> Recovery:
+        """What is known for opening this log again in the same process, be it after a failure or after `close`."""
+        is_failed = self._failure is not None
+        return Recovery(recovery_point=self._flushed_offset, start_offset=self._start_offset, rewrite=is_failed)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Oldest first; the last one is active."""
+        return self._segments
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._segments)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def append(self, data: Bytes, *, now_ms: int) -> AppendInfo:
+        """Write whole batches whose offsets are final and continue the log: readable now, durable after a flush.
+
+        After an OSError nothing was appended; where the file could not be put right, the log has failed.
+        """
+        self._check_usable()
+        base_offset, entries = self._parse(data)
+        last_offset = entries[-1].last_offset
+        max_timestamp = max(entry.max_timestamp for entry in entries) if len(entries) > 1 else entries[0].max_timestamp
+        rolled = self._segments[-1].should_roll(len(data), last_offset, max_timestamp, now_ms)
+        if rolled:
+            self._roll(base_offset, now_ms)
+        segment = self._segments[-1]
+        position = segment.size_bytes
+        try:
+            segment.write(data)
+        except TruncateFailedError as error:
+            self._failure = error
+            raise LogFailedError(str(error)) from error
+        for entry in entries:
+            segment.note(position + entry.at, entry.size_bytes, entry.last_offset, entry.max_timestamp)
+        self._end_offset = last_offset + 1
+        return AppendInfo(base_offset, last_offset, max_timestamp, segment.base_offset, position, len(data), rolled)
+
+    def _parse(self, data: Bytes) -> tuple[int, list[_Entry]]:
+        offset = self._end_offset
+        end = len(data)
+        at = 0
+        entries: list[_Entry] = []
+        first_offset = -1
+        while at < end:
+            if end - at < BATCH_OVERHEAD_BYTES:
+                raise InvalidAppendError(f"{end - at} bytes at {at} are no record batch")
+            base, length, _, magic, _, _, last_delta, _, max_timestamp = FRAME.unpack_from(data, at)
+            size = length + LENGTH_PREFIX_BYTES
+            if magic != MAGIC_V2 or length < SMALLEST_BATCH_LENGTH or size > end - at or last_delta < 0:
+                raise InvalidAppendError(
+                    f"no whole record batch at {at}: magic {magic}, length {length} of {end - at} bytes"
+                )
+            if base < offset:
+                raise InvalidAppendError(f"base offset {base} at {at}, but the log is at {offset} already")
+            entries.append(_Entry(at, size, base + last_delta, max_timestamp))
+            first_offset = base if at == 0 else first_offset
+            offset = base + last_delta + 1
+            at += size
+        if not entries:
+            raise InvalidAppendError("an empty append")
+        return first_offset, entries
+
+    def flush(self, sync: bool = True) -> None:
+        """Make everything durable that was appended; `sync=False` leaves that to the operating system.
+
+        A failed sync fails the log for good: the kernel may have dropped the bytes, so a later success means nothing.
+        """
+        self._check_usable()
+        end_offset = self._end_offset
+        active = self._segments[-1]
+        if not sync:
+            active.unpin()
+            return
+        try:
+            active.sync()
+        except OSError as error:
+            self._failure = error
+            raise
+        self._sync_folders()
+        self._flushed_offset = end_offset
+
+    def _sync_folders(self) -> None:
+        try:
+            if self._is_folder_unsynced:
+                self._fs.sync_dir(self.directory)
+                self._is_folder_unsynced = False
+            if self._is_entry_unsynced:
+                self._fs.sync_dir(parent(self.directory))
+                self._is_entry_unsynced = False
+        except OSError as error:
+            self._failure = error
+            raise
+
+    def checkpoint(self) -> int:
+        """Flush, and make the indexes durable too: the returned offset may be used as the next recovery point."""
+        self.flush()
+        self._write_indexes()
+        return self._flushed_offset
+
+    def _write_indexes(self) -> None:
+        if self._segments[-1].write_indexes():
+            self._is_folder_unsynced = True
+            self._sync_folders()
+
+    def roll(self, now_ms: int) -> bool:
+        """Begin a new segment; False where the active one is empty."""
+        self._check_usable()
+        if self._segments[-1].size_bytes == 0:
+            return False
+        self._roll(self._end_offset, now_ms)
+        return True
+
+    def _roll(self, base_offset: int, now_ms: int) -> None:
+        """The old segment is durable before the new one exists, so only the last segment can ever have a torn tail."""
+        old = self._segments[-1]
+        if old.size_bytes == 0:
+            self._segments = (*self._segments[:-1], self._new_segment(base_offset, now_ms))
+            self._start_offset = max(self._start_offset, self._segments[0].base_offset)
+            old.delete()
+            return
+        old.seal()
+        self.flush()
+        if old.write_indexes():
+            self._is_folder_unsynced = True
+        self._segments = (*self._segments, self._new_segment(base_offset, now_ms))
+        old.become_inactive()
+
+    def truncate_to(self, offset: int) -> None:
+        """Remove the batch that holds `offset` and all later ones, durably.
+
+        A stored recovery point above `offset` must go down first.
+        """
+        self._check_usable()
+        if offset >= self._end_offset:
+            return
+        number = max(_segment_of(self._segments, offset), 0)
+        try:
+            for segment in reversed(self._segments[number + 1 :]):
+                self._segments = self._segments[:-1]
+                segment.delete()
+                self._fs.sync_dir(self.directory)
+            self._truncate_active(offset)
+        except (OSError, CorruptLogError) as error:
+            self._failure = error
+            raise
+        self._end_offset = self._segments[-1].next_offset
+        self._start_offset = min(self._start_offset, self._end_offset)
+        self._flushed_offset = min(self._flushed_offset, self._end_offset)
+
+    def _truncate_active(self, offset: int) -> None:
+        segment = self._segments[-1]
+        place = segment.locate(offset)
+        size = place.position if place is not None else segment.size_bytes
+        position = segment.rewind(offset - 1)
+        segment.cut(size)
+        segment.sync()
+        for frame in segment.batches(position, segment.base_offset, size):
+            segment.note(frame.position, frame.size_bytes, frame.last_offset, frame.max_timestamp)
+
+    def advance_start_offset(self, offset: int) -> int:
+        """Records below `offset` are gone for readers; their files follow with `delete_old_segments`."""
+        if offset > self._end_offset:
+            raise OffsetOutOfRangeError(offset, self._start_offset, self._end_offset)
+        self._start_offset = max(self._start_offset, offset)
+        return self._start_offset
+
+    def delete_old_segments(self, predicate: Callable[[Segment], bool], now_ms: int) -> int:
+        """Delete segments from the oldest on, while they lie below the start offset or `predicate` says so.
+
+        A new active segment is begun where the active one is to go.
+        """
+        self._check_usable()
+        segments = self._segments
+        count = 0
+        for segment, following in zip(segments, (*segments[1:], None), strict=True):
+            is_below_start = following is not None and following.base_offset <= self._start_offset
+            if segment.size_bytes == 0 or not (is_below_start or predicate(segment)):
+                break
+            count += 1
+        if count == len(segments):
+            self._roll(self._end_offset, now_ms)
+            # The new file must outlive the old ones.
+            self._sync_folders()
+        if count:
+            self._segments = self._segments[count:]
+            self._start_offset = max(self._start_offset, self._segments[0].base_offset)
+            self._is_folder_unsynced = True
+            for segment in segments[:count]:
+                segment.delete()
+        return count
+
+    def close(self) -> None:
+        """Make everything durable, indexes included, and let go of the files. A failed log only lets go."""
+        if self._is_closed:
+            return
+        try:
+            if self._failure is None:
+                self._segments[-1].seal()
+                self.checkpoint()
+        finally:
+            self._is_closed = True
+            for segment in self._segments:
+                segment.close()
+
+    def abandon(self) -> None:
+        """Let go of the files without making anything durable: the folder is about to be deleted."""
+        self._is_closed = True
+        for segment in self._segments:
+            segment.close()
+
+    def delete(self) -> None:
+        """Remove the folder and everything in it. The caller syncs the folder above."""
+        self._is_closed = True
+        for segment in self._segments:
+            segment.close()
+        for name in self._fs.list_dir(self.directory):
+            self._fs.remove(join(self.directory, name))
+        self._fs.remove_dir(self.directory)
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise LogFailedError(f"{self.directory}: failed earlier: {self._failure}") from self._failure
+        if self._is_closed:
+            raise StorageError(f"{self.directory}: the log is closed")
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, max_bytes: int, *, max_offset: int | None = None, min_one: bool = True) -> bytes:
+        """Whole batches of one segment from the one that holds `offset` on, all below `max_offset`; b"" at the end.
+
+        The first batch comes whole although it is larger than `max_bytes`, unless `min_one` is false.
+        """
+        end_offset = self._end_offset
+        if not self._start_offset <= offset <= end_offset:
+            raise OffsetOutOfRangeError(offset, self._start_offset, end_offset)
+        bound = end_offset if max_offset is None else min(max_offset, end_offset)
+        if offset >= bound:
+            return b""
+        segments = self._segments
+        first = max(_segment_of(segments, offset), 0)
+        for segment, following in zip(segments[first:], (*segments[first + 1 :], None), strict=True):
+            if segment.base_offset >= bound:
+                break
+            is_bounded = following is None or bound < following.base_offset
+            data = segment.read(offset, max_bytes, bound if is_bounded else None)
+            if data is not None:
+                return data if min_one or len(data) <= max_bytes else b""
+        return b""
+
+    def batches(self, from_offset: int | None = None) -> Iterator[tuple[BatchHeader, bytes]]:
+        """All batches from the one that holds `from_offset` on, each checked; damage is a CorruptLogError."""
+        start = self._start_offset if from_offset is None else from_offset
+        segments = self._segments
+        expected = 0
+        for segment in segments[max(_segment_of(segments, start), 0) :]:
+            size = segment.size_bytes
+            place = segment.locate(start, size) if start > segment.base_offset else None
+            if start > segment.base_offset and place is None:
+                continue
+            position = place.position if place is not None else 0
+            floor = place.base_offset if place is not None else max(expected, segment.base_offset)
+            for frame in segment.batches(position, floor, size):
+                batch = frame.batch
+                yield decode_header(batch), batch
+                expected = frame.last_offset + 1
+
+    def offset_for_timestamp(self, timestamp: int) -> RecordPosition | None:
+        """The first record, by offset, whose timestamp is at or after `timestamp`."""
+        for segment in self._segments:
+            largest = segment.largest_timestamp
+            if largest is not None and largest.timestamp >= timestamp:
+                found = segment.first_record_from(timestamp, self._start_offset)
+                if found is not None:
+                    return RecordPosition(found[0].timestamp_ms, found[0].offset, found[1])
+        return None
+
+    def max_timestamp(self) -> RecordPosition | None:
+        """The first record with the greatest timestamp; None where no record has one."""
+        best: TimestampOffset | None = None
+        home: Segment | None = None
+        for segment in self._segments:
+            largest = segment.largest_timestamp
+            if largest is not None and (best is None or largest.timestamp > best.timestamp):
+                best, home = largest, segment
+        if best is None or home is None:
+            return None
+        place = home.locate(best.offset)
+        if place is None:
+            return None
+        batch = home.file().read_at(place.position, place.size_bytes)
+        for record in decode_records(batch):
+            if record.timestamp_ms == best.timestamp:
+                return RecordPosition(record.timestamp_ms, record.offset, decode_header(batch).partition_leader_epoch)
+        return None
+
+
+def _segment_of(segments: tuple[Segment, ...], offset: int) -> int:
+    """The number of the last segment whose base offset is not above `offset`; -1 where there is none."""
+    low, high = 0, len(segments)
+    while low < high:
+        middle = (low + high) // 2
+        if segments[middle].base_offset <= offset:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1

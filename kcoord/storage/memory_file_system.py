@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A FileSystem in memory that keeps apart what a program sees and what a crash would leave.
+
+Content is durable after `datasync`, entries of a folder after `sync_dir`. `crash` keeps as much of the rest as its
+caller decides, and `fault` lets the caller fail any operation. Nothing here is random: the caller makes every decision.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from kcoord.storage.errors import DirectoryLockedError
+from kcoord.storage.file_system import Bytes, File, Lock
+
+
+@dataclass(slots=True)
+class Operation:
+    """One call in which a fault may be planted.
+
+    Kinds: write, read_at, truncate, rewrite, datasync, sync_dir, rename, remove, create, make_dirs, lock.
+    """
+
+    kind: str
+    path: str
+    size: int = 0
+
+
+@dataclass(slots=True)
+class ShortWrite:
+    """Let a write take only `size` bytes; no error."""
+
+    size: int
+
+
+@dataclass(slots=True)
+class TornWrite:
+    """Let a write take `size` bytes and then fail with `error`."""
+
+    size: int
+    error: BaseException
+
+
+Fault: TypeAlias = Callable[[Operation], BaseException | ShortWrite | TornWrite | None]
+Keep: TypeAlias = Callable[[str, str, int], int]
+"""keep(kind, path, pending) -> how many survive, 0..pending. Kinds, in the order in which they are asked:
+"entries" (changes of a folder's entries, oldest first), "bytes" (unsynced bytes of a file; where it was cut short, 0
+undoes that), "zeros" (how many of the lost bytes the file has as zeros: its size was on disk before its content)."""
+
+
+def no_fault(operation: Operation) -> None:
+    """Every operation succeeds."""
+
+
+def keep_nothing(kind: str, path: str, pending: int) -> int:
+    """All that was not made durable is lost."""
+    return 0
+
+
+def keep_everything(kind: str, path: str, pending: int) -> int:
+    """Nothing is lost, as when a process ends but the machine goes on."""
+    return 0 if kind == "zeros" else pending
+
+
+class _Content:
+    """A file without its name: what programs see, and what is on disk."""
+
+    __slots__ = ("changed_from", "dropped", "durable", "volatile")
+
+    def __init__(self) -> None:
+        self.volatile = bytearray()
+        self.durable = bytearray()
+        self.changed_from: int | None = None
+        # Ranges that a failed sync dropped: programs see them, and no later sync writes them.
+        self.dropped: list[tuple[int, int]] = []
+
+    def touch(self, position: int) -> None:
+        self.changed_from = position if self.changed_from is None else min(self.changed_from, position)
+
+    def sync(self) -> None:
+        if self.changed_from is None:
+            return
+        del self.durable[self.changed_from :]
+        self.durable += self.volatile[len(self.durable) :]
+        self.changed_from = None
+        for start, end in self.dropped:
+            end = min(end, len(self.durable))
+            self.durable[start:end] = bytes(max(end - start, 0))
+
+    def fail_sync(self) -> None:
+        if self.changed_from is not None:
+            self.dropped.append((self.changed_from, len(self.volatile)))
+
+    def rewrite(self, position: int) -> None:
+        self.dropped = [(start, min(end, position)) for start, end in self.dropped if start < position]
+        self.touch(min(position, len(self.volatile)))
+
+    def crash(self, path: str, keep: Keep) -> None:
+        if self.changed_from is not None:
+            changed_from = min(self.changed_from, len(self.volatile))
+            pending = len(self.volatile) - changed_from
+            cut_short = len(self.volatile) < len(self.durable)
+            kept = _ask(keep, "bytes", path, pending or int(cut_short))
+            if kept:
+                lost = pending - min(kept, pending)
+                zeros = _ask(keep, "zeros", path, lost)
+                self.durable = self.volatile[: len(self.volatile) - lost] + bytes(zeros)
+        self.volatile = bytearray(self.durable)
+        self.changed_from = None
+        self.dropped = []
+
+
+class _Folder:
+    """Entries by name: what programs see, what is on disk, and the steps between them."""
+
+    __slots__ = ("durable", "entries", "pending")
+
+    def __init__(self) -> None:
+        self.entries: dict[str, _Node] = {}
+        self.durable: dict[str, _Node] = {}
+        self.pending: list[tuple[str | None, str | None, _Node]] = []
+
+    def change(self, source: str | None, target: str | None, node: _Node) -> None:
+        """Take `source` away and put `target` there, as one step."""
+        _apply(self.entries, source, target, node)
+        self.pending.append((source, target, node))
+
+    def sync(self) -> None:
+        for step in self.pending:
+            _apply(self.durable, *step)
+        self.pending.clear()
+
+    def crash(self, path: str, keep: Keep) -> None:
+        kept = _ask(keep, "entries", path, len(self.pending))
+        for step in self.pending[:kept]:
+            _apply(self.durable, *step)
+        self.pending.clear()
+        self.entries = dict(self.durable)
+        for name, node in sorted(self.entries.items()):
+            node.crash(f"{path}/{name}", keep)
+
+
+_Node: TypeAlias = _Content | _Folder
+
+
+def _apply(entries: dict[str, _Node], source: str | None, target: str | None, node: _Node) -> None:
+    if source is not None:
+        entries.pop(source, None)
+    if target is not None:
+        entries[target] = node
+
+
+def _ask(keep: Keep, kind: str, path: str, pending: int) -> int:
+    if pending == 0:
+        return 0
+    kept = keep(kind, path, pending)
+    assert 0 <= kept <= pending, f"keep({kind!r}, {path!r}, {pending}) gave {kept}"
+    return kept
+
+
+class MemoryFile:
+    """A handle. It is of no use after a crash."""
+
+    __slots__ = ("_content", "_epoch", "_fs", "_path")
+
+    def __init__(self, file_system: MemoryFileSystem, path: str, content: _Content) -> None:
+        self._fs = file_system
+        self._path = path
+        self._content = content
+        self._epoch = file_system.crashes
+
+    def write(self, data: Bytes) -> int:
+        size = len(data)
+        fault = self._begin("write", size)
+        if isinstance(fault, ShortWrite | TornWrite):
+            size = min(size, fault.size)
+        self._content.touch(len(self._content.volatile))
+        self._content.volatile += data[:size]
+        if isinstance(fault, TornWrite):
+            raise fault.error
+        return size
+
+    def read_at(self, position: int, size: int) -> bytes:
+        self._begin("read_at", size)
+        return bytes(self._content.volatile[position : position + size])
+
+    def size(self) -> int:
+        self._check()
+        return len(self._content.volatile)
+
+    def truncate(self, size: int) -> None:
+        self._begin("truncate", size)
+        if size < len(self._content.volatile):
+            self._content.touch(size)
+            del self._content.volatile[size:]
+            # What is written there from now on is new to the kernel, so a later sync does write it.
+            self._content.dropped = [(start, min(end, size)) for start, end in self._content.dropped if start < size]
+
+    def datasync(self) -> None:
+        try:
+            self._begin("datasync", 0)
+        except OSError:
+            self._content.fail_sync()
+            raise
+        self._content.sync()
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _begin(self, kind: str, size: int) -> ShortWrite | TornWrite | None:
+        self._check()
+        return self._fs.begin(kind, self._path, size)
+
+    def _check(self) -> None:
+        if self._epoch != self._fs.crashes:
+            raise OSError(errno.EBADF, "the machine crashed after this file was opened", self._path)
+
+
+class MemoryLock:
+    """A lock that a crash releases."""
+
+    __slots__ = ("_held", "_path")
+
+    def __init__(self, held: set[str], path: str) -> None:
+        self._held = held
+        self._path = path
+
+    def release(self) -> None:
+        self._held.discard(self._path)
+
+
+@dataclass(slots=True)
+class MemoryFileSystem:
+    """FileSystem in memory. `fault` is asked before each operation; an exception that it returns is raised instead."""
+
+    fault: Fault = no_fault
+    crashes: int = 0
+    operations: int = 0
+    """How many operations were begun: a way to name the point of a fault."""
+    _root: _Folder = field(default_factory=_Folder)
+    _locks: set[str] = field(default_factory=set)
+
+    def crash(self, keep: Keep = keep_nothing) -> None:
+        """The machine stops and starts again: open files and locks are gone, and so is what `keep` does not save."""
+        self.crashes += 1
+        self._locks = set()
+        self._root.crash("", keep)
+
+    def begin(self, kind: str, path: str, size: int = 0) -> ShortWrite | TornWrite | None:
+        """Count an operation, and raise what `fault` says."""
+        self.operations += 1
+        fault = self.fault(Operation(kind, path, size))
+        if isinstance(fault, BaseException):
+            raise fault
+        return fault
+
+    def open_append(self, path: str) -> File:
+        folder, name = self._place(path)
+        node = folder.entries.get(name)
+        if node is None:
+            self.begin("create", path)
+            node = _Content()
+            folder.change(None, name, node)
+        return MemoryFile(self, path, _as_file(node, path))
+
+    def open_read(self, path: str) -> File:
+        return MemoryFile(self, path, self._file(path))
+
+    def list_dir(self, path: str) -> list[str]:
+        return sorted(self._folder(path).entries)
+
+    def exists(self, path: str) -> bool:
+        return self._find(path) is not None
+
+    def size(self, path: str) -> int:
+        return len(self._file(path).volatile)
+
+    def make_dirs(self, path: str) -> None:
+        folder = self._root
+        for name in _names(path):
+            node = folder.entries.get(name)
+            if node is None:
+                self.begin("make_dirs", path)
+                node = _Folder()
+                folder.change(None, name, node)
+            if not isinstance(node, _Folder):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            folder = node
+
+    def rename(self, source: str, target: str) -> None:
+        folder, name = self._place(source)
+        target_folder, target_name = self._place(target)
+        if name not in folder.entries:
+            raise _missing(source)
+        if folder is not target_folder:
+            raise OSError(errno.EXDEV, "only names within one folder can be changed here", source)
+        self.begin("rename", source)
+        folder.change(name, target_name, folder.entries[name])
+
+    def remove(self, path: str) -> None:
+        node = self._file(path)
+        self.begin("remove", path)
+        folder, name = self._place(path)
+        folder.change(name, None, node)
+
+    def remove_dir(self, path: str) -> None:
+        node = self._folder(path)
+        if node.entries:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        self.begin("remove", path)
+        folder, name = self._place(path)
+        folder.change(name, None, node)
+
+    def rewrite(self, path: str, position: int) -> None:
+        content = self._file(path)
+        self.begin("rewrite", path)
+        content.rewrite(position)
+
+    def sync_dir(self, path: str) -> None:
+        self.begin("sync_dir", path)
+        self._folder(path).sync()
+
+    def lock(self, path: str) -> Lock:
+        self.begin("lock", path)
+        self.open_append(path)
+        if path in self._locks:
+            raise DirectoryLockedError(f"{path} is held by another process")
+        self._locks.add(path)
+        return MemoryLock(self._locks, path)
+
+    def damage(self, path: str, change: Callable[[bytes], bytes]) -> None:
+        """Replace the content of a file on the disk and in memory, as a failing medium or a foreign program would."""
+        content = self._file(path)
+        content.durable = bytearray(change(bytes(content.volatile)))
+        content.volatile = bytearray(content.durable)
+        content.changed_from = None
+
+    def _find(self, path: str) -> _Node | None:
+        node: _Node = self._root
+        for name in _names(path):
+            if not isinstance(node, _Folder) or name not in node.entries:
+                return None
+            node = node.entries[name]
+        return node
+
+    def _folder(self, path: str) -> _Folder:
+        node = self._find(path)
+        if node is None:
+            raise _missing(path)
+        if not isinstance(node, _Folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        return node
+
+    def _file(self, path: str) -> _Content:
+        node = self._find(path)
+        if node is None:
+            raise _missing(path)
+        return _as_file(node, path)
+
+    def _place(self, path: str) -> tuple[_Folder, str]:
+        names = _names(path)
+        return self._folder("/".join(names[:-1])), names[-1]
+
+
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name not in ("", ".")]
+
+
+def _as_file(node: _Node, path: str) -> _Content:
+    if isinstance(node, _Folder):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    return node
+
+
+def _missing(path: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)

@@ -1,0 +1,493 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One segment: a .log file, its two indexes, and the part of the truth about them that is kept in memory.
+
+One thread at a time changes a segment. Readers beside it look only below the `size_bytes` that they read first: the
+writer stores the bytes, then the index entries and `next_offset`, and the size last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kcoord.storage.errors import DamagedIndexError, TruncateFailedError
+from kcoord.storage.file_cache import FileCache
+from kcoord.storage.file_system import Bytes, File, FileSystem, join, read_file, write_all
+from kcoord.storage.index import (
+    MAX_RELATIVE_OFFSET,
+    OFFSET_ENTRY_BYTES,
+    TIME_ENTRY_BYTES,
+    OffsetIndex,
+    SegmentIndexes,
+    TimeIndex,
+    TimestampOffset,
+)
+from kcoord.storage.scan import (
+    FRAME,
+    LENGTH_PREFIX_BYTES,
+    MAGIC_V2,
+    SMALLEST_BATCH_LENGTH,
+    BatchFrame,
+    Damage,
+    DamageKind,
+    corrupt,
+    walk,
+)
+from protocol.record_batch import BATCH_OVERHEAD_BYTES, Record, decode_header, decode_records
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIME_INDEX_SUFFIX = ".timeindex"
+_WINDOW_BYTES = 16 << 10
+_UNKNOWN = -1
+
+
+@dataclass(slots=True)
+class LogConfig:
+    """The settings of one log, named as Kafka's topic configs. A changed object takes effect with the next append."""
+
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * 24 * 3600 * 1000
+    segment_index_bytes: int = 10 << 20
+    index_interval_bytes: int = 4096
+
+
+class Place(NamedTuple):
+    """Where a batch lies, and the offsets it holds."""
+
+    position: int
+    size_bytes: int
+    base_offset: int
+    last_offset: int
+    max_timestamp: int
+
+
+def segment_name(base_offset: int) -> str:
+    """The file name of a segment without its suffix."""
+    return f"{base_offset:020d}"
+
+
+class Segment:
+    """A base offset, files and indexes. Files are opened when needed; FileCache may close them between two uses."""
+
+    __slots__ = (
+        "_bytes_since_index",
+        "_files",
+        "_first_timestamp",
+        "_highest",
+        "_own_indexes",
+        "_path",
+        "_pinned",
+        "_size",
+        "base_offset",
+        "config",
+        "created_ms",
+        "is_active",
+        "is_unsynced",
+        "next_offset",
+    )
+
+    def __init__(self, files: FileCache, directory: str, base_offset: int, config: LogConfig, created_ms: int) -> None:
+        self.base_offset = base_offset
+        self.created_ms = created_ms
+        """When this object was made: what segment.ms counts from where records have no timestamps."""
+        self.next_offset = base_offset
+        """One above the last offset; known for the active segment only."""
+        self.config = config
+        self.is_active = False
+        self.is_unsynced = False
+        self._files = files
+        self._path = join(directory, segment_name(base_offset))
+        self._size = _UNKNOWN
+        self._first_timestamp: int | None = None
+        self._highest: TimestampOffset | None = None
+        self._bytes_since_index = 0
+        # A file with unsynced bytes stays open: the kernel reports a late write error to those who had it open.
+        self._pinned: File | None = None
+        # Indexes of the active segment. A dict, because `setdefault` lets two threads agree on one object.
+        self._own_indexes: dict[str, SegmentIndexes] = {}
+
+    def __repr__(self) -> str:
+        return f"Segment({self.log_path})"
+
+    @property
+    def log_path(self) -> str:
+        return self._path + LOG_SUFFIX
+
+    @property
+    def _fs(self) -> FileSystem:
+        return self._files.file_system
+
+    @property
+    def size_bytes(self) -> int:
+        if self._size == _UNKNOWN:
+            self._size = self._fs.size(self.log_path)
+        return self._size
+
+    @property
+    def largest_timestamp(self) -> TimestampOffset | None:
+        """The greatest timestamp, with the last offset of its batch; None where no batch has one."""
+        highest = self._highest or self.indexes().times.last()
+        if highest is None or highest.timestamp < 0:
+            return None
+        if not self.is_active:
+            self._highest = highest
+        return highest
+
+    def first_timestamp(self) -> int | None:
+        """The greatest timestamp of the first batch: Kafka counts segment.ms from it."""
+        if self._first_timestamp is None and self.size_bytes >= BATCH_OVERHEAD_BYTES:
+            header = self.file().read_at(0, BATCH_OVERHEAD_BYTES)
+            self._first_timestamp = int(FRAME.unpack_from(header)[-1])
+        return self._first_timestamp
+
+    def file(self) -> File:
+        """The log file for reading."""
+        return self._pinned or self._files.reader(self.log_path)
+
+    # -- changing: one thread at a time --------------------------------------------------------------------------------
+
+    def create(self) -> None:
+        """Make the empty log file. Index files follow at the first `write_indexes`."""
+        self._files.writer(self.log_path)
+        self._size = 0
+        self.is_active = self.is_unsynced = True
+        self._own_indexes["own"] = SegmentIndexes.empty(self.base_offset)
+
+    def should_roll(self, data_bytes: int, last_offset: int, max_timestamp: int, now_ms: int) -> bool:
+        """Kafka's rule: full by bytes, time (of the records), indexes, or offsets that are too far from the base."""
+        if last_offset - self.base_offset > MAX_RELATIVE_OFFSET:
+            return True
+        size = self.size_bytes
+        if size == 0:
+            return False
+        if size + data_bytes > self.config.segment_bytes:
+            return True
+        first_timestamp = self.first_timestamp()
+        if first_timestamp is None or first_timestamp < 0:
+            age_ms = now_ms - self.created_ms
+        else:
+            age_ms = max_timestamp - first_timestamp
+        if age_ms > self.config.segment_ms:
+            return True
+        indexes = self.indexes()
+        most = self.config.segment_index_bytes
+        # One entry of the time index is kept for the last one, written when the segment is closed.
+        return len(indexes.offsets) >= most // OFFSET_ENTRY_BYTES or len(indexes.times) >= most // TIME_ENTRY_BYTES - 1
+
+    def write(self, data: Bytes) -> None:
+        """Append bytes without publishing them. A failed write leaves the file as it was, or TruncateFailedError."""
+        size = self.size_bytes
+        if self._pinned is None:
+            self._pinned = self._files.writer(self.log_path)
+        self.is_unsynced = True
+        try:
+            write_all(self._pinned, data)
+        except OSError as error:
+            try:
+                self._pinned.truncate(size)
+            except OSError:
+                raise TruncateFailedError(f"{self.log_path}: a failed write at {size} could not be undone") from error
+            raise
+
+    def note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
+        """Take a batch that lies in the file into the indexes, by Kafka's rule, and publish it."""
+        indexes = self.indexes()
+        if position == 0:
+            self._first_timestamp = max_timestamp
+        highest = self._highest or indexes.times.last()
+        if highest is None or max_timestamp > highest.timestamp:
+            highest = TimestampOffset(max_timestamp, last_offset)
+        self._highest = highest
+        if self._bytes_since_index > self.config.index_interval_bytes:
+            indexes.offsets.append(last_offset, position)
+            indexes.times.maybe_append(*highest)
+            self._bytes_since_index = 0
+        self._bytes_since_index += size
+        self.next_offset = last_offset + 1
+        self._size = position + size
+
+    def adopt_end(self, size: int, next_offset: int) -> None:
+        """Take over the known end of an existing file as the active segment."""
+        self._size = size
+        self.next_offset = next_offset
+        self.is_active = True
+
+    def rewind(self, offset: int) -> int:
+        """Forget what follows the last index entry at or below `offset`: note the batches from the result on."""
+        indexes = self._own_indexes.get("own") or self._stored_indexes()
+        self._own_indexes["own"] = indexes
+        self.is_active = True
+        entry = indexes.offsets.lookup(offset)
+        position = entry.position if entry else 0
+        entries = len(indexes.offsets) + len(indexes.times)
+        indexes.offsets.truncate_to_position(position + 1 if entry else 0)
+        indexes.times.truncate_to_offset(entry.offset + 1 if entry else self.base_offset)
+        if len(indexes.offsets) + len(indexes.times) != entries:
+            indexes.stored_offsets = indexes.stored_times = _UNKNOWN
+        self._highest = self._first_timestamp = None
+        self._bytes_since_index = 0
+        self._size = position
+        self.next_offset = self.base_offset
+        return position
+
+    def discard_indexes(self) -> None:
+        """Begin again with empty indexes, which the batches from position 0 on are to be noted in."""
+        self._files.forget(self._path)
+        self._own_indexes["own"] = SegmentIndexes.empty(self.base_offset)
+        self.is_active = True
+        self._highest = self._first_timestamp = None
+        self._bytes_since_index = self._size = 0
+        self.next_offset = self.base_offset
+
+    def cut(self, size: int) -> None:
+        """Make the log file end at `size`."""
+        self._pinned = self._pinned or self._files.writer(self.log_path)
+        self._pinned.truncate(size)
+        self.is_unsynced = True
+
+    def rewrite(self, position: int) -> None:
+        """Write the bytes from `position` on again, and make them durable."""
+        self._fs.rewrite(self.log_path, position)
+        self.is_unsynced = True
+        self.sync()
+
+    def unpin(self) -> None:
+        """Let the file be closed although it has unsynced bytes: nobody waits for their durability."""
+        self._pinned = None
+
+    def sync(self) -> None:
+        """Make the log file durable."""
+        if self.is_unsynced:
+            file = self._pinned or self._files.writer(self.log_path)
+            file.datasync()
+            self._pinned = None
+            self.is_unsynced = False
+
+    def seal(self) -> None:
+        """The segment gets no more batches for now: its last time index entry says its greatest timestamp."""
+        if self._highest is not None and self._own_indexes:
+            self.indexes().times.maybe_append(*self._highest)
+
+    def become_inactive(self) -> None:
+        """Hand the indexes to the shared cache. Call it when another segment is active already."""
+        self._files.keep_indexes(self._path, self.indexes())
+        self.is_active = False
+        self._own_indexes = {}
+
+    def write_indexes(self) -> bool:
+        """Make the index files durable where they lack entries; True where files may have been created."""
+        indexes = self._own_indexes.get("own")
+        if indexes is None:
+            return False
+        created = _UNKNOWN in (indexes.stored_offsets, indexes.stored_times)
+        if indexes.stored_times != len(indexes.times):
+            stored = max(indexes.stored_times, 0)
+            data = indexes.times.encode(stored)
+            self._store_index(TIME_INDEX_SUFFIX, stored * TIME_ENTRY_BYTES, data)
+            indexes.stored_times = stored + len(data) // TIME_ENTRY_BYTES
+        if indexes.stored_offsets != len(indexes.offsets):
+            stored = max(indexes.stored_offsets, 0)
+            data = indexes.offsets.encode(stored)
+            self._store_index(INDEX_SUFFIX, stored * OFFSET_ENTRY_BYTES, data)
+            indexes.stored_offsets = stored + len(data) // OFFSET_ENTRY_BYTES
+        return created
+
+    def _store_index(self, suffix: str, kept_bytes: int, data: bytes) -> None:
+        file = self._fs.open_append(self._path + suffix)
+        try:
+            file.truncate(kept_bytes)
+            write_all(file, data)
+            file.datasync()
+        finally:
+            file.close()
+
+    def close(self) -> None:
+        """Let go of all files."""
+        self._pinned = None
+        self._files.forget(self.log_path)
+        self._files.forget(self._path)
+
+    def delete(self) -> None:
+        """Remove the files, the log first: an index without a log is swept away when the log is opened."""
+        self.close()
+        self._fs.remove(self.log_path)
+        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+            if self._fs.exists(self._path + suffix):
+                self._fs.remove(self._path + suffix)
+
+    # -- indexes -------------------------------------------------------------------------------------------------------
+
+    def indexes(self) -> SegmentIndexes:
+        """Both indexes, loaded on first use, and built from the log where the files are missing or damaged."""
+        own = self._own_indexes.get("own")
+        if own is not None:
+            return own
+        if self.is_active:
+            return self._own_indexes.setdefault("own", self._load_indexes())
+        cached = self._files.indexes(self._path)
+        if cached is None:
+            cached = self._load_indexes()
+            self._files.keep_indexes(self._path, cached)
+        return cached
+
+    def _load_indexes(self) -> SegmentIndexes:
+        try:
+            offsets = OffsetIndex.decode(
+                self.base_offset, read_file(self._fs, self._path + INDEX_SUFFIX), self.size_bytes
+            )
+            times = TimeIndex.decode(self.base_offset, read_file(self._fs, self._path + TIME_INDEX_SUFFIX))
+        except (DamagedIndexError, FileNotFoundError):
+            return self._build_indexes()
+        return SegmentIndexes(offsets, times, len(offsets), len(times))
+
+    def _stored_indexes(self) -> SegmentIndexes:
+        """What the index files hold, as far as it can be true; what they lack is not missed."""
+        try:
+            offsets = OffsetIndex.decode(
+                self.base_offset, read_file(self._fs, self._path + INDEX_SUFFIX), MAX_RELATIVE_OFFSET
+            )
+            times = TimeIndex.decode(self.base_offset, read_file(self._fs, self._path + TIME_INDEX_SUFFIX))
+        except (DamagedIndexError, FileNotFoundError):
+            return SegmentIndexes.empty(self.base_offset)
+        indexes = SegmentIndexes(offsets, times, len(offsets), len(times))
+        offsets.truncate_to_position(self._fs.size(self.log_path))
+        if len(offsets) != indexes.stored_offsets:
+            indexes.stored_offsets = indexes.stored_times = _UNKNOWN
+        return indexes
+
+    def _build_indexes(self) -> SegmentIndexes:
+        """From the log alone. Nothing is written for the active segment, whose files belong to the writer."""
+        size = self.size_bytes
+        builder = Segment(self._files, "", self.base_offset, self.config, self.created_ms)
+        builder._path = self._path
+        builder.discard_indexes()
+        try:
+            for frame in walk(self.file(), 0, size, self.base_offset, verify=False):
+                builder.note(frame.position, frame.size_bytes, frame.last_offset, frame.max_timestamp)
+        except Damage as damage:
+            raise corrupt(self.log_path, damage) from None
+        builder.seal()
+        if not self.is_active:
+            # A folder that cannot be written can still be read.
+            with suppress(OSError):
+                builder.write_indexes()
+        return builder._own_indexes["own"]
+
+    def stored_index_tail(self) -> int:
+        """The position in the last entry of the index file, read without loading it; 0 where none fits."""
+        try:
+            file = self._fs.open_read(self._path + INDEX_SUFFIX)
+        except FileNotFoundError:
+            return 0
+        try:
+            size = file.size()
+            data = file.read_at(max(size - OFFSET_ENTRY_BYTES, 0), OFFSET_ENTRY_BYTES)
+        finally:
+            file.close()
+        if size == 0 or size % OFFSET_ENTRY_BYTES:
+            return 0
+        position = int.from_bytes(data[4:], "big", signed=True)
+        return position if 0 <= position < self.size_bytes else 0
+
+    # -- reading: any thread -------------------------------------------------------------------------------------------
+
+    def locate(self, offset: int, end: int | None = None) -> Place | None:
+        """The first batch whose last offset is at or above `offset`, before position `end`."""
+        end = self.size_bytes if end is None else end
+        entry = self.indexes().offsets.lookup(offset)
+        if entry is not None and entry.position < end:
+            try:
+                return self._locate_from(entry.position, offset, end, entry.offset)
+            except Damage:
+                # The entry points to no batch that can hold its offset: the index is wrong, not necessarily the log.
+                self._distrust_indexes()
+        try:
+            return self._locate_from(0, offset, end, None)
+        except Damage as damage:
+            raise corrupt(self.log_path, damage) from None
+
+    def _locate_from(self, position: int, offset: int, end: int, indexed_offset: int | None) -> Place | None:
+        for place in self._places(position, end):
+            if indexed_offset is not None and place.base_offset > indexed_offset:
+                raise Damage(DamageKind.MISPLACED, place.position, indexed_offset, "the index points beyond its offset")
+            indexed_offset = None
+            if place.last_offset >= offset:
+                return place
+        return None
+
+    def _distrust_indexes(self) -> None:
+        if not self.is_active:
+            self._files.keep_indexes(self._path, self._build_indexes())
+
+    def _places(self, position: int, end: int) -> Iterator[Place]:
+        """Headers alone, without looking at what the batches hold."""
+        file = self.file()
+        while position < end:
+            window = file.read_at(position, min(_WINDOW_BYTES, end - position))
+            at = 0
+            while len(window) - at >= BATCH_OVERHEAD_BYTES:
+                base, length, _, magic, _, _, last_delta, _, max_timestamp = FRAME.unpack_from(window, at)
+                size = length + LENGTH_PREFIX_BYTES
+                if magic != MAGIC_V2 or length < SMALLEST_BATCH_LENGTH or position + at + size > end:
+                    raise Damage(DamageKind.GARBAGE, position + at, self.base_offset, "there is no record batch")
+                yield Place(position + at, size, base, base + last_delta, max_timestamp)
+                at += size
+            if at == 0:
+                raise Damage(DamageKind.INCOMPLETE, position, self.base_offset, "the file ends inside a batch")
+            position += at
+
+    def read(self, offset: int, max_bytes: int, max_offset: int | None) -> bytes | None:
+        """Whole batches from the first at or behind `offset`, below `max_offset`; None where none is left here."""
+        end = self.size_bytes
+        if max_offset is not None and not (self.is_active and max_offset >= self.next_offset):
+            bound = self.locate(max_offset, end)
+            end = bound.position if bound is not None else end
+        first = self.locate(offset, end)
+        if first is None:
+            return None
+        wanted_end = first.position + max_bytes
+        if wanted_end < end:
+            end = self._whole_batches_end(first, wanted_end, end)
+        return self.file().read_at(first.position, end - first.position)
+
+    def _whole_batches_end(self, first: Place, wanted_end: int, end: int) -> int:
+        """The end of the last batch that ends at or before `wanted_end`; at least that of the first one."""
+        reached = first.position + first.size_bytes
+        if reached >= wanted_end:
+            return reached
+        start = max(self.indexes().offsets.floor_position(wanted_end), reached)
+        try:
+            for place in self._places(start, end):
+                if place.position + place.size_bytes > wanted_end:
+                    return place.position
+        except Damage as damage:
+            raise corrupt(self.log_path, damage) from None
+        return end
+
+    def first_record_from(self, timestamp: int, start_offset: int) -> tuple[Record, int] | None:
+        """The first record at or after both, and its leader epoch."""
+        indexes = self.indexes()
+        earlier = indexes.times.lookup(timestamp)
+        entry = indexes.offsets.lookup(max(earlier.offset if earlier else self.base_offset, start_offset))
+        position = entry.position if entry else 0
+        try:
+            for place in self._places(position, self.size_bytes):
+                if place.max_timestamp < timestamp or place.last_offset < start_offset:
+                    continue
+                batch = self.file().read_at(place.position, place.size_bytes)
+                for record in decode_records(batch):
+                    if record.timestamp_ms >= timestamp and record.offset >= start_offset:
+                        return record, decode_header(batch).partition_leader_epoch
+        except Damage as damage:
+            raise corrupt(self.log_path, damage) from None
+        return None
+
+    def batches(self, position: int, offset: int, end: int) -> Iterator[BatchFrame]:
+        """Checked batches from `position` on; damage is a CorruptLogError."""
+        try:
+            yield from walk(self.file(), position, end, offset)
+        except Damage as damage:
+            raise corrupt(self.log_path, damage) from None

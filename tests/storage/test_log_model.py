@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A log behaves as a plain list of batches does, through any order of appends, rolls, truncations, retention and restarts."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kcoord.storage.memory_file_system import MemoryFileSystem, keep_everything
+from kcoord.storage.recovery import Recovery
+from protocol.record_batch import iter_headers
+from tests.storage.support import NOW_MS, batch, content, new_config, open_log
+
+small = st.integers(0, 5)
+
+
+class LogAndList(RuleBasedStateMachine):
+    """`model` holds (first offset, next offset, timestamp, bytes); the log may hold only what is in it, above `start`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fs = MemoryFileSystem()
+        self.model: list[tuple[int, int, int, bytes]] = []
+        self.start = 0
+        self.end = 0
+        self.durable_end = 0
+        self.recovery_point = 0
+
+    @initialize(segment_bytes=st.sampled_from([1, 200, 400, 5000]), interval=st.sampled_from([0, 150, 4096]))
+    def begin(self, segment_bytes: int, interval: int) -> None:
+        self.config = new_config(segment_bytes=segment_bytes, index_interval_bytes=interval)
+        self.log = open_log(self.fs, self.config)
+
+    @rule(sizes=st.lists(st.tuples(st.integers(1, 4), small, st.integers(0, 1000), small), min_size=1, max_size=4))
+    def append(self, sizes: list[tuple[int, int, int, int]]) -> None:
+        data = b""
+        for records, gap, timestamp, value_size in sizes:
+            first = self.end + (gap if gap > 3 else 0)
+            made = batch(first, records, value_size * 20, timestamp)
+            self.model.append((first, first + records, timestamp + records - 1, made))
+            self.end = first + records
+            data += made
+        info = self.log.append(data, now_ms=NOW_MS)
+        assert info.last_offset == self.end - 1
+
+    @rule()
+    def flush(self) -> None:
+        self.log.flush()
+        self.durable_end = self.end
+
+    @rule()
+    def roll(self) -> None:
+        if self.log.roll(NOW_MS):
+            self.durable_end = self.end
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.recovery_point = self.durable_end = self.log.checkpoint()
+
+    @rule(back=st.integers(0, 12))
+    def truncate(self, back: int) -> None:
+        offset = max(self.end - back, self.start)
+        self.recovery_point = min(self.recovery_point, offset)
+        while self.model and self.model[-1][1] > offset:
+            self.model.pop()
+        self.log.truncate_to(offset)
+        assert self.log.end_offset <= offset or self.end <= offset
+        self.end = self.log.end_offset
+        self.durable_end = min(self.durable_end, self.end)
+        self.recovery_point = min(self.recovery_point, self.end)
+        self.start = self.log.start_offset
+        assert all(last <= self.end for _, last, _, _ in self.model)
+
+    @rule(part=st.floats(0, 1))
+    def move_start(self, part: float) -> None:
+        offset = self.start + int((self.end - self.start) * part)
+        self.start = self.log.advance_start_offset(offset)
+
+    @rule(keep=st.integers(0, 6))
+    def retain(self, keep: int) -> None:
+        before = len(self.log.segments)
+        self.log.delete_old_segments(lambda segment: segment.base_offset < self.end - keep, NOW_MS)
+        if len(self.log.segments) != before or self.log.start_offset != self.start:
+            self.log.flush()
+            self.durable_end = self.end
+        self.start = self.log.start_offset
+
+    @rule(clean=st.booleans())
+    def restart(self, clean: bool) -> None:
+        self.log.close()
+        self.durable_end = self.end
+        self.reopen(Recovery(self.end if clean else self.recovery_point, clean, self.start))
+
+    @rule(everything=st.booleans())
+    @precondition(lambda self: self.durable_end >= self.start)
+    def crash(self, everything: bool) -> None:
+        self.fs.crash(keep_everything if everything else lambda kind, path, pending: pending // 3)
+        self.reopen(Recovery(self.recovery_point, False, self.start))
+        assert self.log.end_offset >= self.durable_end
+        self.model = [entry for entry in self.model if entry[1] <= self.log.end_offset]
+        self.end = self.durable_end = self.log.end_offset
+
+    def reopen(self, recovery: Recovery) -> None:
+        self.log = type(self.log).open(self.fs, self.log.directory, self.config, NOW_MS, recovery=recovery)
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "log"):
+            return
+        assert (self.log.start_offset, self.log.end_offset) == (self.start, self.end)
+        alive = [entry for entry in self.model if entry[1] > self.start]
+        assert content(self.log) == [data for _, _, _, data in alive]
+        for offset in {self.start, (self.start + self.end) // 2, self.end}:
+            data = self.log.read(offset, 300)
+            expected = next((entry[3] for entry in alive if entry[1] > offset), b"")
+            assert data[: len(expected)] == expected
+            assert sum(header.size_bytes for _, header in iter_headers(data)) == len(data) <= max(300, len(expected))
+        stamps = [timestamp for _, _, timestamp, _ in alive]
+        found = self.log.offset_for_timestamp(max(stamps, default=0))
+        assert (found is not None) == bool(stamps)
+
+
+LogAndList.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+test_log_and_list = LogAndList.TestCase
