@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JoinGroup of a classic group: who may come in, who starts a rebalance, who is answered at once.
+
+Dynamic members of version 4 and later are first told their id (KIP-394); static ones take over what their instance id
+has (KIP-345). A member that waits for the others gets PENDING here and its answer from `rebalance`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import uuid
+from dataclasses import dataclass
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.classic.group import NO_GENERATION, ClassicGroup
+from kcoord.coordinator.group.classic.member import ClassicMember
+from kcoord.coordinator.group.classic.rebalance import (
+    NEW_MEMBER_JOIN_TIMEOUT_MS,
+    Rebalance,
+    group_metadata_record,
+    heartbeat_timer,
+)
+from kcoord.coordinator.group.group import GroupState
+from kcoord.coordinator.result import PENDING, CoordinatorResult, OperationContext
+from protocol.errors import Errors, KafkaError
+from protocol.messages import JoinGroupRequest, JoinGroupResponse, SyncGroupResponse
+
+KNOWN_MEMBER_ID_VERSION = 4
+"""From this version on a dynamic member must come back with the id that it is given (KIP-394)."""
+SKIP_ASSIGNMENT_VERSION = 9
+"""From this version on a leader can be told that it leads without having to assign (KIP-814)."""
+
+
+def validate_request(config: BrokerConfig, request: JoinGroupRequest) -> None:
+    """Check what needs no state: INVALID_GROUP_ID, then INVALID_SESSION_TIMEOUT."""
+    if not request.group_id:
+        raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
+    if not config.group_min_session_timeout_ms <= request.session_timeout_ms <= config.group_max_session_timeout_ms:
+        raise KafkaError(
+            Errors.INVALID_SESSION_TIMEOUT,
+            f"Session timeout {request.session_timeout_ms} ms is not in the range from group.min.session.timeout.ms ("
+            f"{config.group_min_session_timeout_ms}) to group.max.session.timeout.ms "
+            f"({config.group_max_session_timeout_ms}).",
+        )
+
+
+def protocols_of(request: JoinGroupRequest) -> list[tuple[str, bytes]]:
+    return [(protocol.name, protocol.metadata) for protocol in request.protocols]
+
+
+def rebalance_timeout_of(request: JoinGroupRequest) -> int:
+    """Version 0 has no rebalance timeout: the session timeout serves."""
+    return request.rebalance_timeout_ms if request.rebalance_timeout_ms >= 0 else request.session_timeout_ms
+
+
+def new_member_id(context: OperationContext, instance_id: str | None) -> str:
+    """The client id, or the instance id of a static member, and a UUID: the form that tools and logs expect."""
+    try:
+        unique = str(uuid.UUID(bytes=base64.urlsafe_b64decode(context.candidate_id + "==")[:16]))
+    except (ValueError, binascii.Error):
+        unique = context.candidate_id
+    return f"{context.client_id if instance_id is None else instance_id}-{unique}"
+
+
+@dataclass(slots=True)
+class ClassicJoin:
+    """One JoinGroup request to one classic group."""
+
+    config: BrokerConfig
+    group: ClassicGroup
+    context: OperationContext
+    request: JoinGroupRequest
+    rebalance: Rebalance
+
+    def run(self) -> CoordinatorResult[object]:
+        """The result's response is PENDING where the join phase decides it."""
+        group, request = self.group, self.request
+        self._check_size()
+        protocols = protocols_of(request)
+        if not group.supports_protocols(request.protocol_type, {name for name, _ in protocols}):
+            raise KafkaError(
+                Errors.INCONSISTENT_GROUP_PROTOCOL,
+                f"Group {group.group_id} shares no protocol of type {request.protocol_type!r} with this member.",
+            )
+        if not request.member_id:
+            self._join_new()
+        elif request.member_id in group.pending_members:
+            self._add(request.member_id)
+        else:
+            self._join_existing(protocols)
+        return self.rebalance.result
+
+    def _check_size(self) -> None:
+        """Room is for those who are in; while a rebalance is being prepared, for those who have asked first."""
+        group, limit = self.group, self.config.group_max_size
+        if group.state is GroupState.EMPTY:
+            return
+        member = group.members.get(self.request.member_id)
+        if group.state is GroupState.PREPARING_REBALANCE:
+            full = not (member is not None and member.is_awaiting_join) and group.awaiting_join >= limit
+        else:
+            full = member is None and len(group.members) >= limit
+        if full:
+            group.remove(self.request.member_id)
+            raise KafkaError(
+                Errors.GROUP_MAX_SIZE_REACHED, f"Group {group.group_id} has its maximum of {limit} members."
+            )
+
+    # New members.
+
+    def _join_new(self) -> None:
+        group, request = self.group, self.request
+        member_id = new_member_id(self.context, request.group_instance_id)
+        if request.group_instance_id is not None:
+            if request.group_instance_id in group.static_members:
+                self._replace_static(request.group_instance_id, member_id)
+            else:
+                self._add(member_id)
+        elif self.context.api_version >= KNOWN_MEMBER_ID_VERSION:
+            group.pending_members.add(member_id)
+            self.rebalance.schedule(heartbeat_timer(group.group_id, member_id), request.session_timeout_ms)
+            self.rebalance.result.response = JoinGroupResponse(
+                error_code=Errors.MEMBER_ID_REQUIRED, generation_id=NO_GENERATION, member_id=member_id
+            )
+        else:
+            self._add(member_id)
+
+    def _add(self, member_id: str) -> None:
+        group, request, context = self.group, self.request, self.context
+        if not group.members:
+            group.protocol_type = request.protocol_type
+        if group.state is GroupState.PREPARING_REBALANCE and group.previous_state is GroupState.EMPTY:
+            group.member_added = True
+        group.add(
+            ClassicMember(
+                member_id,
+                request.group_instance_id,
+                context.client_id,
+                context.client_host,
+                rebalance_timeout_of(request),
+                request.session_timeout_ms,
+                protocols_of(request),
+                join_token=context.token,
+                is_new=True,
+            )
+        )
+        self.rebalance.result.response = PENDING
+        self.rebalance.schedule(heartbeat_timer(group.group_id, member_id), NEW_MEMBER_JOIN_TIMEOUT_MS)
+        self.rebalance.prepare_or_complete_join()
+
+    # Members that come again.
+
+    def _join_existing(self, protocols: list[tuple[str, bytes]]) -> None:
+        group, request = self.group, self.request
+        error = group.error_of_member(request.member_id, request.group_instance_id)
+        if error is not Errors.NONE:
+            raise KafkaError(error, f"Member {request.member_id} cannot join group {group.group_id} again.")
+        member = group.members[request.member_id]
+        same = member.protocols == protocols
+        leads = group.leader == member.member_id
+        if group.state is GroupState.EMPTY:
+            raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {group.group_id} has no members.")
+        if group.state is GroupState.COMPLETING_REBALANCE and same:
+            # The answer to its first JoinGroup may have been lost.
+            self.rebalance.result.response = self.rebalance.join_response(member)
+        elif group.state is GroupState.STABLE and same and not leads:
+            self.rebalance.result.response = self.rebalance.join_response(member)
+        else:
+            self._update(member, protocols)
+            self.rebalance.prepare_or_complete_join()
+
+    def _update(self, member: ClassicMember, protocols: list[tuple[str, bytes]]) -> None:
+        """Park this request in the place of an older one of the member, which is answered no more."""
+        request = self.request
+        self.group.set_protocols(member, protocols)
+        member.rebalance_timeout_ms = rebalance_timeout_of(request)
+        member.session_timeout_ms = request.session_timeout_ms
+        superseded = self.group.unpark_join(member)
+        if superseded != self.context.token:
+            self.rebalance.complete(
+                superseded,
+                JoinGroupResponse(
+                    error_code=Errors.REBALANCE_IN_PROGRESS, generation_id=NO_GENERATION, member_id=member.member_id
+                ),
+            )
+        self.group.park_join(member, self.context.token)
+        self.rebalance.result.response = PENDING
+
+    # Static members that return under a new id.
+
+    def _replace_static(self, instance_id: str, member_id: str) -> None:
+        """KIP-345: the new process takes the place of the old; the group rebalances only if the protocols ask for
+        it.
+        """
+        group, context, rebalance = self.group, self.context, self.rebalance
+        old_id = group.static_members[instance_id]
+        old_leader = group.leader
+        member = group.replace_static(instance_id, member_id)
+        rebalance.cancel(heartbeat_timer(group.group_id, old_id))
+        rebalance.complete(
+            group.unpark_join(member),
+            JoinGroupResponse(error_code=Errors.FENCED_INSTANCE_ID, generation_id=NO_GENERATION, member_id=old_id),
+        )
+        token, member.sync_token = member.sync_token, None
+        rebalance.complete(token, SyncGroupResponse(error_code=Errors.FENCED_INSTANCE_ID))
+        rebalance.reset_heartbeat(member)
+        member.client_id, member.client_host = context.client_id, context.client_host
+        before = member.metadata(group.protocol)
+        self._update(member, protocols_of(self.request))
+        if group.state is not GroupState.STABLE:
+            rebalance.prepare_or_complete_join()
+            return
+        if group.select_protocol() != group.protocol or self._topics_changed(before, member):
+            rebalance.prepare()
+            return
+        group.unpark_join(member)
+        rebalance.result.response = self._static_response(member, old_leader)
+        assignments = {other.member_id: other.assignment for other in group.members.values()}
+        rebalance.result.records.append(
+            group_metadata_record(group.group_id, group.to_value(context.now_ms, assignments))
+        )
+
+    def _topics_changed(self, before: bytes, member: ClassicMember) -> bool:
+        """Whether the process came back with other metadata for the protocol in use, which the leader has to see."""
+        return before != member.metadata(self.group.protocol)
+
+    def _static_response(self, member: ClassicMember, old_leader: str | None) -> JoinGroupResponse:
+        """An old client must not find itself the leader, or it would assign again: it is shown the id it had before."""
+        if self.context.api_version >= SKIP_ASSIGNMENT_VERSION:
+            return self.rebalance.join_response(member, skip_assignment=self.group.leader == member.member_id)
+        return self.rebalance.join_response(member, leader=old_leader or "")

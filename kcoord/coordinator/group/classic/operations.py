@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SyncGroup, Heartbeat and LeaveGroup of a classic group."""
+
+from __future__ import annotations
+
+from kcoord.coordinator.group.classic.group import ClassicGroup
+from kcoord.coordinator.group.classic.member import ClassicMember
+from kcoord.coordinator.group.classic.rebalance import (
+    SYNC_TIMER,
+    Rebalance,
+    group_metadata_record,
+    heartbeat_timer,
+)
+from kcoord.coordinator.group.group import GroupState
+from kcoord.coordinator.result import PENDING, OperationContext, TimerKey
+from protocol.errors import Errors, KafkaError
+from protocol.messages import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+
+
+def check_member(group: ClassicGroup, member_id: str, instance_id: str | None) -> ClassicMember:
+    """The member; raises UNKNOWN_MEMBER_ID or FENCED_INSTANCE_ID."""
+    error = group.error_of_member(member_id, instance_id)
+    if error is Errors.FENCED_INSTANCE_ID:
+        raise KafkaError(error, f"Instance id {instance_id} of group {group.group_id} belongs to another member now.")
+    if error is not Errors.NONE:
+        raise KafkaError(error, f"Group {group.group_id} has no member {member_id}.")
+    return group.members[member_id]
+
+
+def check_generation(group: ClassicGroup, generation: int) -> None:
+    if generation != group.generation:
+        raise KafkaError(
+            Errors.ILLEGAL_GENERATION, f"Group {group.group_id} is at generation {group.generation}, not {generation}."
+        )
+
+
+def sync(rebalance: Rebalance, context: OperationContext, request: SyncGroupRequest) -> None:
+    """The leader brings the assignments, which makes the generation complete; the others wait for them."""
+    group = rebalance.group
+    member = check_member(group, request.member_id, request.group_instance_id)
+    check_generation(group, request.generation_id)
+    if request.protocol_type not in (None, group.protocol_type) or request.protocol_name not in (None, group.protocol):
+        raise KafkaError(
+            Errors.INCONSISTENT_GROUP_PROTOCOL,
+            f"Group {group.group_id} uses protocol {group.protocol} of type {group.protocol_type}.",
+        )
+    if group.state is GroupState.PREPARING_REBALANCE:
+        raise KafkaError(Errors.REBALANCE_IN_PROGRESS, f"Group {group.group_id} is rebalancing.")
+    if group.state is GroupState.EMPTY:
+        raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {group.group_id} has no members.")
+    group.pending_sync.discard(member.member_id)
+    if group.state is GroupState.STABLE:
+        if not group.pending_sync:
+            rebalance.cancel(TimerKey(SYNC_TIMER, group.group_id))
+        rebalance.reset_heartbeat(member)
+        rebalance.result.response = _sync_response(group, member.assignment)
+        return
+    if member.sync_token != context.token:
+        rebalance.complete(member.sync_token, SyncGroupResponse(error_code=Errors.REBALANCE_IN_PROGRESS))
+    member.sync_token = context.token
+    rebalance.result.response = PENDING
+    if member.member_id == group.leader:
+        _complete_generation(rebalance, {given.member_id: given.assignment for given in request.assignments})
+
+
+def _complete_generation(rebalance: Rebalance, assignments: dict[str, bytes]) -> None:
+    """The record makes the group Stable when it is replayed; all waiting members are answered once it is on disk."""
+    group = rebalance.group
+    rebalance.result.records.append(
+        group_metadata_record(group.group_id, group.to_value(rebalance.now_ms, assignments))
+    )
+    if not group.pending_sync:
+        rebalance.cancel(TimerKey(SYNC_TIMER, group.group_id))
+    for member in group.members.values():
+        token, member.sync_token = member.sync_token, None
+        if token is not None:
+            rebalance.complete(token, _sync_response(group, assignments.get(member.member_id, b"")))
+            rebalance.reset_heartbeat(member)
+
+
+def _sync_response(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:
+    return SyncGroupResponse(protocol_type=group.protocol_type, protocol_name=group.protocol, assignment=assignment)
+
+
+def heartbeat(rebalance: Rebalance, request: HeartbeatRequest) -> HeartbeatResponse:
+    """Keeps the member alive; while a rebalance is being prepared it is told to rejoin."""
+    group = rebalance.group
+    member = check_member(group, request.member_id, request.group_instance_id)
+    check_generation(group, request.generation_id)
+    if group.state is GroupState.EMPTY:
+        raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {group.group_id} has no members.")
+    rebalance.reset_heartbeat(member)
+    preparing = group.state is GroupState.PREPARING_REBALANCE
+    return HeartbeatResponse(error_code=Errors.REBALANCE_IN_PROGRESS if preparing else Errors.NONE)
+
+
+def leave(rebalance: Rebalance, request: LeaveGroupRequest) -> LeaveGroupResponse:
+    """Each member of the batch leaves or is refused on its own; what is left of the group rebalances once."""
+    response = LeaveGroupResponse()
+    removed = False
+    for identity in request.members:
+        error = _leave_one(rebalance, identity)
+        removed = removed or error is Errors.NONE
+        response.members.append(
+            LeaveGroupResponse.MemberResponse(
+                member_id=identity.member_id, group_instance_id=identity.group_instance_id, error_code=error
+            )
+        )
+    if removed:
+        rebalance.rebalance_after_removal()
+    return response
+
+
+def _leave_one(rebalance: Rebalance, identity: LeaveGroupRequest.MemberIdentity) -> Errors:
+    """An administrator names a static member by its instance id alone; a pending member is forgotten."""
+    group = rebalance.group
+    member_id = identity.member_id
+    if not member_id and identity.group_instance_id is not None:
+        member_id = group.static_members.get(identity.group_instance_id, "")
+    if member_id and member_id in group.pending_members:
+        group.pending_members.remove(member_id)
+        rebalance.cancel(heartbeat_timer(group.group_id, member_id))
+        return Errors.NONE
+    error = group.error_of_member(member_id, identity.group_instance_id)
+    if error is Errors.NONE:
+        rebalance.remove(group.members[member_id])
+    return error

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Members of a consumer group that speak the classic protocol (KIP-848 Online Migration).
+
+Each is served on its own, without barriers: JoinGroup is its heartbeat with a subscription, the generation is its
+member epoch, SyncGroup fetches its assignment, and a heartbeat tells it to rejoin whenever there is something new
+for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.classic import consumer_protocol
+from kcoord.coordinator.group.classic.group import NO_GENERATION
+from kcoord.coordinator.group.classic.join import (
+    KNOWN_MEMBER_ID_VERSION,
+    new_member_id,
+    protocols_of,
+    rebalance_timeout_of,
+)
+from kcoord.coordinator.group.consumer.current_assignment import OwnedPartitions
+from kcoord.coordinator.group.consumer.group import ConsumerGroup
+from kcoord.coordinator.group.consumer.member import (
+    ClassicMemberMetadata,
+    ConsumerGroupMember,
+    EpochAssignment,
+    MemberState,
+)
+from kcoord.coordinator.group.consumer.removal import RemoveMembers, find_member
+from kcoord.coordinator.group.consumer.timers import (
+    cancel_member_timers,
+    classic_join_timer,
+    classic_sync_timer,
+    downgrade_timer,
+    session_timer,
+)
+from kcoord.coordinator.group.consumer.transition import MemberTransition
+from kcoord.coordinator.result import Cancel, CoordinatorResult, OperationContext, Schedule
+from kcoord.metadata.image import MetadataImage
+from protocol.errors import Errors, KafkaError
+from protocol.messages import (
+    ConsumerProtocolSubscription,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+
+
+def join(
+    config: BrokerConfig,
+    image: MetadataImage,
+    group: ConsumerGroup,
+    context: OperationContext,
+    request: JoinGroupRequest,
+) -> CoordinatorResult[object]:
+    """The member says what it subscribes to and owns, and is told its epoch as generation."""
+    transition = MemberTransition(config, image, group, context.now_ms)
+    transition.check_size(request.member_id)
+    protocols = protocols_of(request)
+    if not group.supports_classic_protocols(request.protocol_type, {name for name, _ in protocols}):
+        raise KafkaError(
+            Errors.INCONSISTENT_GROUP_PROTOCOL,
+            f"Group {group.group_id} takes classic members of type consumer that share a protocol with the others.",
+        )
+    member_id = request.member_id or new_member_id(context, request.group_instance_id)
+    if not request.member_id and request.group_instance_id is None and context.api_version >= KNOWN_MEMBER_ID_VERSION:
+        required = JoinGroupResponse(
+            error_code=Errors.MEMBER_ID_REQUIRED, generation_id=NO_GENERATION, member_id=member_id
+        )
+        return CoordinatorResult(required)
+    subscription = _subscription(group, member_id, protocols)
+    member = transition.find_joining(member_id, request.group_instance_id, classic=True)
+    updated = replace(
+        member,
+        instance_id=request.group_instance_id,
+        rack_id=subscription.rack_id or None,
+        client_id=context.client_id,
+        client_host=context.client_host,
+        subscribed_topic_names=tuple(sorted(set(subscription.topics))),
+        subscribed_topic_regex=None,
+        server_assignor=None,
+        rebalance_timeout_ms=rebalance_timeout_of(request),
+        classic=ClassicMemberMetadata(request.session_timeout_ms, tuple(protocols)),
+    )
+    reconciled = transition.advance(member, member if updated == member else updated, _owned(subscription, image))
+    response = JoinGroupResponse(
+        member_id=member_id,
+        generation_id=reconciled.member_epoch,
+        protocol_type=consumer_protocol.PROTOCOL_TYPE,
+        protocol_name=protocols[0][0],
+    )
+    result: CoordinatorResult[object] = CoordinatorResult(response, transition.records)
+    predecessor = transition.predecessor
+    if predecessor is not None and predecessor.member_id != member_id:
+        result.timers += cancel_member_timers(group.group_id, predecessor.member_id)
+    replaced = group.replaced_by(updated)
+    if replaced is not None and replaced.classic is None:
+        result.timers.append(Schedule(downgrade_timer(group.group_id), context.now_ms))
+    group.asked_to_rejoin.discard(member_id)
+    result.timers += [
+        Schedule(session_timer(group.group_id, member_id), context.now_ms + request.session_timeout_ms),
+        Cancel(classic_join_timer(group.group_id, member_id)),
+        Schedule(classic_sync_timer(group.group_id, member_id), context.now_ms + updated.rebalance_timeout_ms),
+    ]
+    return result
+
+
+def _subscription(
+    group: ConsumerGroup, member_id: str, protocols: list[tuple[str, bytes]]
+) -> ConsumerProtocolSubscription:
+    subscription = consumer_protocol.read_subscription(protocols[0][1])
+    if subscription is None:
+        # Kafka 4.3.1 answers UNKNOWN_SERVER_ERROR here (recorded dialogue mixed-refusals).
+        raise KafkaError(
+            Errors.UNKNOWN_SERVER_ERROR,
+            f"The subscription of member {member_id} in group {group.group_id} is malformed.",
+        )
+    return subscription
+
+
+def _owned(subscription: ConsumerProtocolSubscription, image: MetadataImage) -> OwnedPartitions:
+    """What a cooperative member still owns; an eager one has given everything up before it joins."""
+    owned: dict[bytes, frozenset[int]] = {}
+    for topic in subscription.owned_partitions:
+        known = image.topics.get(topic.topic)
+        if known is not None:
+            owned[known.id] = frozenset(topic.partitions)
+    return owned
+
+
+def sync(
+    group: ConsumerGroup, image: MetadataImage, context: OperationContext, request: SyncGroupRequest
+) -> CoordinatorResult[object]:
+    """The member fetches its assignment, unless the group has moved on and it should rejoin first."""
+    member, classic = _classic_member(group, request.member_id, request.group_instance_id)
+    _check_generation(group, member, request.generation_id)
+    protocol = classic.protocols[0][0]
+    if request.protocol_type not in (None, consumer_protocol.PROTOCOL_TYPE) or request.protocol_name not in (
+        None,
+        protocol,
+    ):
+        raise KafkaError(Errors.INCONSISTENT_GROUP_PROTOCOL, f"Member {member.member_id} uses protocol {protocol}.")
+    if group.group_epoch > member.member_epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
+        response = SyncGroupResponse(error_code=Errors.REBALANCE_IN_PROGRESS)
+        return CoordinatorResult(response, timers=_join_deadline(group, member, context))
+    version = consumer_protocol.read_version(classic.protocols[0][1]) or 0
+    result: CoordinatorResult[object] = CoordinatorResult(
+        SyncGroupResponse(
+            protocol_type=consumer_protocol.PROTOCOL_TYPE,
+            protocol_name=protocol,
+            assignment=consumer_protocol.write_assignment(_by_name(member.assigned, image), version),
+        )
+    )
+    result.timers.append(Cancel(classic_sync_timer(group.group_id, member.member_id)))
+    result.timers.append(_session(group, member, classic, context))
+    return result
+
+
+def _by_name(assigned: EpochAssignment, image: MetadataImage) -> dict[str, list[int]]:
+    """Topics that were deleted meanwhile have no name; the next rebalance takes them away."""
+    topics = ((image.topics_by_id.get(topic_id), partitions) for topic_id, partitions in assigned.items())
+    return {topic.name: sorted(partitions) for topic, partitions in topics if topic is not None}
+
+
+def heartbeat(group: ConsumerGroup, context: OperationContext, request: HeartbeatRequest) -> CoordinatorResult[object]:
+    """REBALANCE_IN_PROGRESS where the member should rejoin: a new epoch, a revocation to confirm, partitions freed."""
+    member, classic = _classic_member(group, request.member_id, request.group_instance_id)
+    _check_generation(group, member, request.generation_id)
+    result: CoordinatorResult[object] = CoordinatorResult(
+        HeartbeatResponse(), timers=[_session(group, member, classic, context)]
+    )
+    if (
+        member.member_epoch < group.group_epoch
+        or member.state is MemberState.UNREVOKED_PARTITIONS
+        or (member.state is MemberState.UNRELEASED_PARTITIONS and not group.waits_for_release(member))
+    ):
+        result.response = HeartbeatResponse(error_code=Errors.REBALANCE_IN_PROGRESS)
+        result.timers += _join_deadline(group, member, context)
+    return result
+
+
+def leave(group: ConsumerGroup, request: LeaveGroupRequest, remove: RemoveMembers) -> CoordinatorResult[object]:
+    """Each member of the batch leaves or is refused on its own; members of the consumer protocol may be removed too."""
+    response = LeaveGroupResponse()
+    leaving: list[ConsumerGroupMember] = []
+    for identity in request.members:
+        error = Errors.NONE
+        holder = group.static_member(identity.group_instance_id) if identity.group_instance_id is not None else None
+        try:
+            if not identity.member_id and holder is not None:
+                member = holder
+            else:
+                member = find_member(group, identity.member_id, identity.group_instance_id)
+            if member not in leaving:
+                leaving.append(member)
+        except KafkaError as refused:
+            error = refused.error
+        response.members.append(
+            LeaveGroupResponse.MemberResponse(
+                member_id=identity.member_id, group_instance_id=identity.group_instance_id, error_code=error
+            )
+        )
+    if not leaving:
+        return CoordinatorResult(response)
+    removal = remove(group, leaving)
+    return CoordinatorResult(response, removal.records, removal.timers)
+
+
+def _classic_member(
+    group: ConsumerGroup, member_id: str, instance_id: str | None
+) -> tuple[ConsumerGroupMember, ClassicMemberMetadata]:
+    """A member of the consumer protocol is unknown to the classic one."""
+    member = find_member(group, member_id, instance_id)
+    if member.classic is None:
+        raise KafkaError(
+            Errors.UNKNOWN_MEMBER_ID, f"Member {member_id} of group {group.group_id} uses the consumer protocol."
+        )
+    return member, member.classic
+
+
+def _check_generation(group: ConsumerGroup, member: ConsumerGroupMember, generation: int) -> None:
+    if generation != member.member_epoch:
+        raise KafkaError(
+            Errors.ILLEGAL_GENERATION,
+            f"Member {member.member_id} of group {group.group_id} is at epoch {member.member_epoch}, not {generation}.",
+        )
+
+
+def _session(
+    group: ConsumerGroup, member: ConsumerGroupMember, classic: ClassicMemberMetadata, context: OperationContext
+) -> Schedule:
+    return Schedule(session_timer(group.group_id, member.member_id), context.now_ms + classic.session_timeout_ms)
+
+
+def _join_deadline(
+    group: ConsumerGroup, member: ConsumerGroupMember, context: OperationContext
+) -> list[Schedule | Cancel]:
+    """The first reminder counts: the time to rejoin does not begin anew with each heartbeat."""
+    if member.member_id in group.asked_to_rejoin:
+        return []
+    group.asked_to_rejoin.add(member.member_id)
+    key = classic_join_timer(group.group_id, member.member_id)
+    return [Schedule(key, context.now_ms + member.rebalance_timeout_ms)]

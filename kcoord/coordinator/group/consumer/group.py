@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A consumer group as its records describe it. Only `replay_*` of the shard changes it, but for the fields marked as
+soft.
+
+Derived from the members, and kept beside them so that a heartbeat never walks the group: who owns each partition,
+how many members subscribe to each topic name and regular expression, and which member holds each instance id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
+from dataclasses import dataclass
+
+from kcoord.coordinator.group.consumer.member import Assignment, ConsumerGroupMember
+from kcoord.coordinator.group.group import GroupState, GroupType
+from kcoord.metadata.image import MetadataImage
+
+
+@dataclass(slots=True)
+class ResolvedRegularExpression:
+    """The topics that a regular expression matched at `version` of the metadata image."""
+
+    topics: frozenset[str]
+    version: int
+    timestamp_ms: int
+
+
+class ConsumerGroup:
+    """Hard state of one group of the consumer protocol, with the sums derived from its members."""
+
+    __slots__ = (
+        "_name_counts",
+        "_owners",
+        "_regex_counts",
+        "asked_to_rejoin",
+        "assignment_epoch",
+        "assignment_timestamp_ms",
+        "creation_time_ms",
+        "group_epoch",
+        "group_id",
+        "members",
+        "metadata_hash",
+        "metadata_stale",
+        "regex_refreshed_at_ms",
+        "regex_stale",
+        "resolved_regexes",
+        "static_members",
+        "target_assignment",
+    )
+
+    type = GroupType.CONSUMER
+    protocol_type = "consumer"
+
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.group_epoch = 0
+        self.metadata_hash = 0
+        self.creation_time_ms = -1
+        self.members: dict[str, ConsumerGroupMember] = {}
+        self.static_members: dict[str, str] = {}
+        self.target_assignment: dict[str, Assignment] = {}
+        self.assignment_epoch = 0
+        self.assignment_timestamp_ms = 0
+        self.resolved_regexes: dict[str, ResolvedRegularExpression] = {}
+        self._owners: dict[bytes, dict[int, str]] = {}
+        self._name_counts: Counter[str] = Counter()
+        self._regex_counts: Counter[str] = Counter()
+        # Soft state: true means "look again at the next heartbeat", which is always safe.
+        self.metadata_stale = True
+        self.regex_stale = True
+        self.regex_refreshed_at_ms = -1
+        self.asked_to_rejoin: set[str] = set()
+        """Classic members whose time to rejoin is running."""
+
+    @property
+    def state(self) -> GroupState:
+        """KIP-848 Group State: derived from the epochs, never stored."""
+        if not self.members:
+            return GroupState.EMPTY
+        if self.group_epoch > self.assignment_epoch:
+            return GroupState.ASSIGNING
+        if all(member.is_reconciled_to(self.assignment_epoch) for member in self.members.values()):
+            return GroupState.STABLE
+        return GroupState.RECONCILING
+
+    def is_empty(self) -> bool:
+        return not self.members
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        return self._name_counts[topic] > 0 or any(
+            topic in self.resolved_regexes[regex].topics
+            for regex in self._regex_counts
+            if regex in self.resolved_regexes
+        )
+
+    def is_partition_free(self, topic_id: bytes, partition: int) -> bool:
+        """Whether no member owns the partition or has yet to revoke it."""
+        owners = self._owners.get(topic_id)
+        return owners is None or partition not in owners
+
+    def static_member(self, instance_id: str) -> ConsumerGroupMember | None:
+        member_id = self.static_members.get(instance_id)
+        return None if member_id is None else self.members.get(member_id)
+
+    def target_assignment_of(self, member_id: str) -> Assignment:
+        return self.target_assignment.get(member_id, {})
+
+    def waits_for_release(self, member: ConsumerGroupMember) -> bool:
+        """Whether a partition of the member's target still belongs to somebody else."""
+        return any(
+            partition not in member.assigned.get(topic_id, {}) and not self.is_partition_free(topic_id, partition)
+            for topic_id, partitions in self.target_assignment_of(member.member_id).items()
+            for partition in partitions
+        )
+
+    def supports_classic_protocols(self, protocol_type: str, names: set[str]) -> bool:
+        """Whether a classic member with these protocols fits to the classic members that the group has."""
+        if protocol_type != self.protocol_type or not names:
+            return False
+        for member in self.members.values():
+            if member.classic is not None:
+                names = names & {name for name, _ in member.classic.protocols}
+        return bool(names)
+
+    def regex_subscribers(self, regex: str) -> int:
+        return self._regex_counts[regex]
+
+    @property
+    def regexes(self) -> KeysView[str]:
+        """The regular expressions that at least one member subscribes to."""
+        return self._regex_counts.keys()
+
+    # The only changes of hard state; called from the shard's replay.
+
+    def put_member(self, member: ConsumerGroupMember) -> None:
+        """Add the member, or put a newer description in the place of an older one."""
+        old = self.members.get(member.member_id)
+        self.members[member.member_id] = member
+        self._count_subscriptions(old, member)
+        self._move_ownership(old, member)
+        if old is not None and old.instance_id is not None and old.instance_id != member.instance_id:
+            self._forget_instance(old)
+        if member.instance_id is not None:
+            self.static_members[member.instance_id] = member.member_id
+
+    def remove_member(self, member_id: str) -> None:
+        self.asked_to_rejoin.discard(member_id)
+        member = self.members.pop(member_id, None)
+        if member is None:
+            return
+        self._count_subscriptions(member, None)
+        self._move_ownership(member, None)
+        if member.instance_id is not None:
+            self._forget_instance(member)
+
+    def _forget_instance(self, member: ConsumerGroupMember) -> None:
+        if self.static_members.get(member.instance_id or "") == member.member_id:
+            del self.static_members[member.instance_id or ""]
+
+    def _count_subscriptions(self, old: ConsumerGroupMember | None, new: ConsumerGroupMember | None) -> None:
+        old_names = old.subscribed_topic_names if old else ()
+        new_names = new.subscribed_topic_names if new else ()
+        if old_names != new_names:
+            _recount(self._name_counts, old_names, new_names)
+        if _regexes_of(old) != _regexes_of(new):
+            _recount(self._regex_counts, _regexes_of(old), _regexes_of(new))
+
+    def _move_ownership(self, old: ConsumerGroupMember | None, new: ConsumerGroupMember | None) -> None:
+        if old is not None and new is not None and _owned(old) == _owned(new):
+            return
+        for topic_id, partition in _owned_partitions(old):
+            owners = self._owners.get(topic_id, {})
+            # In a compacted log the new owner's record may stand before the one in which this member let go.
+            if old is not None and owners.get(partition) == old.member_id:
+                del owners[partition]
+                if not owners:
+                    del self._owners[topic_id]
+        for topic_id, partition in _owned_partitions(new):
+            if new is not None:
+                self._owners.setdefault(topic_id, {})[partition] = new.member_id
+
+    # What a heartbeat asks with one member's description not replayed yet.
+
+    def replaced_by(self, changed: ConsumerGroupMember) -> ConsumerGroupMember | None:
+        """The present member whose place `changed` takes: itself as it was, or the holder of its instance id."""
+        present = self.members.get(changed.member_id)
+        if present is None and changed.instance_id is not None:
+            present = self.static_member(changed.instance_id)
+        return present
+
+    def members_with(self, changed: ConsumerGroupMember) -> dict[str, ConsumerGroupMember]:
+        """All members, with `changed` in its place."""
+        present = self.replaced_by(changed)
+        members = dict(self.members)
+        if present is not None and present.member_id != changed.member_id:
+            del members[present.member_id]
+        members[changed.member_id] = changed
+        return members
+
+    def subscribed_topic_names(
+        self, changed: ConsumerGroupMember | None = None, removed: Sequence[ConsumerGroupMember] = ()
+    ) -> set[str]:
+        """Every topic name that the group subscribes to, by name or resolved regular expression.
+
+        `changed` is a member as it will be, `removed` are those that are about to go.
+        """
+        counts, regexes = self._name_counts, self._regex_counts
+        if changed is not None or removed:
+            counts, regexes = counts.copy(), regexes.copy()
+            replaced = self.replaced_by(changed) if changed is not None else None
+            for gone in (*removed, replaced):
+                _recount(counts, gone.subscribed_topic_names if gone else (), ())
+                _recount(regexes, _regexes_of(gone), ())
+            _recount(counts, (), changed.subscribed_topic_names if changed else ())
+            _recount(regexes, (), _regexes_of(changed))
+        names = set(counts)
+        for regex in regexes:
+            resolved = self.resolved_regexes.get(regex)
+            if resolved is not None:
+                names |= resolved.topics
+        return names
+
+    def subscription_of(self, member: ConsumerGroupMember) -> Iterable[str]:
+        """The topic names that one member subscribes to, by name or resolved regular expression."""
+        resolved = self.resolved_regexes.get(member.subscribed_topic_regex) if member.subscribed_topic_regex else None
+        if resolved is None:
+            return member.subscribed_topic_names
+        return resolved.topics.union(member.subscribed_topic_names)
+
+    def preferred_server_assignor(self, supported: Sequence[str], changed: ConsumerGroupMember | None = None) -> str:
+        """The assignor that most members ask for; the broker's order decides ties (KIP-848 Assignment Process)."""
+        members = self.members if changed is None else self.members_with(changed)
+        votes = Counter(member.server_assignor for member in members.values())
+        return max(supported, key=lambda name: votes[name])
+
+
+def _regexes_of(member: ConsumerGroupMember | None) -> tuple[str, ...]:
+    return (member.subscribed_topic_regex,) if member is not None and member.subscribed_topic_regex else ()
+
+
+def _recount(counts: Counter[str], gone: Iterable[str], come: Iterable[str]) -> None:
+    for name in gone:
+        if counts[name] <= 1:
+            del counts[name]
+        else:
+            counts[name] -= 1
+    for name in come:
+        counts[name] += 1
+
+
+def _owned(member: ConsumerGroupMember) -> tuple[object, object]:
+    return member.assigned, member.pending_revocation
+
+
+def _owned_partitions(member: ConsumerGroupMember | None) -> Iterator[tuple[bytes, int]]:
+    if member is None:
+        return
+    for owned in (member.assigned, member.pending_revocation):
+        for topic_id, partitions in owned.items():
+            for partition in partitions:
+                yield topic_id, partition
+
+
+def metadata_hash(image: MetadataImage, topic_names: Iterable[str]) -> int:
+    """A signed 64-bit digest of what the assignment depends on: id and partition count of each existing topic.
+
+    0 without any such topic. It is only ever compared with one of our own; a log imported from elsewhere holds other
+    digests, which costs one extra group epoch.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    found = False
+    for name in sorted(topic_names):
+        topic = image.topics.get(name)
+        if topic is not None:
+            found = True
+            digest.update(topic.id + len(topic.partitions).to_bytes(4, "big"))
+    return int.from_bytes(digest.digest(), "big", signed=True) if found else 0
+
+
+def partition_counts(image: MetadataImage, topic_names: Iterable[str]) -> Mapping[bytes, int]:
+    """Topic id -> number of partitions of those of the topics that exist, in the order of their names."""
+    topics = (image.topics.get(name) for name in sorted(topic_names))
+    return {topic.id: len(topic.partitions) for topic in topics if topic is not None}

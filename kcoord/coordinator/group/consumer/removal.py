@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Members that leave a consumer group: by their own word, or because they were silent or slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from kcoord.coordinator.group import records
+from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
+from kcoord.coordinator.group.consumer.member import (
+    LEAVE_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+    ConsumerGroupMember,
+    MemberState,
+)
+from kcoord.coordinator.group.consumer.timers import cancel_member_timers, rebalance_timer
+from kcoord.coordinator.result import Cancel, CoordinatorResult
+from kcoord.metadata.image import MetadataImage
+from protocol.errors import Errors, KafkaError
+from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+
+RemoveMembers: TypeAlias = Callable[[ConsumerGroup, Sequence[ConsumerGroupMember]], CoordinatorResult[None]]
+"""How members are removed: they alone, or with them the group's protocol (see `migration`)."""
+
+
+def find_member(group: ConsumerGroup, member_id: str, instance_id: str | None) -> ConsumerGroupMember:
+    """The member of a heartbeat that does not join; raises UNKNOWN_MEMBER_ID or FENCED_INSTANCE_ID."""
+    if instance_id is not None:
+        holder = group.static_member(instance_id)
+        if holder is None:
+            raise KafkaError(
+                Errors.UNKNOWN_MEMBER_ID, f"Group {group.group_id} has no member with instance id {instance_id}."
+            )
+        if holder.member_id != member_id:
+            raise KafkaError(
+                Errors.FENCED_INSTANCE_ID,
+                f"Member {member_id} was fenced: member {holder.member_id} has instance id {instance_id} now.",
+            )
+        return holder
+    member = group.members.get(member_id)
+    if member is None:
+        raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {group.group_id} has no member {member_id}.")
+    return member
+
+
+def leave(
+    group: ConsumerGroup, request: ConsumerGroupHeartbeatRequest, remove: RemoveMembers
+) -> CoordinatorResult[ConsumerGroupHeartbeatResponse]:
+    """A member leaves: for good (epoch -1), or as a static member that will return within its session timeout (-2)."""
+    member = find_member(group, request.member_id, request.instance_id)
+    response = ConsumerGroupHeartbeatResponse(
+        member_id=member.member_id,
+        member_epoch=request.member_epoch,
+        heartbeat_interval_ms=0,
+        group_creation_time_ms=group.creation_time_ms,
+    )
+    if request.member_epoch == LEAVE_GROUP_MEMBER_EPOCH:
+        removal = remove(group, [member])
+        return CoordinatorResult(response, removal.records, removal.timers)
+    released = replace(
+        member,
+        state=MemberState.STABLE,
+        member_epoch=LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+        pending_revocation={},
+    )
+    # The session timer runs on: it is how long the partitions wait for the member's return.
+    return CoordinatorResult(
+        response,
+        [records.new_current_assignment_record(group.group_id, released)],
+        [Cancel(rebalance_timer(group.group_id, member.member_id))],
+    )
+
+
+def remove_members(
+    image: MetadataImage, group: ConsumerGroup, members: Sequence[ConsumerGroupMember]
+) -> CoordinatorResult[None]:
+    """Everything of the members goes, and the group epoch grows once; the next heartbeat computes the new target."""
+    group_id = group.group_id
+    result = CoordinatorResult(None)
+    for member in members:
+        result.records += records.new_member_tombstones(group_id, member.member_id)
+        result.timers += cancel_member_timers(group_id, member.member_id)
+    for regex in sorted({member.subscribed_topic_regex or "" for member in members} & group.resolved_regexes.keys()):
+        leaving = sum(member.subscribed_topic_regex == regex for member in members)
+        if group.regex_subscribers(regex) == leaving:
+            result.records.append(records.new_regular_expression_tombstone(group_id, regex))
+    new_hash = metadata_hash(image, group.subscribed_topic_names(removed=members))
+    result.records.append(
+        records.new_group_epoch_record(group_id, group.group_epoch + 1, new_hash, group.creation_time_ms)
+    )
+    return result

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one member's heartbeat, or a classic member's JoinGroup, does to its consumer group, step by step.
+
+KIP-848 Heartbeat Processing: the member, the group epoch, the target assignment, the member's next step. Each step
+reads the group and appends records; `updated` is the member as it will be, long before they are replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.group import records, regex
+from kcoord.coordinator.group.assignor import ASSIGNORS
+from kcoord.coordinator.group.consumer.current_assignment import CurrentAssignmentBuilder, OwnedPartitions
+from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
+from kcoord.coordinator.group.consumer.member import (
+    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+    Assignment,
+    ConsumerGroupMember,
+)
+from kcoord.coordinator.group.consumer.settings import GroupSettings
+from kcoord.coordinator.group.consumer.target_assignment import build_target_assignment, topic_ids_of
+from kcoord.coordinator.result import CoordinatorRecord
+from kcoord.metadata.image import MetadataImage
+from protocol.errors import Errors, KafkaError
+
+
+@dataclass(slots=True)
+class MemberTransition:
+    """`predecessor` is the static member whose place the member takes, under the same or another member id."""
+
+    config: BrokerConfig
+    image: MetadataImage
+    group: ConsumerGroup
+    now_ms: int
+    records: list[CoordinatorRecord] = field(default_factory=list)
+    predecessor: ConsumerGroupMember | None = None
+
+    @property
+    def settings(self) -> GroupSettings:
+        return GroupSettings(self.config, self.image, self.group.group_id)
+
+    def check_size(self, member_id: str) -> None:
+        """Raises GROUP_MAX_SIZE_REACHED for one more member than the group may have."""
+        group, limit = self.group, self.config.group_consumer_max_size
+        if len(group.members) >= limit and member_id not in group.members:
+            raise KafkaError(
+                Errors.GROUP_MAX_SIZE_REACHED, f"Group {group.group_id} has its maximum of {limit} members."
+            )
+
+    def find_joining(self, member_id: str, instance_id: str | None, *, classic: bool) -> ConsumerGroupMember:
+        """The member that joins, as it is or as a new one; a static member takes over what its instance id has.
+
+        Raises GROUP_MAX_SIZE_REACHED, and UNRELEASED_INSTANCE_ID while a member of the consumer protocol holds the
+        instance id and a second one asks for it. A classic member is fenced instead, as its own protocol does.
+        """
+        self.check_size(member_id)
+        group = self.group
+        existing = group.static_member(instance_id) if instance_id is not None else None
+        if existing is None:
+            return group.members.get(member_id) or ConsumerGroupMember(member_id)
+        if classic and existing.member_id == member_id:
+            return existing
+        if not classic and existing.classic is None and existing.member_epoch != LEAVE_GROUP_STATIC_MEMBER_EPOCH:
+            raise KafkaError(
+                Errors.UNRELEASED_INSTANCE_ID,
+                f"Instance id {instance_id} is in use by member {existing.member_id}, not free for {member_id}.",
+            )
+        self.predecessor = existing
+        epoch = group.assignment_epoch if classic else 0
+        return replace(existing, member_id=member_id, member_epoch=epoch, previous_member_epoch=0)
+
+    def advance(
+        self, member: ConsumerGroupMember, updated: ConsumerGroupMember, owned: OwnedPartitions | None
+    ) -> ConsumerGroupMember:
+        """All steps; returns the member as it is after them. `owned` is what it says it owns, None where it did not."""
+        group = self.group
+        # 1. The member, and what changed in its subscription.
+        bump = updated.subscribed_topic_names != member.subscribed_topic_names
+        regex_changed, regex_bump = self._update_regex(member, updated)
+        if self.predecessor is not None:
+            self._replace_static_member(member, updated)
+        elif updated is not member or member.member_id not in group.members:
+            self.records.append(records.new_member_subscription_record(group.group_id, updated))
+        # 2. The group epoch.
+        group_epoch = self._group_epoch(updated, bump or regex_bump)
+        # 3. The target assignment, at most once per assignment interval.
+        target_epoch, target = group.assignment_epoch, self._present_target(updated)
+        due_ms = group.assignment_timestamp_ms + self.settings.assignment_interval_ms
+        if group_epoch > target_epoch and self.now_ms >= due_ms:
+            target_epoch, target = group_epoch, self._new_target(updated, group_epoch)
+        # 4. The member's next step towards it.
+        return self._reconcile(updated, target_epoch, target, owned, bump or regex_changed)
+
+    # 1. The member.
+
+    def _update_regex(self, member: ConsumerGroupMember, updated: ConsumerGroupMember) -> tuple[bool, bool]:
+        """Whether the regular expression changed, and whether that changes the subscribed topics at once."""
+        old, new = member.subscribed_topic_regex or "", updated.subscribed_topic_regex or ""
+        if old == new:
+            return False, False
+        group = self.group
+        if new and not group.regex_subscribers(new):
+            regex.validate(new)
+        bump = bool(new) and new in group.resolved_regexes
+        if old and old in group.resolved_regexes:
+            bump = bump or bool(group.resolved_regexes[old].topics)
+            if group.regex_subscribers(old) == 1:
+                self.records.append(records.new_regular_expression_tombstone(group.group_id, old))
+        return True, bump
+
+    def _replace_static_member(self, copy: ConsumerGroupMember, updated: ConsumerGroupMember) -> None:
+        predecessor = self.predecessor
+        assert predecessor is not None
+        group_id = self.group.group_id
+        if predecessor.member_id != copy.member_id:
+            self.records += records.new_member_tombstones(group_id, predecessor.member_id)
+            target = self.group.target_assignment_of(predecessor.member_id)
+            self.records.append(records.new_member_subscription_record(group_id, updated))
+            self.records.append(records.new_target_assignment_record(group_id, updated.member_id, target))
+            self.records.append(records.new_current_assignment_record(group_id, updated))
+        elif updated is not copy:
+            self.records.append(records.new_member_subscription_record(group_id, updated))
+
+    # 2. The group epoch.
+
+    def _group_epoch(self, updated: ConsumerGroupMember, bump: bool) -> int:
+        """The group epoch after this heartbeat, with its record where it grows.
+
+        A new group starts at 1, and the first subscription counts on top of that (observed in Kafka 4.3.1).
+        """
+        group = self.group
+        epoch = group.group_epoch
+        new_hash = group.metadata_hash
+        if bump or group.metadata_stale:
+            new_hash = metadata_hash(self.image, group.subscribed_topic_names(changed=updated))
+            if new_hash == group.metadata_hash:
+                group.metadata_stale = False
+            elif epoch:
+                bump = True
+        if epoch == 0:
+            epoch += 1
+            self._append_epoch(epoch + bump, new_hash)
+        elif bump:
+            self._append_epoch(epoch + 1, new_hash)
+        return epoch + bump
+
+    def _append_epoch(self, epoch: int, new_hash: int) -> None:
+        group = self.group
+        self.records.append(records.new_group_epoch_record(group.group_id, epoch, new_hash, group.creation_time_ms))
+
+    # 3. The target assignment.
+
+    def _present_target(self, updated: ConsumerGroupMember) -> Assignment:
+        source = self.group.replaced_by(updated)
+        return {} if source is None else self.group.target_assignment_of(source.member_id)
+
+    def _new_target(self, updated: ConsumerGroupMember, group_epoch: int) -> Assignment:
+        name = self.group.preferred_server_assignor(self.config.group_consumer_assignors, changed=updated)
+        built = build_target_assignment(self.group, group_epoch, ASSIGNORS[name], self.image, updated, self.now_ms)
+        self.records += built.records
+        return built.of_member
+
+    # 4. The member's next step.
+
+    def _reconcile(
+        self,
+        updated: ConsumerGroupMember,
+        target_epoch: int,
+        target: Assignment,
+        owned: OwnedPartitions | None,
+        subscription_changed: bool,
+    ) -> ConsumerGroupMember:
+        if not subscription_changed and updated.is_reconciled_to(target_epoch):
+            reconciled = updated
+        else:
+            reconciled = CurrentAssignmentBuilder(
+                updated,
+                target_epoch,
+                target,
+                self.group.is_partition_free,
+                topic_ids_of(self.group, updated, self.image),
+                subscription_changed,
+                owned,
+            ).build()
+        if reconciled is not updated:
+            self.records.append(records.new_current_assignment_record(self.group.group_id, reconciled))
+        return reconciled

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ConsumerGroupDescribe and DescribeGroups: a group with its epochs, members, current and target assignments (KIP-848
+ConsumerGroupDescribe API).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from kcoord.coordinator.group.classic.group import ClassicGroup
+from kcoord.coordinator.group.consumer.group import ConsumerGroup
+from kcoord.coordinator.group.consumer.member import ConsumerGroupMember
+from kcoord.coordinator.group.group import GroupState
+from kcoord.metadata.image import MetadataImage
+from protocol.errors import Errors
+from protocol.messages import ConsumerGroupDescribeResponse, DescribeGroupsResponse
+
+MEMBER_TYPE_CLASSIC: Final = 0
+MEMBER_TYPE_CONSUMER: Final = 1
+
+
+def consumer_group(
+    group: ConsumerGroup, image: MetadataImage, assignors: Sequence[str]
+) -> ConsumerGroupDescribeResponse.DescribedGroup:
+    """Members stand in the order of their ids."""
+    return ConsumerGroupDescribeResponse.DescribedGroup(
+        group_id=group.group_id,
+        group_state=group.state.value,
+        group_epoch=group.group_epoch,
+        assignment_epoch=group.assignment_epoch,
+        assignor_name=group.preferred_server_assignor(assignors),
+        group_creation_time_ms=group.creation_time_ms,
+        members=[_member(group, member, image) for _, member in sorted(group.members.items())],
+    )
+
+
+def _member(
+    group: ConsumerGroup, member: ConsumerGroupMember, image: MetadataImage
+) -> ConsumerGroupDescribeResponse.Member:
+    return ConsumerGroupDescribeResponse.Member(
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        member_epoch=member.member_epoch,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=list(member.subscribed_topic_names),
+        subscribed_topic_regex=member.subscribed_topic_regex or "",
+        assignment=_assignment(_owned(member), image),
+        target_assignment=_assignment(group.target_assignment_of(member.member_id), image),
+        member_type=MEMBER_TYPE_CONSUMER if member.classic is None else MEMBER_TYPE_CLASSIC,
+    )
+
+
+def _owned(member: ConsumerGroupMember) -> Mapping[bytes, Collection[int]]:
+    """What the member may still be working on: it owns what it is asked to revoke until it says otherwise."""
+    topic_ids = member.assigned.keys() | member.pending_revocation.keys()
+    return {
+        topic_id: member.assigned.get(topic_id, {}).keys() | member.pending_revocation.get(topic_id, {}).keys()
+        for topic_id in topic_ids
+    }
+
+
+def _assignment(
+    assigned: Mapping[bytes, Collection[int]], image: MetadataImage
+) -> ConsumerGroupDescribeResponse.Assignment:
+    """Topics that no longer exist have no name to show and are left out."""
+    topics = []
+    for topic_id, partitions in sorted(assigned.items()):
+        topic = image.topics_by_id.get(topic_id)
+        if topic is not None:
+            topics.append(
+                ConsumerGroupDescribeResponse.TopicPartitions(
+                    topic_id=topic_id, topic_name=topic.name, partitions=sorted(partitions)
+                )
+            )
+    return ConsumerGroupDescribeResponse.Assignment(topic_partitions=topics)
+
+
+def classic_group(group: ClassicGroup) -> DescribeGroupsResponse.DescribedGroup:
+    """DescribeGroups: metadata and assignments are shown only of a complete generation."""
+    stable = group.state is GroupState.STABLE
+    return DescribeGroupsResponse.DescribedGroup(
+        group_id=group.group_id,
+        group_state=group.state.value,
+        protocol_type=group.protocol_type,
+        protocol_data=(group.protocol or "") if stable else "",
+        members=[
+            DescribeGroupsResponse.DescribedGroupMember(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.metadata(group.protocol) if stable else b"",
+                member_assignment=member.assignment if stable else b"",
+            )
+            for member in group.members.values()
+        ],
+    )
+
+
+def no_classic_group(group_id: str, text: str, api_version: int) -> DescribeGroupsResponse.DescribedGroup:
+    """Before version 6 a group that is not there is a Dead one without error."""
+    response = DescribeGroupsResponse.DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
+    if api_version >= 6:
+        response.error_code = Errors.GROUP_ID_NOT_FOUND
+        response.error_message = text
+    return response

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Online conversion of a group with members between the protocols (KIP-848 Supporting Online Consumer Group Upgrade).
+
+Upgrade: the first member of the consumer protocol finds a classic group; epochs go on from its generation and
+everybody keeps the last assignment. Downgrade: the last member of the consumer protocol has gone; the classic members
+that are left become a classic group, which rebalances at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.group import records
+from kcoord.coordinator.group.classic import consumer_protocol, rebalance
+from kcoord.coordinator.group.classic.group import NO_GENERATION, ClassicGroup
+from kcoord.coordinator.group.classic.member import ClassicMember
+from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
+from kcoord.coordinator.group.consumer.member import ClassicMemberMetadata, ConsumerGroupMember, MemberState
+from kcoord.coordinator.group.consumer.timers import cancel_member_timers, session_timer
+from kcoord.coordinator.result import Cancel, Completion, CoordinatorResult, Schedule, TimerKey
+from kcoord.metadata.image import MetadataImage
+from protocol.errors import Errors, KafkaError
+from protocol.messages import JoinGroupResponse, SyncGroupResponse
+
+BUILT_IN_ASSIGNORS: Final = frozenset({"range", "roundrobin", "sticky", "cooperative-sticky"})
+"""Client-side assignors whose user data a server-side assignor may drop without loss."""
+
+
+def policy_allows(config: BrokerConfig, direction: str) -> bool:
+    """Whether group.consumer.migration.policy allows `upgrade` or `downgrade` of groups with members."""
+    return config.group_consumer_migration_policy.lower() in (direction, "bidirectional")
+
+
+def upgrade(
+    config: BrokerConfig, image: MetadataImage, group: ClassicGroup, now_ms: int, creation_time_ms: int
+) -> tuple[ConsumerGroup, CoordinatorResult[object]]:
+    """The consumer group that the classic group becomes, and the records, timers and answers of the conversion.
+
+    The classic group itself stays as it is until the records are replayed, so a join that fails after all costs
+    nothing. Raises GROUP_ID_NOT_FOUND, as Kafka does, with the reason where the group cannot be converted.
+    """
+    members = _members_to_upgrade(config, image, group)
+    group_id, epoch = group.group_id, max(group.generation, 1)
+    names = {name for member in members for name in member.subscribed_topic_names}
+    new = ConsumerGroup(group_id)
+    new.group_epoch = new.assignment_epoch = epoch
+    new.creation_time_ms = creation_time_ms
+    new.metadata_hash = metadata_hash(image, names)
+    result: CoordinatorResult[object] = CoordinatorResult(None, [records.new_classic_group_tombstone(group_id)])
+    result.records += [records.new_member_subscription_record(group_id, member) for member in members]
+    result.records.append(records.new_group_epoch_record(group_id, epoch, new.metadata_hash, creation_time_ms))
+    for member in members:
+        new.put_member(member)
+        target = {topic_id: frozenset(partitions) for topic_id, partitions in member.assigned.items()}
+        new.target_assignment[member.member_id] = target
+        result.records.append(records.new_target_assignment_record(group_id, member.member_id, target))
+    result.records.append(records.new_target_assignment_epoch_record(group_id, epoch, 0))
+    result.records += [records.new_current_assignment_record(group_id, member) for member in members]
+    result.timers += _classic_timers_to_cancel(group)
+    for member in members:
+        assert member.classic is not None
+        deadline_ms = now_ms + member.classic.session_timeout_ms
+        result.timers.append(Schedule(session_timer(group_id, member.member_id), deadline_ms))
+    result.completions += _interrupted_requests(group)
+    return new, result
+
+
+def _members_to_upgrade(config: BrokerConfig, image: MetadataImage, group: ClassicGroup) -> list[ConsumerGroupMember]:
+    if not policy_allows(config, "upgrade"):
+        raise _refused(group, "group.consumer.migration.policy does not allow it")
+    if not group.uses_consumer_protocol():
+        raise _refused(group, f"its protocol type is {group.protocol_type!r}, not 'consumer'")
+    if len(group.members) > config.group_consumer_max_size:
+        raise _refused(group, f"it has more than group.consumer.max.size={config.group_consumer_max_size} members")
+    return [_upgraded(image, group, member) for member in group.members.values()]
+
+
+def _upgraded(image: MetadataImage, group: ClassicGroup, member: ClassicMember) -> ConsumerGroupMember:
+    protocol = group.protocol if group.protocol is not None else member.protocols[0][0]
+    subscription = consumer_protocol.read_subscription(member.metadata(protocol))
+    assignment = consumer_protocol.read_assignment(member.assignment)
+    if subscription is None or assignment is None:
+        part = "subscription" if subscription is None else "assignment"
+        raise _refused(group, f"the {part} of member {member.member_id} cannot be read")
+    if assignment.user_data and protocol not in BUILT_IN_ASSIGNORS:
+        raise _refused(group, f"member {member.member_id} has user data of the assignor {protocol}")
+    epoch = max(group.generation, 1)
+    assigned = {
+        image.topics[topic.topic].id: dict.fromkeys(topic.partitions, epoch)
+        for topic in assignment.assigned_partitions
+        if topic.topic in image.topics and topic.partitions
+    }
+    return ConsumerGroupMember(
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        rack_id=subscription.rack_id or None,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=tuple(sorted(set(subscription.topics))),
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+        classic=ClassicMemberMetadata(member.session_timeout_ms, tuple(member.protocols)),
+        member_epoch=epoch,
+        previous_member_epoch=epoch,
+        state=MemberState.STABLE,
+        assigned=assigned,
+    )
+
+
+def _refused(group: ClassicGroup, reason: str) -> KafkaError:
+    return KafkaError(
+        Errors.GROUP_ID_NOT_FOUND, f"Classic group {group.group_id} cannot become a consumer group: {reason}."
+    )
+
+
+def _classic_timers_to_cancel(group: ClassicGroup) -> list[Schedule | Cancel]:
+    group_id = group.group_id
+    keys = [TimerKey(rebalance.JOIN_TIMER, group_id), TimerKey(rebalance.SYNC_TIMER, group_id)]
+    keys += [rebalance.heartbeat_timer(group_id, member_id) for member_id in (*group.members, *group.pending_members)]
+    return [Cancel(key) for key in keys]
+
+
+def _interrupted_requests(group: ClassicGroup) -> list[Completion]:
+    """Whoever waits at a barrier of the classic group is sent back to join again."""
+    completions = []
+    for member in group.members.values():
+        if member.join_token is not None:
+            again = JoinGroupResponse(
+                error_code=Errors.REBALANCE_IN_PROGRESS, generation_id=NO_GENERATION, member_id=member.member_id
+            )
+            completions.append(Completion(member.join_token, again))
+        if member.sync_token is not None:
+            completions.append(
+                Completion(member.sync_token, SyncGroupResponse(error_code=Errors.REBALANCE_IN_PROGRESS))
+            )
+    return completions
+
+
+def can_downgrade(config: BrokerConfig, group: ConsumerGroup, leaving: Sequence[ConsumerGroupMember] = ()) -> bool:
+    """Whether, without `leaving`, only members of the classic protocol are left, and the group may follow them."""
+    gone = {member.member_id for member in leaving}
+    left = [member for member in group.members.values() if member.member_id not in gone]
+    return (
+        bool(left)
+        and all(member.classic is not None for member in left)
+        and len(left) <= config.group_max_size
+        and policy_allows(config, "downgrade")
+    )
+
+
+def downgrade(
+    config: BrokerConfig,
+    image: MetadataImage,
+    group: ConsumerGroup,
+    now_ms: int,
+    leaving: Sequence[ConsumerGroupMember] = (),
+) -> CoordinatorResult[None]:
+    """The classic group that is left when the last member of the consumer protocol has gone.
+
+    It begins Stable at the group epoch with what each member owns; an immediate timer starts its rebalance, once the
+    records are replayed.
+    """
+    group_id = group.group_id
+    gone = {member.member_id for member in leaving}
+    left = [member for member in group.members.values() if member.member_id not in gone]
+    result = CoordinatorResult(None)
+    for member_id in group.members:
+        result.records += records.new_member_tombstones(group_id, member_id)
+        result.timers += cancel_member_timers(group_id, member_id)
+    result.records += records.new_consumer_group_tombstones(group_id, group.resolved_regexes)
+    classic = ClassicGroup(group_id)
+    classic.protocol_type = consumer_protocol.PROTOCOL_TYPE
+    classic.generation = group.group_epoch
+    assignments: dict[str, bytes] = {}
+    for member in left:
+        assert member.classic is not None
+        classic.add(_downgraded(member, member.classic))
+        assignments[member.member_id] = _classic_assignment(image, member, member.classic)
+        session = rebalance.heartbeat_timer(group_id, member.member_id)
+        result.timers.append(Schedule(session, now_ms + member.classic.session_timeout_ms))
+    classic.protocol = classic.select_protocol()
+    result.records.append(rebalance.group_metadata_record(group_id, classic.to_value(now_ms, assignments)))
+    result.timers.append(Schedule(TimerKey(rebalance.REBALANCE_TIMER, group_id), now_ms))
+    return result
+
+
+def _downgraded(member: ConsumerGroupMember, classic: ClassicMemberMetadata) -> ClassicMember:
+    return ClassicMember(
+        member.member_id,
+        member.instance_id,
+        member.client_id,
+        member.client_host,
+        member.rebalance_timeout_ms,
+        classic.session_timeout_ms,
+        list(classic.protocols),
+    )
+
+
+def _classic_assignment(image: MetadataImage, member: ConsumerGroupMember, classic: ClassicMemberMetadata) -> bytes:
+    version = consumer_protocol.read_version(classic.protocols[0][1]) or 0
+    topics = ((image.topics_by_id.get(topic_id), partitions) for topic_id, partitions in member.assigned.items())
+    named = {topic.name: sorted(partitions) for topic, partitions in topics if topic is not None}
+    return consumer_protocol.write_assignment(named, version)

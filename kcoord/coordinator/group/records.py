@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only constructors of coordinator records.
+
+Record types, keys and values are Kafka's (`schemas/coordinator_records`); a tombstone deletes what its key names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kcoord.coordinator.group.consumer.member import (
+    Assignment,
+    ClassicMemberMetadata,
+    ConsumerGroupMember,
+    EpochAssignment,
+)
+from kcoord.coordinator.group.offsets import CommittedOffset
+from kcoord.coordinator.result import CoordinatorRecord
+from protocol.messages import (
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMemberMetadataValue,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupRegularExpressionKey,
+    ConsumerGroupRegularExpressionValue,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMemberValue,
+    ConsumerGroupTargetAssignmentMetadataKey,
+    ConsumerGroupTargetAssignmentMetadataValue,
+    GroupMetadataKey,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
+from protocol.uuid import ZERO_UUID
+
+
+def new_group_epoch_record(group_id: str, epoch: int, metadata_hash: int, creation_time_ms: int) -> CoordinatorRecord:
+    """The epoch of a consumer group; `creation_time_ms` is KIP-1327's, -1 where it was never recorded."""
+    value = ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=metadata_hash, creation_time_ms=creation_time_ms)
+    return CoordinatorRecord(ConsumerGroupMetadataKey(group_id=group_id), value)
+
+
+def new_group_epoch_tombstone(group_id: str) -> CoordinatorRecord:
+    return CoordinatorRecord(ConsumerGroupMetadataKey(group_id=group_id), None)
+
+
+def new_member_subscription_record(group_id: str, member: ConsumerGroupMember) -> CoordinatorRecord:
+    value = ConsumerGroupMemberMetadataValue(
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=list(member.subscribed_topic_names),
+        subscribed_topic_regex=member.subscribed_topic_regex,
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+        server_assignor=member.server_assignor,
+        classic_member_metadata=_classic_metadata(member.classic),
+    )
+    return CoordinatorRecord(ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member.member_id), value)
+
+
+def _classic_metadata(
+    classic: ClassicMemberMetadata | None,
+) -> ConsumerGroupMemberMetadataValue.ClassicMemberMetadata | None:
+    if classic is None:
+        return None
+    return ConsumerGroupMemberMetadataValue.ClassicMemberMetadata(
+        session_timeout_ms=classic.session_timeout_ms,
+        supported_protocols=[
+            ConsumerGroupMemberMetadataValue.ClassicProtocol(name=name, metadata=metadata)
+            for name, metadata in classic.protocols
+        ],
+    )
+
+
+def new_member_subscription_tombstone(group_id: str, member_id: str) -> CoordinatorRecord:
+    return CoordinatorRecord(ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member_id), None)
+
+
+def new_target_assignment_epoch_record(group_id: str, assignment_epoch: int, timestamp_ms: int) -> CoordinatorRecord:
+    value = ConsumerGroupTargetAssignmentMetadataValue(
+        assignment_epoch=assignment_epoch, assignment_timestamp=timestamp_ms
+    )
+    return CoordinatorRecord(ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id), value)
+
+
+def new_target_assignment_epoch_tombstone(group_id: str) -> CoordinatorRecord:
+    return CoordinatorRecord(ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id), None)
+
+
+def new_target_assignment_record(group_id: str, member_id: str, assignment: Assignment) -> CoordinatorRecord:
+    """Topics ascend by id and partitions by number, so that equal assignments give equal bytes."""
+    topic_partitions = [
+        ConsumerGroupTargetAssignmentMemberValue.TopicPartition(topic_id=topic_id, partitions=sorted(partitions))
+        for topic_id, partitions in sorted(assignment.items())
+    ]
+    return CoordinatorRecord(
+        ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id),
+        ConsumerGroupTargetAssignmentMemberValue(topic_partitions=topic_partitions),
+    )
+
+
+def new_target_assignment_tombstone(group_id: str, member_id: str) -> CoordinatorRecord:
+    return CoordinatorRecord(ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id), None)
+
+
+def new_current_assignment_record(group_id: str, member: ConsumerGroupMember) -> CoordinatorRecord:
+    value = ConsumerGroupCurrentMemberAssignmentValue(
+        member_epoch=member.member_epoch,
+        previous_member_epoch=member.previous_member_epoch,
+        state=member.state,
+        assigned_partitions=_partitions_with_epochs(member.assigned),
+        partitions_pending_revocation=_partitions_with_epochs(member.pending_revocation),
+    )
+    return CoordinatorRecord(
+        ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member.member_id), value
+    )
+
+
+def _partitions_with_epochs(
+    assignment: EpochAssignment,
+) -> list[ConsumerGroupCurrentMemberAssignmentValue.TopicPartitions]:
+    topics = []
+    for topic_id, epochs in sorted(assignment.items()):
+        partitions = sorted(epochs)
+        topics.append(
+            ConsumerGroupCurrentMemberAssignmentValue.TopicPartitions(
+                topic_id=topic_id, partitions=partitions, assignment_epochs=[epochs[p] for p in partitions]
+            )
+        )
+    return topics
+
+
+def new_current_assignment_tombstone(group_id: str, member_id: str) -> CoordinatorRecord:
+    return CoordinatorRecord(ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member_id), None)
+
+
+def new_regular_expression_record(
+    group_id: str, regular_expression: str, topics: Iterable[str], version: int, timestamp_ms: int
+) -> CoordinatorRecord:
+    """What a subscribed regular expression matched at version `version` of the metadata image."""
+    value = ConsumerGroupRegularExpressionValue(topics=sorted(topics), version=version, timestamp=timestamp_ms)
+    return CoordinatorRecord(
+        ConsumerGroupRegularExpressionKey(group_id=group_id, regular_expression=regular_expression), value
+    )
+
+
+def new_regular_expression_tombstone(group_id: str, regular_expression: str) -> CoordinatorRecord:
+    return CoordinatorRecord(
+        ConsumerGroupRegularExpressionKey(group_id=group_id, regular_expression=regular_expression), None
+    )
+
+
+def new_classic_group_tombstone(group_id: str) -> CoordinatorRecord:
+    return CoordinatorRecord(GroupMetadataKey(group=group_id), None)
+
+
+def new_member_tombstones(group_id: str, member_id: str) -> list[CoordinatorRecord]:
+    """Everything a consumer group knows of one member, in the order in which it may go."""
+    return [
+        new_current_assignment_tombstone(group_id, member_id),
+        new_target_assignment_tombstone(group_id, member_id),
+        new_member_subscription_tombstone(group_id, member_id),
+    ]
+
+
+def new_consumer_group_tombstones(group_id: str, regular_expressions: Iterable[str]) -> list[CoordinatorRecord]:
+    """Everything an empty consumer group has left besides its offsets."""
+    return [
+        new_target_assignment_epoch_tombstone(group_id),
+        *(new_regular_expression_tombstone(group_id, regex) for regex in sorted(regular_expressions)),
+        new_group_epoch_tombstone(group_id),
+    ]
+
+
+def new_offset_commit_record(group_id: str, topic: str, partition: int, offset: CommittedOffset) -> CoordinatorRecord:
+    """The value has the lowest version that holds everything: 1 with an expire timestamp, 4 with a topic id, else 3."""
+    version = 1 if offset.expire_timestamp_ms >= 0 else 4 if offset.topic_id != ZERO_UUID else 3
+    value = OffsetCommitValue(
+        offset=offset.offset,
+        leader_epoch=offset.leader_epoch if version >= 3 else -1,
+        metadata=offset.metadata,
+        commit_timestamp=offset.commit_timestamp_ms,
+        expire_timestamp=offset.expire_timestamp_ms,
+        topic_id=offset.topic_id if version >= 4 else ZERO_UUID,
+    )
+    return CoordinatorRecord(OffsetCommitKey(group=group_id, topic=topic, partition=partition), value, version)
+
+
+def new_offset_commit_tombstone(group_id: str, topic: str, partition: int) -> CoordinatorRecord:
+    return CoordinatorRecord(OffsetCommitKey(group=group_id, topic=topic, partition=partition), None)
+
+
+def target_assignment_from(value: ConsumerGroupTargetAssignmentMemberValue) -> Assignment:
+    return {topic.topic_id: frozenset(topic.partitions) for topic in value.topic_partitions}
+
+
+def epoch_assignment_from(
+    topics: Iterable[ConsumerGroupCurrentMemberAssignmentValue.TopicPartitions], member_epoch: int
+) -> EpochAssignment:
+    """Partitions written without assignment epochs (before Kafka 4.3) count as assigned at the member's epoch."""
+    assignment: dict[bytes, Mapping[int, int]] = {}
+    for topic in topics:
+        epochs = topic.assignment_epochs or [member_epoch] * len(topic.partitions)
+        assignment[topic.topic_id] = dict(zip(topic.partitions, epochs, strict=True))
+    return assignment
+
+
+def classic_metadata_from(value: ConsumerGroupMemberMetadataValue) -> ClassicMemberMetadata | None:
+    stored = value.classic_member_metadata
+    if stored is None:
+        return None
+    protocols = tuple((protocol.name, protocol.metadata) for protocol in stored.supported_protocols)
+    return ClassicMemberMetadata(stored.session_timeout_ms, protocols)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topic subscriptions by regular expression (KIP-848 Topic Subscription): RE2 syntax, linear time, the whole name
+must match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from protocol.errors import Errors, KafkaError
+
+MAX_PROGRAM_BYTES = 8 << 20
+"""The most memory that one compiled expression may take."""
+
+
+@dataclass(slots=True)
+class ResolveRegex:
+    """The work of a task: match the group's regular expressions against all topic names of the image at `version`."""
+
+    group_id: str
+    regexes: tuple[str, ...]
+    version: int
+
+
+@dataclass(slots=True)
+class ResolvedRegexes:
+    """The value of that task: regular expression -> the topic names that it matches at `version`."""
+
+    version: int
+    topics: Mapping[str, frozenset[str]]
+
+
+def validate(regex: str) -> None:
+    """Raise INVALID_REGULAR_EXPRESSION unless `regex` is an RE2 regular expression."""
+    import re2
+
+    try:
+        re2.compile(regex, _options())
+    except re2.error as error:
+        text = error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else str(error)
+        raise KafkaError(
+            Errors.INVALID_REGULAR_EXPRESSION,
+            f"SubscribedTopicRegex `{regex}` is no valid RE2 regular expression: {text}",
+        ) from None
+
+
+def resolve(work: ResolveRegex, topic_names: Iterable[str]) -> ResolvedRegexes:
+    """Match every expression against every topic name; an expression that no longer compiles matches nothing."""
+    import re2
+
+    names = list(topic_names)
+    topics: dict[str, frozenset[str]] = {}
+    for regex in work.regexes:
+        try:
+            pattern = re2.compile(regex, _options())
+        except re2.error:
+            topics[regex] = frozenset()
+            continue
+        topics[regex] = frozenset(name for name in names if pattern.fullmatch(name))
+    return ResolvedRegexes(work.version, topics)
+
+
+def _options() -> object:
+    import re2
+
+    options = re2.Options()
+    options.max_mem = MAX_PROGRAM_BYTES
+    options.log_errors = False
+    return options

@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One shard of the group coordinator: every group whose id maps to one partition of `__consumer_offsets`.
+
+One method per operation, each from state and request to a CoordinatorResult; `replay` alone changes hard state.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.group import describe, migration, offset_operations, records
+from kcoord.coordinator.group.classic import join as classic_join
+from kcoord.coordinator.group.classic import operations as classic_operations
+from kcoord.coordinator.group.classic.group import ClassicGroup
+from kcoord.coordinator.group.classic.rebalance import Rebalance
+from kcoord.coordinator.group.consumer import classic_members, heartbeat, removal, timers
+from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
+from kcoord.coordinator.group.consumer.member import (
+    JOIN_GROUP_EPOCH,
+    LEAVE_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+    ConsumerGroupMember,
+    MemberState,
+)
+from kcoord.coordinator.group.consumer.settings import GroupSettings
+from kcoord.coordinator.group.group import Group
+from kcoord.coordinator.group.offsets import CommittedOffsets
+from kcoord.coordinator.group.regex import ResolvedRegexes
+from kcoord.coordinator.group.replay import GroupReplay
+from kcoord.coordinator.result import (
+    CoordinatorRecord,
+    CoordinatorResult,
+    OperationContext,
+    Schedule,
+    Task,
+    TimerKey,
+)
+from kcoord.metadata.image import MetadataImage
+from protocol.errors import Errors, KafkaError
+from protocol.messages import (
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    DeleteGroupsResponse,
+    DescribeGroupsResponse,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListGroupsResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    SyncGroupRequest,
+)
+
+
+def _unknown_member(group_id: str, member_id: str) -> KafkaError:
+    return KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {group_id} has no member {member_id}.")
+
+
+DescribedGroups: TypeAlias = list[ConsumerGroupDescribeResponse.DescribedGroup]
+
+
+class GroupCoordinatorShard:
+    """The state machine of one partition of `__consumer_offsets`. Implements `StateMachine` of the runtime."""
+
+    def __init__(self, config: BrokerConfig, image: MetadataImage) -> None:
+        self._config = config
+        self._image = image
+        self._groups: dict[str, Group] = {}
+        self._offsets = CommittedOffsets()
+        self._replay = GroupReplay(self._groups, self._offsets)
+
+    # The state machine.
+
+    def replay(self, record: CoordinatorRecord) -> None:
+        self._replay.apply(record)
+
+    def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
+        """Every member gets a whole session timeout, and one that was revoking its whole rebalance timeout."""
+        result = CoordinatorResult(None)
+        for group in self._groups.values():
+            if isinstance(group, ConsumerGroup):
+                result.timers += self._consumer_timers(group, context.now_ms)
+            elif isinstance(group, ClassicGroup):
+                rebalance = Rebalance(self._config, group, context.now_ms)
+                for classic_member in group.members.values():
+                    rebalance.reset_heartbeat(classic_member)
+                result.timers += rebalance.result.timers
+        return result
+
+    def _consumer_timers(self, group: ConsumerGroup, now_ms: int) -> Iterator[Schedule]:
+        group_id = group.group_id
+        session_timeout_ms = GroupSettings(self._config, self._image, group_id).session_timeout_ms
+        for member in group.members.values():
+            timeout_ms = session_timeout_ms if member.classic is None else member.classic.session_timeout_ms
+            yield Schedule(timers.session_timer(group_id, member.member_id), now_ms + timeout_ms)
+            if member.state is MemberState.UNREVOKED_PARTITIONS and member.classic is None:
+                deadline_ms = now_ms + member.rebalance_timeout_ms
+                yield Schedule(timers.rebalance_timer(group_id, member.member_id), deadline_ms)
+
+    def fire_timer(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
+        """A member was silent or slow and is removed, or a barrier of a classic group opens."""
+        group = self._groups.get(key.group_id)
+        if isinstance(group, ConsumerGroup) and key.kind in timers.MEMBER_TIMERS:
+            return self._consumer_timer_fired(context, group, key)
+        if isinstance(group, ClassicGroup):
+            rebalance = Rebalance(self._config, group, context.now_ms)
+            rebalance.timer_fired(key)
+            effects = rebalance.result
+            return CoordinatorResult(None, effects.records, effects.timers, completions=effects.completions)
+        if isinstance(group, ConsumerGroup) and migration.can_downgrade(self._config, group):
+            return migration.downgrade(self._config, self._image, group, context.now_ms)
+        return CoordinatorResult(None)
+
+    def _consumer_timer_fired(
+        self, context: OperationContext, group: ConsumerGroup, key: TimerKey
+    ) -> CoordinatorResult[None]:
+        """KIP-848 Session and Rebalance Timeouts; classic members are also given a time to rejoin and to sync."""
+        member = group.members.get(key.member_id)
+        if member is None:
+            return CoordinatorResult(None)
+        if key.kind == timers.REBALANCE_TIMER and member.state is not MemberState.UNREVOKED_PARTITIONS:
+            return CoordinatorResult(None)
+        return self._remove_members(context, group, [member])
+
+    def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
+        """The topics that a group's regular expressions match were found; a failed task is tried again by a later
+        heartbeat.
+        """
+        group = self._groups.get(task.key.group_id)
+        if not isinstance(group, ConsumerGroup) or not isinstance(value, ResolvedRegexes):
+            return CoordinatorResult(None)
+        group.regex_refreshed_at_ms = context.now_ms
+        group.regex_stale = value.version < self._image.epoch
+        return self._update_resolved_regexes(context, group, value)
+
+    def _update_resolved_regexes(
+        self, context: OperationContext, group: ConsumerGroup, value: ResolvedRegexes
+    ) -> CoordinatorResult[None]:
+        """Each new resolution is a record; one that changes the subscribed topics bumps the group epoch."""
+        result = CoordinatorResult(None)
+        subscribed = group.subscribed_topic_names()
+        changed = False
+        for regex in sorted(group.regexes & value.topics.keys()):
+            topics = value.topics[regex]
+            old = group.resolved_regexes.get(regex)
+            if old is None or old.topics != topics:
+                changed = changed or topics != (old.topics if old is not None else frozenset())
+                result.records.append(
+                    records.new_regular_expression_record(group.group_id, regex, topics, value.version, context.now_ms)
+                )
+                subscribed |= topics
+        if changed:
+            new_hash = metadata_hash(self._image, subscribed)
+            result.records.append(
+                records.new_group_epoch_record(group.group_id, group.group_epoch + 1, new_hash, group.creation_time_ms)
+            )
+        return result
+
+    def on_metadata_update(self, context: OperationContext, image: MetadataImage) -> CoordinatorResult[None]:
+        """Groups that depend on a changed topic look again at their next heartbeat; offsets of deleted topics go."""
+        old, self._image = self._image, image
+        changed = {name for name, topic in image.topics.items() if old.topics.get(name) is not topic}
+        deleted = [name for name in old.topics if name not in image.topics]
+        made_again = {name for name in changed if name in old.topics and old.topics[name].id != image.topics[name].id}
+        come_or_gone = bool(deleted) or any(name not in old.topics for name in changed)
+        changed.update(deleted)
+        if not changed:
+            return CoordinatorResult(None)
+        for group in self._consumer_groups():
+            if come_or_gone:
+                group.regex_stale = True
+            if not group.metadata_stale and not changed.isdisjoint(group.subscribed_topic_names()):
+                group.metadata_stale = True
+        gone = sorted({*deleted, *made_again})
+        return CoordinatorResult(None, list(itertools.chain.from_iterable(map(self._offset_tombstones_of_topic, gone))))
+
+    def _offset_tombstones_of_topic(self, topic: str) -> Iterable[CoordinatorRecord]:
+        for group_id, partitions in self._offsets.of_topic(topic):
+            for partition in partitions:
+                yield records.new_offset_commit_tombstone(group_id, topic, partition)
+
+    # Groups.
+
+    def consumer_group_heartbeat(
+        self, context: OperationContext, request: ConsumerGroupHeartbeatRequest
+    ) -> CoordinatorResult[ConsumerGroupHeartbeatResponse]:
+        """KIP-848 ConsumerGroupHeartbeat API; see `consumer.heartbeat`."""
+        heartbeat.validate_request(request, context.api_version, self._config.group_consumer_assignors)
+        if request.member_epoch in (LEAVE_GROUP_MEMBER_EPOCH, LEAVE_GROUP_STATIC_MEMBER_EPOCH):
+            return removal.leave(
+                self._consumer_group(request.group_id), request, partial(self._remove_members, context)
+            )
+        conversion = CoordinatorResult[object](None)
+        group = (
+            self._consumer_group_to_join(request.group_id, context, conversion)
+            if request.member_epoch == JOIN_GROUP_EPOCH
+            else self._consumer_group(request.group_id)
+        )
+        return heartbeat.ConsumerHeartbeat(self._config, self._image, group, context, request, conversion).run()
+
+    def _consumer_group(self, group_id: str) -> ConsumerGroup:
+        group = self._groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return group
+        raise KafkaError(Errors.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
+
+    def _consumer_group_to_join(
+        self, group_id: str, context: OperationContext, conversion: CoordinatorResult[object]
+    ) -> ConsumerGroup:
+        """The group, or a new one whose records are still to come. A classic group is converted (KIP-848 Upgrade)."""
+        group = self._groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return group
+        # KIP-1327: a group that is made later never has an earlier creation time, even if the clock went back.
+        creation_time_ms = max(context.now_ms, self._replay.latest_creation_time_ms, self._image.last_creation_time_ms)
+        if isinstance(group, ClassicGroup) and not group.is_empty():
+            new, upgraded = migration.upgrade(self._config, self._image, group, context.now_ms, creation_time_ms)
+            conversion.records += upgraded.records
+            conversion.timers += upgraded.timers
+            conversion.completions += upgraded.completions
+            return new
+        if group is not None:
+            conversion.records.append(records.new_classic_group_tombstone(group_id))
+        new = ConsumerGroup(group_id)
+        new.creation_time_ms = creation_time_ms
+        return new
+
+    def _remove_members(
+        self, context: OperationContext, group: ConsumerGroup, members: Sequence[ConsumerGroupMember]
+    ) -> CoordinatorResult[None]:
+        """They go alone, or the group becomes a classic one with them (KIP-848 Downgrade)."""
+        if migration.can_downgrade(self._config, group, members):
+            return migration.downgrade(self._config, self._image, group, context.now_ms, members)
+        return removal.remove_members(self._image, group, members)
+
+    # Classic members, of classic and of consumer groups.
+
+    def join_group(self, context: OperationContext, request: JoinGroupRequest) -> CoordinatorResult[object]:
+        """The response is a JoinGroupResponse, or PENDING until the others have joined too."""
+        classic_join.validate_request(self._config, request)
+        group = self._groups.get(request.group_id)
+        if isinstance(group, ConsumerGroup) and not group.is_empty():
+            return classic_members.join(self._config, self._image, group, context, request)
+        if not isinstance(group, ClassicGroup):
+            if request.member_id:
+                raise _unknown_member(request.group_id, request.member_id)
+            return self._join_new_classic_group(context, request, group)
+        return self._join_classic_group(context, request, group)
+
+    def _join_new_classic_group(
+        self, context: OperationContext, request: JoinGroupRequest, empty: Group | None
+    ) -> CoordinatorResult[object]:
+        """A group that is made by this request; an empty consumer group makes room for it, with its offsets."""
+        group = ClassicGroup(request.group_id)
+        result = self._join_classic_group(context, request, group)
+        if isinstance(empty, ConsumerGroup):
+            result.records[:0] = records.new_consumer_group_tombstones(request.group_id, empty.resolved_regexes)
+        self._groups[request.group_id] = group
+        return result
+
+    def _join_classic_group(
+        self, context: OperationContext, request: JoinGroupRequest, group: ClassicGroup
+    ) -> CoordinatorResult[object]:
+        rebalance = Rebalance(self._config, group, context.now_ms)
+        return classic_join.ClassicJoin(self._config, group, context, request, rebalance).run()
+
+    def sync_group(self, context: OperationContext, request: SyncGroupRequest) -> CoordinatorResult[object]:
+        """The response is a SyncGroupResponse, or PENDING until the leader has brought the assignments."""
+        group = self._group_of_member(request.group_id, request.member_id)
+        if isinstance(group, ConsumerGroup):
+            return classic_members.sync(group, self._image, context, request)
+        rebalance = Rebalance(self._config, group, context.now_ms)
+        classic_operations.sync(rebalance, context, request)
+        return rebalance.result
+
+    def heartbeat(self, context: OperationContext, request: HeartbeatRequest) -> CoordinatorResult[object]:
+        """The response is a HeartbeatResponse."""
+        group = self._group_of_member(request.group_id, request.member_id)
+        if isinstance(group, ConsumerGroup):
+            return classic_members.heartbeat(group, context, request)
+        rebalance = Rebalance(self._config, group, context.now_ms)
+        rebalance.result.response = classic_operations.heartbeat(rebalance, request)
+        return rebalance.result
+
+    def leave_group(self, context: OperationContext, request: LeaveGroupRequest) -> CoordinatorResult[object]:
+        """The response is a LeaveGroupResponse with one answer per member; an unknown group knows none of them."""
+        if not request.group_id:
+            raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
+        group = self._groups.get(request.group_id)
+        if isinstance(group, ConsumerGroup):
+            return classic_members.leave(group, request, partial(self._remove_members, context))
+        rebalance = Rebalance(
+            self._config, group if isinstance(group, ClassicGroup) else ClassicGroup(request.group_id), context.now_ms
+        )
+        rebalance.result.response = classic_operations.leave(rebalance, request)
+        return rebalance.result
+
+    def _group_of_member(self, group_id: str, member_id: str) -> ConsumerGroup | ClassicGroup:
+        if not group_id:
+            raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
+        group = self._groups.get(group_id)
+        if not isinstance(group, ConsumerGroup | ClassicGroup):
+            raise _unknown_member(group_id, member_id)
+        return group
+
+    def describe_groups(
+        self, context: OperationContext, group_ids: list[str]
+    ) -> CoordinatorResult[list[DescribeGroupsResponse.DescribedGroup]]:
+        """DescribeGroups: classic groups, one per id, in that order; other groups are Dead to this API."""
+        return CoordinatorResult([self._describe_classic(group_id, context.api_version) for group_id in group_ids])
+
+    def _describe_classic(self, group_id: str, api_version: int) -> DescribeGroupsResponse.DescribedGroup:
+        group = self._groups.get(group_id)
+        if isinstance(group, ClassicGroup):
+            return describe.classic_group(group)
+        text = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a classic group."
+        return describe.no_classic_group(group_id, text, api_version)
+
+    # Groups of both types.
+
+    def consumer_group_describe(
+        self, context: OperationContext, group_ids: list[str]
+    ) -> CoordinatorResult[DescribedGroups]:
+        """One described group per id, in that order; GROUP_ID_NOT_FOUND for what is no consumer group."""
+        return CoordinatorResult([self._describe(group_id) for group_id in group_ids])
+
+    def _describe(self, group_id: str) -> ConsumerGroupDescribeResponse.DescribedGroup:
+        group = self._groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return describe.consumer_group(group, self._image, self._config.group_consumer_assignors)
+        text = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a consumer group."
+        return ConsumerGroupDescribeResponse.DescribedGroup(
+            group_id=group_id, error_code=Errors.GROUP_ID_NOT_FOUND, error_message=text
+        )
+
+    def list_groups(
+        self, context: OperationContext, states_filter: list[str], types_filter: list[str]
+    ) -> CoordinatorResult[list[ListGroupsResponse.ListedGroup]]:
+        """All groups that match both filters; case does not matter, an empty filter matches all."""
+        states, types = ({name.lower() for name in names} for names in (states_filter, types_filter))
+        listed = []
+        for group_id, group in sorted(self._groups.items()):
+            if types and group.type.value not in types:
+                continue
+            state = group.state.value
+            if states and state.lower() not in states:
+                continue
+            listed.append(
+                ListGroupsResponse.ListedGroup(
+                    group_id=group_id,
+                    protocol_type=group.protocol_type,
+                    group_state=state,
+                    group_type=group.type.value,
+                )
+            )
+        return CoordinatorResult(listed)
+
+    def delete_groups(
+        self, context: OperationContext, group_ids: list[str]
+    ) -> CoordinatorResult[list[DeleteGroupsResponse.DeletableGroupResult]]:
+        """KIP-229: an empty group goes with its offsets; one result per distinct id."""
+        result: CoordinatorResult[list[DeleteGroupsResponse.DeletableGroupResult]] = CoordinatorResult([])
+        for group_id in dict.fromkeys(group_ids):
+            group = self._groups.get(group_id)
+            error = Errors.NONE
+            if group is None:
+                error = Errors.GROUP_ID_NOT_FOUND
+            elif not group.is_empty():
+                error = Errors.NON_EMPTY_GROUP
+            else:
+                result.records += self._group_tombstones(group)
+            result.response.append(DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=error))
+        return result
+
+    def _group_tombstones(self, group: Group) -> list[CoordinatorRecord]:
+        tombstones = [
+            records.new_offset_commit_tombstone(group.group_id, topic, partition)
+            for topic, partitions in sorted(self._offsets.of_group(group.group_id).items())
+            for partition in sorted(partitions)
+        ]
+        if isinstance(group, ConsumerGroup):
+            return tombstones + records.new_consumer_group_tombstones(group.group_id, group.resolved_regexes)
+        return [*tombstones, records.new_classic_group_tombstone(group.group_id)]
+
+    # Offsets.
+
+    def commit_offset(
+        self, context: OperationContext, request: OffsetCommitRequest
+    ) -> CoordinatorResult[OffsetCommitResponse]:
+        group = self._groups.get(request.group_id)
+        return offset_operations.commit_offset(self._config, self._image, group, context, request)
+
+    def fetch_offsets(
+        self, context: OperationContext, request: OffsetFetchRequest.OffsetFetchRequestGroup, require_stable: bool
+    ) -> CoordinatorResult[OffsetFetchResponse.OffsetFetchResponseGroup]:
+        group = self._groups.get(request.group_id)
+        return CoordinatorResult(offset_operations.fetch_offsets(group, self._offsets, request))
+
+    def delete_offsets(
+        self, context: OperationContext, request: OffsetDeleteRequest
+    ) -> CoordinatorResult[OffsetDeleteResponse]:
+        group = self._groups.get(request.group_id)
+        return offset_operations.delete_offsets(self._image, group, self._offsets, request)
+
+    # For tests and checkers.
+
+    def hard_state(self) -> Mapping[str, object]:
+        """All that the log has brought about, in a form that compares equal exactly where the states are equal."""
+        return self._replay.hard_state()
+
+    def _consumer_groups(self) -> Iterable[ConsumerGroup]:
+        return (group for group in self._groups.values() if isinstance(group, ConsumerGroup))

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A shard under test: runs operations, replays their records, keeps timers on a virtual clock and tasks in a list.
+
+After every operation a second shard is rebuilt from the whole log and compared, so each test is a recovery test too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar, cast
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.regex import ResolveRegex, resolve
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.coordinator.result import (
+    PENDING,
+    Cancel,
+    CoordinatorRecord,
+    CoordinatorResult,
+    OperationContext,
+    Schedule,
+    Task,
+    TimerKey,
+)
+from kcoord.metadata.image import MetadataImage
+from protocol.messages import (
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+from tests.unit.group.images import image_of
+
+T = TypeVar("T")
+Assigned = dict[str, list[int]]
+
+DEFAULTS = {"group.consumer.assignment.interval.ms": "0"}
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A request that is parked at a barrier."""
+
+    context: GroupContext
+    token: int
+
+    @property
+    def answer(self) -> object:
+        """The answer, or None while there is none."""
+        return self.context.answers.get(self.token)
+
+
+class GroupContext:
+    def __init__(self, topics: dict[str, int] | None = None, configs: dict[str, str] | None = None) -> None:
+        self.config = BrokerConfig.from_properties(DEFAULTS | (configs or {}))
+        self.topics = dict(topics or {})
+        self.group_configs: dict[str, dict[str, str]] = {}
+        self.image: MetadataImage = image_of(self.topics, epoch=1)
+        self.shard = GroupCoordinatorShard(self.config, self.image)
+        self.log: list[CoordinatorRecord] = []
+        self.timers: dict[TimerKey, int] = {}
+        self.tasks: list[Task] = []
+        self.now_ms = 1_000_000
+        self.records: list[CoordinatorRecord] = []
+        self.answers: dict[int, object] = {}
+        """Token -> the answer of a request that had to wait."""
+        self._tokens = itertools.count(1)
+
+    def run(
+        self, operation: Callable[[OperationContext], CoordinatorResult[T]], api_version: int = 1, client: str = "c"
+    ) -> T:
+        token = next(self._tokens)
+        context = OperationContext(
+            self.now_ms,
+            api_version,
+            client_id=client,
+            client_host="/127.0.0.1",
+            candidate_id=uuid.uuid4().hex[:22],
+            token=token,
+        )
+        result = operation(context)
+        self.records = result.records
+        for record in result.records:
+            self.shard.replay(record)
+            self.log.append(record)
+        for timer in result.timers:
+            if isinstance(timer, Schedule):
+                self.timers[timer.key] = timer.deadline_ms
+            elif isinstance(timer, Cancel):
+                self.timers.pop(timer.key, None)
+        for completion in result.completions:
+            assert isinstance(completion.token, int)
+            self.answers[completion.token] = completion.response
+        running = {task.key for task in self.tasks}
+        self.tasks += [task for task in result.tasks if task.key not in running]
+        assert self.rebuilt().hard_state() == self.shard.hard_state()
+        if result.response is PENDING:
+            return cast(T, Waiting(self, token))
+        return result.response
+
+    def rebuilt(self) -> GroupCoordinatorShard:
+        shard = GroupCoordinatorShard(self.config, self.image)
+        for record in self.log:
+            shard.replay(record)
+        return shard
+
+    def restart(self) -> None:
+        """A crash and a new start: only the log remains."""
+        self.shard = self.rebuilt()
+        self.timers, self.tasks = {}, []
+        self.run(self.shard.on_loaded)
+
+    def sleep(self, milliseconds: int) -> list[TimerKey]:
+        """Let the clock run; returns the timers that fired, in order."""
+        end_ms = self.now_ms + milliseconds
+        fired = []
+        while self.timers:
+            key, deadline_ms = min(self.timers.items(), key=lambda item: (item[1], item[0]))
+            if deadline_ms > end_ms:
+                break
+            del self.timers[key]
+            self.now_ms = max(self.now_ms, deadline_ms)
+            fired.append(key)
+            self.run(partial(self._fire, key=key))
+        self.now_ms = end_ms
+        return fired
+
+    def _fire(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
+        return self.shard.fire_timer(context, key)
+
+    def update_metadata(self, topics: dict[str, int]) -> None:
+        self.topics = dict(topics)
+        self.image = image_of(
+            self.topics, epoch=self.image.epoch + 1, group_configs=self.group_configs, previous=self.image
+        )
+        image = self.image
+        self.run(lambda context: self.shard.on_metadata_update(context, image))
+
+    def run_tasks(self) -> None:
+        """Do the background work with the present image, as the shell does."""
+        tasks, self.tasks = self.tasks, []
+        for task in tasks:
+            assert isinstance(task.work, ResolveRegex)
+            value = resolve(task.work, list(self.image.topics))
+            self.run(partial(self.shard.complete_task, task=task, value=value))
+
+    def heartbeat(
+        self,
+        group: str,
+        member: str,
+        epoch: int,
+        *,
+        names: Iterable[str] | None = None,
+        regex: str | None = None,
+        owned: Assigned | None = None,
+        instance: str | None = None,
+        rack: str | None = None,
+        assignor: str | None = None,
+        rebalance_timeout_ms: int = -1,
+        api_version: int = 1,
+    ) -> ConsumerGroupHeartbeatResponse:
+        request = ConsumerGroupHeartbeatRequest(
+            group_id=group,
+            member_id=member,
+            member_epoch=epoch,
+            instance_id=instance,
+            rack_id=rack,
+            rebalance_timeout_ms=rebalance_timeout_ms,
+            subscribed_topic_names=None if names is None else list(names),
+            subscribed_topic_regex=regex,
+            server_assignor=assignor,
+            topic_partitions=None
+            if owned is None
+            else [
+                ConsumerGroupHeartbeatRequest.TopicPartitions(topic_id=self.topic_id(name), partitions=partitions)
+                for name, partitions in owned.items()
+            ],
+        )
+        return self.run(
+            lambda context: self.shard.consumer_group_heartbeat(context, request), api_version, client=f"c-{member}"
+        )
+
+    def join(
+        self, group: str, member: str, names: Iterable[str] | None = None, **more: object
+    ) -> ConsumerGroupHeartbeatResponse:
+        arguments: dict[str, object] = {"rebalance_timeout_ms": 300_000, "owned": {}, "assignor": "range"} | more
+        return self.heartbeat(group, member, 0, names=names, **arguments)  # type: ignore[arg-type]
+
+    def topic_id(self, name: str) -> bytes:
+        topic = self.image.topics.get(name)
+        return topic.id if topic is not None else b"?" * 16
+
+    def assigned(self, response: ConsumerGroupHeartbeatResponse) -> Assigned | None:
+        if response.assignment is None:
+            return None
+        return {
+            self.image.topics_by_id[topic.topic_id].name: topic.partitions
+            for topic in response.assignment.topic_partitions
+        }
+
+    def describe(self, group: str) -> ConsumerGroupDescribeResponse.DescribedGroup:
+        return self.run(lambda context: self.shard.consumer_group_describe(context, [group]))[0]
+
+    def commit(
+        self, group: str, offsets: dict[str, dict[int, int]], *, member: str = "", epoch: int = -1,
+        metadata: str | None = None, api_version: int = 9, retention_time_ms: int = -1, topic_ids: bool = False,
+    ) -> dict[tuple[str, int], int]:  # fmt: skip
+        request = OffsetCommitRequest(
+            group_id=group,
+            member_id=member,
+            generation_id_or_member_epoch=epoch,
+            retention_time_ms=retention_time_ms,
+            topics=[
+                OffsetCommitRequest.OffsetCommitRequestTopic(
+                    name=name,
+                    topic_id=self.topic_id(name) if topic_ids else bytes(16),
+                    partitions=[
+                        OffsetCommitRequest.OffsetCommitRequestPartition(
+                            partition_index=partition, committed_offset=offset, committed_metadata=metadata
+                        )
+                        for partition, offset in partitions.items()
+                    ],
+                )
+                for name, partitions in offsets.items()
+            ],
+        )
+        response: OffsetCommitResponse = self.run(
+            lambda context: self.shard.commit_offset(context, request), api_version
+        )
+        return {(t.name, p.partition_index): p.error_code for t in response.topics for p in t.partitions}
+
+    def fetch(
+        self, group: str, topics: dict[str, list[int]] | None = None, *, member: str | None = None, epoch: int = -1
+    ) -> dict[tuple[str, int], tuple[int, str | None]]:
+        request = OffsetFetchRequest.OffsetFetchRequestGroup(
+            group_id=group,
+            member_id=member,
+            member_epoch=epoch,
+            topics=None
+            if topics is None
+            else [
+                OffsetFetchRequest.OffsetFetchRequestTopics(name=name, partition_indexes=partitions)
+                for name, partitions in topics.items()
+            ],
+        )
+        response: OffsetFetchResponse.OffsetFetchResponseGroup = self.run(
+            lambda context: self.shard.fetch_offsets(context, request, require_stable=False), 9
+        )
+        return {
+            (t.name, p.partition_index): (p.committed_offset, p.metadata) for t in response.topics for p in t.partitions
+        }

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Online migration between the protocols (KIP-848 case study "Online Migration")."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import Errors, KafkaError
+from protocol.messages import DescribeGroupsResponse, JoinGroupResponse
+from tests.unit.group.classic_members import ClassicConsumer, settle
+from tests.unit.group.group_context import Assigned, GroupContext
+
+DELAY = {"group.initial.rebalance.delay.ms": "0"}
+NEW = "member-n"
+
+
+@pytest.fixture
+def context() -> GroupContext:
+    return GroupContext({"t6": 6}, DELAY)
+
+
+def described(context: GroupContext) -> DescribeGroupsResponse.DescribedGroup:
+    return context.run(lambda ctx: context.shard.describe_groups(ctx, ["g"]), 6)[0]
+
+
+def classic(context: GroupContext, count: int, **more: object) -> list[ClassicConsumer]:
+    members = [ClassicConsumer(context, "g", f"m{i}", ["t6"], **more) for i in range(count)]  # type: ignore[arg-type]
+    settle(context, members, {"t6": 6})
+    return members
+
+
+def drive(member: ClassicConsumer) -> Assigned:
+    """One turn of a classic consumer: heartbeat, and rejoin and sync when it is told to."""
+    if member.heartbeat() == Errors.REBALANCE_IN_PROGRESS:
+        if not member.cooperative:
+            member.owned = {}
+        reply = member.join()
+        assert isinstance(reply, JoinGroupResponse), "classic members of a consumer group never wait"
+        member.on_joined(reply)
+        member.on_synced(member.sync())
+    return member.owned
+
+
+def converge(context: GroupContext, members: list[ClassicConsumer], epoch: int) -> tuple[dict[str, list[int]], int]:
+    """Let everybody work until nothing changes; returns what the new member owns and its epoch.
+
+    At every moment no partition has two owners.
+    """
+    owned: Assigned = {}
+    for _ in range(8):
+        for member in members:
+            drive(member)
+            check_single_owners([*(m.owned for m in members), owned])
+        response = context.heartbeat("g", NEW, epoch, owned=owned)
+        epoch = response.member_epoch
+        assigned = context.assigned(response)
+        owned = assigned if assigned is not None else owned
+        check_single_owners([*(m.owned for m in members), owned])
+    return owned, epoch
+
+
+def check_single_owners(owned: list[Assigned]) -> None:
+    partitions = [(topic, p) for assigned in owned for topic, ps in assigned.items() for p in ps]
+    assert len(partitions) == len(set(partitions)), owned
+
+
+@pytest.mark.parametrize("cooperative", [False, True])
+def test_upgrade_and_downgrade(context: GroupContext, cooperative: bool) -> None:
+    members = classic(context, 2, cooperative=cooperative)
+    settle(context, members, {"t6": 6})
+    generation = members[0].generation
+    joined = context.join("g", NEW, ["t6"])
+    assert joined.member_epoch == generation + 1
+    group = context.describe("g")
+    assert {m.member_id: m.member_type for m in group.members} == {
+        members[0].member_id: 0,
+        members[1].member_id: 0,
+        NEW: 1,
+    }
+    owned, epoch = converge(context, members, joined.member_epoch)
+    assert sorted(p for m in (*(m.owned for m in members), owned) for p in m["t6"]) == [0, 1, 2, 3, 4, 5]
+    assert [len(o["t6"]) for o in (members[0].owned, members[1].owned, owned)] == [2, 2, 2]
+    assert context.describe("g").group_state == "Stable"
+    context.restart()
+    assert [drive(member) for member in members] == [members[0].owned, members[1].owned]
+    # And back: the last member of the consumer protocol leaves.
+    context.heartbeat("g", NEW, -1)
+    context.sleep(0)
+    group_now = described(context)
+    assert (group_now.error_code, group_now.group_state) == (0, "PreparingRebalance")
+    assert [member.heartbeat() for member in members] == [Errors.REBALANCE_IN_PROGRESS] * 2
+    settle(context, members, {"t6": 6})
+    assert members[0].generation > epoch
+    assert described(context).group_state == "Stable"
+    context.restart()
+    assert [member.heartbeat() for member in members] == [0, 0]
+
+
+def test_upgrade_sends_waiting_members_back(context: GroupContext) -> None:
+    first, second = classic(context, 2)
+    first.topics = ["t6", "x"]
+    waiting = first.join()
+    context.join("g", NEW, ["t6"])
+    assert waiting.answer.error_code == Errors.REBALANCE_IN_PROGRESS  # type: ignore[union-attr]
+    assert second.heartbeat() == Errors.REBALANCE_IN_PROGRESS
+
+
+def test_silent_consumer_member_brings_the_group_back(context: GroupContext) -> None:
+    members = classic(context, 1)
+    members[0].session_timeout_ms = 100_000
+    context.join("g", NEW, ["t6"])
+    for _ in range(9):
+        drive(members[0])
+        context.sleep(5_000)
+    assert described(context).error_code == 0
+    settle(context, members, {"t6": 6})
+    assert members[0].owned == {"t6": [0, 1, 2, 3, 4, 5]}
+
+
+def test_static_member_changes_protocol_and_keeps_its_assignment(context: GroupContext) -> None:
+    other, static = [
+        ClassicConsumer(context, "g", "a", ["t6"]),
+        ClassicConsumer(context, "g", "b", ["t6"], instance="i1"),
+    ]
+    settle(context, [other, static], {"t6": 6})
+    joined = context.join("g", NEW, ["t6"], instance="i1", assignor=None)
+    assert context.assigned(joined) == static.owned
+    assert static.heartbeat() == Errors.FENCED_INSTANCE_ID
+    assert drive(other) == {"t6": [0, 2, 4]}
+    back = ClassicConsumer(context, "g", "b", ["t6"], instance="i1")
+    back.on_joined(back.join())
+    context.sleep(0)
+    assert described(context).error_code == 0
+    settle(context, [other, back], {"t6": 6})
+    assert sorted(other.owned["t6"] + back.owned["t6"]) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("policy", "refused"), [("disabled", True), ("downgrade", True), ("upgrade", False), ("BIDIRECTIONAL", False)]
+)
+def test_upgrade_policy(policy: str, refused: bool) -> None:
+    context = GroupContext({"t6": 6}, DELAY | {"group.consumer.migration.policy": policy})
+    classic(context, 1)
+    if not refused:
+        assert context.join("g", NEW, ["t6"]).member_epoch == 2
+        return
+    with pytest.raises(KafkaError) as caught:
+        context.join("g", NEW, ["t6"])
+    assert caught.value.error == Errors.GROUP_ID_NOT_FOUND
+    assert "migration.policy" in (caught.value.message or "")
+
+
+def test_downgrade_policy() -> None:
+    context = GroupContext({"t6": 6}, DELAY | {"group.consumer.migration.policy": "upgrade"})
+    members = classic(context, 1)
+    context.join("g", NEW, ["t6"])
+    context.heartbeat("g", NEW, -1)
+    context.sleep(0)
+    assert context.describe("g").error_code == 0
+    assert drive(members[0]) == {"t6": [0, 1, 2, 3, 4, 5]}
+
+
+def test_unreadable_subscription_is_named(context: GroupContext) -> None:
+    (member,) = classic(context, 1)
+    context.shard._groups["g"].members[member.member_id].protocols = [("range", b"\x00")]  # type: ignore[attr-defined]
+    with pytest.raises(KafkaError) as caught:
+        context.join("g", NEW, ["t6"])
+    assert caught.value.error == Errors.GROUP_ID_NOT_FOUND
+    assert member.member_id in (caught.value.message or "")
+
+
+def test_classic_member_that_does_not_rejoin_is_removed(context: GroupContext) -> None:
+    members = classic(context, 2)
+    for member in members:
+        member.rebalance_timeout_ms = 60_000
+    joined = context.join("g", NEW, ["t6"])
+    epoch = joined.member_epoch
+    owned: Assigned = {}
+    for _ in range(13):
+        context.sleep(5_000)
+        drive(members[0])
+        members[1].heartbeat()
+        response = context.heartbeat("g", NEW, epoch, owned=owned)
+        epoch, owned = response.member_epoch, context.assigned(response) or owned
+    assert members[1].heartbeat() == Errors.UNKNOWN_MEMBER_ID
+    assert len(context.describe("g").members) == 2
+
+
+def test_commit_of_a_classic_member_uses_its_generation(context: GroupContext) -> None:
+    members = classic(context, 1)
+    context.join("g", NEW, ["t6"])
+    drive(members[0])
+    member_id, generation = members[0].member_id, members[0].generation
+    assert context.commit("g", {"t6": {0: 1}}, member=member_id, epoch=generation, api_version=8) == {("t6", 0): 0}
+    with pytest.raises(KafkaError) as caught:
+        context.commit("g", {"t6": {0: 1}}, member=member_id, epoch=generation + 1, api_version=8)
+    assert caught.value.error == Errors.ILLEGAL_GENERATION
+
+
+def test_classic_leave_can_remove_any_member(context: GroupContext) -> None:
+    context.join("g", NEW, ["t6"])
+    leaver = ClassicConsumer(context, "g", "x", ["t6"])
+    leaver.member_id = NEW
+    assert leaver.leave() == [0]
+    assert context.describe("g").group_state == "Empty"
+    assert leaver.leave() == [Errors.UNKNOWN_MEMBER_ID]
