@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One shard: a state machine, its log's offsets, and everything that waits for that log.
+
+State runs ahead of the disk and replies wait for it. A result is serialized and checked first, then it gets its offsets
+and is replayed, so that a refused result changes nothing. After a failed write or a broken invariant the memory is
+thrown away and rebuilt from the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Generic, TypeVar
+
+from kcoord.coordinator.result import (
+    PENDING,
+    Completion,
+    CoordinatorRecord,
+    CoordinatorResult,
+    OperationContext,
+    Schedule,
+    StateMachine,
+    Task,
+    TimerKey,
+)
+from kcoord.coordinator.runtime.batch import OpenBatch, check_size, size_bound_bytes
+from kcoord.coordinator.runtime.deferred_replies import DeferredReplies, Reply
+from kcoord.coordinator.runtime.serde import RecordSerde, SerializedRecord
+from kcoord.coordinator.runtime.timers import ShardTimers, TimerQueue
+from protocol.errors import Errors, KafkaError
+
+_logger = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=StateMachine)
+T = TypeVar("T")
+
+_TIMER_RETRY_MS: Final = 500
+
+
+class ShardState(Enum):
+    """The life of a shard; operations run in ACTIVE alone."""
+
+    INITIAL = "Initial"
+    LOADING = "Loading"
+    ACTIVE = "Active"
+    FAILED = "Failed"
+    CLOSED = "Closed"
+
+
+_NEXT_STATES: Final = {
+    ShardState.INITIAL: {ShardState.LOADING, ShardState.CLOSED},
+    ShardState.LOADING: {ShardState.LOADING, ShardState.ACTIVE, ShardState.FAILED, ShardState.CLOSED},
+    ShardState.ACTIVE: {ShardState.FAILED, ShardState.CLOSED},
+    ShardState.FAILED: {ShardState.LOADING, ShardState.CLOSED},
+    ShardState.CLOSED: {ShardState.LOADING},
+}
+
+
+class Wait(Enum):
+    """Stands for an answer that `poll` will give later."""
+
+    WAIT = "WAIT"
+
+
+WAIT: Final = Wait.WAIT
+
+
+@dataclass(slots=True)
+class Append:
+    """Whole batches with final offsets, `base_offset` up to before `next_offset`, for the log of one shard."""
+
+    shard_id: int
+    base_offset: int
+    next_offset: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What the shards of one runtime did, for metrics."""
+
+    records_appended: int = 0
+    batches_appended: int = 0
+    bytes_appended: int = 0
+    appends_failed: int = 0
+    operations_failed: int = 0
+    timers_fired: int = 0
+    records_loaded: int = 0
+    records_skipped: int = 0
+
+
+@dataclass(slots=True)
+class Outbox:
+    """What the shards of one runtime have for the next `poll`."""
+
+    replies: list[Reply] = field(default_factory=list)
+    tasks: list[tuple[int, Task]] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)
+    writable: list[int] = field(default_factory=list)
+
+
+class ShardContext(Generic[M]):
+    """See the module's text. `machine` is there exactly while the shard is ACTIVE."""
+
+    __slots__ = (
+        "_batches",
+        "_deferred",
+        "_durable_offset",
+        "_in_flight_offset",
+        "_max_batch_bytes",
+        "_next_offset",
+        "_outbox",
+        "_pending",
+        "_running_tasks",
+        "_serde",
+        "_statistics",
+        "load_attempt",
+        "machine",
+        "shard_id",
+        "state",
+        "timers",
+    )
+
+    def __init__(
+        self,
+        shard_id: int,
+        serde: RecordSerde,
+        timer_queue: TimerQueue,
+        outbox: Outbox,
+        statistics: Statistics,
+        max_batch_bytes: int,
+    ) -> None:
+        self.shard_id = shard_id
+        self.state = ShardState.INITIAL
+        self.machine: M | None = None
+        self.load_attempt = 0
+        self.timers = ShardTimers(shard_id, timer_queue)
+        self._serde = serde
+        self._outbox = outbox
+        self._statistics = statistics
+        self._max_batch_bytes = max_batch_bytes
+        self._deferred = DeferredReplies()
+        self._pending: dict[Hashable, Hashable] = {}
+        self._running_tasks: dict[TimerKey, Task] = {}
+        self._batches: list[OpenBatch] = []
+        self._next_offset = 0
+        self._durable_offset = 0
+        self._in_flight_offset: int | None = None
+
+    # State.
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the next record."""
+        return self._next_offset
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything before it is on disk."""
+        return self._durable_offset
+
+    @property
+    def is_writing(self) -> bool:
+        return self._in_flight_offset is not None
+
+    def move_to(self, state: ShardState) -> None:
+        assert state in _NEXT_STATES[self.state], f"shard {self.shard_id}: {self.state.value} to {state.value}"
+        self.state = state
+
+    def begin_load(self) -> int:
+        """The number of this attempt: an earlier one that is still under way has been overtaken."""
+        assert not self.is_writing, "a log is read again only when no write is under way"
+        self.move_to(ShardState.LOADING)
+        self.load_attempt += 1
+        return self.load_attempt
+
+    def activate(self, machine: M, next_offset: int, now_ms: int) -> bool:
+        """The machine holds all of the log, which ends at `next_offset`; its timers and tasks start now. False where
+        that failed.
+        """
+        self.move_to(ShardState.ACTIVE)
+        self.machine = machine
+        self._next_offset = self._durable_offset = next_offset
+        if self._run_internal(machine.on_loaded, OperationContext(now_ms)):
+            return True
+        if self.machine is not None:
+            self._stop(ShardState.FAILED)
+        # Not to be loaded again at once: it would only fail again.
+        self._outbox.failed = [shard_id for shard_id in self._outbox.failed if shard_id != self.shard_id]
+        return False
+
+    def unavailable(self) -> KafkaError:
+        """Why no operation can run now."""
+        if self.state in (ShardState.INITIAL, ShardState.LOADING):
+            return KafkaError(Errors.COORDINATOR_LOAD_IN_PROGRESS)
+        return KafkaError(Errors.NOT_COORDINATOR)
+
+    def fail(self, reason: str, error: BaseException | None) -> None:
+        """Gives up what is in memory. The shard can be loaded again as soon as no write is under way."""
+        _logger.error("Shard %d failed and has to be loaded again: %s", self.shard_id, reason, exc_info=error)
+        self._stop(ShardState.FAILED)
+        if not self.is_writing:
+            self._outbox.failed.append(self.shard_id)
+
+    def close(self) -> None:
+        """Answers everybody who waits; a write that is under way goes on, its outcome is of no interest any more."""
+        self._stop(ShardState.CLOSED)
+
+    def _stop(self, state: ShardState) -> None:
+        self.move_to(state)
+        self.machine = None
+        self.timers.clear()
+        self._batches.clear()
+        self._running_tasks.clear()
+        tokens = self._deferred.drain()
+        tokens += self._pending.values()
+        self._pending.clear()
+        self._outbox.replies += (Reply(token, KafkaError(Errors.NOT_COORDINATOR)) for token in tokens)
+
+    # Operations.
+
+    def run(
+        self,
+        operation: Callable[[M, OperationContext], CoordinatorResult[T]],
+        context: OperationContext,
+        token: Hashable,
+    ) -> T | Wait:
+        """Runs an operation of a caller. A steady heartbeat takes the short way: no records, nothing to wait for."""
+        machine = self.machine
+        if machine is None:
+            raise self.unavailable()
+        try:
+            result = operation(machine, context)
+            records = self._serialize(result.records) if result.records else None
+        except KafkaError as error:
+            return self._answer_error(token, error)
+        except AssertionError as error:
+            self.fail("an operation found a broken invariant", error)
+            raise KafkaError(Errors.NOT_COORDINATOR) from error
+        except Exception as error:
+            self._statistics.operations_failed += 1
+            _logger.exception("An operation on shard %d failed", self.shard_id)
+            return self._answer_error(
+                token, KafkaError(Errors.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}")
+            )
+        if records is not None:
+            self._append_and_replay(machine, result.records, records, context.now_ms)
+        response = result.response
+        if response is PENDING:
+            self._pending[context.token] = token
+        timers = self.timers
+        for effect in result.timers:
+            if type(effect) is Schedule:
+                timers.schedule(effect.key, effect.deadline_ms)
+            else:
+                timers.cancel(effect.key)
+        if result.tasks or result.completions:
+            self._start_and_complete(result.tasks, result.completions)
+        if response is PENDING:
+            return WAIT
+        if self._next_offset == self._durable_offset:
+            return response
+        self._deferred.add(self._next_offset, Reply(token, response))
+        return WAIT
+
+    def _answer_error(self, token: Hashable, error: KafkaError) -> Wait:
+        """An error may rest on records that are not durable yet, so it waits for them like any answer."""
+        if self._next_offset == self._durable_offset:
+            raise error
+        self._deferred.add(self._next_offset, Reply(token, error))
+        return WAIT
+
+    def fire(self, key: TimerKey, now_ms: int) -> None:
+        """A timer of this shard is due. Where its operation fails, it is tried again a little later."""
+        machine = self.machine
+        assert machine is not None, "only an active shard has timers"
+        self.timers.fired(key)
+        self._statistics.timers_fired += 1
+        done = self._run_internal(lambda context: machine.fire_timer(context, key), OperationContext(now_ms))
+        if not done and self.machine is not None and self.timers.deadline_ms(key) is None:
+            self.timers.schedule(key, now_ms + _TIMER_RETRY_MS)
+
+    def complete_task(self, task: Task, value: object, context: OperationContext) -> None:
+        """A task has ended. The outcome of one that was started before the shard was loaded again is dropped."""
+        machine = self.machine
+        if machine is None or self._running_tasks.get(task.key) is not task:
+            return
+        del self._running_tasks[task.key]
+        self._run_internal(lambda context: machine.complete_task(context, task, value), context)
+
+    def _run_internal(
+        self, operation: Callable[[OperationContext], CoordinatorResult[None]], context: OperationContext
+    ) -> bool:
+        """Runs an operation that nobody waits for; False where it failed."""
+        machine = self.machine
+        assert machine is not None
+        try:
+            result = operation(context)
+            records = self._serialize(result.records) if result.records else None
+        except AssertionError as error:
+            self.fail("an operation found a broken invariant", error)
+            return False
+        except Exception:
+            self._statistics.operations_failed += 1
+            _logger.exception("A timer or task of shard %d failed", self.shard_id)
+            return False
+        if records is not None:
+            try:
+                self._append_and_replay(machine, result.records, records, context.now_ms)
+            except KafkaError:
+                return False
+        for effect in result.timers:
+            if isinstance(effect, Schedule):
+                self.timers.schedule(effect.key, effect.deadline_ms)
+            else:
+                self.timers.cancel(effect.key)
+        self._start_and_complete(result.tasks, result.completions)
+        return True
+
+    def _serialize(self, records: list[CoordinatorRecord]) -> list[SerializedRecord]:
+        serialize = self._serde.serialize
+        serialized = [serialize(record) for record in records]
+        check_size(serialized, size_bound_bytes(serialized), self._max_batch_bytes)
+        return serialized
+
+    def _append_and_replay(
+        self, machine: M, records: list[CoordinatorRecord], serialized: list[SerializedRecord], now_ms: int
+    ) -> None:
+        """From here on the result has happened."""
+        self._append(serialized, now_ms)
+        try:
+            for record in records:
+                machine.replay(record)
+        except Exception as error:
+            self.fail("replaying a result failed", error)
+            raise KafkaError(Errors.NOT_COORDINATOR) from error
+
+    def _start_and_complete(self, tasks: list[Task], completions: list[Completion]) -> None:
+        for task in tasks:
+            if task.key not in self._running_tasks:
+                self._running_tasks[task.key] = task
+                self._outbox.tasks.append((self.shard_id, task))
+        for completion in completions:
+            if completion.token in self._pending:
+                self._reply(Reply(self._pending.pop(completion.token), completion.response))
+
+    def _reply(self, reply: Reply) -> None:
+        if self._next_offset == self._durable_offset:
+            self._outbox.replies.append(reply)
+        else:
+            self._deferred.add(self._next_offset, reply)
+
+    # The log.
+
+    def _append(self, records: list[SerializedRecord], now_ms: int) -> None:
+        bound_bytes = size_bound_bytes(records)
+        batches = self._batches
+        if not batches:
+            if self._in_flight_offset is None:
+                self._outbox.writable.append(self.shard_id)
+            batches.append(OpenBatch(self._next_offset, now_ms))
+        elif batches[-1].size_bound_bytes + bound_bytes > self._max_batch_bytes:
+            batches.append(OpenBatch(self._next_offset, now_ms))
+        batches[-1].add(records, bound_bytes)
+        self._next_offset += len(records)
+        self._statistics.records_appended += len(records)
+
+    def take_append(self) -> Append | None:
+        """Everything that was collected, as one write; None where there is nothing, or a write is under way."""
+        batches = self._batches
+        if not batches or self._in_flight_offset is not None:
+            return None
+        data = b"".join([batch.encode() for batch in batches])
+        append = Append(self.shard_id, batches[0].base_offset, self._next_offset, data)
+        self._statistics.batches_appended += len(batches)
+        self._statistics.bytes_appended += len(data)
+        batches.clear()
+        self._in_flight_offset = append.next_offset
+        return append
+
+    def append_completed(self, error: OSError | None) -> None:
+        """The write that was under way ended: its replies may leave, and what came meanwhile is the next write."""
+        offset = self._in_flight_offset
+        assert offset is not None, "no write was under way"
+        self._in_flight_offset = None
+        if error is not None:
+            self._statistics.appends_failed += 1
+        if self.state is not ShardState.ACTIVE:
+            if self.state is ShardState.FAILED:
+                self._outbox.failed.append(self.shard_id)
+        elif error is not None:
+            self.fail(f"writing to its log failed: {error}", None)
+        else:
+            self._durable_offset = offset
+            self._deferred.release(offset, self._outbox.replies)
+            if self._batches:
+                self._outbox.writable.append(self.shard_id)

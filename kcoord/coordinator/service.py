@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which shard of the coordinator owns a group.
+
+Kafka's clients ask any broker and every broker has to answer alike, so the hash is Java's hash of the group id.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_UINT32: Final = 0xFFFF_FFFF
+_SIGN_BIT: Final = 0x8000_0000
+_INT32_MAX: Final = 0x7FFF_FFFF
+
+
+def java_string_hash(text: str) -> int:
+    """The signed 32-bit hash that Java gives a string: base 31 over its UTF-16 code units."""
+    value = 0
+    if text.isascii():
+        for unit in text.encode("ascii"):
+            value = (value * 31 + unit) & _UINT32
+    else:
+        data = text.encode("utf-16-be", "surrogatepass")
+        for high, low in zip(data[::2], data[1::2], strict=True):
+            value = (value * 31 + (high << 8 | low)) & _UINT32
+    return value - (value & _SIGN_BIT) * 2
+
+
+def partition_for(group_id: str, partitions: int) -> int:
+    """The partition of `__consumer_offsets` that holds a group: the hash without its sign bit, modulo the number of
+    partitions.
+    """
+    return (java_string_hash(group_id) & _INT32_MAX) % partitions

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small state machine and a disk that the tests complete by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from kcoord.coordinator.result import (
+    PENDING,
+    Completion,
+    CoordinatorRecord,
+    CoordinatorResult,
+    OperationContext,
+    Schedule,
+    Task,
+    TimerKey,
+)
+from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, Ready, Wait
+from kcoord.coordinator.runtime.serde import CoordinatorSerde
+from protocol.errors import Errors, KafkaError
+from protocol.messages import OffsetCommitKey, OffsetCommitValue
+from protocol.record_batch import BatchHeader, iter_headers
+
+SHARD = 3
+
+T = TypeVar("T")
+
+
+def entry(name: str, value: int, padding: int = 0) -> CoordinatorRecord:
+    """A record that sets `name` to `value`."""
+    key = OffsetCommitKey(group="g", topic=name, partition=0)
+    return CoordinatorRecord(key, OffsetCommitValue(offset=value, metadata="x" * padding, commit_timestamp=0), 3)
+
+
+class Ledger:
+    """Numbers by name. `balance` is hard state; everything else is recorded for the tests to look at."""
+
+    def __init__(self) -> None:
+        self.balance: dict[str, int] = {}
+        self.fired: list[tuple[int, TimerKey]] = []
+        self.completed: list[tuple[Task, object]] = []
+        self.fail_replay = False
+        self.on_timer: Callable[[], CoordinatorResult[None]] = lambda: CoordinatorResult(None)
+        self.loaded_at_ms = -1
+
+    def replay(self, record: CoordinatorRecord) -> None:
+        assert not self.fail_replay
+        assert isinstance(record.key, OffsetCommitKey)
+        if record.value is None:
+            self.balance.pop(record.key.topic, None)
+        else:
+            assert isinstance(record.value, OffsetCommitValue)
+            self.balance[record.key.topic] = record.value.offset
+
+    def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
+        self.loaded_at_ms = context.now_ms
+        return CoordinatorResult(None, timers=[Schedule(TimerKey("loaded"), context.now_ms + 100)])
+
+    def fire_timer(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
+        self.fired.append((context.now_ms, key))
+        return self.on_timer()
+
+    def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
+        self.completed.append((task, value))
+        return CoordinatorResult(None)
+
+    # Operations.
+
+    def put(self, context: OperationContext, name: str, value: int, padding: int = 0) -> CoordinatorResult[str]:
+        return CoordinatorResult(f"{name}={value}", [entry(name, value, padding)])
+
+    def get(self, context: OperationContext, name: str) -> CoordinatorResult[int | None]:
+        return CoordinatorResult(self.balance.get(name))
+
+    def refuse(self, context: OperationContext) -> CoordinatorResult[str]:
+        raise KafkaError(Errors.INVALID_REQUEST, str(sorted(self.balance)))
+
+    def wait(self, context: OperationContext) -> CoordinatorResult[object]:
+        return CoordinatorResult(PENDING)
+
+    def complete(self, context: OperationContext, token: object, response: str) -> CoordinatorResult[str]:
+        return CoordinatorResult("completed", completions=[Completion(token, response)])
+
+
+class Bench:
+    """A runtime with one shard, and the bytes that it was told to write."""
+
+    def __init__(self, max_batch_bytes: int = 1_048_588) -> None:
+        self.made: list[Ledger] = []
+        self.runtime = CoordinatorRuntime(self._make, CoordinatorSerde(), max_batch_bytes=max_batch_bytes)
+        self.disk = b""
+        self.now_ms = 1_000
+        self._tokens = 0
+
+    def _make(self, shard_id: int) -> Ledger:
+        self.made.append(Ledger())
+        return self.made[-1]
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.made[-1]
+
+    def load(self) -> None:
+        self.runtime.load(SHARD, self.batches(), self.now_ms, 0)
+
+    def batches(self) -> Iterator[tuple[BatchHeader, bytes]]:
+        for position, header in iter_headers(self.disk):
+            yield header, self.disk[position : position + header.size_bytes]
+
+    def run(self, operation: Callable[..., CoordinatorResult[T]], *arguments: object) -> T | Wait:
+        """Runs a method of Ledger; the token is the number of the call."""
+        self._tokens += 1
+        token = self._tokens
+        return self.runtime.run_write(
+            SHARD,
+            lambda ledger, context: operation(ledger, context, *arguments),
+            OperationContext(self.now_ms, token=token),
+            token,
+        )
+
+    def poll(self) -> Ready:
+        return self.runtime.poll(self.now_ms)
+
+    def written(self, ready: Ready) -> list[tuple[object, object]]:
+        """The writes of `ready` succeed; returns the replies that follow."""
+        for append in ready.appends:
+            self.disk += append.data
+            self.runtime.on_append_completed(append.shard_id, self.now_ms, None)
+        return replies(self.poll())
+
+
+def replies(ready: Ready) -> list[tuple[object, object]]:
+    """Token and value; of an error only the code."""
+    return [
+        (reply.token, reply.value.error if isinstance(reply.value, KafkaError) else reply.value)
+        for reply in ready.replies
+    ]

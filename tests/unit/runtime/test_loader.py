@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rebuilding a shard from its log."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from kcoord.coordinator.runtime.runtime import WAIT, LoadError, ShardState
+from kcoord.coordinator.runtime.serde import CoordinatorSerde
+from protocol.errors import Errors, KafkaError
+from protocol.record_batch import Record, encode_batch
+from tests.unit.runtime.ledger import SHARD, Bench, Ledger, entry
+
+UNKNOWN_TYPE = b"\x00\x63what", b"\x00\x00value"
+UNKNOWN_VERSION = b"\x00\x01" + b"\0\0\0\0\0\0\0\0", b"\x00\x63"
+
+
+def batch(base_offset: int, *pairs: tuple[bytes | None, bytes | None], is_control: bool = False) -> bytes:
+    return encode_batch(
+        [Record(key, value, timestamp_ms=0) for key, value in pairs], base_offset=base_offset, is_control=is_control
+    )
+
+
+def written(name: str, value: int) -> tuple[bytes | None, bytes | None]:
+    return CoordinatorSerde().serialize(entry(name, value))
+
+
+def test_live_state_is_the_state_of_the_log() -> None:
+    bench = Bench()
+    bench.load()
+    for i in range(10):
+        bench.run(Ledger.put, f"n{i % 4}", i)
+        if i % 3 == 0:
+            bench.written(bench.poll())
+    bench.written(bench.poll())
+    live = bench.ledger
+    bench.runtime.close_shard(SHARD)
+    bench.now_ms = 5_000
+    bench.load()
+    assert bench.ledger is not live
+    assert bench.ledger.balance == live.balance
+    assert bench.ledger.loaded_at_ms == 5_000
+    assert bench.runtime.offsets(SHARD) == (10, 10)
+
+
+def test_loading_goes_in_slices() -> None:
+    bench = Bench()
+    bench.disk = b"".join(batch(i, written("a", i)) for i in range(5))
+    loader = bench.runtime.start_load(SHARD, bench.batches())
+    steps = 0
+    while not loader.step(bench.now_ms, slice_bytes=1):
+        steps += 1
+        with pytest.raises(KafkaError) as caught:
+            bench.run(Ledger.get, "a")
+        assert caught.value.error is Errors.COORDINATOR_LOAD_IN_PROGRESS
+    assert steps == 5
+    assert bench.run(Ledger.get, "a") == 4
+
+
+def test_unknown_records_are_counted_logged_once_and_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.disk = batch(0, UNKNOWN_TYPE, written("a", 1), UNKNOWN_VERSION, UNKNOWN_TYPE, (None, b"no key"))
+    with caplog.at_level(logging.WARNING):
+        bench.load()
+    assert bench.ledger.balance == {"a": 1}
+    assert bench.runtime.statistics.records_skipped == 4
+    assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [
+        "record type 99, version 0",
+        "record type 1, version 99",
+        "a record without a key",
+    ]
+
+
+def test_control_batches_are_passed_over() -> None:
+    bench = Bench()
+    bench.disk = batch(0, written("a", 1)) + batch(1, (b"\0\0\0\1", b"\0\0\0\0\0\0"), is_control=True)
+    bench.load()
+    assert bench.runtime.offsets(SHARD) == (2, 2)
+    assert bench.runtime.statistics.records_skipped == 0
+
+
+def test_the_end_of_the_log_may_lie_beyond_its_last_batch() -> None:
+    bench = Bench()
+    bench.disk = batch(4, written("a", 1))
+    bench.runtime.load(SHARD, bench.batches(), bench.now_ms, 9)
+    assert bench.run(Ledger.put, "a", 2) is WAIT
+    assert bench.poll().appends[0].base_offset == 9
+
+
+@pytest.mark.parametrize("damaged", [(b"\x00", b""), (b"\x00\x01\x00", b"\x00\x03"), (b"\x00\x01\x00\x00", b"\x00")])
+def test_malformed_records_stop_the_load_and_are_named(damaged: tuple[bytes, bytes]) -> None:
+    bench = Bench()
+    bench.disk = batch(7, written("a", 1), damaged)
+    with pytest.raises(LoadError, match=r"shard 3: the record at offset 8"):
+        bench.load()
+    assert bench.runtime.state(SHARD) is ShardState.FAILED
+    assert bench.poll().failed == []
+
+
+def test_a_shard_may_be_announced_before_its_log_is_there() -> None:
+    bench = Bench()
+    bench.disk = batch(0, written("a", 1))
+    announced = bench.runtime.start_load(SHARD, ())
+    bench.load()
+    with pytest.raises(LoadError):
+        announced.step(bench.now_ms)
+    assert bench.run(Ledger.get, "a") == 1
+
+
+def test_a_state_that_cannot_be_started_stops_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(ledger: Ledger, context: object) -> None:
+        raise AssertionError("broken")
+
+    monkeypatch.setattr(Ledger, "on_loaded", refuse)
+    bench = Bench()
+    with pytest.raises(LoadError):
+        bench.load()
+    assert bench.runtime.state(SHARD) is ShardState.FAILED
+    assert bench.poll().failed == []

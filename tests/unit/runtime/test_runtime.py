@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of state, disk and replies."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.coordinator.result import CoordinatorResult, OperationContext, Schedule, Task, TimerKey
+from kcoord.coordinator.runtime.runtime import WAIT, ShardState
+from protocol.errors import Errors, KafkaError
+from protocol.record_batch import decode_header, decode_records, verify_crc
+from tests.unit.runtime.ledger import SHARD, Bench, Ledger, entry, replies
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench()
+    bench.load()
+    return bench
+
+
+def error_of(bench: Bench, *call: object) -> Errors:
+    with pytest.raises(KafkaError) as caught:
+        bench.run(*call)  # type: ignore[arg-type]
+    return caught.value.error
+
+
+def test_without_records_the_answer_is_immediate(bench: Bench) -> None:
+    assert bench.run(Ledger.get, "a") is None
+    assert error_of(bench, Ledger.refuse) is Errors.INVALID_REQUEST
+    ready = bench.poll()
+    assert not ready.appends
+    assert not ready.replies
+
+
+def test_a_write_answers_after_the_disk(bench: Bench) -> None:
+    assert bench.run(Ledger.put, "a", 1) is WAIT
+    assert bench.ledger.balance == {"a": 1}, "the state runs ahead"
+    ready = bench.poll()
+    assert [(append.shard_id, append.base_offset, append.next_offset) for append in ready.appends] == [(SHARD, 0, 1)]
+    assert not ready.replies
+    assert not bench.poll().appends, "it is handed out once"
+    assert bench.written(ready) == [(1, "a=1")]
+    assert bench.runtime.offsets(SHARD) == (1, 1)
+    assert bench.run(Ledger.get, "a") == 1
+
+
+def test_what_could_have_seen_a_write_waits_with_it(bench: Bench) -> None:
+    bench.run(Ledger.put, "a", 1)
+    assert bench.run(Ledger.get, "a") is WAIT
+    assert bench.run(Ledger.refuse) is WAIT
+    assert bench.written(bench.poll()) == [(1, "a=1"), (2, 1), (3, Errors.INVALID_REQUEST)]
+
+
+def test_one_write_in_flight_and_the_rest_is_the_next_batch(bench: Bench) -> None:
+    bench.run(Ledger.put, "a", 1)
+    first = bench.poll()
+    bench.run(Ledger.put, "b", 2)
+    bench.run(Ledger.put, "c", 3)
+    assert not bench.poll().appends
+    assert not bench.runtime.is_idle()
+    bench.disk += first.appends[0].data
+    bench.runtime.on_append_completed(SHARD, bench.now_ms, None)
+    second = bench.poll()
+    assert replies(second) == [(1, "a=1")]
+    assert [(append.base_offset, append.next_offset) for append in second.appends] == [(1, 3)]
+    assert bench.written(second) == [(2, "b=2"), (3, "c=3")]
+    assert bench.runtime.is_idle()
+
+
+def test_a_batch_is_what_kafka_can_read(bench: Bench) -> None:
+    bench.now_ms = 1_700_000_000_123
+    bench.run(Ledger.put, "a", 1)
+    bench.run(Ledger.put, "b", 2)
+    [append] = bench.poll().appends
+    header = decode_header(append.data)
+    assert verify_crc(append.data)
+    assert header.size_bytes == len(append.data)
+    assert (header.base_offset, header.records_count, header.max_timestamp) == (0, 2, 1_700_000_000_123)
+    assert [record.offset for record in decode_records(append.data)] == [0, 1]
+
+
+def test_a_result_that_is_too_large_changes_nothing() -> None:
+    bench = Bench(max_batch_bytes=1_000)
+    bench.load()
+    with pytest.raises(KafkaError) as caught:
+        bench.run(Ledger.put, "a", 1, 2_000)
+    assert caught.value.error is Errors.MESSAGE_TOO_LARGE
+    assert bench.ledger.balance == {}
+    assert not bench.poll().appends
+    assert bench.run(Ledger.put, "a", 1, 100) is WAIT
+
+
+def test_the_limit_is_the_exact_size_of_the_batch() -> None:
+    bench = Bench()
+    bench.load()
+    bench.run(Ledger.put, "a", 1, 500)
+    size = len(bench.poll().appends[0].data)
+    for limit, fits in ((size, True), (size - 1, False)):
+        other = Bench(max_batch_bytes=limit)
+        other.load()
+        if fits:
+            assert other.run(Ledger.put, "a", 1, 500) is WAIT
+        else:
+            assert error_of(other, Ledger.put, "a", 1, 500) is Errors.MESSAGE_TOO_LARGE
+
+
+def test_a_result_never_spans_two_batches() -> None:
+    def put_many(ledger: Ledger, context: OperationContext) -> CoordinatorResult[str]:
+        return CoordinatorResult("many", [entry(f"{context.token}-{i}", i, 50) for i in range(5)])
+
+    bench = Bench(max_batch_bytes=1_000)
+    bench.load()
+    for _ in range(4):
+        bench.run(put_many)
+    ready = bench.poll()
+    assert len(ready.appends) == 1, "one write holds all the batches"
+    assert [value for _, value in bench.written(ready)] == ["many"] * 4
+    counts = [header.records_count for header, _ in bench.batches()]
+    assert len(counts) > 1
+    assert all(count % 5 == 0 for count in counts)
+    assert all(len(data) <= 1_000 for _, data in bench.batches())
+    assert [header.base_offset for header, _ in bench.batches()] == [sum(counts[:i]) for i in range(len(counts))]
+
+
+def test_a_failed_write_fails_the_shard_until_it_is_loaded_again(bench: Bench) -> None:
+    bench.run(Ledger.put, "a", 1)
+    bench.written(bench.poll())
+    bench.run(Ledger.put, "a", 2)
+    bench.run(Ledger.get, "a")
+    bench.run(Ledger.wait)
+    bench.poll()
+    bench.runtime.on_append_completed(SHARD, bench.now_ms, OSError(28, "No space left on device"))
+    assert bench.runtime.state(SHARD) is ShardState.FAILED
+    assert bench.runtime.machine(SHARD) is None
+    ready = bench.poll()
+    assert replies(ready) == [(token, Errors.NOT_COORDINATOR) for token in (2, 3, 4)]
+    assert ready.failed == [SHARD]
+    assert bench.poll().failed == []
+    assert error_of(bench, Ledger.get, "a") is Errors.NOT_COORDINATOR
+    assert bench.runtime.next_deadline_ms() is None
+    bench.load()
+    assert bench.run(Ledger.get, "a") == 1, "what was not acknowledged is gone"
+    assert bench.run(Ledger.put, "a", 3) is WAIT
+    assert bench.poll().appends[0].base_offset == 1
+
+
+def test_an_assertion_in_an_operation_fails_the_shard(bench: Bench) -> None:
+    def broken(ledger: Ledger, context: OperationContext) -> CoordinatorResult[str]:
+        raise AssertionError("never")
+
+    bench.run(Ledger.put, "a", 1)
+    assert error_of(bench, broken) is Errors.NOT_COORDINATOR
+    ready = bench.poll()
+    assert replies(ready) == [(1, Errors.NOT_COORDINATOR)]
+    assert ready.failed == [SHARD]
+    assert not ready.appends
+
+
+def test_a_failed_replay_leaves_nothing_to_write(bench: Bench) -> None:
+    bench.ledger.fail_replay = True
+    assert error_of(bench, Ledger.put, "a", 1) is Errors.NOT_COORDINATOR
+    ready = bench.poll()
+    assert not ready.appends
+    assert not ready.replies
+    assert ready.failed == [SHARD]
+
+
+def test_a_shard_that_fails_during_a_write_is_loaded_after_it(bench: Bench) -> None:
+    bench.run(Ledger.put, "a", 1)
+    ready = bench.poll()
+    bench.ledger.fail_replay = True
+    assert error_of(bench, Ledger.put, "a", 2) is Errors.NOT_COORDINATOR
+    after = bench.poll()
+    assert replies(after) == [(1, Errors.NOT_COORDINATOR)]
+    assert after.failed == []
+    with pytest.raises(AssertionError):
+        bench.load()
+    bench.disk += ready.appends[0].data
+    bench.runtime.on_append_completed(SHARD, bench.now_ms, None)
+    assert bench.poll().failed == [SHARD]
+    bench.load()
+    assert bench.run(Ledger.get, "a") == 1
+
+
+def test_an_unexpected_error_is_an_answer_and_not_the_end(bench: Bench) -> None:
+    def broken(ledger: Ledger, context: OperationContext) -> CoordinatorResult[str]:
+        raise KeyError("oops")
+
+    assert error_of(bench, broken) is Errors.UNKNOWN_SERVER_ERROR
+    assert bench.runtime.statistics.operations_failed == 1
+    assert bench.runtime.state(SHARD) is ShardState.ACTIVE
+
+
+def test_before_and_after_its_life_a_shard_answers_errors() -> None:
+    bench = Bench()
+    assert error_of(bench, Ledger.get, "a") is Errors.NOT_COORDINATOR
+    loader = bench.runtime.start_load(SHARD, bench.batches())
+    assert error_of(bench, Ledger.get, "a") is Errors.COORDINATOR_LOAD_IN_PROGRESS
+    assert loader.step(bench.now_ms)
+    bench.run(Ledger.put, "a", 1)
+    ready = bench.poll()
+    bench.runtime.close_shard(SHARD)
+    assert replies(bench.poll()) == [(3, Errors.NOT_COORDINATOR)]
+    assert error_of(bench, Ledger.get, "a") is Errors.NOT_COORDINATOR
+    bench.runtime.on_append_completed(SHARD, bench.now_ms, None)
+    assert ready.appends
+    assert not bench.poll().failed
+
+
+def test_pending_is_answered_by_a_completion(bench: Bench) -> None:
+    assert bench.run(Ledger.wait) is WAIT
+    assert bench.run(Ledger.complete, 1, "late") == "completed"
+    assert replies(bench.poll()) == [(1, "late")]
+    bench.run(Ledger.complete, 1, "twice")
+    assert replies(bench.poll()) == []
+
+
+def test_a_completion_waits_for_the_disk_like_any_answer(bench: Bench) -> None:
+    bench.run(Ledger.wait)
+    bench.run(Ledger.put, "a", 1)
+    bench.run(Ledger.complete, 1, "late")
+    assert bench.written(bench.poll()) == [(2, "a=1"), (1, "late"), (3, "completed")]
+
+
+def test_timers_fire_as_operations(bench: Bench) -> None:
+    assert bench.runtime.next_deadline_ms() == 1_100
+    bench.now_ms = 1_099
+    bench.poll()
+    assert bench.ledger.fired == []
+    bench.ledger.on_timer = lambda: CoordinatorResult(
+        None, [entry("t", 1)], timers=[Schedule(TimerKey("again"), 2_000)]
+    )
+    bench.now_ms = 1_150
+    ready = bench.poll()
+    assert bench.ledger.fired == [(1_150, TimerKey("loaded"))]
+    assert ready.appends
+    assert bench.runtime.next_deadline_ms() == 2_000
+
+
+def test_a_timer_that_fails_is_tried_again(bench: Bench) -> None:
+    def fail() -> CoordinatorResult[None]:
+        raise KafkaError(Errors.MESSAGE_TOO_LARGE)
+
+    bench.ledger.on_timer = fail
+    bench.now_ms = 1_100
+    bench.poll()
+    assert bench.runtime.next_deadline_ms() == 1_600
+    bench.ledger.on_timer = lambda: CoordinatorResult(None)
+    bench.now_ms = 1_600
+    bench.poll()
+    assert [fired for fired, _ in bench.ledger.fired] == [1_100, 1_600]
+    assert bench.runtime.next_deadline_ms() is None
+
+
+def test_a_task_runs_once_and_comes_back(bench: Bench) -> None:
+    task = Task(TimerKey("regex", "g"), "work")
+    same = Task(TimerKey("regex", "g"), "work")
+
+    def start(ledger: Ledger, context: OperationContext, work: Task) -> CoordinatorResult[str]:
+        return CoordinatorResult("started", tasks=[work])
+
+    assert bench.run(start, task) == "started"
+    assert bench.run(start, same) == "started"
+    assert bench.poll().tasks == [(SHARD, task)]
+    bench.runtime.complete_task(SHARD, same, "stale", OperationContext(bench.now_ms))
+    bench.runtime.complete_task(SHARD, task, "value", OperationContext(bench.now_ms))
+    bench.runtime.complete_task(SHARD, task, "twice", OperationContext(bench.now_ms))
+    assert bench.ledger.completed == [(task, "value")]
+    bench.run(start, same)
+    assert bench.poll().tasks == [(SHARD, same)]

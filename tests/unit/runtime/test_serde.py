@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The framing of records in coordinator and metadata logs."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.coordinator.result import CoordinatorRecord
+from kcoord.coordinator.runtime.serde import CoordinatorSerde, MetadataSerde
+from protocol.errors import DecodeError
+from protocol.messages import (
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    OffsetCommitKey,
+    OffsetCommitValue,
+    TopicRecord,
+    TransactionLogKey,
+    TransactionLogValue,
+)
+
+
+def test_a_coordinator_record_has_its_type_and_its_version_in_front() -> None:
+    record = CoordinatorRecord(ConsumerGroupMetadataKey(group_id="g"), ConsumerGroupMetadataValue(epoch=5))
+    key, value = CoordinatorSerde().serialize(record)
+    assert key is not None
+    assert value is not None
+    assert key == b"\x00\x03\x00\x01g"
+    assert value.startswith(b"\x00\x00\x00\x00\x00\x05")
+    assert CoordinatorSerde().deserialize(key, value) == record
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_offset_commits_in_every_version(version: int) -> None:
+    key = OffsetCommitKey(group="g", topic="t", partition=7)
+    record = CoordinatorRecord(key, OffsetCommitValue(offset=9, metadata="m", commit_timestamp=11), version)
+    assert CoordinatorSerde().deserialize(*CoordinatorSerde().serialize(record)) == record
+
+
+def test_a_tombstone_has_no_value() -> None:
+    record = CoordinatorRecord(OffsetCommitKey(group="g", topic="t", partition=7), None)
+    key, value = CoordinatorSerde().serialize(record)
+    assert value is None
+    assert CoordinatorSerde().deserialize(key, value) == record
+
+
+def test_old_offset_commits_have_type_zero() -> None:
+    key, value = CoordinatorSerde().serialize(
+        CoordinatorRecord(OffsetCommitKey(group="g", topic="t", partition=7), OffsetCommitValue(offset=9), 0)
+    )
+    assert key is not None
+    record = CoordinatorSerde().deserialize(b"\x00\x00" + key[2:], value)
+    assert record is not None
+    assert record.key == OffsetCommitKey(group="g", topic="t", partition=7)
+
+
+def test_each_log_numbers_its_types_on_its_own() -> None:
+    serde = CoordinatorSerde(["TransactionLog"])
+    record = CoordinatorRecord(TransactionLogKey(transactional_id="x"), TransactionLogValue(producer_id=3), 1)
+    assert serde.deserialize(*serde.serialize(record)) == record
+    assert serde.deserialize(b"\x00\x01", b"\x00\x00") is None
+
+
+def test_unknown_types_and_versions_give_nothing() -> None:
+    serde = CoordinatorSerde()
+    assert serde.deserialize(b"\x00\x20abc", b"\x00\x00") is None
+    assert serde.deserialize(b"\x00\x01\x00\x01g\x00\x01t\x00\x00\x00\x00", b"\x00\x09") is None
+    assert serde.deserialize(None, b"\x00\x09") is None
+    with pytest.raises(DecodeError):
+        serde.deserialize(b"\x00", None)
+
+
+def test_a_metadata_record_has_a_frame() -> None:
+    record = CoordinatorRecord(None, TopicRecord(name="t", topic_id=bytes(range(16))))
+    serde = MetadataSerde()
+    key, value = serde.serialize(record)
+    assert key is None
+    assert value is not None
+    assert value.startswith(b"\x01\x02\x00")
+    assert serde.deserialize(key, value) == record
+    assert serde.deserialize(None, b"\x01\x63\x00") is None
+    assert serde.describe(None, b"\x01\x63\x00") == "frame version 1, record type 99, version 0"
+    assert serde.deserialize(None, b"\x02\x02\x00") is None
+    with pytest.raises(DecodeError):
+        serde.deserialize(None, b"\x01\x80")
