@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetch requests from arrival to answer: reads the partitions, and parks a request that wants more bytes than there
+are (long poll).
+
+Synchronous: a parked request is known by its token; `poll` returns the answers of those that are due by new data,
+deletion or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple, Protocol
+
+from kcoord.topics.fetch_session import FetchContext, FetchPartition, FetchSessions
+from kcoord.topics.producer_state import AbortedTransaction
+from protocol.errors import Errors, KafkaError
+from protocol.messages import FetchRequest, FetchResponse
+from protocol.uuid import ZERO_UUID
+
+READ_COMMITTED = 1
+_OLDEST_VERSION_WITH_LEADER_HINT = 16
+
+
+@dataclass(slots=True)
+class ReadResult:
+    """What one partition gave."""
+
+    records: bytes
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted_transactions: list[AbortedTransaction] | None = None
+    diverging_epoch: tuple[int, int] | None = None
+
+
+class FetchSource(Protocol):
+    """The partitions, as fetches see them."""
+
+    def topic_name(self, topic_id: bytes) -> str | None: ...
+
+    def topic_id(self, topic: str) -> bytes | None: ...
+
+    def has_partition(self, topic: str, partition: int) -> bool: ...
+
+    def leader_of(self, topic: str, partition: int) -> tuple[int, int]: ...
+
+    def read(
+        self, wanted: FetchPartition, *, max_bytes: int, whole_first_batch: bool, read_committed: bool, now_ms: int
+    ) -> ReadResult: ...
+
+
+class FetchParameters(NamedTuple):
+    """The limits of one request."""
+
+    max_bytes: int
+    min_bytes: int
+    read_committed: bool
+    replica_id: int
+    api_version: int
+    candidate_session_id: int
+
+
+class Completion(NamedTuple):
+    """The answer to a parked request."""
+
+    token: Hashable
+    response: FetchResponse
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What one pass over the partitions of a request gave."""
+
+    answers: list[tuple[FetchPartition, FetchResponse.PartitionData]] = field(default_factory=list)
+    total_bytes: int = 0
+    answer_now: bool = False
+    watched: list[tuple[str, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _ParkedFetch:
+    token: Hashable
+    context: FetchContext
+    parameters: FetchParameters
+    deadline_ms: int
+    watched: list[tuple[str, int]]
+    available_bytes: int
+    """What was there at the last reading, plus what was appended since: no need to read again before it reaches
+    min_bytes.
+    """
+
+
+class FetchManager:
+    """See the module's text. `wake`, if set, is called when `poll` has something to do before the next deadline."""
+
+    def __init__(self, source: FetchSource, session_slots: int, max_bytes: int) -> None:
+        self.sessions = FetchSessions(session_slots)
+        self.wake: Callable[[], None] | None = None
+        self._source = source
+        self._max_bytes = max_bytes
+        self._parked: dict[Hashable, _ParkedFetch] = {}
+        self._watchers: dict[tuple[str, int], dict[Hashable, _ParkedFetch]] = {}
+        self._deadlines: list[tuple[int, int, Hashable]] = []
+        self._sequence = 0
+        self._touched: dict[Hashable, None] = {}
+
+    # --- the shell's side ---------------------------------------------------------------------------------------------
+
+    @property
+    def parked_count(self) -> int:
+        return len(self._parked)
+
+    def fetch(
+        self, request: FetchRequest, api_version: int, now_ms: int, *, token: Hashable, candidate_session_id: int
+    ) -> FetchResponse | None:
+        """The answer, or None where the request is parked under `token`."""
+        try:
+            context = self.sessions.open(request, api_version, now_ms)
+        except KafkaError as error:
+            return FetchResponse(error_code=error.error)
+        parameters = self._parameters(request, api_version, candidate_session_id)
+        reading = self._read(context, parameters, now_ms)
+        enough = reading.answer_now or not reading.watched or reading.total_bytes >= parameters.min_bytes
+        if enough or request.max_wait_ms <= 0:
+            return self._respond(context, parameters, reading, now_ms)
+        deadline_ms = now_ms + request.max_wait_ms
+        self._park(_ParkedFetch(token, context, parameters, deadline_ms, reading.watched, reading.total_bytes))
+        return None
+
+    def poll(self, now_ms: int) -> list[Completion]:
+        """Answers of parked requests that have enough data now, or waited long enough."""
+        completions = []
+        touched, self._touched = self._touched, {}
+        for token in touched:
+            parked = self._parked.get(token)
+            if parked is not None:
+                completions.extend(self._retry(parked, now_ms))
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            parked = self._parked.get(heappop(self._deadlines)[2])
+            if parked is not None:
+                completions.append(
+                    self._complete(parked, self._read(parked.context, parked.parameters, now_ms), now_ms)
+                )
+        return completions
+
+    def next_deadline_ms(self) -> int | None:
+        """When `poll` must be called at the latest."""
+        while self._deadlines and self._deadlines[0][2] not in self._parked:
+            heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def cancel(self, token: Hashable) -> None:
+        """The client of a parked request is gone."""
+        parked = self._parked.get(token)
+        if parked is not None:
+            self._unpark(parked)
+
+    # --- the partitions' side -----------------------------------------------------------------------------------------
+
+    def on_append(self, topic: str, partition: int, size_bytes: int) -> None:
+        """A partition grew, or its last stable offset moved."""
+        for parked in self._watchers.get((topic, partition), {}).values():
+            parked.available_bytes += size_bytes
+            if parked.available_bytes >= parked.parameters.min_bytes:
+                self._touch(parked)
+
+    def on_change(self, topic: str, partition: int) -> None:
+        """A partition went away, or changed in a way that parked requests must see."""
+        for parked in self._watchers.get((topic, partition), {}).values():
+            parked.available_bytes = max(parked.available_bytes, parked.parameters.min_bytes)
+            self._touch(parked)
+
+    def _touch(self, parked: _ParkedFetch) -> None:
+        self._touched[parked.token] = None
+        if self.wake is not None:
+            self.wake()
+
+    # --- parking ------------------------------------------------------------------------------------------------------
+
+    def _park(self, parked: _ParkedFetch) -> None:
+        self._parked[parked.token] = parked
+        for key in parked.watched:
+            self._watchers.setdefault(key, {})[parked.token] = parked
+        self._sequence += 1
+        heappush(self._deadlines, (parked.deadline_ms, self._sequence, parked.token))
+
+    def _unpark(self, parked: _ParkedFetch) -> None:
+        del self._parked[parked.token]
+        for key in parked.watched:
+            watchers = self._watchers[key]
+            del watchers[parked.token]
+            if not watchers:
+                del self._watchers[key]
+
+    def _retry(self, parked: _ParkedFetch, now_ms: int) -> list[Completion]:
+        reading = self._read(parked.context, parked.parameters, now_ms)
+        if reading.answer_now or not reading.watched or reading.total_bytes >= parked.parameters.min_bytes:
+            return [self._complete(parked, reading, now_ms)]
+        if reading.watched != parked.watched:
+            # A topic of the request vanished: it is answered with an error, at once (as Kafka's delayed fetch does).
+            return [self._complete(parked, reading, now_ms)]
+        parked.available_bytes = reading.total_bytes
+        return []
+
+    def _complete(self, parked: _ParkedFetch, reading: _Reading, now_ms: int) -> Completion:
+        self._unpark(parked)
+        return Completion(parked.token, self._respond(parked.context, parked.parameters, reading, now_ms))
+
+    def _respond(
+        self, context: FetchContext, parameters: FetchParameters, reading: _Reading, now_ms: int
+    ) -> FetchResponse:
+        return self.sessions.respond(
+            context, reading.answers, candidate_session_id=parameters.candidate_session_id, now_ms=now_ms
+        )
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _parameters(self, request: FetchRequest, api_version: int, candidate_session_id: int) -> FetchParameters:
+        max_bytes = min(request.max_bytes, self._max_bytes)
+        replica_id = request.replica_state.replica_id if api_version >= 15 else request.replica_id
+        return FetchParameters(
+            max_bytes,
+            min(request.min_bytes, max_bytes),
+            request.isolation_level == READ_COMMITTED,
+            replica_id,
+            api_version,
+            candidate_session_id,
+        )
+
+    def _read(self, context: FetchContext, parameters: FetchParameters, now_ms: int) -> _Reading:
+        """Reads the partitions in order; those that do not exist are answered after the others, and do not hasten
+        the answer.
+        """
+        reading = _Reading()
+        missing: list[tuple[FetchPartition, FetchResponse.PartitionData]] = []
+        for partition in context.partitions:
+            error = self._resolve(partition, context)
+            if error is not Errors.NONE:
+                missing.append((partition, error_data(partition.partition, error)))
+                continue
+            reading.watched.append((partition.topic, partition.partition))
+            reading.answers.append((partition, self._read_partition(partition, parameters, reading, now_ms)))
+        reading.answers.extend(missing)
+        return reading
+
+    def _resolve(self, partition: FetchPartition, context: FetchContext) -> Errors:
+        """Fills in the name behind a topic id, or the id behind a name."""
+        if context.uses_topic_ids:
+            name = self._source.topic_name(partition.topic_id)
+            if name is None:
+                return Errors.UNKNOWN_TOPIC_ID
+            partition.topic = name
+        else:
+            partition.topic_id = self._source.topic_id(partition.topic) or ZERO_UUID
+        known = self._source.has_partition(partition.topic, partition.partition)
+        return Errors.NONE if known else Errors.UNKNOWN_TOPIC_OR_PARTITION
+
+    def _read_partition(
+        self, partition: FetchPartition, parameters: FetchParameters, reading: _Reading, now_ms: int
+    ) -> FetchResponse.PartitionData:
+        left = max(0, parameters.max_bytes - reading.total_bytes)
+        try:
+            if parameters.replica_id >= 0:
+                raise KafkaError(
+                    Errors.NOT_LEADER_OR_FOLLOWER, f"Broker {parameters.replica_id} is no replica of this partition."
+                )
+            result = self._source.read(
+                partition,
+                max_bytes=min(left, partition.max_bytes),
+                whole_first_batch=reading.total_bytes == 0,
+                read_committed=parameters.read_committed,
+                now_ms=now_ms,
+            )
+        except KafkaError as error:
+            reading.answer_now = True
+            return self._failure(partition, error.error, parameters.api_version)
+        reading.total_bytes += len(result.records)
+        if result.diverging_epoch is not None:
+            reading.answer_now = True
+        return partition_data(partition.partition, result)
+
+    def _failure(self, partition: FetchPartition, error: Errors, api_version: int) -> FetchResponse.PartitionData:
+        data = error_data(partition.partition, error)
+        if api_version >= _OLDEST_VERSION_WITH_LEADER_HINT and error in (
+            Errors.NOT_LEADER_OR_FOLLOWER,
+            Errors.FENCED_LEADER_EPOCH,
+        ):
+            leader_id, leader_epoch = self._source.leader_of(partition.topic, partition.partition)
+            data.current_leader = FetchResponse.LeaderIdAndEpoch(leader_id=leader_id, leader_epoch=leader_epoch)
+        return data
+
+
+def partition_data(index: int, result: ReadResult) -> FetchResponse.PartitionData:
+    """A partition's part of the response."""
+    aborted = result.aborted_transactions
+    data = FetchResponse.PartitionData(
+        partition_index=index,
+        high_watermark=result.high_watermark,
+        last_stable_offset=result.last_stable_offset,
+        log_start_offset=result.log_start_offset,
+        aborted_transactions=None
+        if aborted is None
+        else [
+            FetchResponse.AbortedTransaction(producer_id=transaction.producer_id, first_offset=transaction.first_offset)
+            for transaction in aborted
+        ],
+        records=result.records,
+    )
+    if result.diverging_epoch is not None:
+        epoch, end_offset = result.diverging_epoch
+        data.diverging_epoch = FetchResponse.EpochEndOffset(epoch=epoch, end_offset=end_offset)
+    return data
+
+
+def error_data(index: int, error: Errors) -> FetchResponse.PartitionData:
+    """A partition that could not be read: every offset is unknown (observed in Kafka 4.3.1, also for
+    OFFSET_OUT_OF_RANGE).
+    """
+    return FetchResponse.PartitionData(
+        partition_index=index, error_code=error, high_watermark=-1, aborted_transactions=None, records=b""
+    )

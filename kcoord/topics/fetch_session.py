@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetch sessions (KIP-227): a client names its partitions once, then sends and gets only what changed.
+
+A session has an epoch that each request must name. It is soft state: a client that gets a session error begins again
+with a full fetch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeAlias
+
+from protocol.errors import Errors, KafkaError
+from protocol.messages import FetchRequest, FetchResponse
+
+NO_SESSION: Final = 0
+INITIAL_EPOCH: Final = 0
+FINAL_EPOCH: Final = -1
+TOPIC_IDS_SINCE_VERSION: Final = 13
+EVICTION_AGE_MS: Final = 120_000
+"""A session that was used more recently keeps its place against one that is not larger."""
+
+_MAX_EPOCH = 2**31 - 1
+
+PartitionKey: TypeAlias = "tuple[str | bytes, int]"
+"""A partition as its client names it: topic name or (from version 13) topic id, and index."""
+
+
+def next_epoch(epoch: int) -> int:
+    """Session epochs grow from 1 and skip the values that mean something else."""
+    if epoch < 0:
+        return FINAL_EPOCH
+    return 1 if epoch == _MAX_EPOCH else epoch + 1
+
+
+@dataclass(slots=True)
+class FetchPartition:
+    """What a client wants of one partition, and (in a session) what it was told last."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    fetch_offset: int
+    max_bytes: int
+    current_leader_epoch: int = -1
+    last_fetched_epoch: int = -1
+    high_watermark: int = -1
+    log_start_offset: int = -1
+
+    def update(self, other: FetchPartition) -> None:
+        self.fetch_offset = other.fetch_offset
+        self.max_bytes = other.max_bytes
+        self.current_leader_epoch = other.current_leader_epoch
+        self.last_fetched_epoch = other.last_fetched_epoch
+
+    def note_answer(self, data: FetchResponse.PartitionData) -> bool:
+        """Whether an incremental answer must hold this partition; remembers what the client knows then."""
+        changed = (
+            bool(data.records)
+            or data.error_code != 0
+            or data.diverging_epoch.epoch >= 0
+            or data.preferred_read_replica >= 0
+        )
+        if data.high_watermark != self.high_watermark or data.log_start_offset != self.log_start_offset:
+            changed = True
+        # After an error the partition is sent again, even if nothing else changed.
+        self.high_watermark = -1 if data.error_code != 0 else data.high_watermark
+        self.log_start_offset = data.log_start_offset
+        return changed
+
+
+@dataclass(slots=True)
+class FetchSession:
+    """One client's partitions in the order in which they are served."""
+
+    session_id: int
+    epoch: int
+    uses_topic_ids: bool
+    partitions: dict[PartitionKey, FetchPartition]
+    created_ms: int
+    last_used_ms: int
+
+
+class FetchMode(Enum):
+    """How a request uses sessions."""
+
+    SESSIONLESS = "sessionless"
+    FULL = "full"
+    INCREMENTAL = "incremental"
+
+
+@dataclass(slots=True)
+class FetchContext:
+    """One request: its partitions, and the session it belongs to or may open."""
+
+    mode: FetchMode
+    partitions: list[FetchPartition]
+    uses_topic_ids: bool
+    session: FetchSession | None = None
+    expected_epoch: int = FINAL_EPOCH
+
+
+def requested_partitions(request: FetchRequest, *, uses_topic_ids: bool) -> dict[PartitionKey, FetchPartition]:
+    """The partitions that a request names, by its own names for them."""
+    found: dict[PartitionKey, FetchPartition] = {}
+    for topic in request.topics:
+        name: str | bytes = topic.topic_id if uses_topic_ids else topic.topic
+        for partition in topic.partitions:
+            found[name, partition.partition] = FetchPartition(
+                topic.topic,
+                topic.topic_id,
+                partition.partition,
+                partition.fetch_offset,
+                partition.partition_max_bytes,
+                partition.current_leader_epoch,
+                partition.last_fetched_epoch,
+            )
+    return found
+
+
+class FetchSessions:
+    """The cache of sessions, at most `slots` of them."""
+
+    __slots__ = ("_sessions", "_slots")
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        # Least recently used first: a used session moves to the end.
+        self._sessions: dict[int, FetchSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, request: FetchRequest, api_version: int, now_ms: int) -> FetchContext:
+        """What to fetch for a request; KafkaError where it names a session that is not there, or is at another
+        epoch.
+        """
+        uses_topic_ids = api_version >= TOPIC_IDS_SINCE_VERSION
+        epoch = request.session_epoch
+        if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
+            self._sessions.pop(request.session_id, None)
+            mode = FetchMode.FULL if epoch == INITIAL_EPOCH else FetchMode.SESSIONLESS
+            return FetchContext(
+                mode, list(requested_partitions(request, uses_topic_ids=uses_topic_ids).values()), uses_topic_ids
+            )
+        session = self._checked(request, uses_topic_ids)
+        self._update(session, request)
+        if not session.partitions:
+            del self._sessions[session.session_id]
+            return FetchContext(FetchMode.SESSIONLESS, [], uses_topic_ids)
+        session.epoch = next_epoch(session.epoch)
+        self._touch(session, now_ms)
+        return FetchContext(
+            FetchMode.INCREMENTAL, list(session.partitions.values()), uses_topic_ids, session, session.epoch
+        )
+
+    def _checked(self, request: FetchRequest, uses_topic_ids: bool) -> FetchSession:
+        session = self._sessions.get(request.session_id)
+        if session is None:
+            raise KafkaError(Errors.FETCH_SESSION_ID_NOT_FOUND)
+        if session.epoch != request.session_epoch:
+            raise KafkaError(Errors.INVALID_FETCH_SESSION_EPOCH)
+        if session.uses_topic_ids != uses_topic_ids:
+            raise KafkaError(Errors.FETCH_SESSION_TOPIC_ID_ERROR)
+        return session
+
+    def _update(self, session: FetchSession, request: FetchRequest) -> None:
+        for key, partition in requested_partitions(request, uses_topic_ids=session.uses_topic_ids).items():
+            known = session.partitions.get(key)
+            if known is None:
+                session.partitions[key] = partition
+            else:
+                known.update(partition)
+        for topic in request.forgotten_topics_data:
+            name: str | bytes = topic.topic_id if session.uses_topic_ids else topic.topic
+            for index in topic.partitions:
+                session.partitions.pop((name, index), None)
+
+    def _touch(self, session: FetchSession, now_ms: int) -> None:
+        session.last_used_ms = now_ms
+        del self._sessions[session.session_id]
+        self._sessions[session.session_id] = session
+
+    def respond(
+        self,
+        context: FetchContext,
+        answers: list[tuple[FetchPartition, FetchResponse.PartitionData]],
+        *,
+        candidate_session_id: int,
+        now_ms: int,
+    ) -> FetchResponse:
+        """The response for what was read; opens the session that a full fetch asked for."""
+        match context.mode:
+            case FetchMode.SESSIONLESS:
+                return build_response(NO_SESSION, answers, context.uses_topic_ids)
+            case FetchMode.FULL:
+                session_id = self._create(context, answers, candidate_session_id, now_ms)
+                return build_response(session_id, answers, context.uses_topic_ids)
+            case FetchMode.INCREMENTAL:
+                return self._respond_incrementally(context, answers)
+
+    def _respond_incrementally(
+        self, context: FetchContext, answers: list[tuple[FetchPartition, FetchResponse.PartitionData]]
+    ) -> FetchResponse:
+        session = context.session
+        assert session is not None
+        if session.epoch != context.expected_epoch:
+            return FetchResponse(error_code=Errors.INVALID_FETCH_SESSION_EPOCH, session_id=session.session_id)
+        changed = [(partition, data) for partition, data in answers if partition.note_answer(data)]
+        for partition, data in changed:
+            if data.records:
+                self._move_to_end(session, partition)
+        return build_response(session.session_id, changed, context.uses_topic_ids)
+
+    def _move_to_end(self, session: FetchSession, partition: FetchPartition) -> None:
+        """Whoever got data is served last next time, so that one busy partition cannot starve the others."""
+        key: PartitionKey = (partition.topic_id if session.uses_topic_ids else partition.topic, partition.partition)
+        if session.partitions.pop(key, None) is not None:
+            session.partitions[key] = partition
+
+    def _create(
+        self,
+        context: FetchContext,
+        answers: list[tuple[FetchPartition, FetchResponse.PartitionData]],
+        candidate_session_id: int,
+        now_ms: int,
+    ) -> int:
+        if candidate_session_id in self._sessions or not self._make_room(len(answers), now_ms):
+            return NO_SESSION
+        partitions: dict[PartitionKey, FetchPartition] = {}
+        for partition, data in answers:
+            partition.note_answer(data)
+            partitions[partition.topic_id if context.uses_topic_ids else partition.topic, partition.partition] = (
+                partition
+            )
+        epoch = next_epoch(INITIAL_EPOCH)
+        self._sessions[candidate_session_id] = FetchSession(
+            candidate_session_id, epoch, context.uses_topic_ids, partitions, now_ms, now_ms
+        )
+        return candidate_session_id
+
+    def _make_room(self, size: int, now_ms: int) -> bool:
+        """A full cache gives up its stalest session, else the smallest old one if the new one is larger."""
+        if len(self._sessions) < self._slots:
+            return True
+        if not self._sessions:
+            return False
+        stalest = next(iter(self._sessions.values()))
+        if now_ms - stalest.last_used_ms > EVICTION_AGE_MS:
+            del self._sessions[stalest.session_id]
+            return True
+        old = [session for session in self._sessions.values() if now_ms - session.created_ms > EVICTION_AGE_MS]
+        smallest = min(old, key=lambda session: len(session.partitions), default=None)
+        if smallest is None or len(smallest.partitions) >= size:
+            return False
+        del self._sessions[smallest.session_id]
+        return True
+
+
+def build_response(
+    session_id: int, answers: list[tuple[FetchPartition, FetchResponse.PartitionData]], uses_topic_ids: bool
+) -> FetchResponse:
+    """Groups neighbouring partitions of one topic, keeping the order."""
+    topics: list[FetchResponse.FetchableTopicResponse] = []
+    last: PartitionKey | None = None
+    for partition, data in answers:
+        name: str | bytes = partition.topic_id if uses_topic_ids else partition.topic
+        if last is None or last[0] != name:
+            topics.append(FetchResponse.FetchableTopicResponse(topic=partition.topic, topic_id=partition.topic_id))
+            last = (name, 0)
+        topics[-1].partitions.append(data)
+    return FetchResponse(session_id=session_id, responses=topics)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The periodic work on partitions: retention, time-based flushes, checkpoints, expired producers, removal of deleted
+folders.
+
+All of it runs in the event loop, so it goes in small steps: a few partitions per tick, the rest at the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kcoord.storage.errors import StorageError
+from kcoord.storage.log_dir import LogDir
+from kcoord.topics.open_log import OpenLog
+from kcoord.topics.partition import Partition
+from kcoord.topics.retention import delete_below_start, delete_expired
+from kcoord.topics.schedule import Every
+from protocol.errors import KafkaError
+
+if TYPE_CHECKING:
+    from kcoord.config import BrokerConfig
+
+PARTITIONS_PER_TICK = 50
+
+_logger = logging.getLogger(__name__)
+
+
+class Housekeeping:
+    """See the module's text. `partitions` is the owner's live mapping."""
+
+    __slots__ = (
+        "_checkpoint",
+        "_config",
+        "_doomed",
+        "_expiration",
+        "_flush",
+        "_log_dir",
+        "_partitions",
+        "_retention",
+        "_to_check",
+    )
+
+    def __init__(self, config: BrokerConfig, log_dir: LogDir, partitions: Mapping[tuple[str, int], Partition]) -> None:
+        self._config = config
+        self._log_dir = log_dir
+        self._partitions = partitions
+        self._retention = Every(config.log_retention_check_interval_ms)
+        self._flush = Every(config.log_flush_scheduler_interval_ms)
+        self._checkpoint = Every(
+            min(config.log_flush_offset_checkpoint_interval_ms, config.log_flush_start_offset_checkpoint_interval_ms)
+        )
+        self._expiration = Every(config.producer_id_expiration_check_interval_ms)
+        self._to_check: deque[tuple[str, int]] = deque()
+        self._doomed: deque[tuple[int, str]] = deque()
+
+    def tick(self, now_ms: int) -> None:
+        """Does what is due."""
+        if self._retention.is_due(now_ms) and not self._to_check:
+            self._to_check.extend(self._partitions)
+        for _ in range(min(PARTITIONS_PER_TICK, len(self._to_check))):
+            partition = self._partitions.get(self._to_check.popleft())
+            if partition is not None:
+                self._apply_retention(partition, now_ms)
+        if self._flush.is_due(now_ms):
+            self._flush_old(now_ms)
+        if self._expiration.is_due(now_ms):
+            self._expire_producers(now_ms)
+        if self._checkpoint.is_due(now_ms):
+            self._write_checkpoints()
+        while self._doomed and self._doomed[0][0] <= now_ms:
+            self._remove(self._doomed.popleft()[1])
+
+    # --- retention ----------------------------------------------------------------------------------------------------
+
+    def _apply_retention(self, partition: Partition, now_ms: int) -> None:
+        try:
+            opened = partition.open(now_ms)
+            start_offset = opened.log.start_offset
+            deleted = self._delete_segments(partition, opened, now_ms)
+        except KafkaError:
+            # It is not usable, and whoever opened it first has said so in the log.
+            return
+        except (OSError, StorageError) as error:
+            partition.fail(error)
+            return
+        if deleted:
+            _logger.info(
+                "%s: %d old segments deleted, the log begins at offset %d now",
+                partition,
+                deleted,
+                opened.log.start_offset,
+            )
+        if opened.log.start_offset != start_offset:
+            partition.on_start_moved(opened)
+
+    def _delete_segments(self, partition: Partition, opened: OpenLog, now_ms: int) -> int:
+        config = partition.config
+        if not config.is_deleted:
+            return delete_below_start(opened.log, now_ms)
+        return delete_expired(
+            opened.log, retention_ms=config.retention_ms, retention_bytes=config.retention_bytes, now_ms=now_ms
+        )
+
+    # --- flushing and checkpoints -------------------------------------------------------------------------------------
+
+    def _opened(self) -> list[tuple[Partition, OpenLog]]:
+        return [
+            (partition, partition.opened) for partition in self._partitions.values() if partition.opened is not None
+        ]
+
+    def _flush_old(self, now_ms: int) -> None:
+        """flush.ms, which like in Kafka is looked at every log.flush.scheduler.interval.ms (by default: never)."""
+        for partition, opened in self._opened():
+            if opened.unflushed_records and now_ms - opened.last_flush_ms >= partition.config.flush_ms:
+                try:
+                    partition.flush(opened, now_ms)
+                except (OSError, StorageError) as error:
+                    partition.fail(error)
+
+    def _write_checkpoints(self) -> None:
+        """How far the logs are durable already (nothing is flushed for it), and where they start."""
+        logs = {(partition.topic, partition.index): opened.log for partition, opened in self._opened()}
+        try:
+            self._log_dir.remember(logs)
+        except OSError as error:
+            _logger.error("The checkpoints cannot be written: %s", error)
+
+    # --- producers ----------------------------------------------------------------------------------------------------
+
+    def _expire_producers(self, now_ms: int) -> None:
+        for _, opened in self._opened():
+            opened.producers.expire(now_ms, self._config.producer_id_expiration_ms)
+
+    # --- deleted topics -----------------------------------------------------------------------------------------------
+
+    def retire(self, partitions: list[tuple[str, int, str]], now_ms: int) -> None:
+        """Renames the folders of deleted partitions now, and removes them after the usual delay."""
+        try:
+            folders = self._log_dir.delete_partitions(partitions)
+        except OSError as error:
+            _logger.error("The folders of deleted partitions cannot be renamed: %s", error)
+            return
+        self._doomed.extend((now_ms + self._config.log_segment_delete_delay_ms, folder) for folder in folders)
+
+    def _remove(self, folder: str) -> None:
+        try:
+            self._log_dir.remove_folder(folder)
+        except OSError as error:
+            _logger.warning("%s cannot be removed: %s", folder, error)
+
+    def finish(self, now_ms: int) -> None:
+        """Removes what is left of deleted topics: nobody reads there any more."""
+        while self._doomed:
+            self._remove(self._doomed.popleft()[1])

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The byte formats of `<offset>.snapshot` (producer state at an offset) and `<base offset>.txnindex` (aborted
+transactions), as Kafka writes them.
+
+A snapshot holds the last batch of each producer only: after a restart a duplicate of an older batch is out of order
+instead of recognised.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from kcoord.topics.producer_state import AbortedTransaction, CachedBatch, ProducerEntry
+from protocol.batch_header import crc32c
+
+SNAPSHOT_SUFFIX: Final = ".snapshot"
+TRANSACTION_INDEX_SUFFIX: Final = ".txnindex"
+
+_SNAPSHOT_VERSION = 1
+_SNAPSHOT_HEADER = struct.Struct(">hI")
+_COUNT = struct.Struct(">i")
+_SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
+_INDEX_VERSION = 0
+_INDEX_ENTRY = struct.Struct(">hqqqq")
+
+
+class InvalidSnapshotError(ValueError):
+    """The bytes are no producer snapshot, or a damaged one. It is only a shortcut: the log has the same facts."""
+
+
+def file_name(offset: int, suffix: str) -> str:
+    """Kafka's name of a file that belongs to an offset."""
+    return f"{offset:020d}{suffix}"
+
+
+def encode_snapshot(entries: list[ProducerEntry]) -> bytes:
+    rows = [_COUNT.pack(len(entries))]
+    for entry in entries:
+        batch = entry.batches[-1] if entry.batches else CachedBatch(-1, -1, 0, entry.last_timestamp_ms)
+        first_offset = entry.current_transaction_first_offset
+        rows.append(
+            _SNAPSHOT_ENTRY.pack(
+                entry.producer_id,
+                entry.producer_epoch,
+                batch.last_sequence,
+                batch.last_offset,
+                batch.offset_delta,
+                entry.last_timestamp_ms,
+                entry.coordinator_epoch,
+                -1 if first_offset is None else first_offset,
+            )
+        )
+    body = b"".join(rows)
+    return _SNAPSHOT_HEADER.pack(_SNAPSHOT_VERSION, crc32c(body)) + body
+
+
+def decode_snapshot(data: bytes) -> list[ProducerEntry]:
+    header_bytes = _SNAPSHOT_HEADER.size
+    if len(data) < header_bytes + _COUNT.size:
+        raise InvalidSnapshotError(f"{len(data)} bytes are too few")
+    version, crc = _SNAPSHOT_HEADER.unpack_from(data)
+    if version != _SNAPSHOT_VERSION:
+        raise InvalidSnapshotError(f"unknown version {version}")
+    if crc32c(data[header_bytes:]) != crc:
+        raise InvalidSnapshotError("the checksum does not match")
+    (count,) = _COUNT.unpack_from(data, header_bytes)
+    position = header_bytes + _COUNT.size
+    if len(data) != position + count * _SNAPSHOT_ENTRY.size:
+        raise InvalidSnapshotError(f"{count} entries do not fill {len(data)} bytes")
+    return [_entry_of(*row) for row in _SNAPSHOT_ENTRY.iter_unpack(data[position:])]
+
+
+def _entry_of(
+    producer_id: int,
+    epoch: int,
+    last_sequence: int,
+    last_offset: int,
+    offset_delta: int,
+    timestamp_ms: int,
+    coordinator_epoch: int,
+    first_offset: int,
+) -> ProducerEntry:
+    batches = [CachedBatch(last_sequence, last_offset, offset_delta, timestamp_ms)] if last_offset >= 0 else []
+    return ProducerEntry(
+        producer_id, epoch, coordinator_epoch, timestamp_ms, first_offset if first_offset >= 0 else None, batches
+    )
+
+
+def encode_aborted(transaction: AbortedTransaction) -> bytes:
+    return _INDEX_ENTRY.pack(_INDEX_VERSION, *transaction)
+
+
+def decode_aborted(data: bytes) -> list[AbortedTransaction]:
+    """The entries of one index file; a torn last entry and anything of an unknown version ends the list."""
+    whole = len(data) - len(data) % _INDEX_ENTRY.size
+    found = []
+    for version, producer_id, first_offset, last_offset, stable in _INDEX_ENTRY.iter_unpack(data[:whole]):
+        if version != _INDEX_VERSION:
+            break
+        found.append(AbortedTransaction(producer_id, first_offset, last_offset, stable))
+    return found

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All topic partitions of a broker: follows the metadata image, routes requests to partitions, and does the periodic
+work.
+
+Synchronous: `tick(now_ms)` does what is due. Partitions of internal topics belong to their coordinators; they are
+only read here, through the `internal_log` hook.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from kcoord.config import TopicConfig
+from kcoord.storage.file_system import FileSystem
+from kcoord.storage.log import Log
+from kcoord.storage.log_dir import STRAY_SUFFIX, LogDir
+from kcoord.topics import internal_partition
+from kcoord.topics.fetch_manager import FetchManager, ReadResult
+from kcoord.topics.fetch_session import FetchPartition
+from kcoord.topics.housekeeping import Housekeeping
+from kcoord.topics.leader_epochs import UNDEFINED_EPOCH
+from kcoord.topics.offset_queries import FoundOffset
+from kcoord.topics.partition import AppendResult, Partition, TransactionGuard
+from kcoord.topics.producer_ids import ProducerIds
+from kcoord.topics.producer_state import BatchFacts
+from protocol.errors import Errors, KafkaError
+from protocol.uuid import ZERO_UUID
+
+if TYPE_CHECKING:
+    from kcoord.config import BrokerConfig
+    from kcoord.metadata.image import MetadataImage, PartitionImage, TopicImage
+
+ACKS_ALL: Final = -1
+VALID_ACKS: Final = (ACKS_ALL, 0, 1)
+
+InternalLog: TypeAlias = "Callable[[str, int], Log | None]"
+
+_logger = logging.getLogger(__name__)
+
+
+def _no_internal_log(topic: str, partition: int) -> Log | None:
+    return None
+
+
+def _refuse_transactions(topic: str, partition: int, facts: BatchFacts) -> None:
+    """Nobody could ever end a transaction without a coordinator: one must not begin."""
+    raise KafkaError(Errors.INVALID_TXN_STATE, f"{topic}-{partition} is not part of a transaction of this producer.")
+
+
+class TopicStore:
+    """See the module's text."""
+
+    def __init__(
+        self, fs: FileSystem, log_dir: LogDir, config: BrokerConfig, *, internal_log: InternalLog = _no_internal_log
+    ) -> None:
+        self.config = config
+        self.producer_ids = ProducerIds()
+        self.fetches = FetchManager(self, config.max_incremental_fetch_session_cache_slots, config.fetch_max_bytes)
+        self.internal_log = internal_log
+        self.transaction_guard: TransactionGuard = _refuse_transactions
+        self._fs = fs
+        self._log_dir = log_dir
+        self._image: MetadataImage | None = None
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._housekeeping = Housekeeping(config, log_dir, self._partitions)
+
+    # --- metadata -----------------------------------------------------------------------------------------------------
+
+    def on_metadata_update(self, image: MetadataImage, now_ms: int) -> None:
+        """Makes and removes partitions so that they are those of the image. The first image also settles what
+        folders there are.
+        """
+        old, self._image = self._image, image
+        if old is None:
+            self._set_strays_aside(image)
+        old_topics = old.topics if old is not None else {}
+        gone = [topic for topic in old_topics.values() if topic.id not in image.topics_by_id]
+        if gone:
+            self._delete_topics(gone, now_ms)
+        defaults_changed = old is not None and old.effective_broker_configs(
+            self.config.node_id
+        ) != image.effective_broker_configs(self.config.node_id)
+        for name, topic in image.topics.items():
+            configs_changed = (
+                old is None or defaults_changed or old.topic_configs(name) is not image.topic_configs(name)
+            )
+            if configs_changed or old_topics.get(name) is not topic:
+                self._update_topic(topic, image, configs_changed)
+
+    def _update_topic(self, topic: TopicImage, image: MetadataImage, configs_changed: bool) -> None:
+        if topic.internal:
+            return
+        config: TopicConfig | None = None
+        for partition_image in topic.partitions:
+            partition = self._partitions.get((topic.name, partition_image.partition_id))
+            if partition is not None and not configs_changed:
+                partition.update(partition_image)
+                continue
+            config = config or TopicConfig.resolve(self.config, image.topic_configs(topic.name))
+            if partition is None:
+                self._add_partition(topic, partition_image, config)
+            else:
+                partition.configure(config)
+                partition.update(partition_image)
+
+    def _add_partition(self, topic: TopicImage, image: PartitionImage, config: TopicConfig) -> None:
+        partition = Partition(topic.name, topic.id, image, config, self._log_dir, self.config.node_id)
+        self._partitions[topic.name, image.partition_id] = partition
+        try:
+            if not self._fs.exists(partition.files.directory):
+                partition.files.create(topic.id)
+        except OSError as error:
+            # The folder is made again when the log is opened; whoever needs it then is told.
+            _logger.error("The folder of %s-%d cannot be made: %s", topic.name, image.partition_id, error)
+
+    def _delete_topics(self, topics: list[TopicImage], now_ms: int) -> None:
+        folders: list[tuple[str, int, str]] = []
+        for topic in topics:
+            for image in topic.partitions:
+                partition = self._partitions.pop((topic.name, image.partition_id), None)
+                if partition is not None:
+                    partition.delete()
+                    folders.append((topic.name, image.partition_id, topic.id.hex()))
+                self.fetches.on_change(topic.name, image.partition_id)
+        if folders:
+            self._housekeeping.retire(folders, now_ms)
+
+    def _set_strays_aside(self, image: MetadataImage) -> None:
+        """Folders of topics that the metadata does not know keep their data under another name (as Kafka's
+        `-stray`).
+        """
+        strays: list[tuple[str, int, str]] = []
+        for topic, index in self._log_dir.partitions():
+            known = image.partition(topic, index)
+            if topic.startswith("__") and (known is not None or topic == "__cluster_metadata"):
+                continue
+            topic_id = internal_partition.topic_id_of(self._log_dir, topic, index)
+            if known is not None and topic_id in (None, image.topics[topic].id):
+                continue
+            _logger.warning("%s-%d in the data folder belongs to no known topic and is set aside", topic, index)
+            strays.append((topic, index, (topic_id or ZERO_UUID).hex()))
+        if strays:
+            self._log_dir.delete_partitions(strays, STRAY_SUFFIX)
+
+    # --- lookups ------------------------------------------------------------------------------------------------------
+
+    def topic_name(self, topic_id: bytes) -> str | None:
+        topic = self._image.topics_by_id.get(topic_id) if self._image is not None else None
+        return topic.name if topic is not None else None
+
+    def topic_id(self, topic: str) -> bytes | None:
+        found = self._image.topics.get(topic) if self._image is not None else None
+        return found.id if found is not None else None
+
+    def has_partition(self, topic: str, partition: int) -> bool:
+        return (topic, partition) in self._partitions or self._internal(topic, partition) is not None
+
+    def leader_of(self, topic: str, partition: int) -> tuple[int, int]:
+        """(leader, leader epoch); -1 each where there is no such partition."""
+        image = self._image.partition(topic, partition) if self._image is not None else None
+        return (image.leader, image.leader_epoch) if image is not None else (-1, -1)
+
+    def partition(self, topic: str, partition: int) -> Partition:
+        """The partition, KafkaError where there is none."""
+        found = self._partitions.get((topic, partition))
+        if found is None:
+            raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {topic}-{partition}.")
+        return found
+
+    def _internal(self, topic: str, partition: int) -> PartitionImage | None:
+        """The image of a partition of an internal topic."""
+        if not topic.startswith("__") or self._image is None:
+            return None
+        found = self._image.topics.get(topic)
+        if found is None or not found.internal:
+            return None
+        return self._image.partition(topic, partition)
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def append(self, topic: str, partition: int, batch: bytes, *, requires_all: bool, now_ms: int) -> AppendResult:
+        """Appends a client's batch to a partition's log; it is in the page cache then."""
+        if self._internal(topic, partition) is not None:
+            # Not even Kafka's own admin client may write there: a coordinator owns the log.
+            raise KafkaError(Errors.INVALID_TOPIC_EXCEPTION, f"Clients must not append to the topic {topic}.")
+        result = self.partition(topic, partition).append(
+            batch, requires_all=requires_all, guard=self.transaction_guard, now_ms=now_ms
+        )
+        if result.added_bytes:
+            self.fetches.on_append(topic, partition, result.added_bytes)
+        return result
+
+    def log_start_offset(self, topic: str, partition: int) -> int:
+        """Where an open log begins, -1 where it is not open."""
+        found = self._partitions.get((topic, partition))
+        opened = found.opened if found is not None else None
+        return opened.log.start_offset if opened is not None else -1
+
+    def read(
+        self, wanted: FetchPartition, *, max_bytes: int, whole_first_batch: bool, read_committed: bool, now_ms: int
+    ) -> ReadResult:
+        """What a fetch gets from one partition."""
+        image = self._internal(wanted.topic, wanted.partition)
+        if image is None:
+            partition = self.partition(wanted.topic, wanted.partition)
+            return partition.read(
+                wanted,
+                max_bytes=max_bytes,
+                whole_first_batch=whole_first_batch,
+                read_committed=read_committed,
+                now_ms=now_ms,
+            )
+        log = self._internal_log(wanted.topic, image, wanted.current_leader_epoch)
+        return internal_partition.read(
+            log,
+            wanted.fetch_offset,
+            max_bytes=max_bytes,
+            whole_first_batch=whole_first_batch,
+            read_committed=read_committed,
+        )
+
+    def find_offset(
+        self,
+        topic: str,
+        partition: int,
+        timestamp: int,
+        *,
+        current_leader_epoch: int,
+        read_committed: bool,
+        now_ms: int,
+    ) -> FoundOffset:
+        """ListOffsets for one partition."""
+        image = self._internal(topic, partition)
+        if image is None:
+            return self.partition(topic, partition).find_offset(
+                timestamp, current_leader_epoch=current_leader_epoch, read_committed=read_committed, now_ms=now_ms
+            )
+        log = self._internal_log(topic, image, current_leader_epoch)
+        return internal_partition.find_offset_in(log, timestamp, image.leader_epoch)
+
+    def end_offset_for_epoch(
+        self, topic: str, partition: int, epoch: int, *, current_leader_epoch: int, now_ms: int
+    ) -> tuple[int, int]:
+        """OffsetForLeaderEpoch for one partition: (epoch, end offset)."""
+        image = self._internal(topic, partition)
+        if image is None:
+            return self.partition(topic, partition).end_offset_for_epoch(epoch, current_leader_epoch, now_ms)
+        log = self._internal_log(topic, image, current_leader_epoch)
+        return internal_partition.epochs_of(log, image.leader_epoch).end_offset_for(
+            epoch, log.end_offset if log is not None else 0
+        )
+
+    def delete_records(self, topic: str, partition: int, offset: int, now_ms: int) -> int:
+        """Moves the start of a partition; returns its low watermark."""
+        if self._internal(topic, partition) is not None:
+            raise KafkaError(
+                Errors.INVALID_TOPIC_EXCEPTION, f"Records of the internal topic {topic} cannot be deleted."
+            )
+        return self.partition(topic, partition).delete_records(offset, now_ms)
+
+    def _internal_log(self, topic: str, image: PartitionImage, current_leader_epoch: int) -> Log | None:
+        """The coordinator's log, None where nothing was written to it yet."""
+        if image.leader != self.config.node_id:
+            raise KafkaError(Errors.NOT_LEADER_OR_FOLLOWER)
+        if current_leader_epoch not in (UNDEFINED_EPOCH, image.leader_epoch):
+            raise KafkaError(
+                Errors.FENCED_LEADER_EPOCH if current_leader_epoch < image.leader_epoch else Errors.UNKNOWN_LEADER_EPOCH
+            )
+        return self.internal_log(topic, image.partition_id)
+
+    # --- the shell's side ---------------------------------------------------------------------------------------------
+
+    def on_internal_append(self, topic: str, partition: int, size_bytes: int) -> None:
+        """A coordinator's log grew: fetches that wait for it may be due."""
+        self.fetches.on_append(topic, partition, size_bytes)
+
+    def tick(self, now_ms: int) -> None:
+        """Retention, flushes, checkpoints, expired producers, removal of deleted folders: what is due, in small
+        steps.
+        """
+        self._housekeeping.tick(now_ms)
+
+    def close(self, now_ms: int) -> None:
+        """Prepares all partitions for the end. `LogDir.close` closes their logs."""
+        self._housekeeping.finish(now_ms)
+        for partition in self._partitions.values():
+            partition.prepare_close()

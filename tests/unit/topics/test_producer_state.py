@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequence numbers, epochs, duplicates, transactions: the rules of Kafka 4.3.1, and their files."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.topics.producer_files import (
+    InvalidSnapshotError,
+    decode_aborted,
+    decode_snapshot,
+    encode_aborted,
+    encode_snapshot,
+)
+from kcoord.topics.producer_state import AbortedTransaction, BatchFacts, CachedBatch, ProducerEntry, ProducerState
+from protocol.errors import Errors, KafkaError
+
+MAX = 2**31 - 1
+PRODUCER = 7
+
+
+def facts(
+    sequence: int,
+    *,
+    count: int = 1,
+    offset: int = 0,
+    epoch: int = 0,
+    transactional: bool = False,
+    timestamp_ms: int = 5,
+) -> BatchFacts:
+    last = (sequence + count - 1) % (MAX + 1) if sequence >= 0 else -1
+    return BatchFacts(PRODUCER, epoch, sequence, last, offset, offset + count - 1, timestamp_ms, transactional)
+
+
+def state_after(*batches: BatchFacts) -> ProducerState:
+    state = ProducerState()
+    for batch in batches:
+        assert state.check(batch) is None
+        state.replay_data(batch)
+    return state
+
+
+def refusal(state: ProducerState, batch: BatchFacts) -> Errors:
+    with pytest.raises(KafkaError) as caught:
+        state.check(batch)
+    return caught.value.error
+
+
+def test_an_unknown_producer_may_begin_anywhere() -> None:
+    assert ProducerState().check(facts(1234)) is None
+
+
+def test_sequence_numbers_must_follow() -> None:
+    state = state_after(facts(0, count=3))
+    assert state.check(facts(3)) is None
+    assert refusal(state, facts(4)) is Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert refusal(state, facts(2, count=2)) is Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_sequence_numbers_wrap() -> None:
+    state = state_after(facts(MAX - 1, count=3))
+    assert state.entries[PRODUCER].last_sequence == 0
+    assert state.entries[PRODUCER].batches[0].base_sequence == MAX - 1
+    assert state.check(facts(1)) is None
+    assert state_after(facts(MAX)).check(facts(0)) is None
+
+
+def test_the_last_five_batches_are_recognised() -> None:
+    batches = [facts(2 * number, count=2, offset=100 + 2 * number) for number in range(6)]
+    state = state_after(*batches)
+    assert refusal(state, batches[0]) is Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
+    for batch in batches[1:]:
+        duplicate = state.check(batch)
+        assert duplicate is not None
+        assert (duplicate.base_offset, duplicate.last_offset) == (batch.base_offset, batch.last_offset)
+
+
+def test_part_of_a_batch_is_no_duplicate() -> None:
+    state = state_after(facts(0, count=4))
+    assert refusal(state, facts(0, count=2)) is Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_a_new_epoch_begins_with_sequence_zero() -> None:
+    state = state_after(facts(0, epoch=1))
+    assert refusal(state, facts(1, epoch=2)) is Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert state.check(facts(0, epoch=2)) is None
+    assert refusal(state, facts(0, epoch=0)) is Errors.INVALID_PRODUCER_EPOCH
+
+
+def test_a_duplicate_of_an_older_epoch_is_fenced() -> None:
+    state = state_after(facts(0, epoch=1), facts(0, epoch=2, offset=1))
+    assert refusal(state, facts(0, epoch=1)) is Errors.INVALID_PRODUCER_EPOCH
+
+
+def test_silent_producers_expire_but_for_open_transactions() -> None:
+    state = state_after(facts(0, timestamp_ms=1000))
+    assert state.expire(1999, 1000) == 0
+    assert state.expire(2000, 1000) == 1
+    assert state.check(facts(77)) is None
+    open_one = state_after(facts(0, transactional=True, timestamp_ms=1000))
+    assert open_one.expire(10**9, 1000) == 0
+
+
+def test_a_transaction_holds_the_stable_offset_until_its_marker() -> None:
+    state = state_after(facts(0, offset=10, transactional=True), facts(1, offset=11, transactional=True))
+    assert (state.first_unstable_offset, len(state.open_transactions)) == (10, 1)
+    assert refusal(state, facts(2, offset=12)) is Errors.INVALID_TXN_STATE
+    assert state.replay_marker(facts(-1, offset=12), 3, committed=True) is None
+    assert not state.open_transactions
+    with pytest.raises(KafkaError) as caught:
+        state.check_coordinator_epoch(PRODUCER, 2)
+    assert caught.value.error is Errors.TRANSACTION_COORDINATOR_FENCED
+    state.check_coordinator_epoch(PRODUCER, 3)
+
+
+def test_aborted_transactions_are_found_by_range() -> None:
+    state = ProducerState()
+    for first in (10, 20, 30):
+        state.replay_data(facts(0, offset=first, epoch=first, transactional=True))
+        state.replay_marker(facts(-1, offset=first + 5, epoch=first), 0, committed=False)
+    assert [found.first_offset for found in state.aborted_between(0, 100)] == [10, 20, 30]
+    assert [found.first_offset for found in state.aborted_between(16, 30)] == [20]
+    assert [found.first_offset for found in state.aborted_between(25, 31)] == [20, 30]
+    state.advance_start(16)
+    assert [found.first_offset for found in state.aborted_between(0, 100)] == [20, 30]
+
+
+def test_a_marker_seen_twice_is_no_news() -> None:
+    state = ProducerState()
+    state.aborted = [AbortedTransaction(PRODUCER, 10, 12, 13)]
+    state.replay_data(facts(0, offset=10, transactional=True))
+    assert state.replay_marker(facts(-1, offset=12), 0, committed=False) is None
+    assert len(state.aborted) == 1
+
+
+def test_snapshot_round_trip() -> None:
+    entries = [
+        ProducerEntry(1, 2, 3, 4, None, [CachedBatch(9, 19, 4, 4)]),
+        ProducerEntry(5, 0, -1, 6, 77, [CachedBatch(0, 77, 0, 6)]),
+        ProducerEntry(8, 1, 4, 9, None, []),
+    ]
+    data = encode_snapshot(entries)
+    assert decode_snapshot(data) == entries
+    restored = ProducerState()
+    restored.restore(decode_snapshot(data), 80)
+    assert (restored.first_unstable_offset, restored.end_offset) == (77, 80)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda d: d[:-1], lambda d: d[:5], lambda d: d[:-1] + b"\x01", lambda d: b"\x00\x09" + d[2:]]
+)
+def test_a_damaged_snapshot_is_recognised(damage: object) -> None:
+    data = encode_snapshot([ProducerEntry(1, 2, 3, 4)])
+    with pytest.raises(InvalidSnapshotError):
+        decode_snapshot(damage(data))  # type: ignore[operator]
+
+
+def test_transaction_index_stops_at_a_torn_entry() -> None:
+    first, second = AbortedTransaction(1, 2, 3, 4), AbortedTransaction(5, 6, 7, 8)
+    data = encode_aborted(first) + encode_aborted(second)
+    assert len(encode_aborted(first)) == 34
+    assert decode_aborted(data) == [first, second]
+    assert decode_aborted(data[:-3]) == [first]
+    assert decode_aborted(b"\x00\x07" + data[2:]) == []

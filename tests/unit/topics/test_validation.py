@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is refused before a batch is stored, with which error, and what is changed in a batch that is stored."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from kcoord.topics.validation import BatchRules, RecordsRejectedError, single_batch, stamp_batch
+from protocol.batch_header import TimestampType, crc32c, decode_header, verify_crc
+from protocol.compression import Compression
+from protocol.control_records import ControlRecordType, end_txn_marker
+from protocol.errors import Errors, KafkaError
+from protocol.record_batch import Record, decode_records, encode_batch, encode_control_batch
+from tests.unit.topics.helpers import NOW_MS, batch_of
+
+RULES = BatchRules(max_message_bytes=1000, segment_bytes=10_000, timestamp_after_max_ms=3_600_000)
+CODECS = list(Compression)
+
+
+def stamped(batch: bytes, rules: BatchRules = RULES) -> bytes:
+    return stamp_batch(batch, rules, base_offset=500, leader_epoch=7, now_ms=NOW_MS).data
+
+
+def refusal(batch: bytes, rules: BatchRules = RULES) -> KafkaError:
+    with pytest.raises(KafkaError) as caught:
+        stamped(batch, rules)
+    return caught.value
+
+
+def with_header(batch: bytes, position: int, layout: str, value: int) -> bytes:
+    """Changes a header field and makes the checksum right again."""
+    changed = bytearray(batch)
+    struct.pack_into(layout, changed, position, value)
+    struct.pack_into(">I", changed, 17, crc32c(memoryview(changed)[21:]))
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_offsets_and_epoch_are_stamped_and_the_rest_stays(codec: Compression) -> None:
+    batch = batch_of("a", "b", "c", compression=codec)
+    stored = stamped(batch)
+    header = decode_header(stored)
+    assert (header.base_offset, header.last_offset, header.partition_leader_epoch) == (500, 502, 7)
+    assert stored[16:] == batch[16:]
+    assert [record.offset for record in decode_records(stored)] == [500, 501, 502]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_log_append_time_replaces_the_timestamps(codec: Compression) -> None:
+    rules = BatchRules(1000, 10_000, log_append_time=True)
+    result = stamp_batch(
+        batch_of("a", "b", timestamp_ms=3, compression=codec), rules, base_offset=0, leader_epoch=0, now_ms=NOW_MS
+    )
+    header = decode_header(result.data)
+    assert (header.timestamp_type, header.max_timestamp) == (TimestampType.LOG_APPEND_TIME, NOW_MS)
+    assert verify_crc(result.data)
+    assert {record.timestamp_ms for record in decode_records(result.data)} == {NOW_MS}
+    assert result.log_append_time_ms == NOW_MS
+
+
+def test_a_wrong_max_timestamp_is_put_right() -> None:
+    stored = stamped(with_header(batch_of("a", "b"), 35, ">q", 12))
+    assert decode_header(stored).max_timestamp == NOW_MS + 1
+    assert verify_crc(stored)
+
+
+@pytest.mark.parametrize("source", CODECS)
+@pytest.mark.parametrize("target", CODECS)
+def test_compression_type_of_the_topic(source: Compression, target: Compression) -> None:
+    rules = BatchRules(1000, 10_000, compression=target)
+    batch = batch_of("a", "b", compression=source, producer=(5, 1, 20))
+    result = stamp_batch(batch, rules, base_offset=9, leader_epoch=2, now_ms=NOW_MS)
+    header = decode_header(result.data)
+    assert header.compression is target
+    assert verify_crc(result.data)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (5, 1, 20)
+    assert (header.base_offset, header.partition_leader_epoch) == (9, 2)
+    assert [record.value for record in decode_records(result.data)] == [b"a", b"b"]
+    assert [record.offset for record in decode_records(result.data)] == [9, 10]
+
+
+def test_size_limits() -> None:
+    batch = batch_of("x" * 300)
+    assert refusal(batch, BatchRules(len(batch) - 1, 10_000)).error is Errors.MESSAGE_TOO_LARGE
+    assert refusal(batch, BatchRules(1000, len(batch) - 1)).error is Errors.RECORD_LIST_TOO_LARGE
+    assert stamped(batch, BatchRules(len(batch), len(batch)))
+
+
+def test_the_limit_counts_after_recompression_too() -> None:
+    rules = BatchRules(1000, 10_000, compression=Compression.NONE)
+    assert refusal(batch_of("x" * 2000, compression=Compression.GZIP), rules).error is Errors.MESSAGE_TOO_LARGE
+
+
+def test_checksum() -> None:
+    batch = bytearray(batch_of("abc"))
+    batch[-2] ^= 1
+    assert refusal(bytes(batch)).error is Errors.CORRUPT_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("position", "layout", "value"),
+    [(0, ">q", 1), (23, ">i", 5), (23, ">i", -2), (57, ">i", 0), (57, ">i", 3), (43, ">q", 4), (21, ">h", 5)],
+    ids=["base offset", "last delta", "negative delta", "no records", "count", "id without sequence", "codec"],
+)
+def test_impossible_headers(position: int, layout: str, value: int) -> None:
+    assert refusal(with_header(batch_of("a", "b"), position, layout, value)).error is Errors.INVALID_RECORD
+
+
+def test_clients_write_no_control_records() -> None:
+    batch = encode_control_batch(
+        ControlRecordType.COMMIT, end_txn_marker(0), timestamp_ms=NOW_MS, producer_id=1, producer_epoch=0
+    )
+    assert refusal(with_header(batch, 53, ">i", 0)).error is Errors.INVALID_RECORD
+
+
+def test_records_must_fill_the_batch_exactly() -> None:
+    batch = batch_of("abc", "def")
+    for cut in (1, 5):
+        shorter = bytearray(batch[:-cut])
+        struct.pack_into(">i", shorter, 8, len(shorter) - 12)
+        assert refusal(with_header(bytes(shorter), 57, ">i", 2)).error is Errors.INVALID_RECORD
+    longer = bytearray(batch + b"\0\0")
+    struct.pack_into(">i", longer, 8, len(longer) - 12)
+    assert refusal(with_header(bytes(longer), 57, ">i", 2)).error is Errors.INVALID_RECORD
+
+
+def test_compressed_garbage() -> None:
+    batch = batch_of("abc", compression=Compression.GZIP)
+    garbled = batch[:70] + b"\xff" * (len(batch) - 70)
+    assert refusal(with_header(garbled, 57, ">i", 1)).error is Errors.INVALID_RECORD
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_compacted_topics_need_keys(codec: Compression) -> None:
+    rules = BatchRules(1000, 10_000, compacted=True)
+    assert stamped(batch_of("a", compression=codec), rules)
+    error = refusal(batch_of("a", "b", keys=False, compression=codec), rules)
+    assert error.error is Errors.INVALID_RECORD
+    assert isinstance(error, RecordsRejectedError)
+    assert [index for index, _ in error.record_errors] == [0, 1]
+
+
+def test_timestamps_out_of_range() -> None:
+    rules = BatchRules(1000, 10_000, timestamp_before_max_ms=1000, timestamp_after_max_ms=100)
+    assert stamped(batch_of("a", timestamp_ms=NOW_MS - 1000), rules)
+    assert stamped(batch_of("a", timestamp_ms=NOW_MS + 100), rules)
+    assert stamped(batch_of("a", timestamp_ms=-1), rules)
+    assert refusal(batch_of("a", timestamp_ms=NOW_MS - 1001), rules).error is Errors.INVALID_TIMESTAMP
+    error = refusal(batch_of("a", "b", timestamp_ms=NOW_MS + 100), rules)
+    assert isinstance(error, RecordsRejectedError)
+    assert (error.error, [index for index, _ in error.record_errors]) == (Errors.INVALID_TIMESTAMP, [1])
+
+
+def test_timestamps_do_not_matter_with_log_append_time() -> None:
+    rules = BatchRules(1000, 10_000, log_append_time=True, timestamp_before_max_ms=0, timestamp_after_max_ms=0)
+    assert stamped(batch_of("a", timestamp_ms=1), rules)
+
+
+def test_only_brokers_set_log_append_time() -> None:
+    batch = encode_batch([Record(b"k", b"v", timestamp_ms=NOW_MS)], timestamp_type=TimestampType.LOG_APPEND_TIME)
+    assert refusal(batch).error is Errors.INVALID_TIMESTAMP
+
+
+def test_offset_deltas_must_be_consecutive() -> None:
+    records = [Record(b"k", b"v", timestamp_ms=NOW_MS, offset=0), Record(b"k", b"v", timestamp_ms=NOW_MS, offset=2)]
+    batch = with_header(encode_batch(records), 23, ">i", 1)
+    assert refusal(batch).error is Errors.INVALID_RECORD
+
+
+def test_headers_are_walked() -> None:
+    records = [Record(b"k", None, headers=[("h", b"v"), ("n", None)], timestamp_ms=NOW_MS)] * 3
+    assert stamped(encode_batch(records))
+
+
+# --- the produce request's partition ----------------------------------------------------------------------------------
+
+
+def set_refusal(records: bytes | None, version: int = 13) -> Errors:
+    with pytest.raises(KafkaError) as caught:
+        single_batch(records, version)
+    return caught.value.error
+
+
+def test_exactly_one_batch() -> None:
+    batch = batch_of("a")
+    assert single_batch(batch, 13) == batch
+    assert set_refusal(None) is Errors.INVALID_RECORD
+    assert set_refusal(b"") is Errors.INVALID_RECORD
+    assert set_refusal(batch[:-1]) is Errors.INVALID_RECORD
+    assert set_refusal(batch + batch) is Errors.INVALID_RECORD
+
+
+def test_a_cut_second_batch_is_dropped() -> None:
+    batch = batch_of("a")
+    assert single_batch(batch + batch[:30], 13) == batch
+
+
+@pytest.mark.parametrize(
+    ("magic", "error"), [(0, Errors.INVALID_RECORD), (1, Errors.INVALID_RECORD), (3, Errors.CORRUPT_MESSAGE)]
+)
+def test_magic(magic: int, error: Errors) -> None:
+    batch = bytearray(batch_of("a"))
+    batch[16] = magic
+    assert set_refusal(bytes(batch)) is error
+
+
+def test_lengths_below_any_batch() -> None:
+    assert set_refusal(struct.pack(">qi", 0, 3) + bytes(40)) is Errors.CORRUPT_MESSAGE
+    tiny = struct.pack(">qiib", 0, 20, 0, 2) + bytes(15)
+    assert single_batch(tiny, 13) == tiny
+    assert refusal(tiny).error is Errors.CORRUPT_MESSAGE
+
+
+def test_zstd_came_with_version_7() -> None:
+    batch = batch_of("a", compression=Compression.ZSTD)
+    assert set_refusal(batch, 6) is Errors.UNSUPPORTED_COMPRESSION_TYPE
+    assert single_batch(batch, 7) == batch
