@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord health HOST:PORT`: exit 0 when the broker speaks Kafka and its group coordinator is active, else 1 and the
+reason.
+
+Small and blocking on purpose: containers run it every few seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from protocol.api_keys import ApiKey
+from protocol.errors import DecodeError, Errors, FramingError
+from protocol.framing import FrameReader
+
+if TYPE_CHECKING:
+    from protocol.messages import Message
+
+DEFAULT_ADDRESS = "127.0.0.1:9092"
+_MAX_RESPONSE_BYTES = 64 * 1024 * 1024
+_RECEIVE_BYTES = 65536
+_LENGTH_BYTES = 4
+_CORRELATION_ID_BYTES = 4
+
+
+class Unhealthy(Exception):
+    """Why the broker does not count as healthy."""
+
+
+class BlockingClient:
+    """One connection, one request at a time; v0 of each API, whose headers have no tagged fields."""
+
+    def __init__(self, host: str, port: int, timeout_seconds: float) -> None:
+        self._socket = socket.create_connection((host, port), timeout_seconds)
+        self._frames = FrameReader(_MAX_RESPONSE_BYTES)
+        self._correlation_id = 0
+
+    def __enter__(self) -> BlockingClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def call(self, api_key: ApiKey, request: Message) -> memoryview:
+        """Sends `request` as v0 and returns the body of the answer."""
+        self._correlation_id += 1
+        client_id = b"kcoord-health"
+        head = api_key.to_bytes(2, "big") + bytes(2) + self._correlation_id.to_bytes(4, "big")
+        frame = head + len(client_id).to_bytes(2, "big") + client_id + request.encode(0)
+        self._socket.sendall(len(frame).to_bytes(_LENGTH_BYTES, "big") + frame)
+        answer = self._receive()
+        if int.from_bytes(answer[:_CORRELATION_ID_BYTES], "big") != self._correlation_id:
+            raise Unhealthy(f"{api_key.name}: the answer belongs to another request")
+        return memoryview(answer)[_CORRELATION_ID_BYTES:]
+
+    def _receive(self) -> bytes:
+        while True:
+            data = self._socket.recv(_RECEIVE_BYTES)
+            if not data:
+                raise Unhealthy("the connection was closed")
+            frames = self._frames.feed(data)
+            if frames:
+                return frames[0]
+
+
+def check(host: str, port: int, timeout_seconds: float) -> str:
+    """What is healthy, or Unhealthy."""
+    from protocol.messages import (
+        ApiVersionsRequest,
+        ApiVersionsResponse,
+        FindCoordinatorRequest,
+        FindCoordinatorResponse,
+        ListGroupsRequest,
+        ListGroupsResponse,
+    )
+
+    with BlockingClient(host, port, timeout_seconds) as client:
+        versions = ApiVersionsResponse.decode(bytes(client.call(ApiKey.API_VERSIONS, ApiVersionsRequest())), 0)
+        _require(ApiKey.API_VERSIONS, versions.error_code)
+        request = FindCoordinatorRequest(key="kcoord-health")
+        found = FindCoordinatorResponse.decode(bytes(client.call(ApiKey.FIND_COORDINATOR, request)), 0)
+        _require(ApiKey.FIND_COORDINATOR, found.error_code)
+        groups = ListGroupsResponse.decode(bytes(client.call(ApiKey.LIST_GROUPS, ListGroupsRequest())), 0)
+        _require(ApiKey.LIST_GROUPS, groups.error_code)
+    return f"{host}:{port} serves {len(versions.api_keys)} APIs and {len(groups.groups)} groups"
+
+
+def _require(api_key: ApiKey, error_code: int) -> None:
+    if error_code:
+        raise Unhealthy(f"{api_key.name}: {Errors(error_code).name}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="kcoord health", description=__doc__)
+    parser.add_argument("address", nargs="?", default=DEFAULT_ADDRESS, metavar="HOST:PORT")
+    parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for each answer (default 5)")
+    options = parser.parse_args(arguments)
+    host, _, port = options.address.rpartition(":")
+    if not port.isdigit():
+        parser.error(f"{options.address} is not HOST:PORT")
+    try:
+        print(check(host.strip("[]") or "127.0.0.1", int(port), options.timeout))
+    except (Unhealthy, OSError, DecodeError, FramingError) as error:
+        print(f"{options.address} is not healthy: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord serve [server.properties] [--override key=value ...]`: runs a broker until SIGTERM or Ctrl-C.
+
+Settings: defaults < file < KCOORD_* environment variables < overrides. Whatever can be wrong with them is said before
+anything is opened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kcoord.config import BROKER_KEYS, BrokerConfig, ConfigError, merge_properties
+
+if TYPE_CHECKING:
+    from kcoord.server.process import Ready
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    _set_up_logging(options.log_level)
+    try:
+        config = _config(options.properties, options.override)
+    except (ConfigError, OSError) as error:
+        return _failed(str(error))
+    # After the settings are known to be good: these imports are most of the start.
+    from kcoord.server.process import StartError, run
+
+    try:
+        run(config, _print_ready)
+    except StartError as error:
+        return _failed(str(error))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kcoord serve", description="Run a broker until SIGTERM or Ctrl-C.")
+    parser.add_argument("properties", nargs="?", type=Path, metavar="server.properties", help="a Kafka properties file")
+    parser.add_argument(
+        "--override", action="append", default=[], metavar="KEY=VALUE", help="a setting that wins over the file"
+    )
+    parser.add_argument(
+        "--log-level",
+        default=os.environ.get("KCOORD_LOG_LEVEL", "INFO").upper(),
+        type=str.upper,
+        choices=LOG_LEVELS,
+        help="what is logged to stderr (default INFO, or KCOORD_LOG_LEVEL)",
+    )
+    return parser
+
+
+def _set_up_logging(level: str) -> None:
+    logging.basicConfig(level=level, format=_LOG_FORMAT, stream=sys.stderr)
+    logging.raiseExceptions = False
+
+
+def _config(properties: Path | None, overrides: list[str]) -> BrokerConfig:
+    text = properties.read_text(encoding="utf-8") if properties is not None else None
+    settings = merge_properties(text, _environment(), overrides, BROKER_KEYS)
+    config = BrokerConfig.from_properties(settings)
+    logger = logging.getLogger(__name__)
+    if config.ignored:
+        logger.info("Accepted, but without effect: %s", ", ".join(sorted(config.ignored)))
+    if config.unknown:
+        logger.warning("Unknown configuration keys: %s", ", ".join(sorted(config.unknown)))
+    return config
+
+
+def _environment() -> Mapping[str, str]:
+    """Without the variable that is an option of this command and no setting of the broker."""
+    return {key: value for key, value in os.environ.items() if key != "KCOORD_LOG_LEVEL"}
+
+
+def _failed(reason: str) -> int:
+    print(f"kcoord: {reason}", file=sys.stderr)
+    return 1
+
+
+def _print_ready(ready: Ready) -> None:
+    addresses = ", ".join(ready.addresses)
+    identity = f"node {ready.node_id}, cluster {ready.cluster_id}"
+    print(f"kcoord is ready: {addresses}, {identity}, {milliseconds_since_exec()} ms", flush=True)
+
+
+def milliseconds_since_exec() -> int:
+    """How long ago this process was started, the interpreter's own start included."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        started = ticks / os.sysconf("SC_CLK_TCK")
+        return round((time.clock_gettime(time.CLOCK_BOOTTIME) - started) * 1000)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return round(time.process_time() * 1000)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shell (ring 4): sockets, threads, signals. The only part that knows a clock, a random source or an event loop."""

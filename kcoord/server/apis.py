@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of served APIs, and the path from a decoded request to the bytes of its answer.
+
+ApiVersions is made from this table: what is not here is neither served nor listed. The two `except Exception` of the
+request path are here: a defect in a handler costs its client an UNKNOWN_SERVER_ERROR and us a traceback in the log,
+never the connection or the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import struct
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, cast
+
+from protocol.api_keys import ApiKey, request_class
+from protocol.errors import Errors, KafkaError
+from protocol.headers import encode_response
+
+if TYPE_CHECKING:
+    from kcoord.config import BrokerConfig
+    from kcoord.server.broker import Broker
+    from kcoord.server.request_context import RequestContext
+    from protocol.messages import Message
+
+_logger = logging.getLogger(__name__)
+
+KEY_AND_VERSION = struct.Struct(">hh")
+"""How every request begins: the API key and the version."""
+
+KIP_1327_VERSIONS = {
+    ApiKey.METADATA: 14,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: 1,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: 2,
+    ApiKey.CONSUMER_GROUP_DESCRIBE: 2,
+}
+"""The first version of each API that KIP-1327 adds; `kcoord.kip1327.enable=false` hides them."""
+
+CONSUMER_PROTOCOL_APIS = frozenset({ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.CONSUMER_GROUP_DESCRIBE})
+
+SERVED_VERSIONS: dict[ApiKey, range] = {
+    ApiKey.PRODUCE: range(0, 14),
+    ApiKey.FETCH: range(4, 19),
+    ApiKey.LIST_OFFSETS: range(1, 12),
+    ApiKey.METADATA: range(0, 15),
+    ApiKey.OFFSET_COMMIT: range(2, 11),
+    ApiKey.OFFSET_FETCH: range(1, 11),
+    ApiKey.FIND_COORDINATOR: range(0, 7),
+    ApiKey.LIST_GROUPS: range(0, 6),
+    ApiKey.API_VERSIONS: range(0, 5),
+    ApiKey.CREATE_TOPICS: range(2, 8),
+    ApiKey.DELETE_TOPICS: range(1, 7),
+    ApiKey.DELETE_RECORDS: range(0, 3),
+    ApiKey.INIT_PRODUCER_ID: range(0, 6),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: range(2, 5),
+    ApiKey.DESCRIBE_CONFIGS: range(1, 5),
+    ApiKey.ALTER_CONFIGS: range(0, 3),
+    ApiKey.CREATE_PARTITIONS: range(0, 4),
+    ApiKey.DELETE_GROUPS: range(0, 3),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: range(0, 2),
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: range(0, 1),
+    ApiKey.OFFSET_DELETE: range(0, 1),
+    ApiKey.DESCRIBE_CLUSTER: range(0, 3),
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: range(0, 3),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: range(0, 3),
+    ApiKey.LIST_CONFIG_RESOURCES: range(0, 2),
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: range(0, 2),
+}
+"""What is served. The handler of an API is `kcoord.server.handlers.<its name>`, imported at its first request: all of
+them together would be most of the start. A test holds this table against the VERSIONS of the handlers.
+"""
+
+HandleFunction = Callable[["Broker", "RequestContext", "Message"], object]
+ErrorFunction = Callable[["Message", KafkaError, int], "Message"]
+
+
+class Api:
+    """One served API: the versions that clients may use, and its handler, which is imported when it is first needed."""
+
+    __slots__ = ("_error_response", "_handle", "key", "versions")
+
+    def __init__(
+        self,
+        key: ApiKey,
+        versions: range,
+        handle: HandleFunction | None = None,
+        error_response: ErrorFunction | None = None,
+    ) -> None:
+        self.key = key
+        self.versions = versions
+        self._handle = handle
+        self._error_response = error_response
+
+    def functions(self) -> tuple[HandleFunction, ErrorFunction]:
+        """`handle` and `error_response` of the handler."""
+        if self._handle is None or self._error_response is None:
+            module = importlib.import_module(f"kcoord.server.handlers.{self.key.name.lower()}")
+            self._handle, self._error_response = module.handle, module.error_response
+        return self._handle, self._error_response
+
+
+class BoundApi:
+    """An API in one version: what a connection needs per request, looked up by the first four bytes of a frame."""
+
+    __slots__ = ("_error_response", "_handle", "decode_prefix", "key", "version")
+
+    def __init__(self, api: Api, version: int) -> None:
+        self._handle, self._error_response = api.functions()
+        self.key = api.key
+        self.version = version
+        self.decode_prefix = request_class(api.key).decode_prefix
+
+    def respond(self, broker: Broker, context: RequestContext, request: Message) -> object:
+        """The response, None (nothing is to be sent), or a future of one of them."""
+        try:
+            return self._handle(broker, context, request)
+        except KafkaError as error:
+            return self._error_response(request, error, self.version)
+        except Exception:
+            _logger.exception("%s v%d from %s failed", self.key.name, self.version, context.client_host)
+            return self._server_error(request)
+
+    def settle(self, future: asyncio.Future[object], request: Message) -> object:
+        """The response that a finished future of `respond` stands for."""
+        if future.cancelled():
+            error = KafkaError(Errors.NOT_COORDINATOR, "The broker is shutting down.")
+            return self._error_response(request, error, self.version)
+        failure = future.exception()
+        if failure is None:
+            return future.result()
+        if isinstance(failure, KafkaError):
+            return self._error_response(request, failure, self.version)
+        _logger.error("%s v%d failed", self.key.name, self.version, exc_info=failure)
+        return self._server_error(request)
+
+    def encode(self, correlation_id: int, response: object, request: Message) -> bytes:
+        """The framed answer; a response that does not fit its version is a defect and becomes UNKNOWN_SERVER_ERROR."""
+        message = cast("Message", response)
+        try:
+            return encode_response(correlation_id, self.key, self.version, message.encode(self.version))
+        except Exception:
+            _logger.exception("The response to %s v%d cannot be encoded", self.key.name, self.version)
+        return encode_response(correlation_id, self.key, self.version, self._server_error(request).encode(self.version))
+
+    def _server_error(self, request: Message) -> Message:
+        error = KafkaError(Errors.UNKNOWN_SERVER_ERROR, "An internal error occurred; see the log of the broker.")
+        return self._error_response(request, error, self.version)
+
+
+class ApiTable:
+    """All served APIs in the order of their keys; `bound` is the lookup of the request path."""
+
+    __slots__ = ("_bound", "apis")
+
+    def __init__(self, apis: Iterable[Api]) -> None:
+        self.apis: dict[int, Api] = {int(api.key): api for api in sorted(apis, key=lambda api: api.key)}
+        self._bound: dict[bytes, BoundApi] = {}
+
+    def bound(self, key_and_version: bytes) -> BoundApi | None:
+        """The API named by the first four bytes of a request, None where it is not served in that version."""
+        bound = self._bound.get(key_and_version)
+        return bound if bound is not None else self._bind(key_and_version)
+
+    def _bind(self, key_and_version: bytes) -> BoundApi | None:
+        if len(key_and_version) < KEY_AND_VERSION.size:
+            return None
+        key, version = KEY_AND_VERSION.unpack(key_and_version)
+        api = self.apis.get(key)
+        if api is None or version not in api.versions:
+            return None
+        bound = self._bound[key_and_version] = BoundApi(api, version)
+        return bound
+
+
+def build_api_table(config: BrokerConfig) -> ApiTable:
+    """The APIs that a broker with this configuration serves."""
+    versions = dict(SERVED_VERSIONS)
+    if not config.kcoord_kip1327_enable:
+        for key, first in KIP_1327_VERSIONS.items():
+            versions[key] = range(versions[key].start, first)
+    if "consumer" not in config.group_coordinator_rebalance_protocols:
+        for key in CONSUMER_PROTOCOL_APIS:
+            del versions[key]
+    return ApiTable(Api(key, served) for key, served in versions.items())

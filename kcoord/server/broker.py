@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one object that handlers see: configuration, metadata image, topic data, groups, clock and tasks of a running
+process.
+
+It holds references and answers questions; the machinery behind it lives in `worker` and `listener`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast, overload
+
+from protocol.errors import KafkaError
+
+if TYPE_CHECKING:
+    from kcoord.config import BrokerConfig, Listener
+    from kcoord.coordinator.group.shard import GroupCoordinatorShard
+    from kcoord.coordinator.result import CoordinatorResult, OperationContext
+    from kcoord.metadata.image import MetadataImage
+    from kcoord.metadata.machine import MetadataMachine
+    from kcoord.server.apis import ApiTable
+    from kcoord.server.fetch_service import FetchService
+    from kcoord.topics.store import TopicStore
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+Reply: TypeAlias = "T | asyncio.Future[T]"
+"""An answer, or the promise of one. Handlers return a promise only where something must be waited for."""
+
+GroupOperation: TypeAlias = "Callable[[GroupCoordinatorShard, OperationContext], CoordinatorResult[T]]"
+MetadataOperation: TypeAlias = "Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]]"
+
+
+class MetadataService(Protocol):
+    """Runs operations on the metadata machine; the future ends when the change is durable and published."""
+
+    def run(self, operation: MetadataOperation[T], context: OperationContext) -> asyncio.Future[T]: ...
+
+
+class GroupService(Protocol):
+    """Runs operations on the group coordinator shards."""
+
+    @property
+    def shard_ids(self) -> range: ...
+
+    def shard_of(self, group_id: str) -> int: ...
+
+    def run(self, group_id: str, operation: GroupOperation[T], context: OperationContext) -> Reply[T]: ...
+
+    def run_on_shard(self, shard_id: int, operation: GroupOperation[T], context: OperationContext) -> Reply[T]: ...
+
+
+class Broker:
+    """See the module's text. `image` is replaced as a whole at each committed metadata change."""
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        cluster_id: str,
+        apis: ApiTable,
+        image: MetadataImage,
+        topics: TopicStore,
+        fetches: FetchService,
+        metadata: MetadataService,
+        groups: GroupService,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.config = config
+        self.node_id = config.node_id
+        self.cluster_id = cluster_id
+        self.apis = apis
+        self.image = image
+        self.topics = topics
+        self.fetches = fetches
+        self.metadata = metadata
+        self.groups = groups
+        self.now_ms = now_ms
+        self.endpoints: dict[str, Listener] = {}
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    def endpoint(self, listener_name: str) -> Listener:
+        """The advertised address of this broker for clients of a listener."""
+        return self.endpoints[listener_name]
+
+    def spawn(self, coroutine: Coroutine[object, object, T]) -> asyncio.Task[T]:
+        """Starts a task that is neither lost to the garbage collector nor able to fail unseen."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(cast("asyncio.Task[object]", task))
+        task.add_done_callback(self._task_done)
+        return task
+
+    def _task_done(self, task: asyncio.Task[T]) -> None:
+        self._tasks.discard(cast("asyncio.Task[object]", task))
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, KafkaError):
+            _logger.error("A background task failed", exc_info=error)
+
+    def cancel_tasks(self) -> None:
+        """Ends what still runs at shutdown."""
+        for task in list(self._tasks):
+            task.cancel()
+
+
+@overload
+def map_reply(
+    reply: asyncio.Future[T], function: Callable[[T], U], on_error: Callable[[KafkaError], U] | None = None
+) -> asyncio.Future[U]: ...
+
+
+@overload
+def map_reply(
+    reply: Reply[T], function: Callable[[T], U], on_error: Callable[[KafkaError], U] | None = None
+) -> Reply[U]: ...
+
+
+def map_reply(
+    reply: Reply[T], function: Callable[[T], U], on_error: Callable[[KafkaError], U] | None = None
+) -> Reply[U]:
+    """Applies `function` to the answer now, or when it comes; `on_error` turns a later KafkaError into an answer."""
+    if not asyncio.isfuture(reply):
+        return function(reply)
+    source = cast("asyncio.Future[T]", reply)
+    target: asyncio.Future[U] = source.get_loop().create_future()
+
+    def finish(done: asyncio.Future[T]) -> None:
+        if target.done():
+            return
+        if done.cancelled():
+            target.cancel()
+            return
+        try:
+            error = done.exception()
+            if error is None:
+                target.set_result(function(done.result()))
+            elif on_error is not None and isinstance(error, KafkaError):
+                target.set_result(on_error(error))
+            else:
+                target.set_exception(error)
+        except Exception as failure:
+            target.set_exception(failure)
+
+    source.add_done_callback(finish)
+    return target
+
+
+def gather_replies(replies: list[Reply[T]]) -> Reply[list[T]]:
+    """All answers in order, at once where none has to be waited for."""
+    if not any(asyncio.isfuture(reply) for reply in replies):
+        return cast("list[T]", replies)
+    target: asyncio.Future[list[T]] = asyncio.get_running_loop().create_future()
+    waiting = [reply for reply in replies if asyncio.isfuture(reply)]
+    missing = len(waiting)
+
+    def finish(_: asyncio.Future[T]) -> None:
+        nonlocal missing
+        missing -= 1
+        if missing or target.done():
+            return
+        try:
+            target.set_result([reply.result() if asyncio.isfuture(reply) else reply for reply in replies])
+        except Exception as error:
+            target.set_exception(error)
+
+    for future in waiting:
+        future.add_done_callback(finish)
+    return target

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One client connection: bytes in, frames to the API table, bytes out in request order.
+
+Several requests of a connection may be under way; their answers leave in the order of the requests, joined into one
+write per turn of the event loop. A connection that reads its answers too slowly, or has too much under way, is not read
+from until that changes (H-9, H-10). Bytes that are no Kafka request close this connection only, with one log line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, cast
+
+from kcoord.server.request_context import RequestContext
+from protocol.api_keys import ApiKey
+from protocol.errors import DecodeError, FramingError
+from protocol.framing import FrameReader
+from protocol.headers import decode_request_header
+
+if TYPE_CHECKING:
+    from kcoord.server.apis import BoundApi
+    from kcoord.server.broker import Broker
+    from protocol.messages import Message
+
+MAX_IN_FLIGHT_REQUESTS = 64
+"""Requests of one connection that may be unanswered before it is muted. Kafka mutes after one; clients rarely send more
+than five.
+"""
+
+OUTPUT_BUFFER_LIMIT_BYTES = 256 * 1024 * 1024
+"""Unread answers beyond which a client is cut off. Muting keeps honest clients far below: this bounds answers that were
+under way.
+"""
+
+ANONYMOUS = "User:ANONYMOUS"
+
+_REQUEST_START = struct.Struct(">hhi")
+
+
+class ConnectionOwner(Protocol):
+    """What a connection asks of its listener."""
+
+    @property
+    def listener_name(self) -> str: ...
+
+    @property
+    def broker(self) -> Broker: ...
+
+    @property
+    def max_frame_bytes(self) -> int: ...
+
+    def admit(self, connection: KafkaConnection, host: str) -> bool: ...
+
+    def forget(self, connection: KafkaConnection) -> None: ...
+
+    def report(self, text: str) -> None: ...
+
+
+class _Exchange:
+    """A request whose answer is not yet on its way. `data` None: not known yet; empty: nothing is to be sent."""
+
+    __slots__ = ("bound", "correlation_id", "data", "future", "request")
+
+    def __init__(
+        self, bound: BoundApi, correlation_id: int, request: Message, future: asyncio.Future[object] | None = None
+    ) -> None:
+        self.bound = bound
+        self.correlation_id = correlation_id
+        self.request = request
+        self.future = future
+        self.data: bytes | None = None
+
+    def abandon(self) -> None:
+        """The client is gone: ends a long poll. Work of several steps (a task) goes on, it may be half done."""
+        if self.future is not None and not isinstance(self.future, asyncio.Task):
+            self.future.cancel()
+
+
+class KafkaConnection(asyncio.Protocol):
+    """See the module's text. The owner calls `close_if_idle`, `stop_reading` and `close`; the event loop calls the
+    rest.
+    """
+
+    def __init__(self, owner: ConnectionOwner) -> None:
+        self._owner = owner
+        self._broker = owner.broker
+        self._apis = owner.broker.apis
+        self._reader = FrameReader(owner.max_frame_bytes)
+        self._transport: asyncio.Transport | None = None
+        self._frames: deque[bytes] = deque()
+        self._exchanges: deque[_Exchange] = deque()
+        self._output: list[bytes] = []
+        self._flush_scheduled = False
+        self._write_paused = False
+        self._reading_paused = False
+        self._stopped = False
+        self.peer = "?"
+        self.client_host = "/?"
+        self.remote_host = ""
+        self.last_active = 0.0
+        self._frame_started: float | None = None
+
+    # --- called by the event loop -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        address = transport.get_extra_info("peername") or ("?", 0)
+        self.remote_host = str(address[0])
+        self.peer = f"{self.remote_host}:{address[1]}"
+        self.client_host = f"/{self.remote_host}"
+        self.last_active = asyncio.get_running_loop().time()
+        if not self._owner.admit(self, self.remote_host):
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._frames.clear()
+        self._output.clear()
+        for exchange in self._exchanges:
+            exchange.abandon()
+        self._exchanges.clear()
+        self._owner.forget(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.last_active = now = asyncio.get_running_loop().time()
+        try:
+            frames = self._reader.feed(data)
+        except FramingError as error:
+            self._frames.extend(error.frames)
+            self._process_frames()
+            self._refuse(f"{error}{guess_protocol(data)}")
+            return
+        if not self._reader.buffered_bytes:
+            self._frame_started = None
+        elif frames or self._frame_started is None:
+            self._frame_started = now
+        self._frames.extend(frames)
+        self._process_frames()
+        self._flush()
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._pause_or_resume_reading()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._process_frames()
+        self._flush()
+
+    # --- called by the listener ---------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were taken and are not answered yet."""
+        return len(self._exchanges) + len(self._frames)
+
+    def close_if_idle(self, now: float, idle_seconds: float) -> bool:
+        """Closes a connection that sent nothing, or did not finish a frame, for too long; one that waits for us is not
+        idle.
+        """
+        quiet = now - self.last_active > idle_seconds and not self.in_flight
+        stalled = self._frame_started is not None and now - self._frame_started > idle_seconds
+        if (quiet or stalled) and self._transport is not None:
+            self._transport.close()
+            return True
+        return False
+
+    def stop_reading(self) -> None:
+        """Takes no further requests; those under way are still answered."""
+        self._stopped = True
+        self._frames.clear()
+        self._pause_or_resume_reading()
+
+    def close(self) -> None:
+        """Closes after what is written."""
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _process_frames(self) -> None:
+        frames = self._frames
+        while frames and not self._muted():
+            self._process(frames.popleft())
+        self._pause_or_resume_reading()
+
+    def _muted(self) -> bool:
+        return self._write_paused or self._stopped or len(self._exchanges) >= MAX_IN_FLIGHT_REQUESTS
+
+    def _process(self, frame: bytes) -> None:
+        bound = self._apis.bound(bytes(frame[:4]))
+        if bound is None:
+            self._process_unserved(frame)
+            return
+        try:
+            header, offset = decode_request_header(frame)
+            request, _ = bound.decode_prefix(frame, offset, bound.version)
+        except DecodeError as error:
+            self._refuse(f"malformed {bound.key.name} v{bound.version} request: {error}")
+            return
+        context = RequestContext(
+            bound.key,
+            bound.version,
+            header.correlation_id,
+            header.client_id or "",
+            self.client_host,
+            self._owner.listener_name,
+            ANONYMOUS,
+            self._broker.now_ms(),
+        )
+        response = bound.respond(self._broker, context, request)
+        if asyncio.isfuture(response):
+            exchange = _Exchange(bound, header.correlation_id, request, response)
+            self._exchanges.append(exchange)
+            response.add_done_callback(partial(self._settled, exchange))
+        elif response is not None:
+            self._answer(bound, header.correlation_id, response, request)
+
+    def _answer(self, bound: BoundApi, correlation_id: int, response: object, request: Message) -> None:
+        data = bound.encode(correlation_id, response, request)
+        if not self._exchanges:
+            self._output.append(data)
+            return
+        exchange = _Exchange(bound, correlation_id, request)
+        exchange.data = data
+        self._exchanges.append(exchange)
+
+    def _settled(self, exchange: _Exchange, future: asyncio.Future[object]) -> None:
+        """An answer came that had to be waited for; the client may be gone by now."""
+        if self._transport is None:
+            return
+        response = exchange.bound.settle(future, exchange.request)
+        data = b"" if response is None else exchange.bound.encode(exchange.correlation_id, response, exchange.request)
+        exchange.data = data
+        while self._exchanges and self._exchanges[0].data is not None:
+            self._output.append(self._exchanges.popleft().data or b"")
+        if self._output and not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush_and_continue)
+
+    def _process_unserved(self, frame: bytes) -> None:
+        """An unknown API or version ends the connection; only ApiVersions is answered, so that clients can find a
+        common version.
+        """
+        if len(frame) < _REQUEST_START.size:
+            self._refuse(f"a request of {len(frame)} bytes is too short for a header")
+            return
+        key, version, correlation_id = _REQUEST_START.unpack_from(frame)
+        if key == ApiKey.API_VERSIONS:
+            from kcoord.server.handlers.api_versions import unsupported_version_answer
+
+            self._output.append(unsupported_version_answer(self._broker, correlation_id))
+            return
+        try:
+            name = ApiKey(key).name
+        except ValueError:
+            name = f"api key {key}"
+        self._refuse(f"{name} v{version} is not served{guess_protocol(frame)}")
+
+    # --- output -------------------------------------------------------------------------------------------------------
+
+    def _flush_and_continue(self) -> None:
+        self._flush_scheduled = False
+        self._flush()
+        if self._frames:
+            self._process_frames()
+            self._flush()
+        else:
+            self._pause_or_resume_reading()
+
+    def _flush(self) -> None:
+        output = self._output
+        if not output or self._transport is None:
+            return
+        data = output[0] if len(output) == 1 else b"".join(output)
+        output.clear()
+        self._transport.write(data)
+        if self._write_paused and self._transport.get_write_buffer_size() > OUTPUT_BUFFER_LIMIT_BYTES:
+            self._owner.report(f"{self.peer}: closing, {OUTPUT_BUFFER_LIMIT_BYTES} bytes of answers are not read")
+            self._transport.abort()
+
+    def _pause_or_resume_reading(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        pause = self._muted()
+        if pause and not self._reading_paused:
+            self._transport.pause_reading()
+        elif not pause and self._reading_paused:
+            self._transport.resume_reading()
+        self._reading_paused = pause
+
+    def _refuse(self, reason: str) -> None:
+        """Sends the answers that are known, then closes: nothing after such bytes can be trusted."""
+        self._frames.clear()
+        self._stopped = True
+        self._owner.report(f"{self.peer}: closing, {reason}")
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+
+_HTTP_METHODS = (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"CONN", b"PATC", b"PRI ")
+
+
+def guess_protocol(data: bytes) -> str:
+    """What else the bytes may be: a client with the wrong settings is the usual reason for nonsense on the port."""
+    if data[:2] == b"\x16\x03":
+        return " (looks like a TLS handshake: the client uses SSL, this listener is PLAINTEXT)"
+    if data[:4] in _HTTP_METHODS:
+        return " (looks like HTTP)"
+    return ""

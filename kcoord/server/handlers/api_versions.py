@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ApiVersions: the served APIs, taken from the table that serves them, and the features (KIP-584) from the metadata
+image.
+
+A client that asks in a version we do not know (KIP-511) gets a v0 answer with UNSUPPORTED_VERSION and the range of
+ApiVersions itself.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from kcoord.metadata.records import SUPPORTED_FEATURES
+from protocol.api_keys import ApiKey
+from protocol.errors import Errors, KafkaError
+from protocol.headers import encode_response
+from protocol.messages import ApiVersionsRequest, ApiVersionsResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.broker import Broker
+    from kcoord.server.request_context import RequestContext
+
+API_KEY = ApiKey.API_VERSIONS
+VERSIONS = range(0, 5)
+
+FIRST_VERSION_WITH_SOFTWARE_NAME = 3
+FIRST_VERSION_WITH_ZERO_FEATURE_LEVELS = 4
+
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+"""KIP-511: letters, digits, '-' and '.', neither first nor last of the latter two."""
+
+
+def handle(broker: Broker, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
+    if context.api_version >= FIRST_VERSION_WITH_SOFTWARE_NAME and not _is_valid(request):
+        raise KafkaError(Errors.INVALID_REQUEST)
+    image = broker.image
+    return ApiVersionsResponse(
+        api_keys=_listed(broker),
+        supported_features=_supported_features(context.api_version),
+        finalized_features_epoch=image.epoch,
+        finalized_features=[
+            ApiVersionsResponse.FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+            for name, level in sorted(image.features.items())
+            if level > 0
+        ],
+    )
+
+
+def _is_valid(request: ApiVersionsRequest) -> bool:
+    name, version = request.client_software_name, request.client_software_version
+    return _SOFTWARE.fullmatch(name) is not None and _SOFTWARE.fullmatch(version) is not None
+
+
+def _listed(broker: Broker) -> list[ApiVersionsResponse.ApiVersion]:
+    return [
+        ApiVersionsResponse.ApiVersion(
+            api_key=api.key, min_version=api.versions.start, max_version=api.versions.stop - 1
+        )
+        for api in broker.apis.apis.values()
+    ]
+
+
+def _supported_features(version: int) -> list[ApiVersionsResponse.SupportedFeatureKey]:
+    """v3 cannot tell a lowest level of 0 (KIP-1022 fixed its meaning in v4), so such features are left out there."""
+    return [
+        ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=lowest, max_version=highest)
+        for name, (lowest, highest) in SUPPORTED_FEATURES.items()
+        if lowest > 0 or version >= FIRST_VERSION_WITH_ZERO_FEATURE_LEVELS
+    ]
+
+
+def unsupported_version_answer(broker: Broker, correlation_id: int) -> bytes:
+    """The framed answer to an ApiVersions request whose version we do not know; its body cannot be read."""
+    own_range = ApiVersionsResponse.ApiVersion(
+        api_key=API_KEY, min_version=VERSIONS.start, max_version=VERSIONS.stop - 1
+    )
+    response = ApiVersionsResponse(error_code=Errors.UNSUPPORTED_VERSION, api_keys=[own_range])
+    return encode_response(correlation_id, API_KEY, 0, response.encode(0))
+
+
+def error_response(request: ApiVersionsRequest, error: KafkaError, version: int) -> ApiVersionsResponse:
+    return ApiVersionsResponse(error_code=error.error)

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ConsumerGroupHeartbeat (KIP-848): the group's shard decides everything; v2 adds the creation times of KIP-1327."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.api_keys import ApiKey
+from protocol.errors import KafkaError
+from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+
+if TYPE_CHECKING:
+    from kcoord.coordinator.group.shard import GroupCoordinatorShard
+    from kcoord.coordinator.result import CoordinatorResult, OperationContext
+    from kcoord.server.broker import Broker, Reply
+    from kcoord.server.request_context import RequestContext
+
+API_KEY = ApiKey.CONSUMER_GROUP_HEARTBEAT
+VERSIONS = range(0, 3)
+
+
+def handle(
+    broker: Broker, context: RequestContext, request: ConsumerGroupHeartbeatRequest
+) -> Reply[ConsumerGroupHeartbeatResponse]:
+    def operation(
+        shard: GroupCoordinatorShard, operation_context: OperationContext
+    ) -> CoordinatorResult[ConsumerGroupHeartbeatResponse]:
+        return shard.consumer_group_heartbeat(operation_context, request)
+
+    # A member without an id can only be a first heartbeat of v0, the one case in which the shard makes an id.
+    needs_id = not request.member_id
+    return broker.groups.run(request.group_id, operation, context.operation_context(candidate=needs_id))
+
+
+def error_response(
+    request: ConsumerGroupHeartbeatRequest, error: KafkaError, version: int
+) -> ConsumerGroupHeartbeatResponse:
+    return ConsumerGroupHeartbeatResponse(error_code=error.error, error_message=error.message)

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CreatePartitions: the metadata machine decides. Answered when the partitions are durable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.api_keys import ApiKey
+from protocol.errors import KafkaError
+from protocol.messages import CreatePartitionsRequest, CreatePartitionsResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.broker import Broker, Reply
+    from kcoord.server.request_context import RequestContext
+
+API_KEY = ApiKey.CREATE_PARTITIONS
+VERSIONS = range(0, 4)
+
+
+def handle(
+    broker: Broker, context: RequestContext, request: CreatePartitionsRequest
+) -> Reply[CreatePartitionsResponse]:
+    return broker.metadata.run(
+        lambda machine, operation: machine.create_partitions(operation, request),
+        context.operation_context(candidate=False),
+    )
+
+
+def error_response(request: CreatePartitionsRequest, error: KafkaError, version: int) -> CreatePartitionsResponse:
+    return CreatePartitionsResponse(
+        results=[
+            CreatePartitionsResponse.CreatePartitionsTopicResult(
+                name=topic.name, error_code=error.error, error_message=error.message
+            )
+            for topic in request.topics
+        ]
+    )

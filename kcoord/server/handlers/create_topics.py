@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CreateTopics: the metadata machine decides, with random topic ids from here. Answered when the topics are durable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.server.handlers.topic_ids import random_topic_ids
+from protocol.api_keys import ApiKey
+from protocol.errors import KafkaError
+from protocol.messages import CreateTopicsRequest, CreateTopicsResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.broker import Broker, Reply
+    from kcoord.server.request_context import RequestContext
+
+API_KEY = ApiKey.CREATE_TOPICS
+VERSIONS = range(2, 8)
+
+
+def handle(broker: Broker, context: RequestContext, request: CreateTopicsRequest) -> Reply[CreateTopicsResponse]:
+    topic_ids = random_topic_ids(len(request.topics))
+    return broker.metadata.run(
+        lambda machine, operation: machine.create_topics(operation, request, topic_ids),
+        context.operation_context(candidate=False),
+    )
+
+
+def error_response(request: CreateTopicsRequest, error: KafkaError, version: int) -> CreateTopicsResponse:
+    return CreateTopicsResponse(
+        topics=[
+            CreateTopicsResponse.CreatableTopicResult(
+                name=topic.name, error_code=error.error, error_message=error.message, configs=[]
+            )
+            for topic in request.topics
+        ]
+    )

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeleteRecords: moves the start of partitions forward. Each partition has its own error; -1 stands for the high
+watermark.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.api_keys import ApiKey
+from protocol.errors import Errors, KafkaError
+from protocol.messages import DeleteRecordsRequest, DeleteRecordsResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.broker import Broker
+    from kcoord.server.request_context import RequestContext
+
+API_KEY = ApiKey.DELETE_RECORDS
+VERSIONS = range(0, 3)
+
+INVALID_LOW_WATERMARK = -1
+
+
+def handle(broker: Broker, context: RequestContext, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+    return DeleteRecordsResponse(
+        topics=[
+            DeleteRecordsResponse.DeleteRecordsTopicResult(
+                name=topic.name,
+                partitions=[_delete(broker, context, topic.name, partition) for partition in topic.partitions],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _delete(
+    broker: Broker, context: RequestContext, topic: str, partition: DeleteRecordsRequest.DeleteRecordsPartition
+) -> DeleteRecordsResponse.DeleteRecordsPartitionResult:
+    try:
+        low_watermark = broker.topics.delete_records(topic, partition.partition_index, partition.offset, context.now_ms)
+    except KafkaError as error:
+        return _result(partition.partition_index, INVALID_LOW_WATERMARK, error.error)
+    return _result(partition.partition_index, low_watermark, Errors.NONE)
+
+
+def _result(index: int, low_watermark: int, error: Errors) -> DeleteRecordsResponse.DeleteRecordsPartitionResult:
+    return DeleteRecordsResponse.DeleteRecordsPartitionResult(
+        partition_index=index, low_watermark=low_watermark, error_code=error
+    )
+
+
+def error_response(request: DeleteRecordsRequest, error: KafkaError, version: int) -> DeleteRecordsResponse:
+    return DeleteRecordsResponse(
+        topics=[
+            DeleteRecordsResponse.DeleteRecordsTopicResult(
+                name=topic.name,
+                partitions=[
+                    _result(partition.partition_index, INVALID_LOW_WATERMARK, error.error)
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )

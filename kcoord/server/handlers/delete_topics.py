@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeleteTopics: the metadata machine decides. Answered when the removal is durable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.metadata.topics import requested_deletions
+from protocol.api_keys import ApiKey
+from protocol.errors import KafkaError
+from protocol.messages import DeleteTopicsRequest, DeleteTopicsResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.broker import Broker, Reply
+    from kcoord.server.request_context import RequestContext
+
+API_KEY = ApiKey.DELETE_TOPICS
+VERSIONS = range(1, 7)
+
+
+def handle(broker: Broker, context: RequestContext, request: DeleteTopicsRequest) -> Reply[DeleteTopicsResponse]:
+    return broker.metadata.run(
+        lambda machine, operation: machine.delete_topics(operation, request),
+        context.operation_context(candidate=False),
+    )
+
+
+def error_response(request: DeleteTopicsRequest, error: KafkaError, version: int) -> DeleteTopicsResponse:
+    return DeleteTopicsResponse(
+        responses=[
+            DeleteTopicsResponse.DeletableTopicResult(
+                name=state.name, topic_id=state.topic_id, error_code=error.error, error_message=error.message
+            )
+            for state in requested_deletions(request, version)
+        ]
+    )

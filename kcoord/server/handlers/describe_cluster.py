@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DescribeCluster (KIP-700): the cluster id and the broker. Controllers (KIP-919) have no listener here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.server.handlers.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED
+from protocol.api_keys import ApiKey
+from protocol.errors import Errors, KafkaError
+from protocol.messages import DescribeClusterRequest, DescribeClusterResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.broker import Broker
+    from kcoord.server.request_context import RequestContext
+
+API_KEY = ApiKey.DESCRIBE_CLUSTER
+VERSIONS = range(0, 3)
+
+BROKERS, CONTROLLERS = 1, 2
+
+
+def handle(broker: Broker, context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
+    if request.endpoint_type == CONTROLLERS:
+        raise KafkaError(Errors.MISMATCHED_ENDPOINT_TYPE, "This is a listener of a broker, not of a controller.")
+    if request.endpoint_type != BROKERS:
+        raise KafkaError(Errors.UNSUPPORTED_ENDPOINT_TYPE, f"There are no endpoints of type {request.endpoint_type}.")
+    endpoint = broker.endpoint(context.listener_name)
+    return DescribeClusterResponse(
+        cluster_id=broker.cluster_id,
+        controller_id=broker.node_id,
+        brokers=[
+            DescribeClusterResponse.DescribeClusterBroker(
+                broker_id=broker.node_id, host=endpoint.host, port=endpoint.port, rack=broker.config.broker_rack
+            )
+        ],
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+        ),
+    )
+
+
+def error_response(request: DescribeClusterRequest, error: KafkaError, version: int) -> DescribeClusterResponse:
+    return DescribeClusterResponse(error_code=error.error, error_message=error.message)

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a partition's leader is reached: what Produce (v10) and Fetch (v16) tell a client that asked the wrong
+broker (KIP-951).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kcoord.server.broker import Broker
+
+
+def leader_endpoint(broker: Broker, leader_id: int, listener_name: str) -> tuple[str, int, str | None] | None:
+    """Host, port and rack of a broker on the client's listener, None where it is not known."""
+    if leader_id == broker.node_id and listener_name in broker.endpoints:
+        own = broker.endpoints[listener_name]
+        return own.host, own.port, broker.config.broker_rack
+    image = broker.image.brokers.get(leader_id)
+    if image is None:
+        return None
+    for name, host, port, _ in image.endpoints:
+        if name == listener_name:
+            return host, port, image.rack
+    return None

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A listening socket and its connections: limits on their number, the idle sweep, log lines about refused bytes,
+orderly closing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from kcoord.config.checks import parse_ip_overrides
+from kcoord.server.connection import KafkaConnection
+
+if TYPE_CHECKING:
+    from kcoord.config import BrokerConfig, Listener
+    from kcoord.server.broker import Broker
+
+_logger = logging.getLogger(__name__)
+
+_REPORTS_PER_SECOND = 10
+_IDLE_SWEEPS_PER_TIMEOUT = 10
+_SHORTEST_SWEEP_SECONDS = 0.05
+_LONGEST_SWEEP_SECONDS = 30.0
+
+
+class ReportLimiter:
+    """Log lines that strangers can cause, at most so many per second; the number of those left out is told later."""
+
+    __slots__ = ("_count", "_second", "_suppressed")
+
+    def __init__(self) -> None:
+        self._second = -1
+        self._count = 0
+        self._suppressed = 0
+
+    def report(self, now_seconds: float, text: str) -> None:
+        second = int(now_seconds)
+        if second != self._second:
+            if self._suppressed:
+                _logger.warning("%d more lines about refused connections were left out", self._suppressed)
+            self._second, self._count, self._suppressed = second, 0, 0
+        self._count += 1
+        if self._count > _REPORTS_PER_SECOND:
+            self._suppressed += 1
+        else:
+            _logger.warning("%s", text)
+
+
+class ConnectionLimits:
+    """`max.connections`, `max.connections.per.ip` and its overrides, counted over all listeners of the process."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._most = config.max_connections
+        self._most_per_ip = config.max_connections_per_ip
+        self._overrides = parse_ip_overrides(config.max_connections_per_ip_overrides)
+        self._per_ip: Counter[str] = Counter()
+        self._total = 0
+
+    def refusal(self, host: str) -> str | None:
+        """Why one more connection from `host` is too many, or None after counting it."""
+        if self._total >= self._most:
+            return f"max.connections={self._most} reached"
+        allowed = self._overrides.get(host, self._most_per_ip)
+        if self._per_ip[host] >= allowed:
+            return f"max.connections.per.ip={allowed} reached"
+        self._per_ip[host] += 1
+        self._total += 1
+        return None
+
+    def release(self, host: str) -> None:
+        self._total -= 1
+        self._per_ip[host] -= 1
+        if not self._per_ip[host]:
+            del self._per_ip[host]
+
+
+class SocketListener:
+    """One bound address. `bind` raises OSError where it cannot be had."""
+
+    def __init__(self, address: Listener, broker: Broker, limits: ConnectionLimits) -> None:
+        self.address = address
+        self.listener_name = address.name
+        self.broker = broker
+        self.max_frame_bytes: int = broker.config.socket_request_max_bytes
+        self._limits = limits
+        self._limiter = ReportLimiter()
+        self._connections: set[KafkaConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+
+    async def bind(self) -> int:
+        """Takes the address; returns the real port, which matters where 0 was asked for."""
+        loop = asyncio.get_running_loop()
+        backlog = max(self.broker.config.socket_listen_backlog_size, 1)
+        host = self.address.host or None
+        self._server = await loop.create_server(
+            lambda: KafkaConnection(self), host, self.address.port, backlog=backlog, start_serving=False
+        )
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def start_accepting(self) -> None:
+        assert self._server is not None
+        await self._server.start_serving()
+        self._schedule_sweep()
+
+    # --- what a connection asks ---------------------------------------------------------------------------------------
+
+    def admit(self, connection: KafkaConnection, host: str) -> bool:
+        refusal = self._limits.refusal(host)
+        if refusal is not None:
+            self.report(f"{connection.peer}: connection refused, {refusal}")
+            return False
+        self._connections.add(connection)
+        return True
+
+    def forget(self, connection: KafkaConnection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self._limits.release(connection.remote_host)
+
+    def report(self, text: str) -> None:
+        self._limiter.report(asyncio.get_running_loop().time(), text)
+
+    # --- idle connections ---------------------------------------------------------------------------------------------
+
+    def _schedule_sweep(self) -> None:
+        idle_seconds = self.broker.config.connections_max_idle_ms / 1000
+        if idle_seconds <= 0:
+            return
+        delay = min(max(idle_seconds / _IDLE_SWEEPS_PER_TIMEOUT, _SHORTEST_SWEEP_SECONDS), _LONGEST_SWEEP_SECONDS)
+        self._sweep = asyncio.get_running_loop().call_later(delay, self._close_idle, idle_seconds)
+
+    def _close_idle(self, idle_seconds: float) -> None:
+        now = asyncio.get_running_loop().time()
+        for connection in list(self._connections):
+            if connection.close_if_idle(now, idle_seconds):
+                _logger.debug("%s: closing, idle longer than connections.max.idle.ms", connection.peer)
+        self._schedule_sweep()
+
+    # --- shutdown -----------------------------------------------------------------------------------------------------
+
+    def stop_accepting(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            connection.stop_reading()
+
+    @property
+    def in_flight(self) -> int:
+        return sum(connection.in_flight for connection in self._connections)
+
+    def close_connections(self) -> None:
+        for connection in list(self._connections):
+            connection.close()

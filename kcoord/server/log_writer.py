@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes batches of the coordinator and metadata logs to disk, away from the event loop.
+
+One dedicated thread takes everything that is waiting, writes it, and syncs each touched log once: the logs of many
+shards share one pass. The owner keeps one write in flight per log, so batches of one log never reorder. Nothing a
+caller does can stop the thread but `close`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Protocol
+
+_logger = logging.getLogger(__name__)
+
+
+class WritableLog(Protocol):
+    """The part of `storage.log.Log` that is used here."""
+
+    def append(self, data: bytes, *, now_ms: int) -> object: ...
+
+    def flush(self, sync: bool) -> None: ...
+
+
+@dataclass(slots=True)
+class WriteJob:
+    """One append: `key` names the log to whoever asked, `data` is whole batches whose offsets are final."""
+
+    key: Hashable
+    log: WritableLog
+    data: bytes
+    now_ms: int
+
+
+@dataclass(slots=True)
+class WriteResult:
+    """How a job ended; `error` None means that the bytes are as durable as the flush policy promises."""
+
+    key: Hashable
+    error: OSError | None
+    size_bytes: int = 0
+
+
+def write(jobs: list[WriteJob], *, sync: bool) -> list[WriteResult]:
+    """Writes all jobs, then makes each log durable. A log with a failed write is not synced: its owner reloads it."""
+    results = [WriteResult(job.key, _append(job), len(job.data)) for job in jobs]
+    for job, result in zip(jobs, results, strict=True):
+        if result.error is None:
+            result.error = _flush(job, sync)
+    return results
+
+
+def _append(job: WriteJob) -> OSError | None:
+    try:
+        job.log.append(job.data, now_ms=job.now_ms)
+    except Exception as error:
+        return _as_os_error(job, error)
+    return None
+
+
+def _flush(job: WriteJob, sync: bool) -> OSError | None:
+    try:
+        job.log.flush(sync)
+    except Exception as error:
+        return _as_os_error(job, error)
+    return None
+
+
+def _as_os_error(job: WriteJob, error: Exception) -> OSError:
+    """A defect in the log must fail that log only: the thread has to outlive it, and its reason must be seen."""
+    if isinstance(error, OSError):
+        _logger.error("Writing to the log of %s failed: %s", job.key, error)
+        return error
+    _logger.exception("Writing to the log of %s failed", job.key)
+    return OSError(f"{type(error).__name__}: {error}")
+
+
+class LogWriter:
+    """The writer thread. `deliver` gets each finished pass; it is called in the thread and must only hand the list
+    over.
+    """
+
+    def __init__(self, deliver: Callable[[list[WriteResult]], None], *, sync: bool) -> None:
+        self._deliver = deliver
+        self._sync = sync
+        self._queue: SimpleQueue[list[WriteJob] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="kcoord-log-writer", daemon=True)
+        self._started = False
+
+    def submit(self, jobs: list[WriteJob]) -> None:
+        if not self._started:
+            self._started = True
+            self._thread.start()
+        self._queue.put(jobs)
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Ends the thread after what is queued; True when it ended in time."""
+        if not self._started:
+            return True
+        self._queue.put(None)
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            jobs, closing = self._take()
+            if jobs:
+                self._finish(write(jobs, sync=self._sync))
+
+    def _take(self) -> tuple[list[WriteJob], bool]:
+        """Waits for work, then takes all that is there, so that one pass serves everything that arrived during the
+        last.
+        """
+        first = self._queue.get()
+        if first is None:
+            return [], True
+        jobs = list(first)
+        while not self._queue.empty():
+            more = self._queue.get()
+            if more is None:
+                return jobs, True
+            jobs.extend(more)
+        return jobs, False
+
+    def _finish(self, results: list[WriteResult]) -> None:
+        try:
+            self._deliver(results)
+        except RuntimeError as error:
+            # The event loop is closed: there is nobody left to answer, and the bytes are on disk.
+            _logger.warning("A finished write found no event loop: %s", error)

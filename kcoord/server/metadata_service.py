@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metadata log of this process: replayed before anything else starts, then changed one operation at a time.
+
+An image is published when the batch that made it is durable, and before the replies that waited for that batch leave:
+whoever was told that a topic exists finds it everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+
+from kcoord.server.runtime_driver import RuntimeDriver
+from protocol.errors import Errors, KafkaError
+
+if TYPE_CHECKING:
+    from kcoord.coordinator.result import CoordinatorResult, OperationContext, Task
+    from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
+    from kcoord.metadata.image import MetadataImage
+    from kcoord.metadata.machine import MetadataMachine
+    from kcoord.storage.log import Log
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+METADATA_SHARD = 0
+"""There is one metadata log, partition 0 of `__cluster_metadata`."""
+
+
+class MetadataOwner(Protocol):
+    """What the process gives to the service."""
+
+    def wake(self) -> None: ...
+
+    def publish(self, image: MetadataImage) -> None: ...
+
+
+class LocalMetadataService:
+    """Serves `Broker.metadata`. The runtime's only shard is loaded already."""
+
+    def __init__(self, runtime: CoordinatorRuntime[MetadataMachine], log: Log, owner: MetadataOwner) -> None:
+        self._runtime = runtime
+        self._log = log
+        self._owner = owner
+        self._image_under_way = self.image
+        self.driver: RuntimeDriver[MetadataMachine] = RuntimeDriver("metadata", runtime, self)
+
+    @property
+    def image(self) -> MetadataImage:
+        """The image of everything that was replayed, also of what is not durable yet."""
+        machine = self._runtime.machine(METADATA_SHARD)
+        if machine is None:
+            raise KafkaError(Errors.NOT_CONTROLLER, "The metadata log has failed.")
+        return machine.image
+
+    def wake(self) -> None:
+        self._owner.wake()
+
+    def run(
+        self,
+        operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
+        context: OperationContext,
+    ) -> asyncio.Future[T]:
+        """The answer when it is durable; an operation that fails at once raises KafkaError."""
+        outcome = self.driver.run(METADATA_SHARD, operation, context)
+        if asyncio.isfuture(outcome):
+            return cast("asyncio.Future[T]", outcome)
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        future.set_result(outcome)
+        return future
+
+    def log_of(self, shard_id: int) -> Log:
+        return self._log
+
+    def on_append_started(self, shard_id: int) -> None:
+        self._image_under_way = self.image
+
+    def on_append_durable(self, shard_id: int, size_bytes: int) -> None:
+        self._owner.publish(self._image_under_way)
+
+    def on_failed(self, shard_id: int) -> None:
+        """Without its metadata log a broker cannot change topics or configs; reading and group coordination go on."""
+        _logger.critical("The metadata log has failed: topics and configs cannot be changed until a restart.")
+
+    def start_task(self, shard_id: int, task: Task) -> None:
+        raise AssertionError(f"the metadata machine has no tasks, got {task}")

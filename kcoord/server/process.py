@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker process from its configuration to its end: storage, metadata, groups, topics, listeners, signals, orderly
+stop.
+
+Everything that another process or a file can make fail is tried before the ready line, and ends as StartError with a
+sentence for people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from kcoord.config import BrokerConfig, Listener, SecurityProtocol
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, LoadError
+from kcoord.coordinator.runtime.serde import CoordinatorSerde, MetadataSerde
+from kcoord.metadata.machine import MetadataMachine
+from kcoord.metadata.records import BrokerRegistration
+from kcoord.server.apis import build_api_table
+from kcoord.server.broker import Broker
+from kcoord.server.clock import Clock
+from kcoord.server.fetch_service import FetchService
+from kcoord.server.group_service import LocalGroupService
+from kcoord.server.listener import ConnectionLimits, SocketListener
+from kcoord.server.metadata_service import METADATA_SHARD, LocalMetadataService
+from kcoord.server.request_context import internal_operation_context, random_uuid
+from kcoord.server.storage import METADATA_TOPIC, Storage, StorageNotUsable
+from kcoord.server.worker import Worker
+from kcoord.storage.errors import StorageError
+from kcoord.storage.segment import LogConfig
+from protocol.errors import KafkaError
+from protocol.uuid import uuid_from_string
+
+if TYPE_CHECKING:
+    from kcoord.metadata.image import MetadataImage
+
+_logger = logging.getLogger(__name__)
+
+GROUP_METADATA_TOPIC = "__consumer_offsets"
+
+ANSWER_SECONDS = 2.5
+"""How long a stop waits for answers under way; with what follows it stays below the 5 s that are promised."""
+WRITER_SECONDS = 1.5
+TICK_SECONDS = 1.0
+_STOP_CHECK_SECONDS = 0.01
+
+
+class StartError(Exception):
+    """Why the broker cannot start, in one sentence."""
+
+
+@dataclass(slots=True)
+class Ready:
+    """What the ready line tells."""
+
+    addresses: list[str]
+    node_id: int
+    cluster_id: str
+
+
+def run(config: BrokerConfig, on_ready: Callable[[Ready], None]) -> None:
+    """Runs a broker until a signal ends it. Raises StartError where it cannot start."""
+    refused = [str(one) for one in config.open_listeners if one.security_protocol is not SecurityProtocol.PLAINTEXT]
+    if refused:
+        raise StartError(f"only PLAINTEXT listeners are served, not {', '.join(refused)}")
+    uvloop.run(_run(config, on_ready))
+
+
+async def _run(config: BrokerConfig, on_ready: Callable[[Ready], None]) -> None:
+    clock = Clock()
+    try:
+        storage = Storage(config, clock.now_ms())
+    except StorageNotUsable as error:
+        raise StartError(str(error)) from None
+    try:
+        process = BrokerProcess(config, clock, storage, _load_metadata(config, storage, clock.now_ms()))
+    except BaseException:
+        storage.close(clock.now_ms(), clean=True)
+        raise
+    try:
+        await process.start()
+        on_ready(process.ready())
+        await process.until_signal()
+    finally:
+        await process.stop()
+
+
+def _load_metadata(config: BrokerConfig, storage: Storage, now_ms: int) -> CoordinatorRuntime[MetadataMachine]:
+    """Replays the metadata log: nothing can be served before it is known which topics exist."""
+    runtime = CoordinatorRuntime(lambda _: MetadataMachine(config), MetadataSerde())
+    log = storage.metadata_log
+    try:
+        runtime.load(METADATA_SHARD, log.batches(log.start_offset), now_ms, log.end_offset)
+    except (OSError, StorageError, LoadError) as error:
+        raise StartError(f"{METADATA_TOPIC} cannot be read: {error}") from None
+    return runtime
+
+
+class BrokerProcess:
+    """The parts of a running broker, and how they know of each other."""
+
+    def __init__(
+        self, config: BrokerConfig, clock: Clock, storage: Storage, metadata: CoordinatorRuntime[MetadataMachine]
+    ) -> None:
+        self._config = config
+        self._storage = storage
+        self._loop = asyncio.get_running_loop()
+        self._stop_requested = asyncio.Event()
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._dynamic_configs: Mapping[str, str] = {}
+        self.now_ms = clock.now_ms
+        self._worker = Worker(self._loop, clock.now_ms, flush_policy=config.kcoord_log_flush_policy)
+        self.wake = self._worker.wake
+        self._metadata = LocalMetadataService(metadata, storage.metadata_log, self)
+        runtime = CoordinatorRuntime(self._new_group_shard, CoordinatorSerde())
+        log_config = LogConfig(segment_bytes=config.offsets_topic_segment_bytes)
+        self._groups = LocalGroupService(
+            runtime,
+            storage.shard_logs(GROUP_METADATA_TOPIC, log_config, clock.now_ms),
+            self,
+            configured_shards=config.offsets_topic_num_partitions,
+            background_threads=config.group_coordinator_background_threads,
+        )
+        self._worker.add(self._metadata.driver)
+        self._worker.add(self._groups.driver)
+        self._broker = Broker(
+            config=config,
+            cluster_id=storage.cluster_id,
+            apis=build_api_table(config),
+            image=self._metadata.image,
+            topics=storage.topics,
+            fetches=FetchService(storage.topics.fetches, clock.now_ms),
+            metadata=self._metadata,
+            groups=self._groups,
+            now_ms=clock.now_ms,
+        )
+        limits = ConnectionLimits(config)
+        self._listeners = [SocketListener(one, self._broker, limits) for one in config.open_listeners]
+
+    # --- what the services ask ----------------------------------------------------------------------------------------
+
+    @property
+    def image(self) -> MetadataImage:
+        return self._broker.image
+
+    def spawn(self, coroutine: Coroutine[object, object, None]) -> object:
+        return self._broker.spawn(coroutine)
+
+    def on_coordinator_append(self, shard_id: int, size_bytes: int) -> None:
+        self._storage.topics.on_internal_append(GROUP_METADATA_TOPIC, shard_id, size_bytes)
+
+    def publish(self, image: MetadataImage) -> None:
+        """A new image is durable: everybody sees it before the replies that waited for it leave."""
+        self._broker.image = image
+        dynamic = image.effective_broker_configs(self._broker.node_id)
+        if dynamic != self._dynamic_configs:
+            self._dynamic_configs = dynamic
+            self._config.apply_dynamic(dynamic)
+        self._storage.topics.on_metadata_update(image, self.now_ms())
+        self._publish_to_groups(image)
+
+    def _publish_to_groups(self, image: MetadataImage) -> None:
+        if not self._groups.shard_ids and GROUP_METADATA_TOPIC in image.topics:
+            self._open_groups(image)
+        self._groups.publish(image)
+
+    def _open_groups(self, image: MetadataImage) -> None:
+        to_load = self._groups.open_shards(len(image.topics[GROUP_METADATA_TOPIC].partitions))
+        if to_load:
+            self.spawn(self._load_groups(to_load))
+
+    async def _load_groups(self, shard_ids: list[int]) -> None:
+        started_ms = self.now_ms()
+        await self._groups.load(shard_ids)
+        # What was loaded lives long: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+        _logger.info("Loaded %d shards of the group coordinator in %d ms", len(shard_ids), self.now_ms() - started_ms)
+
+    def _new_group_shard(self, shard_id: int) -> GroupCoordinatorShard:
+        return GroupCoordinatorShard(self._config, self._broker.image)
+
+    # --- start and stop -----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Opens what the metadata log names, then the listeners."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._stop_requested.set)
+        self.publish(self._metadata.image)
+        bound = {}
+        for listener in self._listeners:
+            bound[listener.address.name] = await _bind(listener)
+        for advertised in self._config.advertised(bound, socket.gethostname()):
+            self._broker.endpoints[advertised.name] = advertised
+        await self._register()
+        for listener in self._listeners:
+            await listener.start_accepting()
+        self._tick()
+        gc.freeze()
+
+    async def _register(self) -> None:
+        """Writes to the metadata log who and where this broker is, before its first client can ask."""
+        registration = BrokerRegistration(
+            broker_id=self._broker.node_id,
+            incarnation_id=random_uuid(),
+            endpoints=[
+                (one.name, one.host, one.port, int(one.security_protocol)) for one in self._broker.endpoints.values()
+            ],
+            rack=self._config.broker_rack,
+            log_dirs=[uuid_from_string(self._storage.directory_id)],
+        )
+        try:
+            await self._metadata.run(
+                lambda machine, context: machine.register_broker(context, registration),
+                internal_operation_context(self.now_ms()),
+            )
+        except KafkaError as error:
+            raise StartError(f"{METADATA_TOPIC} cannot be written: {error}") from None
+
+    def _tick(self) -> None:
+        """The periodic work on topics: what is due, in small steps."""
+        self._tick_timer = self._loop.call_later(TICK_SECONDS, self._tick)
+        try:
+            self._storage.topics.tick(self.now_ms())
+        except Exception:
+            _logger.exception("The periodic work on topics failed")
+
+    def ready(self) -> Ready:
+        addresses = [str(one) for one in self._broker.endpoints.values()]
+        return Ready(addresses, self._broker.node_id, self._broker.cluster_id)
+
+    async def until_signal(self) -> None:
+        await self._stop_requested.wait()
+
+    async def stop(self) -> None:
+        """Answers what is under way, then closes in the reverse order of the start."""
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+        for listener in self._listeners:
+            listener.stop_accepting()
+        self._broker.fetches.close()
+        await self._until(lambda: not any(listener.in_flight for listener in self._listeners), ANSWER_SECONDS)
+        for listener in self._listeners:
+            listener.close_connections()
+        self._groups.close()
+        self._broker.cancel_tasks()
+        await self._until(lambda: self._worker.is_quiet, WRITER_SECONDS)
+        written = self._worker.close(WRITER_SECONDS)
+        self._storage.close(self.now_ms(), clean=written)
+
+    async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
+        deadline = self._loop.time() + seconds
+        while not condition() and self._loop.time() < deadline:
+            await asyncio.sleep(_STOP_CHECK_SECONDS)
+
+
+async def _bind(listener: SocketListener) -> Listener:
+    wanted = listener.address
+    try:
+        port = await listener.bind()
+    except OSError as error:
+        raise StartError(f"cannot listen on {wanted}: {error.strerror or error}") from None
+    return Listener(wanted.name, wanted.host, port, wanted.security_protocol)

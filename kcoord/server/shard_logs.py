@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The partition folders of a coordinator's topic. A shard's log is opened when it is loaded, or when its first batch is
+written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kcoord.storage.errors import StorageError
+
+if TYPE_CHECKING:
+    from kcoord.server.log_writer import WritableLog
+    from kcoord.storage.log import Log
+
+_logger = logging.getLogger(__name__)
+
+
+class ShardLogs:
+    """`open_log` opens or begins the log of a partition, `log_exists` says whether it has a folder."""
+
+    def __init__(self, open_log: Callable[[int], Log], log_exists: Callable[[int], bool]) -> None:
+        self._open_log = open_log
+        self._log_exists = log_exists
+        self._logs: dict[int, Log] = {}
+        self._writable: dict[int, LazyLog] = {}
+
+    def exists(self, shard_id: int) -> bool:
+        return self._log_exists(shard_id)
+
+    def open(self, shard_id: int) -> Log:
+        """The open log; OSError or StorageError where it cannot be had."""
+        log = self._logs.get(shard_id)
+        if log is None:
+            log = self._logs[shard_id] = self._open_log(shard_id)
+        return log
+
+    def writable(self, shard_id: int) -> WritableLog:
+        """The log for the writer thread, which opens it if need be: that is disk work, too."""
+        lazy = self._writable.get(shard_id)
+        if lazy is None:
+            lazy = self._writable[shard_id] = LazyLog(self, shard_id)
+        return lazy
+
+    def close(self, shard_id: int) -> None:
+        log = self._logs.pop(shard_id, None)
+        if log is None:
+            return
+        try:
+            log.close()
+        except (OSError, StorageError) as error:
+            _logger.warning("Closing %s failed: %s", log.directory, error)
+
+    def open_logs(self) -> dict[int, Log]:
+        return dict(self._logs)
+
+
+class LazyLog:
+    """A log that is opened by its first use."""
+
+    __slots__ = ("_logs", "_shard_id")
+
+    def __init__(self, logs: ShardLogs, shard_id: int) -> None:
+        self._logs = logs
+        self._shard_id = shard_id
+
+    def append(self, data: bytes, *, now_ms: int) -> object:
+        return self._logs.open(self._shard_id).append(data, now_ms=now_ms)
+
+    def flush(self, sync: bool) -> None:
+        self._logs.open(self._shard_id).flush(sync)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data folder of a process: taken with a lock, its metadata log opened first, everything closed and marked at the
+end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from kcoord.server.request_context import random_uuid
+from kcoord.server.shard_logs import ShardLogs
+from kcoord.storage.errors import StorageError
+from kcoord.storage.file_system import RealFileSystem
+from kcoord.storage.log_dir import Identity, LogDir
+from kcoord.storage.segment import LogConfig
+from kcoord.topics.store import TopicStore
+from protocol.uuid import uuid_to_string
+
+if TYPE_CHECKING:
+    from kcoord.config import BrokerConfig
+    from kcoord.storage.log import Log
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+METADATA_TOPIC = "__cluster_metadata"
+
+
+class StorageNotUsable(Exception):
+    """Why the data folder cannot be used, in one sentence."""
+
+
+class Storage:
+    """See the module's text."""
+
+    def __init__(self, config: BrokerConfig, now_ms: int) -> None:
+        folder = config.data_folders[0]
+        if len(config.data_folders) > 1:
+            _logger.warning("Of several log.dirs only the first is used: %s", folder)
+        self._folder = folder
+        self._fs = RealFileSystem()
+        candidate = Identity(uuid_to_string(random_uuid()), config.node_id, uuid_to_string(random_uuid()))
+        self.log_dir = self._open(lambda: LogDir.open(self._fs, folder, candidate))
+        self._shard_logs: dict[str, ShardLogs] = {}
+        try:
+            metadata_config = LogConfig(segment_bytes=config.metadata_log_segment_bytes)
+            self.metadata_log = self._open(lambda: self.log_dir.open_log(METADATA_TOPIC, 0, metadata_config, now_ms))
+            self.topics = self._open(lambda: self._topic_store(config))
+        except BaseException:
+            self.log_dir.close()
+            raise
+
+    def _topic_store(self, config: BrokerConfig) -> TopicStore:
+        return TopicStore(self._fs, self.log_dir, config, internal_log=self._internal_log)
+
+    @property
+    def cluster_id(self) -> str:
+        return self.log_dir.identity.cluster_id
+
+    @property
+    def directory_id(self) -> str:
+        return self.log_dir.identity.directory_id
+
+    def shard_logs(self, topic: str, config: LogConfig, now_ms: Callable[[], int]) -> ShardLogs:
+        """The logs of a coordinator's topic."""
+        present = {partition for name, partition in self.log_dir.partitions() if name == topic}
+
+        def open_log(shard_id: int) -> Log:
+            return self.log_dir.open_log(topic, shard_id, config, now_ms())
+
+        logs = self._shard_logs[topic] = ShardLogs(open_log, present.__contains__)
+        return logs
+
+    def _internal_log(self, topic: str, partition: int) -> Log | None:
+        """For readers of internal topics: a log that nothing was written to yet does not exist."""
+        logs = self._shard_logs.get(topic)
+        return logs.open_logs().get(partition) if logs is not None else None
+
+    def close(self, now_ms: int, *, clean: bool) -> None:
+        """Closes everything; only a clean end tells the next start that nothing needs to be checked."""
+        self.topics.close(now_ms)
+        if not clean:
+            _logger.error("A write to the disk did not end in time: the next start checks all logs")
+            return
+        try:
+            self.log_dir.close()
+        except (OSError, StorageError) as error:
+            _logger.error("The data folder could not be closed in an orderly way: %s", error)
+
+    def _open(self, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except StorageError as error:
+            raise StorageNotUsable(str(error)) from None
+        except OSError as error:
+            raise StorageNotUsable(
+                f"the data folder {self._folder} cannot be used: {error.strerror or error}"
+            ) from None

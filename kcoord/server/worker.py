@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pump of a process: once per turn of the event loop, what the runtimes have ready is written, answered and
+started.
+
+One timer handle stands for the earliest deadline of all runtimes. With `kcoord.log.flush.policy=fsync` a dedicated
+thread writes and syncs; with `os` the page cache is as far as a write has to go, which needs no thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from kcoord.server.log_writer import LogWriter, WriteJob, WriteResult, write
+
+if TYPE_CHECKING:
+    from kcoord.server.runtime_driver import RuntimeDriver
+
+_logger = logging.getLogger(__name__)
+
+FLUSH_POLICY_FSYNC = "fsync"
+
+
+class Worker:
+    """See the module's text. Drivers are added once, before the first request."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, now_ms: Callable[[], int], *, flush_policy: str) -> None:
+        self._loop = loop
+        self._now_ms = now_ms
+        self._drivers: dict[str, RuntimeDriver[Any]] = {}
+        self._pump_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_deadline_ms = 0
+        self._writes_under_way = 0
+        self._writer = LogWriter(self._deliver, sync=True) if flush_policy == FLUSH_POLICY_FSYNC else None
+
+    def add(self, driver: RuntimeDriver[Any]) -> None:
+        self._drivers[driver.name] = driver
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing is being written and nobody waits for a write."""
+        return not self._writes_under_way and not self._pump_scheduled
+
+    def wake(self) -> None:
+        """Pumps at the end of this turn of the event loop."""
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Ends the pump and the writer thread; True when all that was submitted is on disk."""
+        if self._timer is not None:
+            self._timer.cancel()
+        return self._writer is None or self._writer.close(timeout_seconds)
+
+    def _pump(self) -> None:
+        self._pump_scheduled = False
+        now_ms = self._now_ms()
+        jobs: list[WriteJob] = []
+        for driver in self._drivers.values():
+            driver.collect(now_ms, jobs)
+        if jobs:
+            self._writes_under_way += len(jobs)
+            if self._writer is not None:
+                self._writer.submit(jobs)
+            else:
+                self._written(write(jobs, sync=False))
+        self._arm_timer(now_ms)
+
+    def _deliver(self, results: list[WriteResult]) -> None:
+        """Called in the writer thread."""
+        self._loop.call_soon_threadsafe(self._written, results)
+
+    def _written(self, results: list[WriteResult]) -> None:
+        self._writes_under_way -= len(results)
+        now_ms = self._now_ms()
+        for result in results:
+            name, shard_id = cast("tuple[str, int]", result.key)
+            self._drivers[name].written(shard_id, result, now_ms)
+        self.wake()
+
+    def _arm_timer(self, now_ms: int) -> None:
+        """Keeps a handle that is early enough: heartbeats move deadlines away all the time, and a needless pump is
+        cheap.
+        """
+        deadlines = [driver.runtime.next_deadline_ms() for driver in self._drivers.values()]
+        deadline_ms = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        if deadline_ms is None:
+            return
+        if self._timer is not None and self._timer_deadline_ms <= deadline_ms:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_deadline_ms = deadline_ms
+        self._timer = self._loop.call_later(max(deadline_ms - now_ms, 1) / 1000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._pump()

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""confluent-kafka as tests use it: a consumer polled in a thread, and short ways to make topics and messages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from tests.support.waiting import wait_until
+
+Partition = tuple[str, int]
+
+
+def consumer_config(address: str, group_id: str, instance_id: str | None = None) -> dict[str, str | int | bool]:
+    config: dict[str, str | int | bool] = {
+        "bootstrap.servers": address,
+        "group.id": group_id,
+        "group.protocol": "consumer",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "topic.metadata.refresh.interval.ms": 1000,
+        "reconnect.backoff.max.ms": 500,
+    }
+    if instance_id is not None:
+        config["group.instance.id"] = instance_id
+    return config
+
+
+def create_topic(address: str, topic: str, partitions: int = 1) -> None:
+    futures = AdminClient({"bootstrap.servers": address}).create_topics([NewTopic(topic, partitions, 1)])
+    futures[topic].result(20)
+
+
+def produce(address: str, topic: str, partitions: int, per_partition: int) -> None:
+    """`per_partition` messages to each of the first `partitions` partitions; each value is `partition:number`."""
+    producer = Producer({"bootstrap.servers": address, "linger.ms": 5})
+    for partition in range(partitions):
+        for number in range(per_partition):
+            producer.produce(topic, f"{partition}:{number}".encode(), partition=partition)
+    assert producer.flush(20) == 0
+
+
+class PolledConsumer:
+    """A KIP-848 member that is polled all the time. `commit_each` commits each message right after it was seen."""
+
+    def __init__(
+        self,
+        address: str,
+        group_id: str,
+        topics: Sequence[str],
+        *,
+        instance_id: str | None = None,
+        commit_each: bool = False,
+    ) -> None:
+        self.assigned: set[Partition] = set()
+        self.assignments: list[tuple[str, set[Partition]]] = []
+        self.seen: list[tuple[str, int, int]] = []
+        self.errors: list[str] = []
+        self._commit_each = commit_each
+        self._ending = threading.Event()
+        self._lock = threading.Lock()
+        self.consumer = Consumer(consumer_config(address, group_id, instance_id))
+        self.consumer.subscribe(
+            list(topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
+        )
+        self._thread = threading.Thread(target=self._poll, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> PolledConsumer:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the group. It may be called again."""
+        if not self._ending.is_set():
+            self._ending.set()
+            self._thread.join(20)
+            assert not self._thread.is_alive(), "the consumer hangs in poll or close"
+
+    def _on_assign(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        with self._lock:
+            added = {(each.topic, each.partition) for each in partitions}
+            self.assigned |= added
+            self.assignments.append(("assigned", added))
+
+    def _on_revoke(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        with self._lock:
+            removed = {(each.topic, each.partition) for each in partitions}
+            self.assigned -= removed
+            self.assignments.append(("revoked", removed))
+
+    def _poll(self) -> None:
+        while not self._ending.is_set():
+            message = self.consumer.poll(0.1)
+            if message is None:
+                continue
+            error = message.error()
+            if error:
+                if error.code() not in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+                    self.errors.append(str(error))
+                continue
+            topic, partition, offset = message.topic(), message.partition(), message.offset()
+            assert topic is not None and partition is not None and offset is not None
+            if self._commit_each:
+                self.consumer.commit(message=message, asynchronous=False)
+            self.seen.append((topic, partition, offset))
+        self.consumer.close()
+
+    def wait_for(self, count: int, seconds: float = 20.0) -> None:
+        wait_until(lambda: len(self.seen) >= count, f"{count} messages, there are {len(self.seen)}", seconds)
+
+
+def wait_for_split(members: Sequence[PolledConsumer], partitions: set[Partition], seconds: float = 20.0) -> None:
+    """Until the members own all `partitions`, each once, and as evenly as it goes."""
+
+    def is_split() -> bool:
+        owned = [set(member.assigned) for member in members]
+        sizes = [len(each) for each in owned]
+        return sum(sizes) == len(partitions) and set().union(*owned) == partitions and max(sizes) - min(sizes) <= 1
+
+    wait_until(is_split, f"a balanced assignment of {len(partitions)} partitions", seconds)
+
+
+def committed(address: str, group_id: str, partitions: Sequence[Partition]) -> dict[Partition, int]:
+    """What a consumer outside of the group reads as committed."""
+    consumer = Consumer({"bootstrap.servers": address, "group.id": group_id})
+    try:
+        answer = consumer.committed([TopicPartition(*each) for each in partitions], timeout=10)
+        return {(each.topic, each.partition): each.offset for each in answer}
+    finally:
+        consumer.close()

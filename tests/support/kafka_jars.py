@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Apache Kafka's own Java clients and command-line tools, from its published jars."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+SHARED = Path(os.environ.get("KCOORD_SHARED", ROOT.parent / "shared"))
+RESOLVE_SECONDS = 600
+TOOL_SECONDS = 90
+TOOLS = {
+    "configs": "kafka.admin.ConfigCommand",
+    "console-consumer": "org.apache.kafka.tools.ConsoleConsumer",
+    "console-producer": "org.apache.kafka.tools.ConsoleProducer",
+    "consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+    "dump-log": "kafka.tools.DumpLogSegments",
+    "topics": "org.apache.kafka.tools.TopicCommand",
+}
+
+
+def missing(reason: str) -> None:
+    """Skips the test, or fails it where KCOORD_REQUIRE_ALL says that nothing may be missing (as CI does)."""
+    if os.environ.get("KCOORD_REQUIRE_ALL"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+class KafkaJars:
+    """The class path, resolved once by Maven and kept in a cache folder of the user."""
+
+    def __init__(self) -> None:
+        pom = SHARED / "anchors" / "kafka" / "pom.xml"
+        for needed in ("java", "mvn"):
+            if shutil.which(needed) is None:
+                missing(f"{needed} is not installed")
+        if not pom.exists():
+            missing(f"{pom} is not there")
+        folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kcoord-tests"
+        folder.mkdir(parents=True, exist_ok=True)
+        cache = folder / "kafka-4.3.1.classpath"
+        if not (cache.exists() and all(Path(jar).exists() for jar in cache.read_text().strip().split(":"))):
+            shutil.copy(pom, folder / "pom.xml")
+            command = ["mvn", "-q", "-f", str(folder / "pom.xml"), "dependency:build-classpath"]
+            command += [f"-Dmdep.outputFile={cache}", "-Dmdep.includeScope=runtime"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_SECONDS)
+            assert done.returncode == 0, done.stdout + done.stderr
+        self.class_path = cache.read_text().strip()
+
+    def command(self, *arguments: str) -> list[str]:
+        return ["java", "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", self.class_path, *arguments]
+
+    def tool(self, name: str, *arguments: str, stdin: str = "", check: bool = True) -> str:
+        """What one of Kafka's tools prints."""
+        done = subprocess.run(
+            self.command(TOOLS[name], *arguments), input=stdin, capture_output=True, text=True, timeout=TOOL_SECONDS
+        )
+        assert done.returncode == 0 or not check, f"{name} {arguments}: {done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+
+class JavaMember:
+    """GroupMember.java in a JVM of its own."""
+
+    SOURCE = ROOT / "tests" / "integration" / "clients" / "java" / "GroupMember.java"
+
+    def __init__(self, jars: KafkaJars, address: str, group_id: str, topic: str) -> None:
+        self._process = subprocess.Popen(
+            jars.command(str(self.SOURCE), address, group_id, topic),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.owned: set[int] = set()
+        self.seen = 0
+        self.closed = False
+        self.errors: list[str] = []
+        self._threads = [
+            threading.Thread(target=self._read, daemon=True),
+            threading.Thread(target=self._read_errors, daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _pipe(self, pipe: IO[str] | None) -> IO[str]:
+        assert pipe is not None
+        return pipe
+
+    def _read(self) -> None:
+        for line in self._pipe(self._process.stdout):
+            event, _, value = line.strip().partition(" ")
+            if event == "owns":
+                self.owned = {int(number) for number in value.split(",") if number}
+            elif event == "seen":
+                self.seen = int(value)
+            elif event == "closed":
+                self.closed = True
+
+    def _read_errors(self) -> None:
+        self.errors.extend(self._pipe(self._process.stderr))
+
+    def leave(self) -> None:
+        self._pipe(self._process.stdin).close()
+        wait_until(lambda: self.closed, "the Java consumer has left", 30)
+        self._process.wait(20)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for thread in self._threads:
+            thread.join(5)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            self._pipe(pipe).close()

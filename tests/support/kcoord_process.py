@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kcoord broker in a process of its own, on a port that the system picks and that it keeps over restarts."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.support.waiting import wait_until
+
+START_SECONDS = 30.0
+STOP_SECONDS = 10.0
+_READY = re.compile(r"^kcoord is ready: .*?127\.0\.0\.1:(\d+)", re.MULTILINE)
+
+FAST: Mapping[str, str] = {
+    "group.consumer.assignment.interval.ms": "0",
+    "group.consumer.heartbeat.interval.ms": "300",
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.consumer.min.session.timeout.ms": "500",
+    "group.consumer.session.timeout.ms": "3000",
+    "offsets.topic.num.partitions": "8",
+}
+"""Timeouts that let tests wait for less."""
+
+
+class KcoordProcess:
+    """`kcoord serve` on 127.0.0.1 with its data and its log under `folder`."""
+
+    def __init__(self, folder: Path, overrides: Mapping[str, str] = FAST) -> None:
+        self.data = folder / "data"
+        self.log_file = folder / "kcoord.log"
+        self.overrides = dict(overrides)
+        self.port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def start(self) -> KcoordProcess:
+        settings = {
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "log.dirs": str(self.data),
+            **self.overrides,
+        }
+        command = [sys.executable, "-m", "kcoord", "serve"]
+        for key, value in settings.items():
+            command += ["--override", f"{key}={value}"]
+        with self.log_file.open("ab") as log:
+            begin = log.tell()
+            process = self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+        def is_ready() -> bool:
+            assert process.poll() is None, f"kcoord ended with {process.returncode}:\n{self.log}"
+            found = _READY.search(self.log_file.read_bytes()[begin:].decode(errors="replace"))
+            if found:
+                self.port = int(found[1])
+            return found is not None
+
+        wait_until(is_ready, f"kcoord is ready; its log: {self.log_file}", START_SECONDS)
+        return self
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Sends the signal and returns the exit code; nothing happens where it does not run."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.send_signal(how)
+        try:
+            return process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+
+    def kill(self) -> None:
+        self.stop(signal.SIGKILL)
+
+    def restart(self, how: signal.Signals = signal.SIGTERM) -> None:
+        code = self.stop(how)
+        assert how != signal.SIGTERM or code == 0, f"exit code {code}:\n{self.log}"
+        self.start()

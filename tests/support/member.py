@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m tests.support.member ADDRESS GROUP TOPIC`: a group member to be killed. Prints `ready` when it owns
+partitions.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from confluent_kafka import Consumer
+
+from tests.support.confluent import consumer_config
+
+
+def main() -> None:
+    address, group_id, topic = sys.argv[1:]
+    consumer = Consumer(consumer_config(address, group_id))
+    consumer.subscribe([topic])
+    told = False
+    while True:
+        consumer.poll(0.1)
+        if not told and consumer.assignment():
+            told = True
+            print("ready", flush=True)
+
+
+if __name__ == "__main__":
+    main()

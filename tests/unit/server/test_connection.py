@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection answers in request order, mutes who asks or reads badly, and closes on bytes that are no request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kcoord.server.apis import Api, ApiTable
+from kcoord.server.connection import MAX_IN_FLIGHT_REQUESTS, KafkaConnection, guess_protocol
+from protocol.api_keys import ApiKey
+from protocol.errors import Errors, KafkaError
+from protocol.framing import FrameReader
+from protocol.headers import decode_response_header, encode_request
+from protocol.messages import ListGroupsRequest, ListGroupsResponse
+
+
+class FakeTransport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__({"peername": ("192.0.2.7", 4711)})
+        self.writes: list[bytes] = []
+        self.closed = False
+        self.aborted = False
+        self.reading = True
+        self.buffered = 0
+
+    def write(self, data: Any) -> None:
+        self.writes.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.buffered
+
+
+class Owner:
+    """Stands for the listener. `handle` answers ListGroups; its response echoes who asked."""
+
+    listener_name = "PLAINTEXT"
+    max_frame_bytes = 1000
+
+    def __init__(self, handle: Callable[[ListGroupsRequest], object]) -> None:
+        def handler(broker: object, context: object, request: Any) -> object:
+            return handle(request)
+
+        def error_response(request: Any, error: KafkaError, version: int) -> Any:
+            return ListGroupsResponse(error_code=error.error)
+
+        table = ApiTable([Api(ApiKey.LIST_GROUPS, range(3, 6), handler, error_response)])
+        self.broker = cast("Any", SimpleNamespace(apis=table, now_ms=lambda: 0))
+        self.reports: list[str] = []
+        self.refuse = False
+
+    def admit(self, connection: KafkaConnection, host: str) -> bool:
+        return not self.refuse
+
+    def forget(self, connection: KafkaConnection) -> None:
+        pass
+
+    def report(self, text: str) -> None:
+        self.reports.append(text)
+
+
+class Peer:
+    """A connection with its transport, and the answers it sent."""
+
+    def __init__(self, handle: Callable[[ListGroupsRequest], object] = lambda request: ListGroupsResponse()) -> None:
+        self.owner = Owner(handle)
+        self.transport = FakeTransport()
+        self.connection = KafkaConnection(self.owner)
+        self.connection.connection_made(self.transport)
+
+    def answers(self) -> list[tuple[int, ListGroupsResponse]]:
+        reader = FrameReader(1 << 20)
+        answers = []
+        for frame in reader.feed(b"".join(self.transport.writes)):
+            correlation_id, start = decode_response_header(frame, ApiKey.LIST_GROUPS, 3)
+            answers.append((correlation_id, ListGroupsResponse.decode(frame[start:], 3)))
+        return answers
+
+    def errors(self) -> list[tuple[int, int]]:
+        return [(correlation_id, answer.error_code) for correlation_id, answer in self.answers()]
+
+
+def request(correlation_id: int, version: int = 3) -> bytes:
+    body = ListGroupsRequest().encode(version if version in range(3, 6) else 3)
+    return encode_request(ApiKey.LIST_GROUPS, version, correlation_id, "test", body)
+
+
+async def turns(count: int = 3) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_answers_of_one_read_leave_in_one_write() -> None:
+    peer = Peer()
+    data = b"".join(request(number) for number in range(5))
+    peer.connection.data_received(data[:10])
+    peer.connection.data_received(data[10:])
+    assert [number for number, _ in peer.answers()] == [0, 1, 2, 3, 4]
+    assert len(peer.transport.writes) == 1
+
+
+async def test_later_answers_wait_for_earlier_ones() -> None:
+    futures: list[asyncio.Future[object]] = []
+
+    def handle(_: ListGroupsRequest) -> object:
+        if len(futures) == 2:
+            return ListGroupsResponse(error_code=3)
+        futures.append(asyncio.get_running_loop().create_future())
+        return futures[-1]
+
+    peer = Peer(handle)
+    peer.connection.data_received(request(1) + request(2) + request(3))
+    futures[1].set_result(ListGroupsResponse(error_code=2))
+    await turns()
+    assert peer.errors() == []
+    futures[0].set_result(ListGroupsResponse(error_code=1))
+    await turns()
+    assert peer.errors() == [(1, 1), (2, 2), (3, 3)]
+    assert len(peer.transport.writes) == 1
+
+
+async def test_expected_and_unexpected_failures_are_answers(caplog: pytest.LogCaptureFixture) -> None:
+    def handle(_: ListGroupsRequest) -> object:
+        raise failures.pop(0)
+
+    failures: list[Exception] = [KafkaError(Errors.COORDINATOR_LOAD_IN_PROGRESS), ZeroDivisionError("oops")]
+    peer = Peer(handle)
+    peer.connection.data_received(request(1) + request(2))
+    assert peer.errors() == [(1, 14), (2, -1)]
+    assert [record.getMessage() for record in caplog.records] == ["LIST_GROUPS v3 from /192.0.2.7 failed"]
+    assert not peer.transport.closed
+
+
+async def test_failures_of_futures_are_answers(caplog: pytest.LogCaptureFixture) -> None:
+    futures = [asyncio.get_running_loop().create_future() for _ in range(3)]
+    waiting = list(futures)
+    peer = Peer(lambda _: waiting.pop(0))
+    peer.connection.data_received(request(1) + request(2) + request(3))
+    futures[0].set_exception(KafkaError(Errors.NOT_COORDINATOR))
+    futures[1].set_exception(ZeroDivisionError("oops"))
+    futures[2].set_result(None)
+    await turns()
+    assert peer.errors() == [(1, 16), (2, -1)]
+    assert "LIST_GROUPS v3 failed" in caplog.text
+
+
+async def test_a_handler_may_send_nothing() -> None:
+    answers: list[object] = [None, ListGroupsResponse()]
+    peer = Peer(lambda _: answers.pop(0))
+    peer.connection.data_received(request(1) + request(2))
+    assert peer.errors() == [(2, 0)]
+
+
+async def test_a_connection_with_too_much_under_way_is_muted_until_answers_left() -> None:
+    futures: list[asyncio.Future[object]] = []
+
+    def handle(_: ListGroupsRequest) -> object:
+        futures.append(asyncio.get_running_loop().create_future())
+        return futures[-1]
+
+    peer = Peer(handle)
+    peer.connection.data_received(b"".join(request(number) for number in range(MAX_IN_FLIGHT_REQUESTS + 10)))
+    assert len(futures) == MAX_IN_FLIGHT_REQUESTS
+    assert not peer.transport.reading
+    futures[0].set_result(ListGroupsResponse())
+    await turns()
+    assert len(futures) == MAX_IN_FLIGHT_REQUESTS + 1
+    for future in list(futures):
+        if not future.done():
+            future.set_result(ListGroupsResponse())
+    await turns()
+    assert len(futures) == MAX_IN_FLIGHT_REQUESTS + 10
+    assert peer.transport.reading
+
+
+async def test_a_slow_reader_is_not_read_from() -> None:
+    peer = Peer()
+    peer.connection.pause_writing()
+    assert not peer.transport.reading
+    peer.connection.data_received(request(1))
+    assert peer.answers() == []
+    peer.connection.resume_writing()
+    assert [number for number, _ in peer.answers()] == [1]
+    assert peer.transport.reading
+
+
+async def test_a_client_that_lets_answers_pile_up_is_cut_off() -> None:
+    future = asyncio.get_running_loop().create_future()
+    peer = Peer(lambda _: future)
+    peer.connection.data_received(request(1))
+    peer.connection.pause_writing()
+    peer.transport.buffered = 1 << 40
+    future.set_result(ListGroupsResponse())
+    await turns()
+    assert peer.transport.aborted
+    assert "are not read" in peer.owner.reports[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "report"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "looks like a TLS handshake"),
+        (b"GET / HTTP/1.1\r\n\r\n", "looks like HTTP"),
+        (b"\xff\xff\xff\xff", "frame of -1 bytes"),
+        (b"\x00\x00\x03\xe9", "frame of 1001 bytes"),
+        (b"\x00\x00\x00\x02\x00\x10", "too short for a header"),
+        (request(1, version=77), "LIST_GROUPS v77 is not served"),
+        (encode_request(ApiKey.METADATA, 0, 1, None, b""), "METADATA v0 is not served"),
+        (b"\x00\x00\x00\x0a\x03\xe7\x00\x00\x00\x00\x00\x01\xff\xff", "api key 999 v0 is not served"),
+        (b"\x00\x00\x00\x0b\x00\x10\x00\x03\x00\x00\x00\x01\xff\xff\x00", "malformed LIST_GROUPS v3 request"),
+    ],
+)
+async def test_bytes_that_are_no_request_close_the_connection(data: bytes, report: str) -> None:
+    peer = Peer()
+    is_first = report.startswith("looks like")
+    peer.connection.data_received(data if is_first else request(7) + data)
+    assert peer.transport.closed
+    assert len(peer.owner.reports) == 1
+    assert peer.owner.reports[0].startswith("192.0.2.7:4711: closing, ")
+    assert report in peer.owner.reports[0]
+    assert [number for number, _ in peer.answers()] == ([] if is_first else [7])
+
+
+async def test_a_vanished_client_ends_its_long_polls_but_not_work_that_is_half_done() -> None:
+    async def work() -> ListGroupsResponse:
+        await turns()
+        done.append(True)
+        return ListGroupsResponse()
+
+    done: list[bool] = []
+    poll = asyncio.get_running_loop().create_future()
+    task = asyncio.get_running_loop().create_task(work())
+    waiting: list[object] = [poll, task]
+    peer = Peer(lambda _: waiting.pop(0))
+    peer.connection.data_received(request(1) + request(2))
+    peer.connection.connection_lost(None)
+    await turns(6)
+    assert poll.cancelled()
+    assert done == [True]
+    assert peer.transport.writes == []
+
+
+async def test_a_refused_connection_is_aborted() -> None:
+    owner = Owner(lambda _: ListGroupsResponse())
+    owner.refuse = True
+    transport = FakeTransport()
+    KafkaConnection(owner).connection_made(transport)
+    assert transport.aborted
+
+
+async def test_idle_and_stalled_connections_are_closed_but_not_those_that_wait_for_us() -> None:
+    now = asyncio.get_running_loop().time()
+    idle, stalled, waiting = Peer(), Peer(), Peer(lambda _: asyncio.get_running_loop().create_future())
+    stalled.connection.data_received(request(1) + request(2)[:10])
+    waiting.connection.data_received(request(1))
+    stalled.connection.last_active = now + 100
+    assert not idle.connection.close_if_idle(now + 5, 10)
+    assert idle.connection.close_if_idle(now + 11, 10)
+    assert stalled.connection.close_if_idle(now + 11, 10)
+    assert not waiting.connection.close_if_idle(now + 11, 10)
+
+
+async def test_a_stop_answers_what_is_under_way_and_takes_nothing_new() -> None:
+    future = asyncio.get_running_loop().create_future()
+    peer = Peer(lambda _: future)
+    peer.connection.data_received(request(1))
+    peer.connection.stop_reading()
+    peer.connection.data_received(request(2))
+    assert peer.connection.in_flight == 2
+    future.set_result(ListGroupsResponse())
+    await turns()
+    assert [number for number, _ in peer.answers()] == [1]
+
+
+def test_ordinary_bytes_are_not_taken_for_another_protocol() -> None:
+    assert guess_protocol(b"\x00\x03\x00\x01abcd") == ""

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The group handlers: what each version adapts, what is answered without the coordinator, how several answers merge."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kcoord.storage.memory_file_system import no_fault
+from kcoord.storage.memory_file_system import MemoryFileSystem, no_fault
+from protocol.errors import Errors
+from protocol.messages import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+    DeleteGroupsRequest,
+    ListGroupsRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+)
+from protocol.uuid import ZERO_UUID
+
+from .harness import Harness, topic_id
+
+UNKNOWN_ID = b"\x77" * 16
+
+
+def join(group_id: str, member_id: str = "m1", topic: str = "t3") -> ConsumerGroupHeartbeatRequest:
+    return ConsumerGroupHeartbeatRequest(
+        group_id=group_id,
+        member_id=member_id,
+        member_epoch=0,
+        rebalance_timeout_ms=60000,
+        subscribed_topic_names=[topic],
+        topic_partitions=[],
+    )
+
+
+def commit(group_id: str, *topics: tuple[str | bytes, dict[int, int]], epoch: int = -1) -> OffsetCommitRequest:
+    request = OffsetCommitRequest(group_id=group_id, generation_id_or_member_epoch=epoch)
+    for topic, offsets in topics:
+        partitions = [
+            OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=index, committed_offset=offset)
+            for index, offset in offsets.items()
+        ]
+        named = {"name": topic} if isinstance(topic, str) else {"topic_id": topic}
+        request.topics.append(OffsetCommitRequest.OffsetCommitRequestTopic(partitions=partitions, **named))
+    return request
+
+
+def errors_of(response: Any, *, by_id: bool = False) -> dict[object, dict[int, int]]:
+    return {
+        (topic.topic_id if by_id else topic.name): {p.partition_index: p.error_code for p in topic.partitions}
+        for topic in response.topics
+    }
+
+
+async def test_a_commit_is_fetched_back_in_every_version() -> None:
+    broker = await Harness().open()
+    assert errors_of(await broker.call(commit("g", ("t3", {0: 5, 2: 7})), 2)) == {"t3": {0: 0, 2: 0}}
+    for version in range(1, 8):
+        request = OffsetFetchRequest(group_id="g")
+        request.topics = [OffsetFetchRequest.OffsetFetchRequestTopic(name="t3", partition_indexes=[0, 1, 2])]
+        (topic,) = (await broker.call(request, version)).topics
+        assert [p.committed_offset for p in topic.partitions] == [5, -1, 7]
+    for version in range(8, 11):
+        request = OffsetFetchRequest(groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id="g", topics=None)])
+        (group,) = (await broker.call(request, version)).groups
+        (topic,) = group.topics
+        assert (topic.topic_id if version == 10 else topic.name) == (topic_id("t3") if version == 10 else "t3")
+        assert {p.partition_index: p.committed_offset for p in topic.partitions} == {0: 5, 2: 7}
+
+
+async def test_unknown_topics_and_partitions_of_a_commit_are_answered_beside_the_known() -> None:
+    broker = await Harness().open()
+    answer = await broker.call(commit("g", ("t3", {0: 5, 9: 1, -1: 1}), ("nope", {0: 1}), ("t1", {0: 3})), 9)
+    assert errors_of(answer) == {"t3": {9: 3, -1: 3, 0: 0}, "nope": {0: 3}, "t1": {0: 0}}
+    answer = await broker.call(commit("g", (topic_id("t3"), {0: 6}), (UNKNOWN_ID, {0: 1}), (ZERO_UUID, {0: 1})), 10)
+    assert errors_of(answer, by_id=True) == {topic_id("t3"): {0: 0}, UNKNOWN_ID: {0: 100}, ZERO_UUID: {0: 100}}
+
+
+async def test_a_failure_of_the_coordinator_leaves_the_answers_for_unknown_topics() -> None:
+    broker = await Harness().open()
+    answer = await broker.call(commit("nobody", ("t3", {0: 5}), ("nope", {0: 1}), epoch=3), 9)
+    assert errors_of(answer) == {"nope": {0: 3}, "t3": {0: Errors.GROUP_ID_NOT_FOUND}}
+
+
+async def test_a_commit_without_a_known_partition_does_not_reach_the_coordinator() -> None:
+    broker = await Harness().open()
+    assert errors_of(await broker.call(commit("nobody", ("nope", {0: 1}), epoch=3), 9)) == {"nope": {0: 3}}
+    assert (await broker.call(commit("nobody", epoch=3), 9)).topics == []
+
+
+async def test_unknown_topic_ids_of_a_fetch_are_told_after_the_known_topics() -> None:
+    broker = await Harness().open()
+    await broker.call(commit("g", ("t3", {0: 5})), 9)
+    topics = [
+        OffsetFetchRequest.OffsetFetchRequestTopics(topic_id=uuid, partition_indexes=[0])
+        for uuid in (UNKNOWN_ID, topic_id("t3"))
+    ]
+    request = OffsetFetchRequest(groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id="g", topics=topics)])
+    (group,) = (await broker.call(request, 10)).groups
+    found = [
+        (topic.topic_id, topic.partitions[0].committed_offset, topic.partitions[0].error_code) for topic in group.topics
+    ]
+    assert found == [(topic_id("t3"), 5, 0), (UNKNOWN_ID, -1, 100)]
+
+
+async def test_each_group_of_a_fetch_answers_for_itself() -> None:
+    broker = await Harness().open()
+    await broker.call(join("member"), 1)
+    await broker.call(commit("simple", ("t1", {0: 1})), 9)
+    groups = [
+        OffsetFetchRequest.OffsetFetchRequestGroup(group_id="member", member_id="m1", member_epoch=99, topics=None),
+        OffsetFetchRequest.OffsetFetchRequestGroup(group_id="simple", topics=None),
+    ]
+    answer = await broker.call(OffsetFetchRequest(groups=groups), 9)
+    assert [(group.group_id, group.error_code, len(group.topics)) for group in answer.groups] == [
+        ("member", Errors.STALE_MEMBER_EPOCH, 0),
+        ("simple", 0, 1),
+    ]
+
+
+async def test_an_error_of_the_oldest_fetch_version_is_told_per_partition() -> None:
+    broker = Harness()
+    topics = [OffsetFetchRequest.OffsetFetchRequestTopic(name="t3", partition_indexes=[0, 1])]
+    old = await broker.call(OffsetFetchRequest(group_id="g", topics=topics), 1)
+    assert [(p.committed_offset, p.error_code) for p in old.topics[0].partitions] == [(-1, 16), (-1, 16)]
+    newer = await broker.call(OffsetFetchRequest(group_id="g", topics=topics), 2)
+    assert (newer.error_code, newer.topics) == (16, [])
+
+
+async def test_before_the_internal_topic_exists_nothing_is_coordinated_here() -> None:
+    broker = Harness()
+    assert (await broker.call(join("g"), 1)).error_code == Errors.NOT_COORDINATOR
+    assert errors_of(await broker.call(commit("g", ("t3", {0: 5})), 9)) == {"t3": {0: Errors.NOT_COORDINATOR}}
+    listed = await broker.call(ListGroupsRequest(), 5)
+    assert (listed.error_code, listed.groups) == (0, [])
+    deleted = await broker.call(DeleteGroupsRequest(groups_names=["a", "b"]), 2)
+    assert [result.error_code for result in deleted.results] == [16, 16]
+
+
+async def test_while_a_shard_is_loaded_nothing_is_guessed() -> None:
+    broker = Harness()
+    await broker.open()
+    await broker.call(commit("g", ("t3", {0: 5})), 9)
+    again = Harness(file_system=broker.file_system)
+    to_load = again.groups.open_shards(4)
+    assert to_load == [again.groups.shard_of("g")]
+    assert (await again.call(ListGroupsRequest(), 5)).error_code == Errors.COORDINATOR_LOAD_IN_PROGRESS
+    assert (await again.call(join("g"), 1)).error_code == Errors.COORDINATOR_LOAD_IN_PROGRESS
+    await again.groups.load(to_load)
+    assert [group.group_id for group in (await again.call(ListGroupsRequest(), 5)).groups] == ["g"]
+
+
+async def test_groups_of_all_shards_are_listed_filtered_described_and_deleted_in_request_order() -> None:
+    broker = await Harness().open()
+    names = [f"g{number}" for number in range(8)]
+    assert len({broker.groups.shard_of(name) for name in names}) > 1
+    for name in names:
+        assert (await broker.call(join(name), 1)).error_code == 0
+    await broker.call(commit("simple", ("t1", {0: 1})), 9)
+    listed = await broker.call(ListGroupsRequest(types_filter=["consumer"]), 5)
+    assert sorted(group.group_id for group in listed.groups) == names
+    order = ["nope", *reversed(names)]
+    described = await broker.call(ConsumerGroupDescribeRequest(group_ids=order, include_authorized_operations=True), 1)
+    assert [group.group_id for group in described.groups] == order
+    assert [group.error_code for group in described.groups] == [69] + [0] * 8
+    assert [group.authorized_operations for group in described.groups] == [-(2**31)] + [3400] * 8
+    deleted = await broker.call(DeleteGroupsRequest(groups_names=["simple", "g1", "nope", "simple", ""]), 2)
+    assert [(result.group_id, result.error_code) for result in deleted.results] == [
+        ("simple", 0),
+        ("g1", Errors.NON_EMPTY_GROUP),
+        ("nope", 69),
+        ("", 69),
+    ]
+
+
+async def test_offset_delete_merges_what_the_image_and_the_coordinator_say() -> None:
+    broker = await Harness().open()
+    await broker.call(join("g"), 1)
+    topics = [
+        OffsetDeleteRequest.OffsetDeleteRequestTopic(
+            name=name,
+            partitions=[OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=index) for index in indexes],
+        )
+        for name, indexes in (("t3", [0, 99]), ("t1", [0]), ("nope", [0]))
+    ]
+    answer = await broker.call(OffsetDeleteRequest(group_id="g", topics=topics), 0)
+    assert errors_of(answer) == {"t3": {99: 3, 0: 86}, "t1": {0: 0}, "nope": {0: 3}}
+    unknown = await broker.call(OffsetDeleteRequest(group_id="", topics=topics[2:]), 0)
+    assert errors_of(unknown) == {"nope": {0: 3}}
+    empty = await broker.call(OffsetDeleteRequest(group_id="", topics=topics[1:2]), 0)
+    assert (empty.error_code, empty.topics) == (Errors.INVALID_GROUP_ID, [])
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+async def test_a_member_without_an_id_gets_one_in_v0_only(version: int) -> None:
+    broker = await Harness().open()
+    answer = await broker.call(join("g", member_id=""), version)
+    if version == 0:
+        assert answer.error_code == 0
+        assert len(answer.member_id) == 22
+    else:
+        assert answer.error_code == Errors.INVALID_REQUEST
+
+
+async def test_a_failed_write_is_answered_and_the_shard_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kcoord.server import group_service
+
+    monkeypatch.setattr(group_service, "FIRST_RELOAD_SECONDS", 0.01)
+    file_system = MemoryFileSystem()
+    broker = await Harness(file_system=file_system).open()
+    await broker.call(commit("g", ("t3", {0: 5})), 9)
+    no_space = OSError(28, "No space left on device")
+    file_system.fault = lambda operation: no_space if operation.kind == "write" else None
+    failed = await broker.call(commit("g", ("t3", {0: 6})), 9)
+    assert errors_of(failed) == {"t3": {0: Errors.NOT_COORDINATOR}}
+    file_system.fault = no_fault
+    for _ in range(200):
+        answer = errors_of(await broker.call(commit("g", ("t1", {0: 1})), 9))
+        if answer == {"t1": {0: 0}}:
+            break
+        await asyncio.sleep(0.005)
+    request = OffsetFetchRequest(groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id="g", topics=None)])
+    (group,) = (await broker.call(request, 9)).groups
+    assert {topic.name: topic.partitions[0].committed_offset for topic in group.topics} == {"t1": 1, "t3": 5}
