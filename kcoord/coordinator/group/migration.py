@@ -14,7 +14,7 @@ from typing import Final
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.classic import consumer_protocol, rebalance
-from kcoord.coordinator.group.classic.group import NO_GENERATION, ClassicGroup
+from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
 from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
 from kcoord.coordinator.group.consumer.member import ClassicMemberMetadata, ConsumerGroupMember, MemberState
@@ -22,7 +22,7 @@ from kcoord.coordinator.group.consumer.timers import cancel_member_timers, sessi
 from kcoord.coordinator.result import Cancel, Completion, CoordinatorResult, Schedule, TimerKey
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
-from protocol.messages import JoinGroupResponse, SyncGroupResponse
+from protocol.messages import SyncGroupResponse
 
 BUILT_IN_ASSIGNORS: Final = frozenset({"range", "roundrobin", "sticky", "cooperative-sticky"})
 """Client-side assignors whose user data a server-side assignor may drop without loss."""
@@ -126,9 +126,7 @@ def _interrupted_requests(group: ClassicGroup) -> list[Completion]:
     completions = []
     for member in group.members.values():
         if member.join_token is not None:
-            again = JoinGroupResponse(
-                error_code=Errors.REBALANCE_IN_PROGRESS, generation_id=NO_GENERATION, member_id=member.member_id
-            )
+            again = rebalance.refused_join(Errors.REBALANCE_IN_PROGRESS, member.member_id)
             completions.append(Completion(member.join_token, again))
         if member.sync_token is not None:
             completions.append(

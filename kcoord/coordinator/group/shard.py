@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import describe, migration, offset_operations, records
 from kcoord.coordinator.group.classic import join as classic_join
 from kcoord.coordinator.group.classic import operations as classic_operations
 from kcoord.coordinator.group.classic.group import ClassicGroup
-from kcoord.coordinator.group.classic.rebalance import Rebalance
+from kcoord.coordinator.group.classic.rebalance import Rebalance, refused_join
 from kcoord.coordinator.group.consumer import classic_members, heartbeat, removal, timers
 from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
 from kcoord.coordinator.group.consumer.member import (
@@ -48,8 +48,11 @@ from protocol.messages import (
     DeleteGroupsResponse,
     DescribeGroupsResponse,
     HeartbeatRequest,
+    HeartbeatResponse,
     JoinGroupRequest,
+    JoinGroupResponse,
     LeaveGroupRequest,
+    LeaveGroupResponse,
     ListGroupsResponse,
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -58,6 +61,7 @@ from protocol.messages import (
     OffsetFetchRequest,
     OffsetFetchResponse,
     SyncGroupRequest,
+    SyncGroupResponse,
 )
 
 
@@ -244,65 +248,68 @@ class GroupCoordinatorShard:
 
     # Classic members, of classic and of consumer groups.
 
-    def join_group(self, context: OperationContext, request: JoinGroupRequest) -> CoordinatorResult[object]:
-        """The response is a JoinGroupResponse, or PENDING until the others have joined too."""
+    def join_group(self, context: OperationContext, request: JoinGroupRequest) -> CoordinatorResult[JoinGroupResponse]:
+        """The response is PENDING until the others have joined too."""
         classic_join.validate_request(self._config, request)
         group = self._groups.get(request.group_id)
         if isinstance(group, ConsumerGroup) and not group.is_empty():
-            return classic_members.join(self._config, self._image, group, context, request)
-        if not isinstance(group, ClassicGroup):
-            if request.member_id:
-                raise _unknown_member(request.group_id, request.member_id)
-            return self._join_new_classic_group(context, request, group)
-        return self._join_classic_group(context, request, group)
+            result = classic_members.join(self._config, self._image, group, context, request)
+        else:
+            result = self._join_classic_group(context, request, group)
+        return cast("CoordinatorResult[JoinGroupResponse]", result)
 
-    def _join_new_classic_group(
-        self, context: OperationContext, request: JoinGroupRequest, empty: Group | None
+    def _join_classic_group(
+        self, context: OperationContext, request: JoinGroupRequest, present: Group | None
     ) -> CoordinatorResult[object]:
-        """A group that is made by this request; an empty consumer group makes room for it, with its offsets."""
-        group = ClassicGroup(request.group_id)
-        result = self._join_classic_group(context, request, group)
-        if isinstance(empty, ConsumerGroup):
-            result.records[:0] = records.new_consumer_group_tombstones(request.group_id, empty.resolved_regexes)
+        """A group may be made by this request; an empty consumer group makes room for it, but not for its offsets.
+
+        Here, other than in a consumer group, a refused member sees the id that it has sent.
+        """
+        group = present if isinstance(present, ClassicGroup) else ClassicGroup(request.group_id)
+        try:
+            if group is not present and request.member_id:
+                raise _unknown_member(request.group_id, request.member_id)
+            rebalance = Rebalance(self._config, group, context.now_ms)
+            result = classic_join.ClassicJoin(self._config, group, context, request, rebalance).run()
+        except KafkaError as error:
+            return CoordinatorResult(refused_join(error.error, request.member_id))
+        if isinstance(present, ConsumerGroup):
+            result.records[:0] = records.new_consumer_group_tombstones(request.group_id, present.resolved_regexes)
         self._groups[request.group_id] = group
         return result
 
-    def _join_classic_group(
-        self, context: OperationContext, request: JoinGroupRequest, group: ClassicGroup
-    ) -> CoordinatorResult[object]:
-        rebalance = Rebalance(self._config, group, context.now_ms)
-        return classic_join.ClassicJoin(self._config, group, context, request, rebalance).run()
-
-    def sync_group(self, context: OperationContext, request: SyncGroupRequest) -> CoordinatorResult[object]:
-        """The response is a SyncGroupResponse, or PENDING until the leader has brought the assignments."""
+    def sync_group(self, context: OperationContext, request: SyncGroupRequest) -> CoordinatorResult[SyncGroupResponse]:
+        """The response is PENDING until the leader has brought the assignments."""
         group = self._group_of_member(request.group_id, request.member_id)
         if isinstance(group, ConsumerGroup):
             return classic_members.sync(group, self._image, context, request)
         rebalance = Rebalance(self._config, group, context.now_ms)
         classic_operations.sync(rebalance, context, request)
-        return rebalance.result
+        return cast("CoordinatorResult[SyncGroupResponse]", rebalance.result)
 
-    def heartbeat(self, context: OperationContext, request: HeartbeatRequest) -> CoordinatorResult[object]:
-        """The response is a HeartbeatResponse."""
+    def heartbeat(self, context: OperationContext, request: HeartbeatRequest) -> CoordinatorResult[HeartbeatResponse]:
+        """Keeps a classic member alive, or tells it to rejoin."""
         group = self._group_of_member(request.group_id, request.member_id)
         if isinstance(group, ConsumerGroup):
             return classic_members.heartbeat(group, context, request)
         rebalance = Rebalance(self._config, group, context.now_ms)
-        rebalance.result.response = classic_operations.heartbeat(rebalance, request)
-        return rebalance.result
+        response = classic_operations.heartbeat(rebalance, request)
+        return CoordinatorResult(response, timers=rebalance.result.timers)
 
-    def leave_group(self, context: OperationContext, request: LeaveGroupRequest) -> CoordinatorResult[object]:
-        """The response is a LeaveGroupResponse with one answer per member; an unknown group knows none of them."""
+    def leave_group(
+        self, context: OperationContext, request: LeaveGroupRequest
+    ) -> CoordinatorResult[LeaveGroupResponse]:
+        """One answer per member; an unknown group knows none of them."""
         if not request.group_id:
             raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
         group = self._groups.get(request.group_id)
         if isinstance(group, ConsumerGroup):
             return classic_members.leave(group, request, partial(self._remove_members, context))
-        rebalance = Rebalance(
-            self._config, group if isinstance(group, ClassicGroup) else ClassicGroup(request.group_id), context.now_ms
-        )
-        rebalance.result.response = classic_operations.leave(rebalance, request)
-        return rebalance.result
+        known = group if isinstance(group, ClassicGroup) else ClassicGroup(request.group_id)
+        rebalance = Rebalance(self._config, known, context.now_ms)
+        response = classic_operations.leave(rebalance, request)
+        effects = rebalance.result
+        return CoordinatorResult(response, effects.records, effects.timers, completions=effects.completions)
 
     def _group_of_member(self, group_id: str, member_id: str) -> ConsumerGroup | ClassicGroup:
         if not group_id:

@@ -141,7 +141,7 @@ class ClassicConsumer:
             group_instance_id=self.instance,
         )
         try:
-            return int(self.context.run(lambda context: self.context.shard.heartbeat(context, request), 4).error_code)  # type: ignore[attr-defined]
+            return int(self.context.run(lambda context: self.context.shard.heartbeat(context, request), 4).error_code)
         except KafkaError as error:
             return error.error
 

@@ -13,13 +13,14 @@ import uuid
 from dataclasses import dataclass
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group.classic.group import NO_GENERATION, ClassicGroup
+from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
 from kcoord.coordinator.group.classic.rebalance import (
     NEW_MEMBER_JOIN_TIMEOUT_MS,
     Rebalance,
     group_metadata_record,
     heartbeat_timer,
+    refused_join,
 )
 from kcoord.coordinator.group.group import GroupState
 from kcoord.coordinator.result import PENDING, CoordinatorResult, OperationContext
@@ -120,9 +121,7 @@ class ClassicJoin:
         elif self.context.api_version >= KNOWN_MEMBER_ID_VERSION:
             group.pending_members.add(member_id)
             self.rebalance.schedule(heartbeat_timer(group.group_id, member_id), request.session_timeout_ms)
-            self.rebalance.result.response = JoinGroupResponse(
-                error_code=Errors.MEMBER_ID_REQUIRED, generation_id=NO_GENERATION, member_id=member_id
-            )
+            self.rebalance.result.response = refused_join(Errors.MEMBER_ID_REQUIRED, member_id)
         else:
             self._add(member_id)
 
@@ -180,9 +179,7 @@ class ClassicJoin:
         if superseded != self.context.token:
             self.rebalance.complete(
                 superseded,
-                JoinGroupResponse(
-                    error_code=Errors.REBALANCE_IN_PROGRESS, generation_id=NO_GENERATION, member_id=member.member_id
-                ),
+                refused_join(Errors.REBALANCE_IN_PROGRESS, member.member_id),
             )
         self.group.park_join(member, self.context.token)
         self.rebalance.result.response = PENDING
@@ -200,7 +197,7 @@ class ClassicJoin:
         rebalance.cancel(heartbeat_timer(group.group_id, old_id))
         rebalance.complete(
             group.unpark_join(member),
-            JoinGroupResponse(error_code=Errors.FENCED_INSTANCE_ID, generation_id=NO_GENERATION, member_id=old_id),
+            refused_join(Errors.FENCED_INSTANCE_ID, old_id),
         )
         token, member.sync_token = member.sync_token, None
         rebalance.complete(token, SyncGroupResponse(error_code=Errors.FENCED_INSTANCE_ID))

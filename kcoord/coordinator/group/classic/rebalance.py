@@ -41,6 +41,11 @@ def heartbeat_timer(group_id: str, member_id: str) -> TimerKey:
     return TimerKey(HEARTBEAT_TIMER, group_id, member_id)
 
 
+def refused_join(error: Errors, member_id: str) -> JoinGroupResponse:
+    """The answer to a JoinGroup that brings the member into no generation."""
+    return JoinGroupResponse(error_code=error, generation_id=NO_GENERATION, protocol_name=None, member_id=member_id)
+
+
 def group_metadata_record(group_id: str, value: GroupMetadataValue) -> CoordinatorRecord:
     return CoordinatorRecord(GroupMetadataKey(group=group_id), value, GROUP_METADATA_VALUE_VERSION)
 
@@ -192,7 +197,7 @@ class Rebalance:
         group = self.group
         self.complete(
             group.unpark_join(member),
-            JoinGroupResponse(error_code=Errors.UNKNOWN_MEMBER_ID, generation_id=NO_GENERATION, member_id=""),
+            refused_join(Errors.UNKNOWN_MEMBER_ID, ""),
         )
         token, member.sync_token = member.sync_token, None
         self.complete(token, SyncGroupResponse(error_code=Errors.UNKNOWN_MEMBER_ID))

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.classic import consumer_protocol
-from kcoord.coordinator.group.classic.group import NO_GENERATION
 from kcoord.coordinator.group.classic.join import (
     KNOWN_MEMBER_ID_VERSION,
     new_member_id,
     protocols_of,
     rebalance_timeout_of,
 )
+from kcoord.coordinator.group.classic.rebalance import refused_join
 from kcoord.coordinator.group.consumer.current_assignment import OwnedPartitions
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.member import (
@@ -70,9 +70,7 @@ def join(
         )
     member_id = request.member_id or new_member_id(context, request.group_instance_id)
     if not request.member_id and request.group_instance_id is None and context.api_version >= KNOWN_MEMBER_ID_VERSION:
-        required = JoinGroupResponse(
-            error_code=Errors.MEMBER_ID_REQUIRED, generation_id=NO_GENERATION, member_id=member_id
-        )
+        required = refused_join(Errors.MEMBER_ID_REQUIRED, member_id)
         return CoordinatorResult(required)
     subscription = _subscription(group, member_id, protocols)
     member = transition.find_joining(member_id, request.group_instance_id, classic=True)
@@ -136,7 +134,7 @@ def _owned(subscription: ConsumerProtocolSubscription, image: MetadataImage) -> 
 
 def sync(
     group: ConsumerGroup, image: MetadataImage, context: OperationContext, request: SyncGroupRequest
-) -> CoordinatorResult[object]:
+) -> CoordinatorResult[SyncGroupResponse]:
     """The member fetches its assignment, unless the group has moved on and it should rejoin first."""
     member, classic = _classic_member(group, request.member_id, request.group_instance_id)
     _check_generation(group, member, request.generation_id)
@@ -150,7 +148,7 @@ def sync(
         response = SyncGroupResponse(error_code=Errors.REBALANCE_IN_PROGRESS)
         return CoordinatorResult(response, timers=_join_deadline(group, member, context))
     version = consumer_protocol.read_version(classic.protocols[0][1]) or 0
-    result: CoordinatorResult[object] = CoordinatorResult(
+    result: CoordinatorResult[SyncGroupResponse] = CoordinatorResult(
         SyncGroupResponse(
             protocol_type=consumer_protocol.PROTOCOL_TYPE,
             protocol_name=protocol,
@@ -168,11 +166,13 @@ def _by_name(assigned: EpochAssignment, image: MetadataImage) -> dict[str, list[
     return {topic.name: sorted(partitions) for topic, partitions in topics if topic is not None}
 
 
-def heartbeat(group: ConsumerGroup, context: OperationContext, request: HeartbeatRequest) -> CoordinatorResult[object]:
+def heartbeat(
+    group: ConsumerGroup, context: OperationContext, request: HeartbeatRequest
+) -> CoordinatorResult[HeartbeatResponse]:
     """REBALANCE_IN_PROGRESS where the member should rejoin: a new epoch, a revocation to confirm, partitions freed."""
     member, classic = _classic_member(group, request.member_id, request.group_instance_id)
     _check_generation(group, member, request.generation_id)
-    result: CoordinatorResult[object] = CoordinatorResult(
+    result: CoordinatorResult[HeartbeatResponse] = CoordinatorResult(
         HeartbeatResponse(), timers=[_session(group, member, classic, context)]
     )
     if (
@@ -185,7 +185,9 @@ def heartbeat(group: ConsumerGroup, context: OperationContext, request: Heartbea
     return result
 
 
-def leave(group: ConsumerGroup, request: LeaveGroupRequest, remove: RemoveMembers) -> CoordinatorResult[object]:
+def leave(
+    group: ConsumerGroup, request: LeaveGroupRequest, remove: RemoveMembers
+) -> CoordinatorResult[LeaveGroupResponse]:
     """Each member of the batch leaves or is refused on its own; members of the consumer protocol may be removed too."""
     response = LeaveGroupResponse()
     leaving: list[ConsumerGroupMember] = []
