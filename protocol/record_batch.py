@@ -141,22 +141,27 @@ def _records_of(data: Buffer, position: int, header: BatchHeader, max_bytes: int
 def _iter_fields(data: bytes, header: BatchHeader) -> Iterator[_Fields]:
     """(offset delta, key, value, headers, timestamp delta) of each record; every length has to add up.
 
-    Records start with length, attributes (without meaning), timestamp delta, offset delta and key length. Where these
-    are short, as most are, they are taken in one step: a call for each would double the time.
+    A record starts with length, attributes (without meaning), timestamp delta, offset delta and key length. The common
+    sizes of these are taken in one step: a call for each would double the time.
     """
     position = index = 0
     previous = -1
     try:
         for index in range(header.records_count):  # noqa: B007, the error below names the record
-            first, second, third, fourth, fifth, sixth = data[position : position + 6]
-            if first & 0x80 and (second | fourth | fifth | sixth) < 0x80:
-                size, later, delta, size_or_null = first & 0x7F | second << 7, fourth, fifth, sixth
-                end = position + 2 + (size >> 1)
-                position += 6
-            elif (first | third | fourth | fifth) < 0x80:
+            first, second, third, fourth, fifth, sixth, seventh = data[position : position + _MIN_RECORD_BYTES]
+            if (first | third | fourth | fifth) < 0x80:
                 size, later, delta, size_or_null = first, third, fourth, fifth
                 end = position + 1 + (size >> 1)
                 position += 5
+            elif first >= 0x80 and (second | fourth | fifth | sixth) < 0x80:
+                size, later, delta, size_or_null = first & 0x7F | second << 7, fourth, fifth, sixth
+                end = position + 2 + (size >> 1)
+                position += 6
+            elif first >= 0x80 and (second | fourth | sixth | seventh) < 0x80:  # from the 65th record on
+                size, later, size_or_null = first & 0x7F | second << 7, fourth, seventh
+                delta = fifth & 0x7F | sixth << 7
+                end = position + 2 + (size >> 1)
+                position += 7
             else:
                 size, later, delta, size_or_null, end, position = _decode_record_start(data, position)
             invalid = size | delta  # odd: negative, in zigzag
@@ -191,7 +196,7 @@ def _iter_fields(data: bytes, header: BatchHeader) -> Iterator[_Fields]:
             previous = delta
             yield delta, key, value, headers, later >> 1 ^ -(later & 1)
     except (IndexError, ValueError) as e:
-        cut = isinstance(e, IndexError) or (type(e) is ValueError and len(data) - position < 6)
+        cut = isinstance(e, IndexError) or (type(e) is ValueError and len(data) - position < _MIN_RECORD_BYTES)
         raise CorruptBatchError("the record is cut short" if cut else str(e), f"records[{index}]") from e
     if position != len(data):
         raise CorruptBatchError(f"{len(data) - position} bytes follow the last record")
