@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import TypeVar
 
 from kcoord.storage.file_system import File, FileSystem
-from kcoord.storage.index import SegmentIndexes
+from kcoord.storage.segment_indexes import SegmentIndexes
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -156,23 +156,5 @@ class TimeIndex:
         del self._offsets[kept:]
 
 
-class SegmentIndexes:
-    """Both indexes of a segment, and how many of their entries the index files are known to hold."""
-
-    __slots__ = ("offsets", "stored_offsets", "stored_times", "times")
-
-    def __init__(
-        self, offsets: OffsetIndex, times: TimeIndex, stored_offsets: int = -1, stored_times: int = -1
-    ) -> None:
-        self.offsets = offsets
-        self.times = times
-        self.stored_offsets = stored_offsets
-        self.stored_times = stored_times
-
-    @classmethod
-    def empty(cls, base_offset: int) -> SegmentIndexes:
-        return cls(OffsetIndex(base_offset), TimeIndex(base_offset))
-
-
 def _strictly_rising(values: array[int]) -> bool:
     return all(map(operator.lt, values, values[1:]))

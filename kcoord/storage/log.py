@@ -24,8 +24,9 @@ from kcoord.storage.errors import (
 from kcoord.storage.file_cache import FileCache
 from kcoord.storage.file_system import Bytes, FileSystem, join, parent
 from kcoord.storage.index import TimestampOffset
-from kcoord.storage.recovery import Cut, Recovery, RecoveryReport, adopt_clean_end, recover_segment, sweep
-from kcoord.storage.scan import FRAME, LENGTH_PREFIX_BYTES, MAGIC_V2, SMALLEST_BATCH_LENGTH, Damage, DamageKind, corrupt
+from kcoord.storage.log_loader import LogLoader, segment_number
+from kcoord.storage.recovery import Recovery, RecoveryReport
+from kcoord.storage.scan import FRAME, LENGTH_PREFIX_BYTES, MAGIC_V2, SMALLEST_BATCH_LENGTH
 from kcoord.storage.segment import LogConfig, Segment
 from protocol.record_batch import BATCH_OVERHEAD_BYTES, BatchHeader, decode_header, decode_records
 
@@ -120,78 +121,25 @@ class Log:
         return log
 
     def _load(self, recovery: Recovery, now_ms: int) -> None:
-        try:
-            names = self._fs.list_dir(self.directory)
-        except FileNotFoundError:
+        if not self._fs.exists(self.directory):
             self._fs.make_dirs(self.directory)
-            names = []
-        bases = sweep(self._fs, self.directory, names, self.recovery_report)
-        self._is_folder_unsynced = bool(self.recovery_report.removed_files)
+        loader = LogLoader(self._files, self.directory, self._config, now_ms, recovery)
+        loader.load()
+        self.recovery_report = loader.report
+        self._segments = tuple(loader.segments)
+        self._end_offset = loader.end_offset
+        self._flushed_offset = loader.end_offset if recovery.clean else min(recovery.recovery_point, loader.end_offset)
+        self._is_folder_unsynced = bool(loader.report.removed_files)
         # A folder without segments is probably as new as they will be.
-        self._is_entry_unsynced = not bases
-        self._segments = tuple(Segment(self._files, self.directory, base, self._config, now_ms) for base in bases)
-        if self._segments:
-            self._find_end(recovery)
-        elif recovery.recovery_point > recovery.start_offset and not recovery.repair:
-            first = Segment(self._files, self.directory, recovery.start_offset, self._config, now_ms)
-            reason = (
-                f"the file is missing, although everything below offset {recovery.recovery_point} had reached the disk"
-            )
-            raise corrupt(first.log_path, Damage(DamageKind.INCOMPLETE, 0, recovery.start_offset, reason))
+        self._is_entry_unsynced = not self._segments
+        if self._flushed_offset < self._end_offset:
+            # Bytes that survived the end of a process need not survive the end of the machine. They will be served now.
+            self._segments[-1].is_unsynced = self._is_entry_unsynced = self._is_folder_unsynced = True
+            self.flush()
         if not self._segments or self._end_offset < recovery.start_offset:
             # Everything that is left was deleted by moving the start offset.
             self._start_anew(recovery.start_offset, now_ms)
         self._start_offset = max(recovery.start_offset, self._segments[0].base_offset)
-
-    def _find_end(self, recovery: Recovery) -> None:
-        active = self._segments[-1]
-        if not (recovery.clean and adopt_clean_end(active, self.recovery_report)):
-            self._recover(recovery)
-            active = self._segments[-1]
-        self._end_offset = active.next_offset
-        if self._end_offset < recovery.recovery_point and not recovery.repair:
-            reason = (
-                f"the log ends here, although everything below offset {recovery.recovery_point} had reached the disk"
-            )
-            damage = Damage(DamageKind.INCOMPLETE, active.size_bytes, self._end_offset, reason)
-            raise corrupt(active.log_path, damage)
-        self._flushed_offset = self._end_offset if recovery.clean else min(recovery.recovery_point, self._end_offset)
-        if self._flushed_offset < self._end_offset:
-            # Bytes that survived the end of a process need not survive the end of the machine. They will be served now.
-            active.is_unsynced = self._is_entry_unsynced = self._is_folder_unsynced = True
-            self.flush()
-
-    def _recover(self, recovery: Recovery) -> None:
-        """Scan the segment that holds the recovery point and all later ones."""
-        segments = self._segments
-        first = max(_segment_of(segments, recovery.recovery_point), 0)
-        offset = segments[first].base_offset
-        for number in range(first, len(segments)):
-            segment = segments[number]
-            if segment.base_offset < offset:
-                damage = Damage(DamageKind.MISPLACED, 0, offset, f"the file before it holds offsets up to {offset - 1}")
-                if not recovery.repair:
-                    raise corrupt(segment.log_path, damage)
-                self._drop_from(number, damage.reason)
-                return self._recover(Recovery(offset, repair=True))
-            is_last = number == len(segments) - 1
-            cut = recover_segment(segment, segment.base_offset, recovery, is_last, self.recovery_report)
-            offset = segment.next_offset
-            if not is_last:
-                segment.seal()
-                segment.write_indexes()
-                segment.become_inactive()
-            if cut is not None and not is_last:
-                self._drop_from(number + 1, f"{cut.file} was cut at position {cut.position}")
-                return self._recover(Recovery(offset, repair=True))
-        return None
-
-    def _drop_from(self, number: int, reason: str) -> None:
-        for segment in reversed(self._segments[number:]):
-            self.recovery_report.cuts.append(Cut(segment.log_path, 0, segment.size_bytes, segment.base_offset, reason))
-            segment.delete()
-            self._fs.sync_dir(self.directory)
-        self._segments = self._segments[:number]
 
     def _start_anew(self, offset: int, now_ms: int) -> None:
         old = self._segments
@@ -383,7 +331,7 @@ class Log:
         self._check_usable()
         if offset >= self._end_offset:
             return
-        number = max(_segment_of(self._segments, offset), 0)
+        number = max(segment_number(self._segments, offset), 0)
         try:
             for segment in reversed(self._segments[number + 1 :]):
                 self._segments = self._segments[:-1]
@@ -447,6 +395,9 @@ class Log:
             if self._failure is None:
                 self._segments[-1].seal()
                 self.checkpoint()
+        except OSError as error:
+            self._failure = error
+            raise
         finally:
             self._is_closed = True
             for segment in self._segments:
@@ -487,7 +438,7 @@ class Log:
         if offset >= bound:
             return b""
         segments = self._segments
-        first = max(_segment_of(segments, offset), 0)
+        first = max(segment_number(segments, offset), 0)
         for segment, following in zip(segments[first:], (*segments[first + 1 :], None), strict=True):
             if segment.base_offset >= bound:
                 break
@@ -502,7 +453,7 @@ class Log:
         start = self._start_offset if from_offset is None else from_offset
         segments = self._segments
         expected = 0
-        for segment in segments[max(_segment_of(segments, start), 0) :]:
+        for segment in segments[max(segment_number(segments, start), 0) :]:
             size = segment.size_bytes
             place = segment.locate(start, size) if start > segment.base_offset else None
             if start > segment.base_offset and place is None:
@@ -542,15 +493,3 @@ class Log:
             if record.timestamp_ms == best.timestamp:
                 return RecordPosition(record.timestamp_ms, record.offset, decode_header(batch).partition_leader_epoch)
         return None
-
-
-def _segment_of(segments: tuple[Segment, ...], offset: int) -> int:
-    """The number of the last segment whose base offset is not above `offset`; -1 where there is none."""
-    low, high = 0, len(segments)
-    while low < high:
-        middle = (low + high) // 2
-        if segments[middle].base_offset <= offset:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1

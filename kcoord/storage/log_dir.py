@@ -258,7 +258,9 @@ class LogDir:
                 log.close()
                 self._note(key, log)
             self._write_checkpoints()
-            is_whole = all(log.failure is None for log in self._opened.values())
+            is_whole = all(
+                log.failure is None and log.flushed_offset == log.end_offset for log in self._opened.values()
+            )
             is_clean = is_whole and (self.had_clean_shutdown or set(self.partitions()) <= self._opened.keys())
             if is_clean:
                 marker = json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":"))

@@ -14,14 +14,11 @@ from typing import NamedTuple
 
 from kcoord.storage.errors import DamagedIndexError, TruncateFailedError
 from kcoord.storage.file_cache import FileCache
-from kcoord.storage.file_system import Bytes, File, FileSystem, join, read_file, write_all
+from kcoord.storage.file_system import Bytes, File, FileSystem, join, write_all
 from kcoord.storage.index import (
     MAX_RELATIVE_OFFSET,
     OFFSET_ENTRY_BYTES,
     TIME_ENTRY_BYTES,
-    OffsetIndex,
-    SegmentIndexes,
-    TimeIndex,
     TimestampOffset,
 )
 from kcoord.storage.scan import (
@@ -35,11 +32,10 @@ from kcoord.storage.scan import (
     corrupt,
     walk,
 )
+from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX, SegmentIndexes, stored_tail
 from protocol.record_batch import BATCH_OVERHEAD_BYTES, Record, decode_header, decode_records
 
 LOG_SUFFIX = ".log"
-INDEX_SUFFIX = ".index"
-TIME_INDEX_SUFFIX = ".timeindex"
 _WINDOW_BYTES = 16 << 10
 _UNKNOWN = -1
 
@@ -217,16 +213,10 @@ class Segment:
 
     def rewind(self, offset: int) -> int:
         """Forget what follows the last index entry at or below `offset`: note the batches from the result on."""
-        indexes = self._own_indexes.get("own") or self._stored_indexes()
+        indexes = self._own_indexes.get("own") or self._load_trusted_indexes()
         self._own_indexes["own"] = indexes
         self.is_active = True
-        entry = indexes.offsets.lookup(offset)
-        position = entry.position if entry else 0
-        entries = len(indexes.offsets) + len(indexes.times)
-        indexes.offsets.truncate_to_position(position + 1 if entry else 0)
-        indexes.times.truncate_to_offset(entry.offset + 1 if entry else self.base_offset)
-        if len(indexes.offsets) + len(indexes.times) != entries:
-            indexes.stored_offsets = indexes.stored_times = _UNKNOWN
+        position = indexes.rewind(offset)
         self._highest = self._first_timestamp = None
         self._bytes_since_index = 0
         self._size = position
@@ -282,27 +272,7 @@ class Segment:
         indexes = self._own_indexes.get("own")
         if indexes is None:
             return False
-        created = _UNKNOWN in (indexes.stored_offsets, indexes.stored_times)
-        if indexes.stored_times != len(indexes.times):
-            stored = max(indexes.stored_times, 0)
-            data = indexes.times.encode(stored)
-            self._store_index(TIME_INDEX_SUFFIX, stored * TIME_ENTRY_BYTES, data)
-            indexes.stored_times = stored + len(data) // TIME_ENTRY_BYTES
-        if indexes.stored_offsets != len(indexes.offsets):
-            stored = max(indexes.stored_offsets, 0)
-            data = indexes.offsets.encode(stored)
-            self._store_index(INDEX_SUFFIX, stored * OFFSET_ENTRY_BYTES, data)
-            indexes.stored_offsets = stored + len(data) // OFFSET_ENTRY_BYTES
-        return created
-
-    def _store_index(self, suffix: str, kept_bytes: int, data: bytes) -> None:
-        file = self._fs.open_append(self._path + suffix)
-        try:
-            file.truncate(kept_bytes)
-            write_all(file, data)
-            file.datasync()
-        finally:
-            file.close()
+        return indexes.store(self._fs, self._path)
 
     def close(self) -> None:
         """Let go of all files."""
@@ -335,28 +305,13 @@ class Segment:
 
     def _load_indexes(self) -> SegmentIndexes:
         try:
-            offsets = OffsetIndex.decode(
-                self.base_offset, read_file(self._fs, self._path + INDEX_SUFFIX), self.size_bytes
-            )
-            times = TimeIndex.decode(self.base_offset, read_file(self._fs, self._path + TIME_INDEX_SUFFIX))
+            return SegmentIndexes.load(self._fs, self._path, self.base_offset, self.size_bytes)
         except (DamagedIndexError, FileNotFoundError):
             return self._build_indexes()
-        return SegmentIndexes(offsets, times, len(offsets), len(times))
 
-    def _stored_indexes(self) -> SegmentIndexes:
-        """What the index files hold, as far as it can be true; what they lack is not missed."""
-        try:
-            offsets = OffsetIndex.decode(
-                self.base_offset, read_file(self._fs, self._path + INDEX_SUFFIX), MAX_RELATIVE_OFFSET
-            )
-            times = TimeIndex.decode(self.base_offset, read_file(self._fs, self._path + TIME_INDEX_SUFFIX))
-        except (DamagedIndexError, FileNotFoundError):
-            return SegmentIndexes.empty(self.base_offset)
-        indexes = SegmentIndexes(offsets, times, len(offsets), len(times))
-        offsets.truncate_to_position(self._fs.size(self.log_path))
-        if len(offsets) != indexes.stored_offsets:
-            indexes.stored_offsets = indexes.stored_times = _UNKNOWN
-        return indexes
+    def _load_trusted_indexes(self) -> SegmentIndexes:
+        size = self._fs.size(self.log_path)
+        return SegmentIndexes.load_trusted_part(self._fs, self._path, self.base_offset, size)
 
     def _build_indexes(self) -> SegmentIndexes:
         """From the log alone. Nothing is written for the active segment, whose files belong to the writer."""
@@ -377,20 +332,8 @@ class Segment:
         return builder._own_indexes["own"]
 
     def stored_index_tail(self) -> int:
-        """The position in the last entry of the index file, read without loading it; 0 where none fits."""
-        try:
-            file = self._fs.open_read(self._path + INDEX_SUFFIX)
-        except FileNotFoundError:
-            return 0
-        try:
-            size = file.size()
-            data = file.read_at(max(size - OFFSET_ENTRY_BYTES, 0), OFFSET_ENTRY_BYTES)
-        finally:
-            file.close()
-        if size == 0 or size % OFFSET_ENTRY_BYTES:
-            return 0
-        position = int.from_bytes(data[4:], "big", signed=True)
-        return position if 0 <= position < self.size_bytes else 0
+        """The last indexed position by the index file, which is not loaded for it; 0 where there is none."""
+        return stored_tail(self._fs, self._path, self.size_bytes)
 
     # -- reading: any thread -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log under every fault that a disk and a crash can bring."""

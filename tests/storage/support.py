@@ -23,7 +23,9 @@ class MachineCrash(BaseException):
     """The machine stops here. No product code may catch it."""
 
 
-def batch(base_offset: int, records: int = 1, value_size: int = 10, timestamp_ms: int = 5, leader_epoch: int = 0) -> bytes:
+def batch(
+    base_offset: int, records: int = 1, value_size: int = 10, timestamp_ms: int = 5, leader_epoch: int = 0
+) -> bytes:
     value = bytes([65 + base_offset % 26]) * value_size
     made = [Record(b"key", value, [], timestamp_ms + number, base_offset + number) for number in range(records)]
     return encode_batch(made, base_offset=base_offset, partition_leader_epoch=leader_epoch)

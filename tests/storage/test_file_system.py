@@ -178,7 +178,7 @@ def test_the_cache_keeps_few_files_open_and_evicted_ones_stay_usable(tmp_path: P
 
 def test_fault_hook_sees_every_change() -> None:
     seen: list[Operation] = []
-    fs = MemoryFileSystem(fault=seen.append)  # type: ignore[arg-type]
+    fs = MemoryFileSystem(fault=seen.append)
     fs.make_dirs("d")
     file = fs.open_append("d/f")
     file.write(b"abc")

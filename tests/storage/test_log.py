@@ -356,7 +356,9 @@ def test_timestamps_of_an_empty_log(fs: MemoryFileSystem) -> None:
 
 
 @pytest.mark.parametrize("offset", range(0, 41, 3))
-def test_truncation_removes_the_batch_that_holds_the_offset_and_all_later_ones(fs: MemoryFileSystem, offset: int) -> None:
+def test_truncation_removes_the_batch_that_holds_the_offset_and_all_later_ones(
+    fs: MemoryFileSystem, offset: int
+) -> None:
     data = batches(20, records=2)
     config = new_config(segment_bytes=700)
     log = filled_log(fs, data, config)
@@ -450,3 +452,16 @@ def test_an_idle_log_holds_few_files(tmp_path: Path) -> None:
         assert name.endswith((".log", ".index", ".timeindex"))
     reopened = Log.open(fs, str(tmp_path / "t-0"), new_config(), 0)
     assert content(reopened) == batches(100)
+
+
+def test_truncation_forgets_the_timestamps_that_it_removes(fs: MemoryFileSystem) -> None:
+    log = filled_log(fs, batches(20), new_config(index_interval_bytes=0))
+    log.truncate_to(5)
+    best = log.max_timestamp()
+    assert best is not None
+    assert (best.timestamp, best.offset) == (104, 4)
+    assert log.offset_for_timestamp(105) is None
+    log.close()
+    best = open_log(fs, clean=1, recovery_point=5).max_timestamp()
+    assert best is not None
+    assert (best.timestamp, best.offset) == (104, 4)

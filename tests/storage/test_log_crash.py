@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine stops at every single step, and keeps any share of what was not synced: nothing acknowledged is ever missing.
+"""The machine stops at every single step, and keeps any share of what was not synced: nothing acknowledged is missing.
 
-Checked after each crash: what was flushed is there, what is there was appended, in order and once; and the log can be used again.
+Checked after each crash: what was flushed is there, what is there was appended, in order and once; and the log can be
+used again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 from kcoord.storage.errors import LogFailedError
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import (
+    Fault,
     Keep,
     MemoryFileSystem,
     Operation,
@@ -213,7 +215,7 @@ def test_a_crash_at_every_step_of_deleting_everything() -> None:
 # -- faults without a crash --------------------------------------------------------------------------------------------
 
 
-def fault_once(kind: str, fault: BaseException | TornWrite | ShortWrite, path_end: str = "") -> Callable[[Operation], object]:
+def fault_once(kind: str, fault: BaseException | TornWrite | ShortWrite, path_end: str = "") -> Fault:
     left = [fault]
 
     def hook(operation: Operation) -> BaseException | TornWrite | ShortWrite | None:
@@ -234,7 +236,7 @@ def test_a_failed_write_leaves_the_log_as_it_was(taken: int, error: OSError) -> 
     data = batches(4)
     fs = MemoryFileSystem()
     log = filled_log(fs, data[:2])
-    fs.fault = fault_once("write", TornWrite(taken, error))  # type: ignore[assignment]
+    fs.fault = fault_once("write", TornWrite(taken, error))
     with pytest.raises(OSError, match=error.strerror):
         log.append(data[2], now_ms=NOW_MS)
     assert log.failure is None
@@ -260,8 +262,8 @@ def test_a_write_that_cannot_be_undone_fails_the_log() -> None:
     data = batches(3)
     fs = MemoryFileSystem()
     log = filled_log(fs, data[:2])
-    torn = TornWrite(30, NO_SPACE)
-    fs.fault = lambda operation: {"write": torn, "truncate": IO_ERROR}.get(operation.kind)
+    faults: dict[str, BaseException | TornWrite] = {"write": TornWrite(30, NO_SPACE), "truncate": IO_ERROR}
+    fs.fault = lambda operation: faults.get(operation.kind)
     with pytest.raises(LogFailedError, match="could not be undone"):
         log.append(data[2], now_ms=NOW_MS)
     fs.fault = no_fault
@@ -278,7 +280,7 @@ def test_a_failed_sync_fails_the_log_until_it_is_opened_again() -> None:
     fs = MemoryFileSystem()
     log = filled_log(fs, data[:2])
     log.append(data[2], now_ms=NOW_MS)
-    fs.fault = fault_once("datasync", IO_ERROR)  # type: ignore[assignment]
+    fs.fault = fault_once("datasync", IO_ERROR)
     with pytest.raises(OSError, match="medium"):
         log.flush()
     assert log.flushed_offset == 2
@@ -296,7 +298,7 @@ def test_after_a_failed_sync_the_reopened_log_serves_only_what_is_on_disk() -> N
     fs = MemoryFileSystem()
     log = filled_log(fs, data[:2])
     log.append(data[2], now_ms=NOW_MS)
-    fs.fault = fault_once("datasync", IO_ERROR)  # type: ignore[assignment]
+    fs.fault = fault_once("datasync", IO_ERROR)
     with pytest.raises(OSError, match="medium"):
         log.flush()
     log.close()
@@ -314,7 +316,7 @@ def test_a_failed_sync_of_a_folder_fails_the_log() -> None:
     fs = MemoryFileSystem()
     log = open_log(fs)
     log.append(batch(0), now_ms=NOW_MS)
-    fs.fault = fault_once("sync_dir", IO_ERROR)  # type: ignore[assignment]
+    fs.fault = fault_once("sync_dir", IO_ERROR)
     with pytest.raises(OSError, match="medium"):
         log.flush()
     assert log.failure is not None
@@ -328,7 +330,7 @@ def test_a_fault_while_rolling_loses_nothing(kind: str, path_end: str) -> None:
     log = filled_log(fs, DATA[:4], config())
     log.flush()
     before = log.end_offset
-    fs.fault = fault_once(kind, NO_SPACE, path_end)  # type: ignore[assignment]
+    fs.fault = fault_once(kind, NO_SPACE, path_end)
     try:
         log.roll(NOW_MS)
         log.append(DATA[4], now_ms=NOW_MS)

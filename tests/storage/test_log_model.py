@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log behaves as a plain list of batches does, through any order of appends, rolls, truncations, retention and restarts."""
+"""A log behaves as a plain list of batches does, through appends, rolls, truncations, retention and restarts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ small = st.integers(0, 5)
 
 
 class LogAndList(RuleBasedStateMachine):
-    """`model` holds (first offset, next offset, timestamp, bytes); the log may hold only what is in it, above `start`."""
+    """`model` holds (first offset, next offset, timestamp, bytes); the log must hold what of it is above `start`."""
 
     def __init__(self) -> None:
         super().__init__()

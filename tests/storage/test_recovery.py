@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening a log: whatever a crash may leave is put right, whatever it cannot leave is refused with file, position and offset."""
+"""Opening a log: what a crash may leave is put right, what it cannot leave is refused with file, position, offset."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Change = Callable[[bytes], bytes]
 
 
 def written(data: list[bytes], **config: int) -> MemoryFileSystem:
-    """A file system with a log of `data` after a kill: all bytes are there, no index was written for the active segment."""
+    """A log of `data` after a kill: all bytes are there, no index was written for the active segment."""
     fs = MemoryFileSystem()
     filled_log(fs, data, new_config(**config))
     fs.crash(keep_everything)
@@ -61,7 +61,9 @@ def test_every_prefix_recovers_to_its_whole_batches() -> None:
         assert content(log) == data[:count], size
         assert log.end_offset == [0, 3, 4, 6, 8][count]
         assert log.size_bytes == fs.size(LOG_FILE) == ends[count]
-        assert [cut.lost_bytes for cut in log.recovery_report.cuts] == ([size - ends[count]] if size > ends[count] else [])
+        assert [cut.lost_bytes for cut in log.recovery_report.cuts] == (
+            [size - ends[count]] if size > ends[count] else []
+        )
         log.append(batch(log.end_offset), now_ms=NOW_MS)
         assert content(log)[:-1] == data[:count]
 
@@ -129,7 +131,7 @@ def test_what_only_the_page_cache_held_is_durable_before_it_is_served() -> None:
 def assert_refused(fs: MemoryFileSystem, position: int, offset: int, reason: str, **recovery: int) -> None:
     before = read_file(fs, LOG_FILE)
     with pytest.raises(CorruptLogError, match=reason) as caught:
-        open_log(fs, **recovery)
+        open_log(fs, None, **recovery)
     assert (caught.value.file, caught.value.position, caught.value.offset) == (LOG_FILE, position, offset)
     assert "repair" in str(caught.value)
     assert read_file(fs, LOG_FILE) == before
@@ -139,7 +141,7 @@ def test_every_flipped_bit_in_the_middle_is_refused() -> None:
     data = batches(4)
     start = len(data[0])
     for position in range(start, start + len(data[1])):
-        # Kafka leaves base offset and leader epoch outside the CRC: the first must continue the log, the second may be anything.
+        # Base offset and leader epoch are outside the CRC: the first must continue the log, the second may be anything.
         if position - start in range(12, 16):
             continue
         for mask in (0x01, 0x80):

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the segments of a log that is being opened and where it ends, with as little reading as its last stop allows.
+
+After an orderly stop that is a look at the folder and the last few batches, otherwise at everything above the recovery
+point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kcoord.storage.file_cache import FileCache
+from kcoord.storage.recovery import Cut, Recovery, RecoveryReport, adopt_clean_end, recover_segment, sweep
+from kcoord.storage.scan import Damage, DamageKind, corrupt
+from kcoord.storage.segment import LogConfig, Segment
+
+
+class LogLoader:
+    """`load` fills `segments` (oldest first, possibly none), `end_offset` and `report`."""
+
+    __slots__ = ("_config", "_directory", "_files", "_now_ms", "_recovery", "end_offset", "report", "segments")
+
+    def __init__(self, files: FileCache, directory: str, config: LogConfig, now_ms: int, recovery: Recovery) -> None:
+        self._files = files
+        self._directory = directory
+        self._config = config
+        self._now_ms = now_ms
+        self._recovery = recovery
+        self.segments: list[Segment] = []
+        self.end_offset = 0
+        self.report = RecoveryReport()
+
+    def load(self) -> None:
+        names = self._files.file_system.list_dir(self._directory)
+        bases = sweep(self._files.file_system, self._directory, names, self.report)
+        self.segments = [self._segment(base) for base in bases]
+        recovery = self._recovery
+        if not self.segments:
+            if recovery.recovery_point > recovery.start_offset:
+                self._miss_durable_bytes(self._segment(recovery.start_offset), 0, recovery.start_offset, "is missing")
+            return
+        if not (recovery.clean and adopt_clean_end(self.segments[-1], self.report)):
+            self._recover(recovery.recovery_point)
+        active = self.segments[-1]
+        self.end_offset = active.next_offset
+        if self.end_offset < recovery.recovery_point:
+            self._miss_durable_bytes(active, active.size_bytes, self.end_offset, "ends here")
+
+    def _segment(self, base_offset: int) -> Segment:
+        return Segment(self._files, self._directory, base_offset, self._config, self._now_ms)
+
+    def _miss_durable_bytes(self, segment: Segment, position: int, offset: int, what: str) -> None:
+        if not self._recovery.repair:
+            durable = self._recovery.recovery_point
+            reason = f"the file {what}, although everything below offset {durable} had reached the disk"
+            raise corrupt(segment.log_path, Damage(DamageKind.INCOMPLETE, position, offset, reason))
+
+    def _recover(self, recovery_point: int) -> None:
+        """Scan the segment that holds the recovery point and all later ones."""
+        first = max(segment_number(self.segments, recovery_point), 0)
+        offset = self.segments[first].base_offset
+        for number, segment in enumerate(self.segments[first:], first):
+            if segment.base_offset < offset:
+                reason = f"the file before it holds offsets up to {offset - 1}"
+                if not self._recovery.repair:
+                    raise corrupt(segment.log_path, Damage(DamageKind.MISPLACED, 0, offset, reason))
+                return self._cut_before(number, offset, reason)
+            is_last = number == len(self.segments) - 1
+            cut = recover_segment(segment, segment.base_offset, self._recovery, is_last, self.report)
+            offset = segment.next_offset
+            if not is_last:
+                segment.seal()
+                segment.write_indexes()
+                segment.become_inactive()
+            if cut is not None and not is_last:
+                return self._cut_before(number + 1, offset, f"{cut.file} was cut at position {cut.position}")
+        return None
+
+    def _cut_before(self, number: int, offset: int, reason: str) -> None:
+        """Remove this segment and all later ones, and make the one before it the last."""
+        while len(self.segments) > number:
+            segment = self.segments.pop()
+            self.report.cuts.append(Cut(segment.log_path, 0, segment.size_bytes, segment.base_offset, reason))
+            segment.delete()
+            self._files.file_system.sync_dir(self._directory)
+        self._recover(offset)
+
+
+def segment_number(segments: Sequence[Segment], offset: int) -> int:
+    """The number of the last segment whose base offset is not above `offset`; -1 where there is none."""
+    low, high = 0, len(segments)
+    while low < high:
+        middle = (low + high) // 2
+        if segments[middle].base_offset <= offset:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
