@@ -239,12 +239,10 @@ class ShardContext(Generic[M]):
         except AssertionError as error:
             self.fail("an operation found a broken invariant", error)
             raise KafkaError(Errors.NOT_COORDINATOR) from error
-        except Exception as error:
+        except Exception:
             self._statistics.operations_failed += 1
             _logger.exception("An operation on shard %d failed", self.shard_id)
-            return self._answer_error(
-                token, KafkaError(Errors.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}")
-            )
+            return self._answer_error(token, KafkaError(Errors.UNKNOWN_SERVER_ERROR))
         if records is not None:
             self._append_and_replay(machine, result.records, records, context.now_ms)
         response = result.response

@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model member that obeys KIP-848 (Consumer Group Member): heartbeats, reconciles, gives up when it is fenced.
+
+It never believes to own what the coordinator may have given to another: it also gives up on its own when its session,
+or the time for a revocation, may have run out at the coordinator without an answer telling it so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from kcoord.simulation.apis import HEARTBEAT_VERSION, OFFSET_COMMIT_VERSION
+from kcoord.simulation.checkers import AcknowledgedCommits, Ownership, ToldEpochs, TopicPartition
+from kcoord.simulation.client import RETRIABLE, RETRY_MS, Client
+from kcoord.simulation.clock import Clock
+from kcoord.simulation.network import Network
+from kcoord.simulation.options import Options
+from kcoord.simulation.trace import Trace
+from protocol.api_keys import ApiKey
+from protocol.errors import Errors
+from protocol.messages import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+)
+
+_LONGEST_REVOCATION_MS: Final = 800
+_COMMIT_PROBABILITY: Final = 0.3
+_LATE_COMMIT_PROBABILITY: Final = 0.7
+_REJOIN: Final = frozenset({Errors.FENCED_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID})
+_COMMIT_REFUSED: Final = frozenset({Errors.STALE_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID})
+
+
+@dataclass(slots=True)
+class Subscription:
+    """Topic names, or a regular expression ("" for none)."""
+
+    names: list[str]
+    regex: str = ""
+
+    def covers(self, topic: str) -> bool:
+        return topic in self.names or bool(self.regex and re.fullmatch(self.regex, topic))
+
+
+@dataclass(slots=True)
+class Promises:
+    """What members, and the checkers behind them, know together."""
+
+    trace: Trace
+    ownership: Ownership
+    epochs: ToldEpochs
+    commits: AcknowledgedCommits
+    topic_name: Callable[[bytes], str]
+
+
+class ModelConsumer(Client):
+    """One incarnation of a member, from join to stop."""
+
+    def __init__(
+        self,
+        member_id: str,
+        group_id: str,
+        instance_id: str | None,
+        subscription: Subscription,
+        assignor: str | None,
+        clock: Clock,
+        random: Random,
+        network: Network,
+        options: Options,
+        promises: Promises,
+    ) -> None:
+        super().__init__(member_id, clock, network, options)
+        self.member_id = member_id
+        self.group_id = group_id
+        self.instance_id = instance_id
+        self.subscription = subscription
+        self.assignor = assignor
+        self.epoch = 0
+        self.owned: frozenset[TopicPartition] = frozenset()
+        self.is_stopped = False
+        self._random = random
+        self._promises = promises
+        self._target: frozenset[TopicPartition] = frozenset()
+        self._interval_ms = options.heartbeat_interval_ms
+        self._is_full = True
+        self._owned_is_news = False
+        self._is_revoking = False
+        self._incarnation = 0
+        self._beat_number = 0
+        self._is_beat_due = False
+        self._last_good_ms = 0
+        self._unanswered_since_ms = -1
+        self._revocation_deadline_ms = -1
+        self._is_watching = False
+
+    def start(self) -> None:
+        self._beat_after(0)
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Changes the subscription, which the next heartbeat tells."""
+        self.subscription = subscription
+        self._is_full = True
+        self._beat_after(0)
+
+    def crash(self) -> None:
+        """The process ends without a word; a request that is under way may still arrive."""
+        self._stop()
+        self.forget()
+
+    def leave(self, *, stay_static: bool) -> None:
+        """Gives everything up first, then says so; an answer is not waited for (KIP-848: epoch -1, or -2 if static)."""
+        self._stop()
+        self.forget()
+        if self.epoch > 0:
+            epoch = -2 if stay_static and self.instance_id is not None else -1
+            self._send_heartbeat(ConsumerGroupHeartbeatRequest(member_epoch=epoch), lambda body: None)
+
+    def freeze(self, pause_ms: int) -> None:
+        """The process stands still, and so owns nothing; it goes on as if nothing had happened, maybe with a late
+        commit.
+        """
+        late, epoch = self.owned, self.epoch
+        self._give_up("freeze")
+        self._beat_number += 1
+        number = self._beat_number
+
+        def go_on() -> None:
+            if number == self._beat_number and not self.is_stopped:
+                if late and self._random.random() < _LATE_COMMIT_PROBABILITY:
+                    self._commit(late, epoch)
+                self._beat_after(0)
+
+        self.clock.after(pause_ms, go_on)
+
+    def on_timeout(self) -> None:
+        if not self.is_stopped:
+            self._is_full = True
+            self._beat_after(0)
+
+    def _stop(self) -> None:
+        self.is_stopped = True
+        self._beat_number += 1
+        self._drop_everything()
+
+    def _drop_everything(self) -> None:
+        self._promises.ownership.release(self.group_id, self.member_id, self.owned)
+        self.owned = self._target = frozenset()
+        self._is_revoking = False
+        self._incarnation += 1
+        self._revocation_deadline_ms = -1
+        self._is_watching = False
+
+    def _give_up(self, reason: str) -> None:
+        """Owns nothing until it has heard from the coordinator again, which may still take it for an owner."""
+        self._promises.trace.add(reason, self.member_id)
+        self.reconnect()
+        self._drop_everything()
+        self._is_full = True
+        self._unanswered_since_ms = -1
+        self._beat_after(1)
+
+    def _rejoin(self, reason: str) -> None:
+        """Fenced, or to be assumed so: everything is given up, and the member joins again under its id."""
+        self._promises.trace.add(reason, self.member_id)
+        self._drop_everything()
+        self.epoch = 0
+        self._is_full = True
+        self._unanswered_since_ms = -1
+        self._beat_after(1)
+
+    # Heartbeats.
+
+    def _beat_after(self, delay_ms: int) -> None:
+        self._beat_number += 1
+        number = self._beat_number
+        self.clock.after(delay_ms, lambda: self._beat() if number == self._beat_number else None)
+
+    def _beat(self) -> None:
+        if self.is_waiting:
+            self._is_beat_due = True
+            return
+        request = ConsumerGroupHeartbeatRequest(member_epoch=self.epoch)
+        if self._is_full:
+            request.instance_id = self.instance_id
+            request.rebalance_timeout_ms = self.options.rebalance_timeout_ms
+            request.subscribed_topic_names = list(self.subscription.names)
+            request.subscribed_topic_regex = self.subscription.regex
+            request.server_assignor = self.assignor
+        tells_owned = self._is_full or self._owned_is_news
+        if tells_owned:
+            request.topic_partitions = _topic_partitions(self.owned)
+        if self._unanswered_since_ms < 0:
+            self._unanswered_since_ms = self.clock.now_ms
+        sent_ms = self.clock.now_ms
+        settled = self.owned if tells_owned and not self._is_revoking else None
+        self._is_full = self._owned_is_news = self._is_beat_due = False
+        self._send_heartbeat(request, lambda body: self._on_answer(body, sent_ms, settled))
+
+    def _send_heartbeat(self, request: ConsumerGroupHeartbeatRequest, on_answer: Callable[[bytes], None]) -> None:
+        request.group_id = self.group_id
+        request.member_id = self.member_id
+        if self.instance_id is not None:
+            request.instance_id = self.instance_id
+        api_key = ApiKey.CONSUMER_GROUP_HEARTBEAT
+        self.request(api_key, HEARTBEAT_VERSION, self.group_id, request, on_answer, hears_both=True)
+
+    def _on_answer(self, body: bytes, sent_ms: int, settled: frozenset[TopicPartition] | None) -> None:
+        response = ConsumerGroupHeartbeatResponse.decode(body, HEARTBEAT_VERSION)
+        error = response.error_code
+        if error == Errors.NONE:
+            self._on_good_answer(response, sent_ms, settled)
+        elif error in _REJOIN:
+            self._rejoin("fenced")
+        elif error in RETRIABLE:
+            self._is_full = True
+            self._beat_after(RETRY_MS)
+        elif error == Errors.UNRELEASED_INSTANCE_ID:
+            self._promises.trace.add("unreleased", self.member_id)
+            # A join that was sent twice is refused the second time, by the first: Kafka does the same.
+            if self.epoch == 0:
+                self._is_full = True
+                self._beat_after(self._interval_ms)
+        else:
+            raise self.unexpected(error, response.error_message)
+
+    def _on_good_answer(
+        self, response: ConsumerGroupHeartbeatResponse, sent_ms: int, settled: frozenset[TopicPartition] | None
+    ) -> None:
+        self._promises.epochs.told(self.group_id, self.member_id, response.member_epoch)
+        self.epoch = response.member_epoch
+        self._interval_ms = response.heartbeat_interval_ms
+        unanswered_since_ms, self._unanswered_since_ms = self._unanswered_since_ms, -1
+        self._last_good_ms = sent_ms
+        if settled is not None and settled == self.owned and not self._is_revoking:
+            self._revocation_deadline_ms = -1
+        if not self._is_watching:
+            self._is_watching = True
+            self._watch()
+        self._beat_after(0 if self._is_beat_due else self._interval_ms)
+        if response.assignment is not None:
+            self._target = frozenset(
+                (topic.topic_id, partition)
+                for topic in response.assignment.topic_partitions
+                for partition in topic.partitions
+            )
+            self._reconcile(unanswered_since_ms if unanswered_since_ms >= 0 else sent_ms)
+        if not self.is_waiting and self._random.random() < _COMMIT_PROBABILITY:
+            self._commit(self.owned, self.epoch)
+
+    # Reconciliation: what is no longer assigned is revoked first, and only then is anything new taken.
+
+    def _reconcile(self, unanswered_since_ms: int) -> None:
+        if self._is_revoking:
+            return
+        if self.owned <= self._target:
+            self._take()
+            return
+        self._is_revoking = True
+        self._promises.trace.add("revoke", self.member_id)
+        if self._revocation_deadline_ms < 0:
+            self._revocation_deadline_ms = unanswered_since_ms + self.options.rebalance_timeout_ms
+            self._watch_until(self._revocation_deadline_ms)
+        incarnation = self._incarnation
+        delay_ms = self._random.randint(0, _LONGEST_REVOCATION_MS)
+        self.clock.after(delay_ms, lambda: self._revoked() if incarnation == self._incarnation else None)
+
+    def _revoked(self) -> None:
+        self._is_revoking = False
+        self._promises.ownership.release(self.group_id, self.member_id, self.owned - self._target)
+        self.owned &= self._target
+        self._owned_is_news = True
+        self._take()
+        self._beat_after(0)
+
+    def _take(self) -> None:
+        new = self._target - self.owned
+        if new:
+            self._promises.ownership.grant(self.group_id, self.member_id, new)
+            self.owned = self._target
+            self._owned_is_news = True
+            self._beat_after(0)
+
+    # What the coordinator may have decided without an answer reaching this member.
+
+    def _watch(self) -> None:
+        self._watch_until(self._last_good_ms + self.options.session_timeout_ms)
+
+    def _watch_until(self, deadline_ms: int) -> None:
+        incarnation = self._incarnation
+        self.clock.at(deadline_ms, lambda: self._check_deadlines() if incarnation == self._incarnation else None)
+
+    def _check_deadlines(self) -> None:
+        if self.is_stopped or self.epoch == 0:
+            return
+        session_deadline_ms = self._last_good_ms + self.options.session_timeout_ms
+        deadlines_ms = [session_deadline_ms, self._revocation_deadline_ms]
+        if any(0 <= deadline_ms <= self.clock.now_ms for deadline_ms in deadlines_ms):
+            self._give_up("give-up")
+        elif self._revocation_deadline_ms < 0:
+            self._watch()
+
+    # Commits.
+
+    def _commit(self, partitions: frozenset[TopicPartition], epoch: int) -> None:
+        offset = self._promises.commits.next_offset()
+        topics: dict[str, list[OffsetCommitRequest.OffsetCommitRequestPartition]] = {}
+        for topic_id, partition in sorted(partitions):
+            topics.setdefault(self._promises.topic_name(topic_id), []).append(
+                OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=partition, committed_offset=offset)
+            )
+        if not topics:
+            return
+        request = OffsetCommitRequest(
+            group_id=self.group_id,
+            member_id=self.member_id,
+            generation_id_or_member_epoch=epoch,
+            topics=[
+                OffsetCommitRequest.OffsetCommitRequestTopic(name=name, partitions=commits)
+                for name, commits in topics.items()
+            ],
+        )
+
+        def on_answer(body: bytes) -> None:
+            self._on_committed(OffsetCommitResponse.decode(body, OFFSET_COMMIT_VERSION), offset)
+
+        self.request(ApiKey.OFFSET_COMMIT, OFFSET_COMMIT_VERSION, self.group_id, request, on_answer)
+
+    def _on_committed(self, response: OffsetCommitResponse, offset: int) -> None:
+        for topic in response.topics:
+            for partition in topic.partitions:
+                error = partition.error_code
+                if error in _COMMIT_REFUSED:
+                    self._promises.trace.add("commit-refused", self.member_id)
+                elif error == Errors.NONE:
+                    self._promises.commits.acknowledge(self.group_id, topic.name, partition.partition_index, offset)
+                elif error not in RETRIABLE:
+                    raise self.unexpected(error, "OffsetCommit")
+        if self._is_beat_due:
+            self._beat_after(0)
+
+
+def _topic_partitions(owned: frozenset[TopicPartition]) -> list[ConsumerGroupHeartbeatRequest.TopicPartitions]:
+    topics: dict[bytes, list[int]] = {}
+    for topic_id, partition in sorted(owned):
+        topics.setdefault(topic_id, []).append(partition)
+    return [
+        ConsumerGroupHeartbeatRequest.TopicPartitions(topic_id=topic_id, partitions=partitions)
+        for topic_id, partitions in topics.items()
+    ]

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections that keep order and fail as a whole, as TCP's do.
+
+A dropped message takes everything after it on its connection along; the client finds out by its timeout and connects
+anew. A duplicated request is one that the client sent twice in a row. Requests and responses travel as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from kcoord.simulation.clock import Clock
+from kcoord.simulation.options import Options
+from kcoord.simulation.trace import Trace
+from protocol.api_keys import ApiKey
+
+
+@dataclass(slots=True)
+class Request:
+    """A request on its way. `group_id` is there for routing: a real broker reads it from the body."""
+
+    connection: Connection
+    correlation_id: int
+    api_key: ApiKey
+    api_version: int
+    group_id: str
+    body: bytes
+
+
+class Connection:
+    """One connection of one client. `on_response` gets correlation id and body; nothing arrives after `close`."""
+
+    __slots__ = ("_to_broker_ms", "_to_client_ms", "client_id", "is_open", "number", "on_response")
+
+    def __init__(self, number: int, client_id: str, on_response: Callable[[int, bytes], None]) -> None:
+        self.number = number
+        self.client_id = client_id
+        self.on_response = on_response
+        self.is_open = True
+        self._to_broker_ms = 0
+        self._to_client_ms = 0
+
+    def close(self) -> None:
+        self.is_open = False
+
+    def arrival_at_broker_ms(self, at_ms: int) -> int:
+        """No message overtakes an earlier one."""
+        self._to_broker_ms = max(self._to_broker_ms, at_ms)
+        return self._to_broker_ms
+
+    def arrival_at_client_ms(self, at_ms: int) -> int:
+        self._to_client_ms = max(self._to_client_ms, at_ms)
+        return self._to_client_ms
+
+
+class Network:
+    """Delivers, delays, drops and duplicates. `broker` is whoever takes the requests."""
+
+    def __init__(self, clock: Clock, random: Random, options: Options, trace: Trace) -> None:
+        self.faults_on = True
+        self.broker: Callable[[Request], None] = lambda request: None
+        self._clock = clock
+        self._random = random
+        self._options = options
+        self._trace = trace
+        self._connections = 0
+
+    def connect(self, client_id: str, on_response: Callable[[int, bytes], None]) -> Connection:
+        self._connections += 1
+        return Connection(self._connections, client_id, on_response)
+
+    def send(self, request: Request) -> None:
+        copies = 2 if self._happens(self._options.duplicate_probability, "duplicate", request.connection) else 1
+        for _ in range(copies):
+            if self._happens(self._options.drop_probability, "drop", request.connection):
+                request.connection.close()
+                return
+            self._clock.at(request.connection.arrival_at_broker_ms(self._arrival_ms()), lambda: self._arrive(request))
+
+    def respond(self, request: Request, body: bytes) -> None:
+        connection = request.connection
+        if not connection.is_open:
+            return
+        if self._happens(self._options.drop_probability, "drop-response", connection):
+            connection.close()
+            return
+
+        def deliver() -> None:
+            if connection.is_open:
+                connection.on_response(request.correlation_id, body)
+
+        self._clock.at(connection.arrival_at_client_ms(self._arrival_ms()), deliver)
+
+    def _arrive(self, request: Request) -> None:
+        if request.connection.is_open:
+            self.broker(request)
+
+    def _arrival_ms(self) -> int:
+        delay_ms = self._options.network_delay_ms if self.faults_on else 1
+        return self._clock.now_ms + self._random.randint(1, max(delay_ms, 1))
+
+    def _happens(self, probability: float, kind: str, connection: Connection) -> bool:
+        if not self.faults_on or not probability or self._random.random() >= probability:
+            return False
+        self._trace.add(kind, f"{connection.client_id}#{connection.number}")
+        return True

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups land on the partitions on which Kafka's brokers put them."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.coordinator.service import java_string_hash, partition_for
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", 0),
+        ("a", 97),
+        ("hello", 99162322),
+        ("Hello World", -862545276),
+        ("polygenelubricants", -2147483648),
+        ("console-consumer-12345", None),
+        ("é", 233),
+        ("\U0001f600", 1772899),
+        ("\ud83d\ude00"[:1], 55357),
+    ],
+)
+def test_the_hash_is_that_of_a_java_string(text: str, expected: int | None) -> None:
+    units = text.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for i in range(0, len(units), 2):
+        value = 31 * value + int.from_bytes(units[i : i + 2], "big")
+    value = (value + 2**31) % 2**32 - 2**31
+    assert java_string_hash(text) == value
+    if expected is not None:
+        assert value == expected
+
+
+def test_the_partition_ignores_the_sign_bit() -> None:
+    assert partition_for("polygenelubricants", 50) == 0
+    assert partition_for("Hello World", 50) == (-862545276 & 0x7FFFFFFF) % 50
+    assert {partition_for(f"group-{i}", 50) for i in range(1_000)} == set(range(50))
