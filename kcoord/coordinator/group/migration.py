@@ -24,8 +24,11 @@ from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
 from protocol.messages import SyncGroupResponse
 
-BUILT_IN_ASSIGNORS: Final = frozenset({"range", "roundrobin", "sticky", "cooperative-sticky"})
-"""Client-side assignors whose user data a server-side assignor may drop without loss."""
+CUSTOM_ASSIGNOR_TEXT: Final = (
+    "Cannot upgrade classic group {} to consumer group because an unsupported custom assignor is in use. "
+    "Please refer to the documentation or switch to a default assignor before re-attempting the upgrade."
+)
+"""Kafka's words: the one reason whose text clients are known to compare."""
 
 
 def policy_allows(config: BrokerConfig, direction: str) -> bool:
@@ -84,8 +87,8 @@ def _upgraded(image: MetadataImage, group: ClassicGroup, member: ClassicMember) 
     if subscription is None or assignment is None:
         part = "subscription" if subscription is None else "assignment"
         raise _refused(group, f"the {part} of member {member.member_id} cannot be read")
-    if assignment.user_data and protocol not in BUILT_IN_ASSIGNORS:
-        raise _refused(group, f"member {member.member_id} has user data of the assignor {protocol}")
+    if assignment.user_data:
+        raise KafkaError(Errors.GROUP_ID_NOT_FOUND, CUSTOM_ASSIGNOR_TEXT.format(group.group_id))
     epoch = max(group.generation, 1)
     assigned = {
         image.topics[topic.topic].id: dict.fromkeys(topic.partitions, epoch)

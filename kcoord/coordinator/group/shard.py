@@ -352,10 +352,13 @@ class GroupCoordinatorShard:
     def list_groups(
         self, context: OperationContext, states_filter: list[str], types_filter: list[str]
     ) -> CoordinatorResult[list[ListGroupsResponse.ListedGroup]]:
-        """All groups that match both filters; case does not matter, an empty filter matches all."""
+        """All groups that match both filters; case does not matter, an empty filter matches all.
+
+        Ids descend, as members do in `describe`.
+        """
         states, types = ({name.lower() for name in names} for names in (states_filter, types_filter))
         listed = []
-        for group_id, group in sorted(self._groups.items()):
+        for group_id, group in sorted(self._groups.items(), reverse=True):
             if types and group.type.value not in types:
                 continue
             state = group.state.value

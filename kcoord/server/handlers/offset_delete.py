@@ -36,8 +36,6 @@ def handle(broker: Broker, context: RequestContext, request: OffsetDeleteRequest
     def merge(response: OffsetDeleteResponse) -> OffsetDeleteResponse:
         return response if response.error_code else _merge(unknown, response)
 
-    if not request.topics:
-        return OffsetDeleteResponse(topics=unknown)
     reply = broker.groups.run(request.group_id, operation, context.operation_context(candidate=False))
     return map_reply(reply, merge)
 

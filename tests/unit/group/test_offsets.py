@@ -166,7 +166,7 @@ def test_list_groups_filters(context: GroupContext) -> None:
         return [(g.group_id, g.protocol_type, g.group_state, g.group_type.lower()) for g in groups]
 
     consumer, simple = ("g0", "consumer", "Stable", "consumer"), ("gs", "", "Empty", "classic")
-    assert listed([], []) == [consumer, simple]
+    assert listed([], []) == [simple, consumer]
     assert listed(["stable", "bogus"], []) == [consumer]
     assert listed([], ["Classic"]) == [simple]
     assert listed(["Empty"], ["consumer"]) == []

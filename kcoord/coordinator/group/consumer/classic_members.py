@@ -63,6 +63,11 @@ def join(
     transition = MemberTransition(config, image, group, context.now_ms)
     transition.check_size(request.member_id)
     protocols = protocols_of(request)
+    if config.group_consumer_migration_policy.lower() == "disabled":
+        raise KafkaError(
+            Errors.INCONSISTENT_GROUP_PROTOCOL,
+            f"Group {group.group_id} takes no classic members: group.consumer.migration.policy is disabled.",
+        )
     if not group.supports_classic_protocols(request.protocol_type, {name for name, _ in protocols}):
         raise KafkaError(
             Errors.INCONSISTENT_GROUP_PROTOCOL,
@@ -144,7 +149,7 @@ def sync(
         protocol,
     ):
         raise KafkaError(Errors.INCONSISTENT_GROUP_PROTOCOL, f"Member {member.member_id} uses protocol {protocol}.")
-    if group.group_epoch > member.member_epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
+    if group.assignment_epoch > member.member_epoch and member.state is not MemberState.UNREVOKED_PARTITIONS:
         response = SyncGroupResponse(error_code=Errors.REBALANCE_IN_PROGRESS)
         return CoordinatorResult(response, timers=_join_deadline(group, member, context))
     version = consumer_protocol.read_version(classic.protocols[0][1]) or 0

@@ -46,13 +46,13 @@ def validate_request(request: ConsumerGroupHeartbeatRequest, api_version: int, a
     """
     epoch = request.member_epoch
     if (api_version >= 1 or epoch != JOIN_GROUP_EPOCH) and not request.member_id.strip():
-        raise _invalid("MemberId must not be empty.")
+        raise _invalid("MemberId can't be empty.")
     if not request.group_id.strip():
-        raise _invalid("GroupId must not be empty.")
+        raise _invalid("GroupId can't be empty.")
     if request.instance_id is not None and not request.instance_id.strip():
-        raise _invalid("InstanceId must not be empty.")
+        raise _invalid("InstanceId can't be empty.")
     if request.rack_id is not None and not request.rack_id.strip():
-        raise _invalid("RackId must not be empty.")
+        raise _invalid("RackId can't be empty.")
     if epoch == JOIN_GROUP_EPOCH:
         if request.rebalance_timeout_ms == -1:
             raise _invalid("RebalanceTimeoutMs must be given by a member that joins.")
