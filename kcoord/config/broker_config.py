@@ -16,9 +16,10 @@ from kcoord.config.key import ConfigError, ConfigKey, ConfigValue, key_table
 from kcoord.config.listeners import Listener, SecurityProtocol, parse_listeners, parse_protocol_map
 from kcoord.config.log_keys import LOG_KEYS
 from kcoord.config.server_keys import SERVER_KEYS
+from kcoord.config.transaction_keys import TRANSACTION_KEYS
 
 BROKER_KEYS: Mapping[str, ConfigKey] = key_table(
-    GROUP_COORDINATOR_KEYS, SERVER_KEYS, LOG_KEYS, KCOORD_KEYS, IGNORED_KEYS
+    GROUP_COORDINATOR_KEYS, SERVER_KEYS, LOG_KEYS, TRANSACTION_KEYS, KCOORD_KEYS, IGNORED_KEYS
 )
 """Every broker key that is known: Kafka's and kcoord's own."""
 

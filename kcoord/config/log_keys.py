@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broker keys of topic data, the metadata log, producers and transactions."""
+"""Broker keys of topic data and the metadata log."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from kcoord.config.key import (
 BOOLEAN = ConfigType.BOOLEAN
 STRING = ConfigType.STRING
 INT = ConfigType.INT
-SHORT = ConfigType.SHORT
 LONG = ConfigType.LONG
 DOUBLE = ConfigType.DOUBLE
 LIST = ConfigType.LIST
 HIGH = Importance.HIGH
 MEDIUM = Importance.MEDIUM
-LOW = Importance.LOW
 CLUSTER_WIDE = UpdateMode.CLUSTER_WIDE
 
 LOG_KEYS: tuple[ConfigKey, ...] = (
@@ -350,112 +348,5 @@ LOG_KEYS: tuple[ConfigKey, ...] = (
         HIGH,
         "Whether a replica that is not in sync may lead; means nothing on one broker.",
         update_mode=CLUSTER_WIDE,
-    ),
-    ConfigKey(
-        "producer.id.expiration.check.interval.ms",
-        INT,
-        600000,
-        at_least(1),
-        LOW,
-        "How often expired producer ids are looked for.",
-        internal=True,
-    ),
-    ConfigKey(
-        "producer.id.expiration.ms",
-        INT,
-        86400000,
-        at_least(1),
-        LOW,
-        "A partition forgets an idempotent producer after this time without writes.",
-        update_mode=CLUSTER_WIDE,
-    ),
-    ConfigKey(
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
-        INT,
-        10000,
-        at_least(1),
-        LOW,
-        "How often transactions that ran too long are looked for.",
-    ),
-    ConfigKey(
-        "transaction.max.timeout.ms",
-        INT,
-        900000,
-        at_least(1),
-        HIGH,
-        "Longest transaction timeout that a producer may ask for.",
-    ),
-    ConfigKey(
-        "transaction.partition.verification.enable",
-        BOOLEAN,
-        True,
-        None,
-        LOW,
-        "Whether a transactional write needs its partition to be part of the transaction.",
-        update_mode=CLUSTER_WIDE,
-    ),
-    ConfigKey(
-        "transaction.remove.expired.transaction.cleanup.interval.ms",
-        INT,
-        3600000,
-        at_least(1),
-        LOW,
-        "How often expired transactional ids are looked for.",
-    ),
-    ConfigKey(
-        "transaction.state.log.load.buffer.size",
-        INT,
-        5242880,
-        at_least(1),
-        HIGH,
-        "How much is read at a time while a transaction coordinator partition is loaded.",
-    ),
-    ConfigKey(
-        "transaction.state.log.min.isr",
-        INT,
-        1,
-        at_least(1),
-        HIGH,
-        "min.insync.replicas of the transaction log. There is one broker, so it acts as 1.",
-    ),
-    ConfigKey(
-        "transaction.state.log.num.partitions",
-        INT,
-        50,
-        at_least(1),
-        HIGH,
-        "Partitions of the transaction coordinator's log.",
-    ),
-    ConfigKey(
-        "transaction.state.log.replication.factor",
-        SHORT,
-        1,
-        at_least(1),
-        HIGH,
-        "Replicas of the transaction log. There is one broker, so one copy is kept whatever is set.",
-    ),
-    ConfigKey(
-        "transaction.state.log.segment.bytes",
-        INT,
-        104857600,
-        at_least(1),
-        HIGH,
-        "Segment size of the transaction coordinator's log.",
-    ),
-    ConfigKey(
-        "transaction.two.phase.commit.enable",
-        BOOLEAN,
-        False,
-        None,
-        LOW,
-        "Whether producers may take part in two-phase commits.",
-    ),
-    ConfigKey(
-        "transactional.id.expiration.ms",
-        INT,
-        604800000,
-        at_least(1),
-        HIGH,
-        "A transactional id is forgotten after this time without use.",
     ),
 )

@@ -24,7 +24,7 @@ from kcoord.topics.open_log import OpenLog, load
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import BatchFacts
 from kcoord.topics.validation import BatchRules, StampedBatch, stamp_batch
-from protocol.batch_header import iter_headers
+from protocol.batch_header import crc32c, iter_headers
 from protocol.compression import Compression
 from protocol.errors import Errors, KafkaError
 
@@ -115,9 +115,15 @@ class Partition:
         self.config = config
         self.rules = batch_rules(config)
         self.log_config.segment_bytes = config.effective_segment_bytes
-        self.log_config.segment_ms = config.segment_ms
+        self.log_config.segment_ms = max(config.segment_ms - self._jitter_ms(config), 1)
         self.log_config.segment_index_bytes = config.segment_index_bytes
         self.log_config.index_interval_bytes = config.index_interval_bytes
+
+    def _jitter_ms(self, config: TopicConfig) -> int:
+        """Spreads the rolls of many partitions over segment.jitter.ms: always the same for one partition."""
+        return (
+            crc32c(f"{self.topic}-{self.index}".encode()) % config.segment_jitter_ms if config.segment_jitter_ms else 0
+        )
 
     def update(self, image: PartitionImage) -> None:
         """Takes over leader and epoch."""

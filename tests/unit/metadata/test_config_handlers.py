@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handlers of configs: topics, brokers, loggers, client metrics and groups."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from kcoord.server.broker import Broker
+from kcoord.server.handlers import (
+    alter_configs,
+    describe_configs,
+    incremental_alter_configs,
+    list_config_resources,
+    list_partition_reassignments,
+)
+from protocol.api_keys import ApiKey
+from protocol.errors import Errors, KafkaError
+from protocol.messages import (
+    AlterConfigsRequest,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    ListConfigResourcesRequest,
+    ListPartitionReassignmentsRequest,
+)
+from tests.unit.metadata.cluster import Cluster
+from tests.unit.metadata.serving import broker_of, context, settle
+
+
+async def ask_configs(
+    broker: Broker,
+    *resources: tuple[int, str, list[str] | None],
+    version: int = 4,
+    synonyms: bool = False,
+    documentation: bool = False,
+) -> list[DescribeConfigsResponse.DescribeConfigsResult]:
+    request = DescribeConfigsRequest(
+        resources=[
+            DescribeConfigsRequest.DescribeConfigsResource(
+                resource_type=kind, resource_name=name, configuration_keys=keys
+            )
+            for kind, name, keys in resources
+        ],
+        include_synonyms=synonyms,
+        include_documentation=documentation,
+    )
+    reply = describe_configs.handle(broker, context(ApiKey.DESCRIBE_CONFIGS, version), request)
+    return (await settle(reply, version)).results
+
+
+@pytest.mark.parametrize("version", describe_configs.VERSIONS)
+async def test_describe_configs_in_every_version(cluster: Cluster, version: int) -> None:
+    results = await ask_configs(broker_of(cluster), (2, "t3", ["retention.ms", "nope"]), version=version, synonyms=True)
+    (result,) = results
+    assert (result.error_code, result.error_message, result.resource_type, result.resource_name) == (0, "", 2, "t3")
+    (entry,) = result.configs
+    assert (entry.name, entry.value, entry.config_source, entry.read_only) == ("retention.ms", "604800000", 5, False)
+    assert entry.config_type == (5 if version >= 3 else 0)
+    assert [one.name for one in entry.synonyms] == ["log.retention.hours"]
+    assert not entry.documentation
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "error", "count"),
+    [
+        (2, "t3", Errors.NONE, 33),
+        (2, "nope", Errors.UNKNOWN_TOPIC_OR_PARTITION, 0),
+        (2, "bad name!", Errors.INVALID_TOPIC_EXCEPTION, 0),
+        (2, "", Errors.INVALID_TOPIC_EXCEPTION, 0),
+        (4, "", Errors.NONE, 0),
+        (4, "2", Errors.INVALID_REQUEST, 0),
+        (4, "x", Errors.INVALID_REQUEST, 0),
+        (8, "", Errors.INVALID_REQUEST, 0),
+        (8, "2", Errors.INVALID_REQUEST, 0),
+        (16, "cm", Errors.NONE, 3),
+        (16, "", Errors.INVALID_REQUEST, 0),
+        (32, "g", Errors.NONE, 17),
+        (32, "", Errors.INVALID_REQUEST, 0),
+        (3, "x", Errors.INVALID_REQUEST, 0),
+        (0, "x", Errors.INVALID_REQUEST, 0),
+    ],
+)
+async def test_described_resources(cluster: Cluster, kind: int, name: str, error: Errors, count: int) -> None:
+    no_keys: tuple[list[str] | None, ...] = (None, [])
+    for keys in no_keys:
+        (result,) = await ask_configs(broker_of(cluster), (kind, name, keys))
+        assert (result.error_code, len(result.configs)) == (error, count)
+
+
+async def test_described_broker_and_documentation(cluster: Cluster) -> None:
+    broker = broker_of(cluster)
+    (result,) = await ask_configs(broker, (4, "1", None), documentation=True)
+    assert len(result.configs) > 300
+    assert all(entry.documentation for entry in result.configs)
+    assert not any(entry.synonyms for entry in result.configs)
+
+
+@pytest.fixture
+def our_logger() -> Iterator[logging.Logger]:
+    logger = logging.getLogger("kcoord.test_handlers")
+    yield logger
+    logger.setLevel(logging.NOTSET)
+
+
+async def test_loggers(cluster: Cluster, our_logger: logging.Logger) -> None:
+    broker = broker_of(cluster)
+
+    async def alter(name: str, logger: str, operation: int, value: str | None) -> int:
+        request = IncrementalAlterConfigsRequest(
+            resources=[
+                IncrementalAlterConfigsRequest.AlterConfigsResource(
+                    resource_type=8,
+                    resource_name=name,
+                    configs=[
+                        IncrementalAlterConfigsRequest.AlterableConfig(
+                            name=logger, config_operation=operation, value=value
+                        )
+                    ],
+                )
+            ]
+        )
+        request_context = context(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1)
+        response = await settle(incremental_alter_configs.handle(broker, request_context, request), 1)
+        return response.responses[0].error_code
+
+    async def level() -> str | None:
+        (result,) = await ask_configs(broker, (8, "1", [our_logger.name]))
+        assert result.configs[0].config_source == 6
+        return result.configs[0].value
+
+    assert await alter("1", our_logger.name, 0, "DEBUG") == 0
+    assert (our_logger.level, await level()) == (logging.DEBUG, "DEBUG")
+    assert await alter("1", our_logger.name, 0, "FATAL") == 0
+    assert (our_logger.level, await level()) == (logging.CRITICAL, "FATAL")
+    assert await alter("1", our_logger.name, 1, None) == 0
+    assert our_logger.level == logging.NOTSET
+    assert await alter("1", our_logger.name, 0, "LOUD") == Errors.INVALID_CONFIG
+    assert await alter("1", "kafka.x", 0, "INFO") == Errors.INVALID_CONFIG
+    assert await alter("1", our_logger.name, 2, "INFO") == Errors.INVALID_REQUEST
+    assert await alter("1", "root", 1, None) == Errors.INVALID_REQUEST
+    assert await alter("2", our_logger.name, 0, "INFO") == Errors.INVALID_REQUEST
+    assert await alter("", our_logger.name, 0, "INFO") == Errors.INVALID_REQUEST
+
+
+async def test_loggers_and_other_resources_in_one_request(cluster: Cluster, our_logger: logging.Logger) -> None:
+    broker = broker_of(cluster)
+    wanted = [(8, "1", our_logger.name, "ERROR"), (2, "t3", "retention.ms", "5"), (8, "2", our_logger.name, "INFO")]
+    request = IncrementalAlterConfigsRequest(
+        resources=[
+            IncrementalAlterConfigsRequest.AlterConfigsResource(
+                resource_type=kind,
+                resource_name=name,
+                configs=[IncrementalAlterConfigsRequest.AlterableConfig(name=key, value=value)],
+            )
+            for kind, name, key, value in wanted
+        ]
+    )
+    request_context = context(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1)
+    response = await settle(incremental_alter_configs.handle(broker, request_context, request), 1)
+    errors = {(one.resource_type, one.resource_name): one.error_code for one in response.responses}
+    assert errors == {(8, "1"): 0, (2, "t3"): 0, (8, "2"): Errors.INVALID_REQUEST}
+    assert our_logger.level == logging.ERROR
+    assert cluster.image.topic_configs("t3") == {"retention.ms": "5"}
+
+
+@pytest.mark.parametrize("version", alter_configs.VERSIONS)
+async def test_alter_configs_in_every_version(cluster: Cluster, version: int) -> None:
+    request = AlterConfigsRequest(
+        resources=[
+            AlterConfigsRequest.AlterConfigsResource(
+                resource_type=2,
+                resource_name="t3",
+                configs=[AlterConfigsRequest.AlterableConfig(name="retention.ms", value="5")],
+            )
+        ]
+    )
+    reply = alter_configs.handle(broker_of(cluster), context(ApiKey.ALTER_CONFIGS, version), request)
+    response = await settle(reply, version)
+    assert [one.error_code for one in response.responses] == [0]
+    assert cluster.image.topic_configs("t3") == {"retention.ms": "5"}
+
+
+async def list_resources(broker: Broker, types: list[int], version: int = 1) -> list[tuple[int, str]]:
+    request = ListConfigResourcesRequest(resource_types=types)
+    reply = list_config_resources.handle(broker, context(ApiKey.LIST_CONFIG_RESOURCES, version), request)
+    response = await settle(reply, version)
+    return [(one.resource_type, one.resource_name) for one in response.config_resources]
+
+
+async def test_list_config_resources(cluster: Cluster) -> None:
+    request = IncrementalAlterConfigsRequest(
+        resources=[
+            IncrementalAlterConfigsRequest.AlterConfigsResource(
+                resource_type=kind,
+                resource_name=name,
+                configs=[IncrementalAlterConfigsRequest.AlterableConfig(name=key, value=value)],
+            )
+            for kind, name, key, value in (
+                (32, "g", "consumer.session.timeout.ms", "50000"),
+                (16, "cm", "interval.ms", "1000"),
+            )
+        ]
+    )
+    cluster.run(lambda machine, operation: machine.incremental_alter_configs(operation, request))
+    broker = broker_of(cluster)
+    assert await list_resources(broker, [], 0) == [(16, "cm")]
+    assert await list_resources(broker, []) == [(32, "g"), (16, "cm"), (8, "1"), (4, "1"), (2, "t3"), (2, "t6")]
+    assert await list_resources(broker, [2, 2]) == [(2, "t3"), (2, "t6")]
+    assert await list_resources(broker, [32]) == [(32, "g")]
+    with pytest.raises(KafkaError) as caught:
+        await list_resources(broker, [32, 99])
+    assert caught.value.error is Errors.UNSUPPORTED_VERSION
+
+
+async def test_no_partition_is_ever_reassigned(cluster: Cluster) -> None:
+    request = ListPartitionReassignmentsRequest(topics=None)
+    reply = list_partition_reassignments.handle(
+        broker_of(cluster), context(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0), request
+    )
+    response = await settle(reply, 0)
+    assert (response.error_code, response.topics) == (0, [])

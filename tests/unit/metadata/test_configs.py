@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IncrementalAlterConfigs and AlterConfigs, with the error codes that Kafka 4.3.1 gave to the same requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import Errors
+from protocol.messages import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from tests.unit.metadata.cluster import Cluster, topic
+
+SET, DELETE, APPEND, SUBTRACT = range(4)
+TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
+
+Change = tuple[str, int, str | None]
+Resource = tuple[int, str, list[Change]]
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    cluster = Cluster()
+    cluster.create(topic("t", retention_ms="1000"))
+    return cluster
+
+
+def alter(
+    cluster: Cluster, *resources: Resource, validate_only: bool = False
+) -> list[IncrementalAlterConfigsResponse.AlterConfigsResourceResponse]:
+    request = IncrementalAlterConfigsRequest(
+        resources=[
+            IncrementalAlterConfigsRequest.AlterConfigsResource(
+                resource_type=kind,
+                resource_name=name,
+                configs=[
+                    IncrementalAlterConfigsRequest.AlterableConfig(name=key, config_operation=operation, value=value)
+                    for key, operation, value in changes
+                ],
+            )
+            for kind, name, changes in resources
+        ],
+        validate_only=validate_only,
+    )
+    return cluster.run(lambda machine, context: machine.incremental_alter_configs(context, request)).responses
+
+
+def error(cluster: Cluster, kind: int, name: str, *changes: Change) -> int:
+    """The error code; an error changes nothing."""
+    before = cluster.image
+    (answer,) = alter(cluster, (kind, name, list(changes)))
+    assert (answer.resource_type, answer.resource_name) == (kind, name)
+    assert (answer.error_message is None) == (answer.error_code == 0)
+    if answer.error_code:
+        assert cluster.image is before
+    return answer.error_code
+
+
+def replace(
+    cluster: Cluster, *resources: tuple[int, str, dict[str, str | None]], validate_only: bool = False
+) -> list[AlterConfigsResponse.AlterConfigsResourceResponse]:
+    request = AlterConfigsRequest(
+        resources=[
+            AlterConfigsRequest.AlterConfigsResource(
+                resource_type=kind,
+                resource_name=name,
+                configs=[AlterConfigsRequest.AlterableConfig(name=key, value=value) for key, value in configs.items()],
+            )
+            for kind, name, configs in resources
+        ],
+        validate_only=validate_only,
+    )
+    return cluster.run(lambda machine, context: machine.alter_configs(context, request)).responses
+
+
+def test_set_and_delete(cluster: Cluster) -> None:
+    assert error(cluster, TOPIC, "t", ("retention.ms", SET, "5"), ("segment.ms", SET, "6")) == 0
+    assert cluster.image.topic_configs("t") == {"retention.ms": "5", "segment.ms": "6"}
+    assert error(cluster, TOPIC, "t", ("retention.ms", DELETE, None), ("segment.bytes", DELETE, "x")) == 0
+    assert cluster.image.topic_configs("t") == {"segment.ms": "6"}
+
+
+def test_a_value_that_is_there_already_makes_no_record(cluster: Cluster) -> None:
+    before = len(cluster.log)
+    assert error(cluster, TOPIC, "t", ("retention.ms", SET, "1000"), ("no.such.key", DELETE, None)) == 0
+    assert len(cluster.log) == before
+
+
+def test_append_and_subtract(cluster: Cluster) -> None:
+    def policy_after(operation: int, value: str) -> str | None:
+        assert error(cluster, TOPIC, "t", ("cleanup.policy", operation, value)) == 0
+        return cluster.image.topic_configs("t").get("cleanup.policy")
+
+    assert policy_after(APPEND, "compact") == "delete,compact"
+    assert policy_after(APPEND, "compact, delete") == "delete,compact"
+    assert policy_after(SUBTRACT, "delete") == "compact"
+    assert policy_after(SUBTRACT, "nothing") == "compact"
+    assert policy_after(SUBTRACT, "compact") == ""
+    throttled = "leader.replication.throttled.replicas"
+    assert error(cluster, TOPIC, "t", (throttled, APPEND, "0:1")) == 0
+    assert error(cluster, TOPIC, "t", (throttled, APPEND, "1:1")) == 0
+    assert error(cluster, TOPIC, "t", (throttled, SUBTRACT, "0:1,5:5")) == 0
+    assert cluster.image.topic_configs("t")[throttled] == "1:1"
+
+
+def test_append_starts_from_the_brokers_default() -> None:
+    cluster = Cluster({"log.cleanup.policy": "compact"})
+    cluster.create(topic("t"))
+    assert error(cluster, TOPIC, "t", ("cleanup.policy", APPEND, "delete")) == 0
+    assert cluster.image.topic_configs("t") == {"cleanup.policy": "compact,delete"}
+    assert error(cluster, BROKER, "", ("log.cleanup.policy", APPEND, "delete")) == 0
+    assert cluster.image.broker_configs() == {"log.cleanup.policy": "compact,delete"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "change", "expected"),
+    [
+        (TOPIC, "t", ("retention.ms", SET, None), Errors.INVALID_REQUEST),
+        (TOPIC, "t", ("cleanup.policy", APPEND, None), Errors.INVALID_REQUEST),
+        (TOPIC, "t", ("retention.ms", 7, "1"), Errors.INVALID_REQUEST),
+        (TOPIC, "t", ("retention.ms", SET, "x"), Errors.INVALID_CONFIG),
+        (TOPIC, "t", ("retention.ms", SET, ""), Errors.INVALID_CONFIG),
+        (TOPIC, "t", ("no.such.key", SET, "x"), Errors.INVALID_CONFIG),
+        (TOPIC, "t", ("retention.ms", APPEND, "1"), Errors.INVALID_CONFIG),
+        (TOPIC, "t", ("retention.ms", SUBTRACT, "1"), Errors.INVALID_CONFIG),
+        (TOPIC, "t", ("cleanup.policy", APPEND, "foo"), Errors.INVALID_CONFIG),
+        (TOPIC, "nope", ("retention.ms", SET, "1"), Errors.UNKNOWN_TOPIC_OR_PARTITION),
+        (TOPIC, "", ("retention.ms", SET, "1"), Errors.INVALID_REQUEST),
+        (TOPIC, "bad name!", ("retention.ms", SET, "1"), Errors.INVALID_TOPIC_EXCEPTION),
+        (BROKER, "1", ("num.partitions", SET, "5"), Errors.INVALID_REQUEST),
+        (BROKER, "", ("num.partitions", SET, "5"), Errors.INVALID_REQUEST),
+        (BROKER, "1", ("num.partitions", DELETE, None), Errors.NONE),
+        (BROKER, "1", ("some.plugins.key", SET, "5"), Errors.NONE),
+        (BROKER, "2", ("log.cleaner.threads", SET, "5"), Errors.INVALID_REQUEST),
+        (BROKER, "x", ("log.cleaner.threads", SET, "5"), Errors.INVALID_REQUEST),
+        (BROKER, "", ("log.cleaner.threads", SET, "x"), Errors.INVALID_REQUEST),
+        (BROKER, "1", ("log.cleaner.threads", SET, "-1"), Errors.INVALID_REQUEST),
+        (BROKER, "", ("sasl.jaas.config", SET, "x"), Errors.INVALID_REQUEST),
+        (BROKER, "1", ("ssl.keystore.location", SET, "x"), Errors.INVALID_REQUEST),
+        (BROKER, "", ("group.consumer.assignment.interval.ms", SET, "99999"), Errors.INVALID_REQUEST),
+        (BROKER, "", ("group.consumer.assignment.interval.ms", SET, "10"), Errors.NONE),
+        (BROKER, "", ("leader.replication.throttled.rate", SET, "5"), Errors.NONE),
+        (METRICS, "cm", ("interval.ms", SET, "1000"), Errors.NONE),
+        (METRICS, "cm", ("interval.ms", SET, "99"), Errors.INVALID_REQUEST),
+        (METRICS, "cm", ("interval.ms", SET, "3600001"), Errors.INVALID_REQUEST),
+        (METRICS, "cm", ("interval.ms", SET, "x"), Errors.INVALID_CONFIG),
+        (METRICS, "cm", ("no.such.key", SET, "x"), Errors.INVALID_REQUEST),
+        (METRICS, "cm", ("match", SET, "client_id=a.*,client_source_port=1"), Errors.NONE),
+        (METRICS, "cm", ("match", SET, "client_id"), Errors.INVALID_CONFIG),
+        (METRICS, "cm", ("match", SET, "client_id=["), Errors.INVALID_CONFIG),
+        (METRICS, "cm", ("match", SET, "other=a"), Errors.INVALID_CONFIG),
+        (METRICS, "cm", ("metrics", APPEND, "a"), Errors.INVALID_CONFIG),
+        (METRICS, "", ("interval.ms", SET, "1000"), Errors.INVALID_REQUEST),
+        (GROUP, "g", ("consumer.session.timeout.ms", SET, "50000"), Errors.NONE),
+        (GROUP, "g", ("consumer.session.timeout.ms", SET, "1"), Errors.INVALID_CONFIG),
+        (GROUP, "g", ("consumer.session.timeout.ms", SET, "70000"), Errors.INVALID_CONFIG),
+        (GROUP, "g", ("consumer.session.timeout.ms", SET, "x"), Errors.INVALID_CONFIG),
+        (GROUP, "g", ("consumer.session.timeout.ms", SET, None), Errors.INVALID_REQUEST),
+        (GROUP, "g", ("consumer.session.timeout.ms", APPEND, "5"), Errors.INVALID_CONFIG),
+        (GROUP, "g", ("no.such.key", SET, "1"), Errors.INVALID_CONFIG),
+        (GROUP, "", ("consumer.session.timeout.ms", SET, "50000"), Errors.INVALID_REQUEST),
+        (LOGGER, "1", ("root", SET, "INFO"), Errors.INVALID_REQUEST),
+        (3, "x", ("a", SET, "1"), Errors.INVALID_REQUEST),
+        (0, "x", ("a", SET, "1"), Errors.INVALID_REQUEST),
+    ],
+)
+def test_errors(cluster: Cluster, kind: int, name: str, change: Change, expected: Errors) -> None:
+    assert error(cluster, kind, name, change) == expected
+
+
+def test_a_refused_group_value_names_both_keys(cluster: Cluster) -> None:
+    (answer,) = alter(cluster, (GROUP, "g", [("consumer.session.timeout.ms", SET, "1")]))
+    assert answer.error_message is not None
+    assert "consumer.session.timeout.ms must be greater than or equal to group.consumer.min" in answer.error_message
+
+
+def test_a_resource_changes_as_a_whole_or_not_at_all(cluster: Cluster) -> None:
+    assert error(cluster, TOPIC, "t", ("retention.ms", SET, "8"), ("no.such.key", SET, "1")) == Errors.INVALID_CONFIG
+    duplicate = ("retention.ms", SET, "8"), ("retention.ms", SET, "9")
+    assert error(cluster, TOPIC, "t", *duplicate) == Errors.INVALID_REQUEST
+
+
+def test_resources_are_independent_but_must_not_repeat(cluster: Cluster) -> None:
+    answers = alter(
+        cluster,
+        (TOPIC, "t", [("retention.ms", SET, "8")]),
+        (GROUP, "g", [("consumer.session.timeout.ms", SET, "1")]),
+        (GROUP, "h", [("consumer.session.timeout.ms", SET, "50000")]),
+    )
+    assert [one.error_code for one in answers] == [0, Errors.INVALID_CONFIG, 0]
+    answers = alter(cluster, (TOPIC, "t", [("retention.ms", SET, "9")]), (TOPIC, "t", [("retention.ms", SET, "10")]))
+    assert [one.error_code for one in answers] == [Errors.INVALID_REQUEST] * 2
+    assert cluster.image.topic_configs("t") == {"retention.ms": "8"}
+    assert cluster.image.group_configs("h") == {"consumer.session.timeout.ms": "50000"}
+
+
+def test_validating_changes_nothing(cluster: Cluster) -> None:
+    before = cluster.image
+    (answer,) = alter(cluster, (TOPIC, "t", [("retention.ms", SET, "9")]), validate_only=True)
+    assert answer.error_code == 0
+    (replaced,) = replace(cluster, (TOPIC, "t", {}), validate_only=True)
+    assert replaced.error_code == 0
+    assert cluster.image is before
+
+
+def test_group_configs_fit_the_limits_of_this_broker() -> None:
+    cluster = Cluster({"group.consumer.min.session.timeout.ms": "500"})
+    assert error(cluster, GROUP, "g", ("consumer.session.timeout.ms", SET, "6000")) == 0
+    assert error(cluster, GROUP, "g", ("consumer.session.timeout.ms", SET, "5000")) == Errors.INVALID_CONFIG
+
+
+def test_replacing_drops_what_is_not_named(cluster: Cluster) -> None:
+    (answer,) = replace(cluster, (TOPIC, "t", {"segment.ms": "5"}))
+    assert (answer.error_code, answer.error_message) == (0, None)
+    assert cluster.image.topic_configs("t") == {"segment.ms": "5"}
+    replace(cluster, (TOPIC, "t", {}))
+    assert cluster.image.topic_configs("t") == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "configs", "expected"),
+    [
+        (TOPIC, "t", {"retention.ms": None}, Errors.INVALID_REQUEST),
+        (TOPIC, "t", {"no.such.key": "1"}, Errors.INVALID_CONFIG),
+        (TOPIC, "t", {"retention.ms": "x"}, Errors.INVALID_CONFIG),
+        (TOPIC, "nope", {}, Errors.UNKNOWN_TOPIC_OR_PARTITION),
+        (TOPIC, "", {}, Errors.INVALID_REQUEST),
+        (BROKER, "1", {"log.cleaner.threads": "2"}, Errors.NONE),
+        (BROKER, "9", {}, Errors.INVALID_REQUEST),
+        (LOGGER, "1", {"root": "INFO"}, Errors.INVALID_REQUEST),
+        (GROUP, "g", {"consumer.session.timeout.ms": "50000"}, Errors.NONE),
+        (GROUP, "g", {"consumer.session.timeout.ms": "1"}, Errors.INVALID_CONFIG),
+        (GROUP, "", {}, Errors.INVALID_REQUEST),
+        (METRICS, "cm", {"interval.ms": "1000"}, Errors.NONE),
+        (3, "x", {}, Errors.INVALID_REQUEST),
+    ],
+)
+def test_replace_errors(
+    cluster: Cluster, kind: int, name: str, configs: dict[str, str | None], expected: Errors
+) -> None:
+    (answer,) = replace(cluster, (kind, name, configs))
+    assert answer.error_code == expected
+
+
+def test_a_bad_dynamic_config_of_one_broker_is_seen_with_those_of_all() -> None:
+    cluster = Cluster()
+    assert error(cluster, BROKER, "", ("group.consumer.assignment.interval.ms", SET, "15000")) == 0
+    cluster.config.apply_dynamic(cluster.image.effective_broker_configs(1))
+    assert cluster.config.group_consumer_assignment_interval_ms == 15000
+    assert error(cluster, BROKER, "1", ("group.consumer.assignment.interval.ms", SET, "20")) == 0
+    assert cluster.image.effective_broker_configs(1) == {"group.consumer.assignment.interval.ms": "20"}

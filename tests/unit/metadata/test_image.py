@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replay of metadata records: images are never changed, rebuild(log) == live, strange records are skipped."""
+
+from __future__ import annotations
+
+from kcoord.coordinator.result import CoordinatorRecord
+from kcoord.metadata import records
+from kcoord.metadata.image import GROUP_RESOURCE, TOPIC_RESOURCE, ImageBuilder, MetadataImage
+from protocol.messages import (
+    FeatureLevelRecord,
+    NoOpRecord,
+    PartitionChangeRecord,
+    UnregisterBrokerRecord,
+)
+from tests.unit.metadata.cluster import registration
+
+A, B = b"a" * 16, b"b" * 16
+
+
+def built(image: MetadataImage, *records_: CoordinatorRecord) -> MetadataImage:
+    builder = ImageBuilder(image)
+    for record in records_:
+        builder.replay(record)
+    return builder.build()
+
+
+def two_topics() -> MetadataImage:
+    return ImageBuilder.of(
+        [
+            records.new_topic_record("a", A),
+            records.new_config_record(TOPIC_RESOURCE, "a", "retention.ms", "5"),
+            records.new_partition_record(A, 0, [1], [B], 100),
+            records.new_partition_record(A, 1, [1], [B], 101),
+            records.new_topic_record("b", B),
+            records.new_partition_record(B, 0, [1], [B], 90),
+        ]
+    )
+
+
+def test_topics_and_partitions() -> None:
+    image = two_topics()
+    assert list(image.topics) == ["a", "b"]
+    assert image.topics_by_id[A] is image.topics["a"]
+    partition = image.partition("a", 1)
+    assert partition is not None
+    assert (partition.leader, partition.leader_epoch, partition.replicas, partition.isr) == (1, 0, [1], [1])
+    assert partition.creation_time_ms == 101
+    assert image.partition("a", 2) is None
+    assert image.partition("a", -1) is None
+    assert image.partition("c", 0) is None
+    assert image.last_creation_time_ms == 101
+    assert image.topic_configs("a") == {"retention.ms": "5"}
+    assert image.topic_configs("b") == {}
+
+
+def test_an_image_never_changes() -> None:
+    before = two_topics()
+    after = built(
+        before,
+        records.new_partition_record(A, 2, [1], [B], 102),
+        records.new_config_record(TOPIC_RESOURCE, "a", "retention.ms", None),
+        records.new_config_record(TOPIC_RESOURCE, "b", "retention.ms", "6"),
+        records.new_remove_topic_record(B),
+    )
+    assert before == two_topics()
+    assert after.epoch == before.epoch + 1
+    assert len(after.topics["a"].partitions) == 3
+    assert list(after.topics) == list({one.name: one for one in after.topics_by_id.values()}) == ["a"]
+    assert after.configs == {}
+
+
+def test_nothing_replayed_is_the_same_image() -> None:
+    image = two_topics()
+    assert ImageBuilder(image).build() is image
+
+
+def test_what_was_not_touched_is_shared() -> None:
+    before = two_topics()
+    after = built(before, records.new_partition_record(A, 2, [1], [B], 102))
+    assert after.topics["b"] is before.topics["b"]
+    assert after.topics["a"].partitions[0] is before.topics["a"].partitions[0]
+
+
+def test_removing_a_topic_removes_its_configs_and_keeps_the_last_creation_time() -> None:
+    image = built(two_topics(), records.new_remove_topic_record(A))
+    assert image.topic_configs("a") == {}
+    assert image.last_creation_time_ms == 101
+    again = built(image, records.new_topic_record("a", b"c" * 16))
+    assert again.topics["a"].partitions == []
+
+
+def test_records_about_unknown_things_are_skipped() -> None:
+    before = two_topics()
+    after = built(
+        before,
+        records.new_partition_record(b"x" * 16, 0, [1], [], 1),
+        records.new_partition_record(A, 5, [1], [], 1),
+        records.new_remove_topic_record(b"x" * 16),
+        CoordinatorRecord(None, PartitionChangeRecord(topic_id=A, partition_id=7, leader=2)),
+        CoordinatorRecord(None, NoOpRecord()),
+        CoordinatorRecord(None, UnregisterBrokerRecord(broker_id=9)),
+        records.new_config_record(TOPIC_RESOURCE, "x", "retention.ms", None),
+    )
+    assert after.topics == before.topics
+    assert after.configs == before.configs
+
+
+def test_partition_change() -> None:
+    image = built(
+        two_topics(),
+        CoordinatorRecord(None, PartitionChangeRecord(topic_id=A, partition_id=0, leader=2, isr=[2], replicas=[2])),
+        CoordinatorRecord(None, PartitionChangeRecord(topic_id=A, partition_id=1, isr=[])),
+    )
+    moved, shrunk = image.topics["a"].partitions
+    assert (moved.leader, moved.leader_epoch, moved.partition_epoch, moved.isr) == (2, 1, 1, [2])
+    assert (shrunk.leader, shrunk.leader_epoch, shrunk.partition_epoch, shrunk.isr) == (1, 0, 1, [])
+    assert two_topics().topics["a"].partitions[0].leader == 1
+
+
+def test_configs_of_all_kinds() -> None:
+    image = ImageBuilder.of(
+        [
+            records.new_config_record(4, "", "message.max.bytes", "5"),
+            records.new_config_record(4, "", "log.retention.ms", "7"),
+            records.new_config_record(4, "1", "message.max.bytes", "6"),
+            records.new_config_record(16, "cm", "interval.ms", "1000"),
+            records.new_config_record(GROUP_RESOURCE, "h", "consumer.session.timeout.ms", "50000"),
+            records.new_config_record(GROUP_RESOURCE, "g", "consumer.session.timeout.ms", "50000"),
+        ]
+    )
+    assert image.effective_broker_configs(1) == {"message.max.bytes": "6", "log.retention.ms": "7"}
+    assert image.effective_broker_configs(2) == {"message.max.bytes": "5", "log.retention.ms": "7"}
+    assert image.group_configs("g") == {"consumer.session.timeout.ms": "50000"}
+    assert image.client_metrics_configs("cm") == {"interval.ms": "1000"}
+    assert image.resource_names(GROUP_RESOURCE) == ["g", "h"]
+
+
+def test_features_brokers_and_producer_ids() -> None:
+    image = ImageBuilder.of(
+        [
+            records.new_feature_level_record("group.version", 1),
+            records.new_feature_level_record("kraft.version", 1),
+            CoordinatorRecord(None, FeatureLevelRecord(name="kraft.version", feature_level=0)),
+            records.new_register_broker_record(registration(1, rack="r"), 4),
+            records.new_register_broker_record(registration(2), 0),
+            CoordinatorRecord(None, UnregisterBrokerRecord(broker_id=2)),
+            records.new_producer_ids_record(1, 4, 1000),
+        ]
+    )
+    assert image.features == {"group.version": 1}
+    assert list(image.brokers) == [1]
+    broker = image.brokers[1]
+    assert (broker.broker_epoch, broker.rack, broker.fenced) == (4, "r", False)
+    assert broker.endpoints == [("PLAINTEXT", "127.0.0.1", 9092, 0)]
+    assert image.next_producer_id == 1000
+    assert image.latest_producer_ids == (1, 4)

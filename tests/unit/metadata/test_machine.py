@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the metadata machine does besides topics and configs: registration, producer ids, contract with the runtime."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.coordinator.result import OperationContext, Task, TimerKey
+from kcoord.metadata.machine import MetadataMachine
+from tests.unit.metadata.cluster import Cluster, registration, topic
+
+
+def test_first_start_sets_feature_levels_and_registers_the_broker() -> None:
+    cluster = Cluster()
+    kinds = [type(record.value).__name__ for record in cluster.log]
+    assert kinds == ["FeatureLevelRecord"] * 3 + ["RegisterBrokerRecord"]
+    assert cluster.log[-1].value_version == 4
+    assert cluster.image.features == {"metadata.version": 30, "group.version": 1, "transaction.version": 2}
+    assert cluster.image.brokers[1].broker_epoch == 0
+
+
+def test_later_starts_register_only_changes() -> None:
+    cluster = Cluster()
+    same = cluster.result(lambda machine, context: machine.register_broker(context, registration()))
+    assert same.records == []
+    assert same.response == cluster.image.brokers[1]
+    moved = cluster.result(lambda machine, context: machine.register_broker(context, registration(host="elsewhere")))
+    assert len(moved.records) == 1
+    assert moved.response == cluster.image.brokers[1]
+    assert (moved.response.broker_epoch, moved.response.endpoints[0][1]) == (1, "elsewhere")
+
+
+def test_producer_id_blocks_do_not_overlap() -> None:
+    cluster = Cluster()
+    blocks = [cluster.run(lambda machine, context: machine.allocate_producer_ids(context, 1)) for _ in range(3)]
+    assert [(one.first_id, one.size) for one in blocks] == [(0, 1000), (1000, 1000), (2000, 1000)]
+    assert cluster.image.next_producer_id == 3000
+    assert cluster.image.latest_producer_ids == (1, 0)
+
+
+def test_image_is_the_same_object_until_something_changes() -> None:
+    cluster = Cluster()
+    image = cluster.image
+    assert cluster.image is image
+    cluster.create(topic("a"))
+    assert cluster.image is not image
+    assert cluster.image.epoch == image.epoch + 1
+    assert "a" not in image.topics
+
+
+def test_there_are_no_timers_and_tasks() -> None:
+    machine: MetadataMachine = Cluster().machine
+    context = OperationContext(0)
+    key = TimerKey("x")
+    loaded = machine.on_loaded(context)
+    assert (loaded.records, loaded.timers, loaded.tasks) == ([], [], [])
+    with pytest.raises(AssertionError):
+        machine.fire_timer(context, key)
+    with pytest.raises(AssertionError):
+        machine.complete_task(context, Task(key, None), None)

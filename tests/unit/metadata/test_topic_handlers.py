@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handlers of topics and the cluster, in every version, and the error responses of all metadata APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from kcoord.server.handlers import (
+    alter_configs,
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_cluster,
+    describe_configs,
+    incremental_alter_configs,
+    list_config_resources,
+    list_partition_reassignments,
+    metadata,
+)
+from protocol.api_keys import ApiKey
+from protocol.errors import Errors, KafkaError
+from protocol.messages import (
+    AlterConfigsRequest,
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    DescribeClusterRequest,
+    DescribeConfigsRequest,
+    IncrementalAlterConfigsRequest,
+    ListConfigResourcesRequest,
+    ListPartitionReassignmentsRequest,
+    Message,
+    MetadataRequest,
+)
+from protocol.uuid import ZERO_UUID
+from tests.unit.metadata.cluster import Cluster, topic
+from tests.unit.metadata.serving import ALL_OF_A_CLUSTER, broker_of, context, settle
+
+
+@pytest.mark.parametrize("version", describe_cluster.VERSIONS)
+async def test_describe_cluster(cluster: Cluster, version: int) -> None:
+    broker = broker_of(cluster)
+    request = DescribeClusterRequest(include_cluster_authorized_operations=True)
+    response = await settle(
+        describe_cluster.handle(broker, context(ApiKey.DESCRIBE_CLUSTER, version), request), version
+    )
+    assert (response.cluster_id, response.controller_id) == ("the-cluster", 1)
+    assert response.cluster_authorized_operations == ALL_OF_A_CLUSTER
+    (node,) = response.brokers
+    assert (node.broker_id, node.host, node.port, node.rack) == (1, "box", 4711, "r1")
+
+
+@pytest.mark.parametrize(
+    ("endpoint_type", "error"), [(2, Errors.MISMATCHED_ENDPOINT_TYPE), (9, Errors.UNSUPPORTED_ENDPOINT_TYPE)]
+)
+async def test_describe_cluster_of_other_endpoints(cluster: Cluster, endpoint_type: int, error: Errors) -> None:
+    request = DescribeClusterRequest(endpoint_type=endpoint_type)
+    with pytest.raises(KafkaError) as caught:
+        describe_cluster.handle(broker_of(cluster), context(ApiKey.DESCRIBE_CLUSTER, 2), request)
+    response = await settle(describe_cluster.error_response(request, caught.value, 2), 2)
+    assert (response.error_code, response.brokers) == (error, [])
+
+
+@pytest.mark.parametrize("version", create_topics.VERSIONS)
+async def test_create_topics_in_every_version(cluster: Cluster, version: int) -> None:
+    request = CreateTopicsRequest(topics=[topic("a", 2), topic("b"), topic("t3"), topic("bad name!")])
+    reply = create_topics.handle(broker_of(cluster), context(ApiKey.CREATE_TOPICS, version), request)
+    response = await settle(reply, version)
+    assert [one.error_code for one in response.topics] == [0, 0, 36, 17]
+    assert response.topics[0].num_partitions == (2 if version >= 5 else -1)
+    assert response.topics[0].error_message is None
+    created = cluster.image.topics
+    assert created["a"].id != created["b"].id
+    assert response.topics[0].topic_id == (created["a"].id if version >= 7 else ZERO_UUID)
+
+
+@pytest.mark.parametrize("version", create_partitions.VERSIONS)
+async def test_create_partitions_in_every_version(cluster: Cluster, version: int) -> None:
+    request = CreatePartitionsRequest(
+        topics=[CreatePartitionsRequest.CreatePartitionsTopic(name="t3", count=4, assignments=None)]
+    )
+    reply = create_partitions.handle(broker_of(cluster), context(ApiKey.CREATE_PARTITIONS, version), request)
+    response = await settle(reply, version)
+    assert [(one.name, one.error_code, one.error_message) for one in response.results] == [("t3", 0, None)]
+    assert len(cluster.image.topics["t3"].partitions) == 4
+
+
+@pytest.mark.parametrize("version", delete_topics.VERSIONS)
+async def test_delete_topics_in_every_version(cluster: Cluster, version: int) -> None:
+    request = DeleteTopicsRequest(topic_names=["t3", "nope"])
+    if version >= 6:
+        states = [DeleteTopicsRequest.DeleteTopicState(name=name) for name in ("t3", "nope")]
+        request = DeleteTopicsRequest(topics=states)
+    reply = delete_topics.handle(broker_of(cluster), context(ApiKey.DELETE_TOPICS, version), request)
+    response = await settle(reply, version)
+    assert [(one.name, one.error_code) for one in response.responses] == [("t3", 0), ("nope", 3)]
+    assert "t3" not in cluster.image.topics
+
+
+FAILURE = KafkaError(Errors.NOT_CONTROLLER, "not now")
+
+FAILED_REQUESTS: list[tuple[object, Message]] = [
+    (metadata, MetadataRequest(topics=None)),
+    (create_topics, CreateTopicsRequest(topics=[topic("a")])),
+    (create_partitions, CreatePartitionsRequest(topics=[CreatePartitionsRequest.CreatePartitionsTopic(name="a")])),
+    (delete_topics, DeleteTopicsRequest(topic_names=["a"])),
+    (
+        describe_configs,
+        DescribeConfigsRequest(resources=[DescribeConfigsRequest.DescribeConfigsResource(resource_name="a")]),
+    ),
+    (
+        alter_configs,
+        AlterConfigsRequest(resources=[AlterConfigsRequest.AlterConfigsResource(resource_name="a")]),
+    ),
+    (
+        incremental_alter_configs,
+        IncrementalAlterConfigsRequest(
+            resources=[IncrementalAlterConfigsRequest.AlterConfigsResource(resource_name="a")]
+        ),
+    ),
+    (list_config_resources, ListConfigResourcesRequest()),
+    (list_partition_reassignments, ListPartitionReassignmentsRequest(topics=None)),
+    (describe_cluster, DescribeClusterRequest()),
+]
+
+
+@pytest.mark.parametrize(("module", "request_"), FAILED_REQUESTS)
+def test_error_responses_can_be_encoded_in_every_version(module: object, request_: Message) -> None:
+    versions = cast("range", vars(module)["VERSIONS"])
+    make = cast("Callable[[Message, KafkaError, int], Message]", vars(module)["error_response"])
+    for version in versions:
+        response = make(request_, FAILURE, version)
+        assert type(response).decode(response.encode(version), version) is not None

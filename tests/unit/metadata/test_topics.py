@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CreateTopics, CreatePartitions and DeleteTopics, with the error codes that Kafka 4.3.1 gave to the same requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.metadata.image import ImageBuilder
+from kcoord.metadata.topics import MAX_NEW_PARTITIONS
+from protocol.errors import Errors, KafkaError
+from protocol.messages import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    PartitionRecord,
+    TopicRecord,
+)
+from protocol.uuid import ZERO_UUID
+from tests.unit.metadata.cluster import DIRECTORY_ID, Cluster, Topic, manual, registration, topic
+
+
+def create_partitions(
+    cluster: Cluster, *wanted: tuple[str, int, list[list[int]] | None], validate_only: bool = False
+) -> list[CreatePartitionsResponse.CreatePartitionsTopicResult]:
+    request = CreatePartitionsRequest(
+        topics=[
+            CreatePartitionsRequest.CreatePartitionsTopic(
+                name=name,
+                count=count,
+                assignments=None
+                if assignments is None
+                else [CreatePartitionsRequest.CreatePartitionsAssignment(broker_ids=one) for one in assignments],
+            )
+            for name, count, assignments in wanted
+        ],
+        validate_only=validate_only,
+    )
+    return cluster.run(lambda machine, context: machine.create_partitions(context, request)).results
+
+
+def delete(
+    cluster: Cluster, *states: tuple[str | None, bytes], api_version: int = 6
+) -> list[DeleteTopicsResponse.DeletableTopicResult]:
+    if api_version < 6:
+        request = DeleteTopicsRequest(topic_names=[name for name, _ in states if name is not None])
+    else:
+        request = DeleteTopicsRequest(
+            topics=[DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=topic_id) for name, topic_id in states]
+        )
+    return cluster.run(lambda machine, context: machine.delete_topics(context, request), api_version).responses
+
+
+def test_records_and_response_of_a_new_topic() -> None:
+    cluster = Cluster()
+    start = len(cluster.log)
+    (answer,) = cluster.create(topic("a", 2, retention_ms="5"))
+    kinds = [type(record.value).__name__ for record in cluster.log[start:]]
+    assert kinds == ["TopicRecord", "ConfigRecord", "PartitionRecord", "PartitionRecord"]
+    assert [record.value_version for record in cluster.log[start:]] == [0, 0, 2, 2]
+    assert (answer.error_code, answer.num_partitions, answer.replication_factor) == (0, 2, 1)
+    created = cluster.image.topics["a"]
+    assert answer.topic_id == created.id != ZERO_UUID
+    assert [one.creation_time_ms for one in created.partitions] == [1000, 1000]
+    assert [one.directories for one in created.partitions] == [[DIRECTORY_ID], [DIRECTORY_ID]]
+    assert answer.configs is not None
+    described = {entry.name: (entry.value, entry.config_source) for entry in answer.configs}
+    assert len(described) == 33
+    assert described["retention.ms"] == ("5", 1)
+    assert described["segment.bytes"] == ("1073741824", 5)
+
+
+def test_rebuilding_from_the_log_gives_the_live_image() -> None:
+    cluster = Cluster()
+    cluster.create(topic("a", 2, retention_ms="5"), topic("b"))
+    create_partitions(cluster, ("a", 4, None))
+    delete(cluster, ("b", ZERO_UUID))
+    rebuilt = ImageBuilder.of(cluster.log)
+    rebuilt.epoch = cluster.image.epoch
+    assert rebuilt == cluster.image
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error"),
+    [
+        (topic("", 1), Errors.INVALID_TOPIC_EXCEPTION),
+        (topic(".", 1), Errors.INVALID_TOPIC_EXCEPTION),
+        (topic("..", 1), Errors.INVALID_TOPIC_EXCEPTION),
+        (topic("bad name!", 1), Errors.INVALID_TOPIC_EXCEPTION),
+        (topic("ä", 1), Errors.INVALID_TOPIC_EXCEPTION),
+        (topic("x" * 250, 1), Errors.INVALID_TOPIC_EXCEPTION),
+        (topic("x" * 249, 1), Errors.NONE),
+        (topic("t", 1), Errors.TOPIC_ALREADY_EXISTS),
+        (topic("x_y", 1), Errors.INVALID_TOPIC_EXCEPTION),
+        (topic("x-y", 1), Errors.NONE),
+        (topic("__cluster_metadata", 1), Errors.INVALID_REQUEST),
+        (topic("__consumer_offsets", 3), Errors.INVALID_PARTITIONS),
+        (topic("__consumer_offsets", 50), Errors.NONE),
+        (topic("n", 0), Errors.INVALID_PARTITIONS),
+        (topic("n", -2), Errors.INVALID_PARTITIONS),
+        (topic("n", -1, -1), Errors.NONE),
+        (topic("n", 1, 0), Errors.INVALID_REPLICATION_FACTOR),
+        (topic("n", 1, -2), Errors.INVALID_REPLICATION_FACTOR),
+        (topic("n", 1, 3), Errors.INVALID_REPLICATION_FACTOR),
+        (manual("n", (0, [1]), (1, [1])), Errors.NONE),
+        (topic("n", 2, -1, [(0, [1])]), Errors.INVALID_REQUEST),
+        (topic("n", -1, 1, [(0, [1])]), Errors.INVALID_REQUEST),
+        (manual("n", (0, [2])), Errors.INVALID_REPLICA_ASSIGNMENT),
+        (manual("n", (0, [1, 1])), Errors.INVALID_REPLICA_ASSIGNMENT),
+        (manual("n", (0, [])), Errors.INVALID_REPLICA_ASSIGNMENT),
+        (manual("n", (1, [1])), Errors.INVALID_REPLICA_ASSIGNMENT),
+        (manual("n", (0, [1]), (0, [1])), Errors.INVALID_REPLICA_ASSIGNMENT),
+        (topic("n", no_such_key="1"), Errors.INVALID_CONFIG),
+        (topic("n", retention_ms="x"), Errors.INVALID_CONFIG),
+        (topic("n", retention_ms=None), Errors.INVALID_CONFIG),
+        (topic("n", remote_storage_enable="true"), Errors.INVALID_CONFIG),
+        (topic("n", 1, 1, (), cleanup_policy="compact,delete"), Errors.NONE),
+    ],
+)
+def test_create_errors(wanted: Topic, error: Errors) -> None:
+    cluster = Cluster()
+    cluster.create(topic("t"), topic("x.y"))
+    assert cluster.create_error(wanted) == error
+
+
+def test_broker_defaults() -> None:
+    cluster = Cluster({"num.partitions": "3", "offsets.topic.num.partitions": "4", "default.replication.factor": "3"})
+    plain, internal = cluster.create(topic("n", -1, -1), topic("__consumer_offsets", -1, -1))
+    assert (plain.error_code, plain.num_partitions, plain.replication_factor) == (0, 3, 1)
+    assert internal.num_partitions == 4
+    assert cluster.image.topics["__consumer_offsets"].internal
+
+
+def test_a_topic_that_fails_costs_the_others_nothing() -> None:
+    cluster = Cluster()
+    answers = cluster.create(topic("a"), topic("b", 0), topic("c"), topic("c"), topic("d"))
+    assert [(one.name, one.error_code) for one in answers] == [
+        ("a", 0),
+        ("b", Errors.INVALID_PARTITIONS),
+        ("c", Errors.INVALID_REQUEST),
+        ("d", 0),
+    ]
+    assert list(cluster.image.topics) == ["a", "d"]
+
+
+def test_validating_creates_nothing() -> None:
+    cluster = Cluster()
+    before = cluster.image
+    good, bad = cluster.create(topic("a"), topic("b", 0), validate_only=True)
+    assert (good.error_code, good.num_partitions, good.topic_id) == (0, 1, ZERO_UUID)
+    assert bad.error_code == Errors.INVALID_PARTITIONS
+    assert cluster.image is before
+
+
+def test_too_many_partitions_at_once() -> None:
+    cluster = Cluster()
+    with pytest.raises(KafkaError) as caught:
+        cluster.create(topic("a", MAX_NEW_PARTITIONS), topic("b"))
+    assert caught.value.error is Errors.POLICY_VIOLATION
+
+
+def test_creation_times_never_go_back() -> None:
+    """KIP-1327: a partition younger than the group is new; setting back the clock must not hide that."""
+    cluster = Cluster()
+    cluster.now_ms = 5000
+    cluster.create(topic("a"))
+    cluster.now_ms = 4000
+    cluster.create(topic("b"))
+    create_partitions(cluster, ("a", 2, None))
+    cluster.now_ms = 6000
+    create_partitions(cluster, ("a", 3, None))
+    assert [one.creation_time_ms for one in cluster.image.topics["a"].partitions] == [5000, 5000, 6000]
+    assert cluster.image.topics["b"].partitions[0].creation_time_ms == 5000
+
+
+def test_partitions_are_spread_over_the_brokers() -> None:
+    cluster = Cluster()
+    cluster.run(lambda machine, context: machine.register_broker(context, registration(2)))
+    cluster.create(topic("a", 3))
+    cluster.create(topic("b", 2))
+    leaders = {name: [one.leader for one in image.partitions] for name, image in cluster.image.topics.items()}
+    assert leaders == {"a": [1, 2, 1], "b": [2, 1]}
+    assert cluster.create_error(topic("c", 1, 2)) == Errors.INVALID_REPLICATION_FACTOR
+    assert cluster.create_error(manual("c", (0, [1, 2]))) == Errors.INVALID_REPLICA_ASSIGNMENT
+
+
+@pytest.mark.parametrize(
+    ("count", "assignments", "error"),
+    [
+        (4, None, Errors.NONE),
+        (3, None, Errors.INVALID_PARTITIONS),
+        (2, None, Errors.INVALID_PARTITIONS),
+        (0, None, Errors.INVALID_PARTITIONS),
+        (-1, None, Errors.INVALID_PARTITIONS),
+        (5, [[1], [1]], Errors.NONE),
+        (5, [[1]], Errors.INVALID_REPLICA_ASSIGNMENT),
+        (4, [], Errors.INVALID_REPLICA_ASSIGNMENT),
+        (4, [[2]], Errors.INVALID_REPLICA_ASSIGNMENT),
+        (4, [[1, 1]], Errors.INVALID_REPLICA_ASSIGNMENT),
+        (4, [[]], Errors.INVALID_REPLICA_ASSIGNMENT),
+        (3 + MAX_NEW_PARTITIONS + 1, None, Errors.POLICY_VIOLATION),
+    ],
+)
+def test_create_partitions(count: int, assignments: list[list[int]] | None, error: Errors) -> None:
+    cluster = Cluster()
+    cluster.create(topic("t", 3))
+    (answer,) = create_partitions(cluster, ("t", count, assignments))
+    assert (answer.name, answer.error_code) == ("t", error)
+    partitions = cluster.image.topics["t"].partitions
+    assert [one.partition_id for one in partitions] == list(range(3 if error else count))
+
+
+def test_create_partitions_of_several_topics() -> None:
+    cluster = Cluster()
+    cluster.create(topic("a"), topic("b"), topic("__consumer_offsets", -1))
+    answers = create_partitions(
+        cluster, ("a", 2, None), ("nope", 2, None), ("b", 2, None), ("b", 3, None), ("__consumer_offsets", 60, None)
+    )
+    assert [(one.name, one.error_code) for one in answers] == [
+        ("a", 0),
+        ("nope", Errors.UNKNOWN_TOPIC_OR_PARTITION),
+        ("b", Errors.INVALID_REQUEST),
+        ("__consumer_offsets", Errors.INVALID_PARTITIONS),
+    ]
+    assert len(cluster.image.topics["b"].partitions) == 1
+
+
+def test_validating_adds_no_partitions() -> None:
+    cluster = Cluster()
+    cluster.create(topic("a"))
+    (answer,) = create_partitions(cluster, ("a", 2, None), validate_only=True)
+    assert answer.error_code == 0
+    assert len(cluster.image.topics["a"].partitions) == 1
+
+
+def test_delete_by_name_and_by_id() -> None:
+    cluster = Cluster()
+    a, b, c = (one.topic_id for one in cluster.create(topic("a"), topic("b"), topic("c")))
+    answers = delete(cluster, ("a", ZERO_UUID), (None, b))
+    assert [(one.name, one.topic_id, one.error_code) for one in answers] == [("a", a, 0), ("b", b, 0)]
+    (answer,) = delete(cluster, ("c", ZERO_UUID), api_version=1)
+    assert (answer.name, answer.error_code) == ("c", 0)
+    assert cluster.image.topics == {}
+    assert c not in cluster.image.topics_by_id
+
+
+def test_delete_errors() -> None:
+    cluster = Cluster()
+    a, b, _ = (one.topic_id for one in cluster.create(topic("a"), topic("b"), topic("__consumer_offsets", -1)))
+    unknown = b"?" * 16
+    answers = delete(
+        cluster,
+        ("nope", ZERO_UUID),
+        (None, unknown),
+        (None, ZERO_UUID),
+        ("a", a),
+        ("__consumer_offsets", ZERO_UUID),
+        ("b", ZERO_UUID),
+        ("b", ZERO_UUID),
+    )
+    assert [(one.name, one.topic_id, one.error_code) for one in answers] == [
+        ("nope", ZERO_UUID, Errors.UNKNOWN_TOPIC_OR_PARTITION),
+        (None, unknown, Errors.UNKNOWN_TOPIC_ID),
+        (None, ZERO_UUID, Errors.INVALID_REQUEST),
+        ("a", a, Errors.INVALID_REQUEST),
+        ("__consumer_offsets", cluster.image.topics["__consumer_offsets"].id, Errors.INVALID_REQUEST),
+        ("b", ZERO_UUID, Errors.INVALID_REQUEST),
+    ]
+    answers = delete(cluster, (None, b), ("b", ZERO_UUID))
+    assert [(one.name, one.topic_id, one.error_code) for one in answers] == [("b", b, Errors.INVALID_REQUEST)]
+    assert sorted(cluster.image.topics) == ["__consumer_offsets", "a", "b"]
+
+
+@pytest.mark.parametrize(("api_version", "error"), [(1, Errors.INVALID_REQUEST), (3, Errors.TOPIC_DELETION_DISABLED)])
+def test_deletion_disabled(api_version: int, error: Errors) -> None:
+    cluster = Cluster({"delete.topic.enable": "false"})
+    cluster.create(topic("a"))
+    with pytest.raises(KafkaError) as caught:
+        delete(cluster, ("a", ZERO_UUID), api_version=api_version)
+    assert caught.value.error is error
+
+
+def test_a_topic_made_again_is_another_topic() -> None:
+    cluster = Cluster()
+    (first,) = cluster.create(topic("a", 2, retention_ms="5"))
+    delete(cluster, ("a", ZERO_UUID))
+    (second,) = cluster.create(topic("a"))
+    assert first.topic_id != second.topic_id
+    assert len(cluster.image.topics["a"].partitions) == 1
+    assert cluster.image.topic_configs("a") == {}
+
+
+def test_internal_topics_are_created_once_with_their_own_configs() -> None:
+    cluster = Cluster({"offsets.topic.num.partitions": "4", "offsets.topic.segment.bytes": "2000000"})
+    result = cluster.result(lambda machine, context: machine.ensure_internal_topic(context, "__consumer_offsets"))
+    offsets = cluster.image.topics["__consumer_offsets"]
+    assert result.response == offsets.id
+    assert isinstance(result.records[0].value, TopicRecord)
+    assert sum(isinstance(record.value, PartitionRecord) for record in result.records) == 4
+    assert cluster.image.topic_configs("__consumer_offsets") == {
+        "cleanup.policy": "compact",
+        "compression.type": "producer",
+        "segment.bytes": "2000000",
+    }
+    again = cluster.result(lambda machine, context: machine.ensure_internal_topic(context, "__consumer_offsets"))
+    assert (again.response, again.records) == (offsets.id, [])
+
+
+def test_small_segments_of_internal_topics() -> None:
+    cluster = Cluster({"offsets.topic.segment.bytes": "1000"})
+    cluster.run(lambda machine, context: machine.ensure_internal_topic(context, "__consumer_offsets"))
+    assert cluster.image.topic_configs("__consumer_offsets")["internal.segment.bytes"] == "1000"
+    cluster.run(lambda machine, context: machine.ensure_internal_topic(context, "__transaction_state"))
+    assert cluster.image.topic_configs("__transaction_state")["segment.bytes"] == "104857600"

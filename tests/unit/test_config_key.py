@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of single configuration keys: what is read, what is refused with which text, what is printed."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.config import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, ConfigError, ConfigKey, ConfigType, value_to_string
+from kcoord.config.key import ConfigValue, OneOf, Range, java_double
+
+
+def key(type_: ConfigType, default: ConfigValue = None) -> ConfigKey:
+    return ConfigKey("some.key", type_, default)
+
+
+@pytest.mark.parametrize(
+    ("type_", "text", "value"),
+    [
+        (ConfigType.BOOLEAN, " TRUE ", True),
+        (ConfigType.BOOLEAN, "false", False),
+        (ConfigType.INT, "-2147483648", -(2**31)),
+        (ConfigType.INT, " +7 ", 7),
+        (ConfigType.SHORT, "32767", 32767),
+        (ConfigType.LONG, "9223372036854775807", 2**63 - 1),
+        (ConfigType.DOUBLE, "1.5E3", 1500.0),
+        (ConfigType.DOUBLE, ".5", 0.5),
+        (ConfigType.LIST, "", []),
+        (ConfigType.LIST, " a , b,c ", ["a", "b", "c"]),
+        (ConfigType.STRING, " x y ", "x y"),
+        (ConfigType.PASSWORD, " secret ", " secret "),
+    ],
+)
+def test_parses_as_config_def_does(type_: ConfigType, text: str, value: ConfigValue) -> None:
+    assert key(type_).parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("type_", "text"),
+    [
+        (ConfigType.BOOLEAN, "yes"),
+        (ConfigType.BOOLEAN, ""),
+        (ConfigType.INT, "2147483648"),
+        (ConfigType.INT, "1.0"),
+        (ConfigType.INT, "0x10"),
+        (ConfigType.INT, "1_000"),
+        (ConfigType.INT, "٣"),
+        (ConfigType.SHORT, "32768"),
+        (ConfigType.LONG, "9223372036854775808"),
+        (ConfigType.DOUBLE, "much"),
+        (ConfigType.DOUBLE, "1e"),
+    ],
+)
+def test_refuses_what_is_not_of_the_type(type_: ConfigType, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"some\.key"):
+        key(type_).parse(text)
+
+
+def test_error_names_key_value_and_what_is_allowed() -> None:
+    with pytest.raises(ConfigError) as caught:
+        BROKER_KEYS["num.partitions"].parse("0")
+    assert str(caught.value) == (
+        "Invalid value 0 for configuration num.partitions: not an allowed value; allowed: 32-bit integer, [1,...]"
+    )
+
+
+def test_error_hides_a_password() -> None:
+    secret = ConfigKey("p", ConfigType.PASSWORD, None, OneOf(("right",)))
+    with pytest.raises(ConfigError) as caught:
+        secret.parse("wrong")
+    assert "wrong" not in str(caught.value)
+
+
+def test_range_with_a_value_outside_of_it() -> None:
+    levels = Range(1, 9, also=-1)
+    assert [level for level in range(-2, 11) if levels.allows(level)] == [-1, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert str(levels) == "[1,...,9] or -1"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.5, "0.5"),
+        (1.0, "1.0"),
+        (0.0, "0.0"),
+        (0.001, "0.001"),
+        (0.0001, "1.0E-4"),
+        (1234567.0, "1234567.0"),
+        (1e7, "1.0E7"),
+        (1.5e10, "1.5E10"),
+        (1.7976931348623157e308, "1.7976931348623157E308"),
+    ],
+)
+def test_prints_doubles_as_java_does(value: float, text: str) -> None:
+    assert java_double(value) == text
+
+
+def test_prints_other_values_as_config_def_does() -> None:
+    assert value_to_string(None) is None
+    assert value_to_string(True) == "true"
+    assert value_to_string(["a", "b"]) == "a,b"
+    assert value_to_string([]) == ""
+    assert value_to_string(12) == "12"
+
+
+@pytest.mark.parametrize("keys", [BROKER_KEYS, TOPIC_KEYS, GROUP_KEYS])
+def test_every_default_is_allowed_and_can_be_printed_and_read_again(keys: dict[str, ConfigKey]) -> None:
+    for one in keys.values():
+        text = value_to_string(one.default)
+        if text is not None:
+            assert one.parse(text) == one.default, one.name
+        assert one.doc
+        assert one.doc.endswith("."), one.name
+
+
+def test_numbers_of_keys() -> None:
+    """Kafka 4.3.1 has 360 broker keys, 34 topic keys and 17 group keys; three broker keys are only dynamic."""
+    own = [name for name in BROKER_KEYS if name.startswith("kcoord.")]
+    assert len(BROKER_KEYS) - len(own) == 360 + 3
+    assert len(TOPIC_KEYS) == 34
+    assert len(GROUP_KEYS) == 17

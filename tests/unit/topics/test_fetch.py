@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetch requests through FetchManager: limits, long polls, sessions (KIP-227), topic ids, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from kcoord.topics.fetch_manager import Completion
+from kcoord.topics.fetch_session import next_epoch
+from protocol.batch_header import iter_headers
+from protocol.errors import Errors
+from protocol.messages import FetchRequest, FetchResponse
+from tests.unit.topics.helpers import TOPIC, Cluster, batch_of, image_of, topic_id_of
+
+NEWEST = 18
+SESSION = 4711
+
+
+class Client:
+    """Sends fetches and remembers its session."""
+
+    def __init__(self, cluster: Cluster, version: int = NEWEST) -> None:
+        self.cluster = cluster
+        self.version = version
+        self.tokens = 0
+
+    def request(
+        self,
+        wanted: Iterable[tuple[str, int, int]],
+        *,
+        session: tuple[int, int] = (0, -1),
+        wait_ms: int = 0,
+        min_bytes: int = 1,
+        max_bytes: int = 1 << 20,
+        partition_bytes: int = 1 << 20,
+        forget: Iterable[tuple[str, int]] = (),
+        isolation: int = 0,
+        leader_epoch: int = -1,
+        replica_id: int = -1,
+    ) -> FetchRequest:
+        topics = [
+            FetchRequest.FetchTopic(
+                topic=name,
+                topic_id=topic_id_of(name),
+                partitions=[
+                    FetchRequest.FetchPartition(
+                        partition=index,
+                        fetch_offset=offset,
+                        partition_max_bytes=partition_bytes,
+                        current_leader_epoch=leader_epoch,
+                    )
+                ],
+            )
+            for name, index, offset in wanted
+        ]
+        forgotten = [
+            FetchRequest.ForgottenTopic(topic=name, topic_id=topic_id_of(name), partitions=[index])
+            for name, index in forget
+        ]
+        request = FetchRequest(
+            replica_id=replica_id if self.version < 15 else -1,
+            replica_state=FetchRequest.ReplicaState(replica_id=replica_id if self.version >= 15 else -1),
+            max_wait_ms=wait_ms,
+            min_bytes=min_bytes,
+            max_bytes=max_bytes,
+            isolation_level=isolation,
+            session_id=session[0],
+            session_epoch=session[1],
+            topics=topics,
+            forgotten_topics_data=forgotten,
+        )
+        return FetchRequest.decode(request.encode(self.version), self.version)
+
+    def send(self, request: FetchRequest, session_id: int = SESSION) -> FetchResponse | None:
+        self.tokens += 1
+        response = self.cluster.store.fetches.fetch(
+            request, self.version, self.cluster.now_ms, token=self.tokens, candidate_session_id=session_id
+        )
+        if response is not None:
+            FetchResponse.decode(response.encode(self.version), self.version)
+        return response
+
+    def fetch(self, *wanted: tuple[str, int, int], **named: object) -> FetchResponse:
+        response = self.send(self.request(wanted, **named))  # type: ignore[arg-type]
+        assert response is not None
+        return response
+
+    def poll(self) -> list[Completion]:
+        return self.cluster.store.fetches.poll(self.cluster.now_ms)
+
+
+def data_of(response: FetchResponse) -> list[FetchResponse.PartitionData]:
+    return [partition for topic in response.responses for partition in topic.partitions]
+
+
+def sizes(response: FetchResponse) -> list[int]:
+    return [len(list(iter_headers(data.records or b""))) for data in data_of(response)]
+
+
+def errors(response: FetchResponse) -> list[int]:
+    return [data.error_code for data in data_of(response)]
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster(image_of({TOPIC: 4}))
+
+
+# --- plain fetches ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(4, 19))
+def test_every_version(cluster: Cluster, version: int) -> None:
+    cluster.append(batch_of("a", "b"))
+    response = Client(cluster, version).fetch((TOPIC, 0, 0), (TOPIC, 1, 0))
+    assert sizes(response) == [1, 0]
+    first = data_of(response)[0]
+    assert (first.high_watermark, first.last_stable_offset, first.log_start_offset) == (2, 2, 0)
+    assert first.aborted_transactions is None
+    assert response.responses[0].topic == TOPIC
+    assert len(response.responses) == 1
+
+
+def test_read_committed_answers_a_list_of_aborted_transactions(cluster: Cluster) -> None:
+    cluster.append(batch_of("a"))
+    response = Client(cluster).fetch((TOPIC, 0, 0), isolation=1)
+    assert data_of(response)[0].aborted_transactions == []
+
+
+def test_the_byte_limit_spans_partitions_and_spares_the_first_batch(cluster: Cluster) -> None:
+    size = 0
+    for index in range(3):
+        size = cluster.append(batch_of("x" * 100), partition=index).added_bytes
+        cluster.append(batch_of("x" * 100), partition=index)
+    everything = [(TOPIC, index, 0) for index in range(3)]
+    client = Client(cluster)
+    assert sizes(client.fetch(*everything, max_bytes=1)) == [1, 0, 0]
+    assert sizes(client.fetch(*everything, max_bytes=3 * size)) == [2, 1, 0]
+    assert sizes(client.fetch(*everything, partition_bytes=size)) == [1, 1, 1]
+    assert sizes(client.fetch(*everything, partition_bytes=size - 1)) == [1, 0, 0]
+    assert sizes(client.fetch((TOPIC, 3, 0), *everything, max_bytes=1)) == [0, 1, 0, 0]
+
+
+def test_errors_of_partitions(cluster: Cluster) -> None:
+    cluster.append(batch_of("a"))
+    response = Client(cluster, 12).fetch((TOPIC, 9, 0), ("absent", 0, 0), (TOPIC, 0, 5), (TOPIC, 0, 0))
+    found = {(topic.topic, data.partition_index): data for topic in response.responses for data in topic.partitions}
+    assert found[TOPIC, 9].error_code == Errors.UNKNOWN_TOPIC_OR_PARTITION
+    assert found["absent", 0].error_code == Errors.UNKNOWN_TOPIC_OR_PARTITION
+    assert found["absent", 0].high_watermark == -1
+    out_of_range = Client(cluster).fetch((TOPIC, 0, 5))
+    assert errors(out_of_range) == [Errors.OFFSET_OUT_OF_RANGE]
+    assert data_of(out_of_range)[0].log_start_offset == -1
+
+
+def test_unknown_topic_ids(cluster: Cluster) -> None:
+    assert errors(Client(cluster).fetch(("absent", 0, 0))) == [Errors.UNKNOWN_TOPIC_ID]
+
+
+def test_leader_epoch_errors_name_the_leader_from_version_16() -> None:
+    cluster = Cluster(image_of({TOPIC: 1}, leader_epoch=3))
+    for version, leader in ((15, -1), (16, 1)):
+        response = Client(cluster, version).fetch((TOPIC, 0, 0), leader_epoch=2)
+        assert errors(response) == [Errors.FENCED_LEADER_EPOCH]
+        assert data_of(response)[0].current_leader.leader_id == leader
+
+
+@pytest.mark.parametrize("version", [12, 18])
+def test_replicas_are_refused(cluster: Cluster, version: int) -> None:
+    response = Client(cluster, version).fetch((TOPIC, 0, 0), replica_id=2)
+    assert errors(response) == [Errors.NOT_LEADER_OR_FOLLOWER]
+
+
+# --- long polls -------------------------------------------------------------------------------------------------------
+
+
+def test_a_fetch_waits_for_data(cluster: Cluster) -> None:
+    client = Client(cluster)
+    woken: list[int] = []
+    cluster.store.fetches.wake = lambda: woken.append(1)
+    assert client.send(client.request([(TOPIC, 0, 0), (TOPIC, 1, 0)], wait_ms=500)) is None
+    assert cluster.store.fetches.next_deadline_ms() == cluster.now_ms + 500
+    cluster.append(batch_of("x"), partition=2)
+    assert (woken, client.poll()) == ([], [])
+    cluster.append(batch_of("x"), partition=1)
+    assert woken == [1]
+    completion = client.poll()[0]
+    assert (completion.token, sizes(completion.response)) == (1, [0, 1])
+    assert cluster.store.fetches.next_deadline_ms() is None
+    assert client.poll() == []
+
+
+def test_a_fetch_waits_for_enough_data(cluster: Cluster) -> None:
+    client = Client(cluster)
+    size = cluster.append(batch_of("x" * 50)).added_bytes
+    assert client.send(client.request([(TOPIC, 0, 0), (TOPIC, 1, 0)], wait_ms=500, min_bytes=3 * size)) is None
+    cluster.append(batch_of("x" * 50), partition=1)
+    assert client.poll() == []
+    cluster.append(batch_of("x" * 50))
+    assert sizes(client.poll()[0].response) == [2, 1]
+
+
+def test_a_fetch_ends_with_its_time(cluster: Cluster) -> None:
+    client = Client(cluster)
+    assert client.send(client.request([(TOPIC, 0, 0)], wait_ms=500)) is None
+    assert client.send(client.request([(TOPIC, 1, 0)], wait_ms=300)) is None
+    cluster.now_ms += 299
+    assert client.poll() == []
+    cluster.now_ms += 1
+    assert [completion.token for completion in client.poll()] == [2]
+    cluster.now_ms += 200
+    completions = client.poll()
+    assert [(completion.token, sizes(completion.response)) for completion in completions] == [(1, [0])]
+
+
+def test_a_fetch_does_not_wait_without_reason(cluster: Cluster) -> None:
+    client = Client(cluster)
+    cluster.append(batch_of("x"))
+    assert sizes(client.fetch((TOPIC, 0, 0), wait_ms=500)) == [1]
+    assert sizes(client.fetch((TOPIC, 0, 1), wait_ms=500, min_bytes=0)) == [0]
+    assert sizes(client.fetch((TOPIC, 0, 1), wait_ms=0)) == [0]
+    assert errors(client.fetch((TOPIC, 0, 1), (TOPIC, 1, 7), wait_ms=500)) == [0, Errors.OFFSET_OUT_OF_RANGE]
+    assert client.fetch(wait_ms=500).responses == []
+
+
+def test_a_missing_partition_does_not_hasten_the_answer(cluster: Cluster) -> None:
+    client = Client(cluster)
+    assert client.send(client.request([("absent", 0, 0), (TOPIC, 0, 0)], wait_ms=500)) is None
+    cluster.append(batch_of("x"))
+    assert errors(client.poll()[0].response) == [0, Errors.UNKNOWN_TOPIC_ID]
+
+
+def test_deleting_the_topic_ends_the_wait(cluster: Cluster) -> None:
+    client = Client(cluster)
+    assert client.send(client.request([(TOPIC, 0, 0)], wait_ms=500)) is None
+    cluster.update(image_of({}))
+    assert errors(client.poll()[0].response) == [Errors.UNKNOWN_TOPIC_ID]
+
+
+def test_read_committed_waits_for_the_end_of_a_transaction(cluster: Cluster) -> None:
+    client = Client(cluster)
+    cluster.store.transaction_guard = lambda topic, partition, facts: None
+    assert client.send(client.request([(TOPIC, 0, 0)], wait_ms=500, isolation=1)) is None
+    cluster.append(batch_of("x", producer=(1, 0, 0), is_transactional=True))
+    assert client.poll() == []
+    assert cluster.store.fetches.parked_count == 1
+
+
+def test_a_client_that_is_gone_is_forgotten(cluster: Cluster) -> None:
+    client = Client(cluster)
+    assert client.send(client.request([(TOPIC, 0, 0)], wait_ms=500)) is None
+    cluster.store.fetches.cancel(1)
+    cluster.append(batch_of("x"))
+    cluster.now_ms += 1000
+    assert (client.poll(), cluster.store.fetches.next_deadline_ms()) == ([], None)
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [7, 12, 13, 18])
+def test_an_incremental_session(cluster: Cluster, version: int) -> None:
+    client = Client(cluster, version)
+    cluster.append(batch_of("a"))
+    full = client.fetch((TOPIC, 0, 0), (TOPIC, 1, 0), (TOPIC, 2, 0), session=(0, 0))
+    assert (full.session_id, len(data_of(full))) == (SESSION, 3)
+    # Partition 0 has data again, the others are as the client knows them.
+    same = client.fetch(session=(SESSION, 1))
+    assert [data.partition_index for data in data_of(same)] == [0]
+    moved = client.fetch((TOPIC, 0, 1), session=(SESSION, 2))
+    assert (moved.session_id, data_of(moved)) == (SESSION, [])
+    cluster.append(batch_of("b"), partition=2)
+    assert [data.partition_index for data in data_of(client.fetch(session=(SESSION, 3)))] == [2]
+    forgotten = client.fetch(session=(SESSION, 4), forget=[(TOPIC, 2)])
+    assert data_of(forgotten) == []
+    added = client.fetch((TOPIC, 3, 0), session=(SESSION, 5))
+    assert [data.partition_index for data in data_of(added)] == [3]
+
+
+def test_wrong_sessions(cluster: Cluster) -> None:
+    client = Client(cluster)
+    assert client.fetch(session=(99, 1)).error_code == Errors.FETCH_SESSION_ID_NOT_FOUND
+    client.fetch((TOPIC, 0, 0), session=(0, 0))
+    wrong = client.fetch(session=(SESSION, 2))
+    assert (wrong.error_code, wrong.session_id, wrong.responses) == (Errors.INVALID_FETCH_SESSION_EPOCH, 0, [])
+    by_name = Client(cluster, 12)
+    assert by_name.fetch(session=(SESSION, 1)).error_code == Errors.FETCH_SESSION_TOPIC_ID_ERROR
+    assert client.fetch(session=(SESSION, 1)).error_code == 0
+
+
+def test_a_session_ends(cluster: Cluster) -> None:
+    client = Client(cluster)
+    client.fetch((TOPIC, 0, 0), session=(0, 0))
+    assert client.fetch((TOPIC, 0, 0), session=(SESSION, -1)).session_id == 0
+    assert client.fetch(session=(SESSION, 1)).error_code == Errors.FETCH_SESSION_ID_NOT_FOUND
+    client.fetch((TOPIC, 0, 0), session=(0, 0))
+    emptied = client.fetch(session=(SESSION, 1), forget=[(TOPIC, 0)])
+    assert (emptied.session_id, emptied.error_code) == (0, 0)
+    assert len(cluster.store.fetches.sessions) == 0
+
+
+def test_errors_are_repeated_in_a_session(cluster: Cluster) -> None:
+    client = Client(cluster)
+    client.fetch((TOPIC, 0, 0), ("late", 0, 0), session=(0, 0))
+    for epoch in (1, 2):
+        assert errors(client.fetch(session=(SESSION, epoch))) == [Errors.UNKNOWN_TOPIC_ID]
+    cluster.update(image_of({TOPIC: 4, "late": 1}))
+    assert errors(client.fetch(session=(SESSION, 3))) == [0]
+    assert errors(client.fetch(session=(SESSION, 4))) == []
+
+
+def test_busy_partitions_go_to_the_end(cluster: Cluster) -> None:
+    client = Client(cluster)
+    for index in (0, 1, 2):
+        cluster.append(batch_of("x" * 100), partition=index)
+    wanted = [(TOPIC, index, 0) for index in range(3)]
+    assert sizes(client.fetch(*wanted, session=(0, 0), max_bytes=1)) == [1, 0, 0]
+    served = [
+        data.partition_index
+        for epoch in (1, 2, 3, 4)
+        for data in data_of(client.fetch(session=(SESSION, epoch), max_bytes=1))
+    ]
+    assert served == [0, 1, 2, 0]
+
+
+def test_a_parked_fetch_of_an_older_session_epoch_gets_an_error(cluster: Cluster) -> None:
+    client = Client(cluster)
+    client.fetch((TOPIC, 0, 0), session=(0, 0))
+    assert client.send(client.request([], session=(SESSION, 1), wait_ms=500)) is None
+    assert client.fetch(session=(SESSION, 2)).error_code == 0
+    cluster.append(batch_of("x"))
+    assert client.poll()[0].response.error_code == Errors.INVALID_FETCH_SESSION_EPOCH
+
+
+def test_the_cache_of_sessions_is_bounded() -> None:
+    cluster = Cluster(image_of({TOPIC: 4}), {"max.incremental.fetch.session.cache.slots": "2"})
+    client = Client(cluster)
+
+    def opened(session_id: int, partitions: int) -> int:
+        wanted = [(TOPIC, index, 0) for index in range(partitions)]
+        response = client.send(client.request(wanted, session=(0, 0)), session_id)
+        assert response is not None
+        return response.session_id
+
+    assert [opened(1, 1), opened(2, 2), opened(3, 4)] == [1, 2, 0]
+    cluster.now_ms += 120_001
+    assert client.fetch(session=(2, 1)).session_id == 2
+    # Session 1 was not used for long: it gives way.
+    assert opened(4, 1) == 4
+    # Sessions 2 and 4 are in use; the smaller one of the old gives way to a larger one.
+    assert opened(5, 2) == 0
+    assert opened(6, 3) == 6
+    assert client.fetch(session=(2, 2)).error_code == Errors.FETCH_SESSION_ID_NOT_FOUND
+    assert client.fetch(session=(4, 1)).error_code == 0
+
+
+def test_epochs_skip_the_special_values() -> None:
+    assert [next_epoch(epoch) for epoch in (0, 1, 2**31 - 1, -1)] == [1, 2, 1, -1]

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ListOffsets on real logs: special timestamps, search by timestamp inside batches, what an empty log answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.compression import Compression
+from protocol.errors import Errors, KafkaError
+from tests.unit.topics.helpers import NOW_MS, TOPIC, Cluster, batch_of, image_of
+
+
+def find(cluster: Cluster, timestamp: int, **named: bool) -> tuple[int, int, int]:
+    read_committed = named.get("committed", False)
+    return cluster.store.find_offset(
+        TOPIC, 0, timestamp, current_leader_epoch=-1, read_committed=read_committed, now_ms=cluster.now_ms
+    )
+
+
+def cluster_with_data(**configs: str) -> Cluster:
+    cluster = Cluster(image_of({TOPIC: 1}, configs={TOPIC: configs}, leader_epoch=3))
+    cluster.append(batch_of("a", "b", "c", timestamp_ms=NOW_MS))
+    cluster.append(batch_of("d", "e", timestamp_ms=NOW_MS + 50, compression=Compression.ZSTD))
+    cluster.append(batch_of("f", timestamp_ms=NOW_MS + 20))
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "expected"),
+    [
+        (-1, (-1, 6, 3)),
+        (-2, (-1, 0, 3)),
+        (-3, (NOW_MS + 51, 4, 3)),
+        (-4, (-1, 0, 3)),
+        (-5, (-1, -1, -1)),
+        (-6, (-1, -1, -1)),
+        (0, (NOW_MS, 0, 3)),
+        (NOW_MS + 1, (NOW_MS + 1, 1, 3)),
+        (NOW_MS + 3, (NOW_MS + 50, 3, 3)),
+        (NOW_MS + 51, (NOW_MS + 51, 4, 3)),
+        (NOW_MS + 52, (-1, -1, -1)),
+    ],
+)
+def test_lookup(timestamp: int, expected: tuple[int, int, int]) -> None:
+    assert find(cluster_with_data(), timestamp) == expected
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "expected"), [(-1, (-1, 0, 0)), (-2, (-1, 0, 0)), (-3, (-1, -1, -1)), (5, (-1, -1, -1))]
+)
+def test_empty_log(timestamp: int, expected: tuple[int, int, int]) -> None:
+    assert find(Cluster(), timestamp) == expected
+
+
+def test_after_deletion_and_across_segments() -> None:
+    cluster = cluster_with_data(**{"internal.segment.bytes": "200"})
+    cluster.store.delete_records(TOPIC, 0, 2, NOW_MS)
+    assert find(cluster, -2) == (-1, 2, 3)
+    assert find(cluster, 0) == (NOW_MS + 2, 2, 3)
+    assert find(cluster, -3) == (NOW_MS + 51, 4, 3)
+    assert find(cluster, NOW_MS + 51) == (NOW_MS + 51, 4, 3)
+
+
+def test_log_append_time_names_the_first_record() -> None:
+    cluster = Cluster(image_of({TOPIC: 1}, configs={TOPIC: {"message.timestamp.type": "LogAppendTime"}}))
+    cluster.append(batch_of("a"))
+    cluster.now_ms += 1000
+    cluster.append(batch_of("b", "c"))
+    assert find(cluster, -3) == (NOW_MS + 1000, 1, 0)
+    assert find(cluster, NOW_MS + 1) == (NOW_MS + 1000, 1, 0)
+
+
+def test_read_committed_ends_at_the_stable_offset() -> None:
+    cluster = cluster_with_data()
+    cluster.store.transaction_guard = lambda topic, partition, facts: None
+    cluster.append(batch_of("t", timestamp_ms=NOW_MS + 99, producer=(1, 0, 0), is_transactional=True))
+    assert find(cluster, -1, committed=True) == (-1, 6, 3)
+    assert find(cluster, -1) == (-1, 7, 3)
+    assert find(cluster, NOW_MS + 99) == (NOW_MS + 99, 6, 3)
+    assert find(cluster, NOW_MS + 99, committed=True) == (-1, -1, -1)
+
+
+def test_unknown_special_timestamps_and_partitions() -> None:
+    cluster = cluster_with_data()
+    with pytest.raises(KafkaError) as caught:
+        find(cluster, -7)
+    assert caught.value.error is Errors.UNSUPPORTED_VERSION
+    with pytest.raises(KafkaError) as caught:
+        cluster.store.find_offset("absent", 0, -1, current_leader_epoch=-1, read_committed=False, now_ms=NOW_MS)
+    assert caught.value.error is Errors.UNKNOWN_TOPIC_OR_PARTITION

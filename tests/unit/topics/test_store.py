@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store follows the metadata image: folders, configs, epochs; internal topics; periodic work."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.storage.log import Log
+from kcoord.storage.segment import LogConfig
+from kcoord.topics.fetch_session import FetchPartition
+from protocol.errors import Errors, KafkaError
+from protocol.record_batch import Record, encode_batch
+from tests.unit.topics.helpers import NOW_MS, TOPIC, Cluster, batch_of, image_of, topic_id_of
+
+HOUR_MS = 3_600_000
+CHECK_MS = 300_000
+
+
+def folders(cluster: Cluster) -> list[str]:
+    return [name for name in cluster.fs.list_dir("data") if "-" in name]
+
+
+def error_of(call: object, *arguments: object, **named: object) -> Errors:
+    with pytest.raises(KafkaError) as caught:
+        call(*arguments, **named)  # type: ignore[operator]
+    return caught.value.error
+
+
+# --- following the image ----------------------------------------------------------------------------------------------
+
+
+def test_folders_come_with_the_image() -> None:
+    cluster = Cluster(image_of({"a": 2, "b.c-d": 1}))
+    assert {"a-0", "a-1", "b.c-d-0"} <= set(folders(cluster))
+    assert cluster.log_dir.topic_id("a", 1) == topic_id_of("a")
+    cluster.update(image_of({"a": 3, "b.c-d": 1}))
+    assert "a-2" in folders(cluster)
+    cluster.append(batch_of("x"), "a", 2)
+    assert error_of(cluster.append, batch_of("x"), "a", 3) is Errors.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_deleted_topics_vanish_at_once_and_their_files_later() -> None:
+    cluster = Cluster(image_of({"a": 1, "b": 1}))
+    cluster.append(batch_of("x"), "a")
+    cluster.update(image_of({"b": 1}))
+    assert error_of(cluster.append, batch_of("x"), "a") is Errors.UNKNOWN_TOPIC_OR_PARTITION
+    retired = f"a-0.{topic_id_of('a').hex()}-delete"
+    assert retired in folders(cluster)
+    assert "a-0" not in folders(cluster)
+    cluster.tick(59_999)
+    assert retired in folders(cluster)
+    cluster.tick(1)
+    assert retired not in folders(cluster)
+
+
+def test_a_recreated_topic_begins_empty() -> None:
+    cluster = Cluster(image_of({"a": 1}))
+    cluster.append(batch_of("x", "y"), "a")
+    cluster.update(image_of({"a": 1}, generation=1))
+    assert cluster.append(batch_of("z"), "a").base_offset == 0
+    assert cluster.store.topic_name(topic_id_of("a")) is None
+    assert cluster.store.topic_name(topic_id_of("a", 1)) == "a"
+    cluster.restart()
+    assert cluster.append(batch_of("z"), "a").base_offset == 1
+
+
+def test_folders_of_unknown_topics_are_set_aside() -> None:
+    cluster = Cluster(image_of({"a": 1, "b": 1}))
+    cluster.append(batch_of("x"), "a")
+    cluster.append(batch_of("x"), "b")
+    cluster.stop()
+    cluster.image = image_of({"a": 1}, generation=1)
+    cluster.start()
+    assert f"b-0.{topic_id_of('b').hex()}-stray" in folders(cluster)
+    assert f"a-0.{topic_id_of('a').hex()}-stray" in folders(cluster)
+    assert cluster.append(batch_of("x"), "a").base_offset == 0
+
+
+def test_configs_take_effect_at_once() -> None:
+    cluster = Cluster()
+    batch = batch_of("x" * 500)
+    cluster.append(batch)
+    cluster.update(image_of({TOPIC: 1}, configs={TOPIC: {"max.message.bytes": "100"}}))
+    assert error_of(cluster.append, batch) is Errors.MESSAGE_TOO_LARGE
+    cluster.update(image_of({TOPIC: 1}))
+    assert cluster.append(batch).base_offset == 1
+
+
+def test_jitter_makes_partitions_roll_at_different_times() -> None:
+    configs = {"segment.ms": "100000", "segment.jitter.ms": "50000"}
+    cluster = Cluster(image_of({TOPIC: 4}, configs={TOPIC: configs}))
+    ages = [cluster.store.partition(TOPIC, index).log_config.segment_ms for index in range(4)]
+    assert len(set(ages)) == 4
+    assert all(50_000 < age <= 100_000 for age in ages)
+
+
+def test_partitions_are_opened_at_their_first_use() -> None:
+    cluster = Cluster(image_of({TOPIC: 3}))
+    assert all(cluster.store.partition(TOPIC, index).opened is None for index in range(3))
+    cluster.append(batch_of("a"), TOPIC, 1)
+    assert [cluster.store.partition(TOPIC, index).opened is not None for index in range(3)] == [False, True, False]
+
+
+# --- internal topics --------------------------------------------------------------------------------------------------
+
+
+def test_internal_topics_are_readable_and_closed_to_clients() -> None:
+    internal = "__consumer_offsets"
+    cluster = Cluster(image_of({internal: 2}))
+    wanted = FetchPartition(internal, b"", 0, 0, 1000)
+    limits = {"max_bytes": 1000, "whole_first_batch": True, "read_committed": False, "now_ms": NOW_MS}
+    assert cluster.store.read(wanted, **limits).high_watermark == 0  # type: ignore[arg-type]
+    log = Log.open(cluster.fs, f"data/{internal}-0", LogConfig(), NOW_MS)
+    log.append(encode_batch([Record(b"k", b"v", timestamp_ms=NOW_MS)]), now_ms=NOW_MS)
+    cluster.internal_logs[internal, 0] = log
+    result = cluster.store.read(wanted, **limits)  # type: ignore[arg-type]
+    assert (result.high_watermark, len(result.records)) == (1, log.size_bytes)
+    assert cluster.store.has_partition(internal, 1)
+    assert not cluster.store.has_partition(internal, 2)
+    found = cluster.store.find_offset(internal, 0, -1, current_leader_epoch=-1, read_committed=False, now_ms=NOW_MS)
+    assert found == (-1, 1, 0)
+    empty = cluster.store.find_offset(internal, 1, -2, current_leader_epoch=-1, read_committed=False, now_ms=NOW_MS)
+    assert empty == (-1, 0, 0)
+    ends = cluster.store.end_offset_for_epoch(internal, 0, 0, current_leader_epoch=-1, now_ms=NOW_MS)
+    assert ends == (0, 1)
+    assert error_of(cluster.append, batch_of("x"), internal) is Errors.INVALID_TOPIC_EXCEPTION
+    assert error_of(cluster.store.delete_records, internal, 0, 0, NOW_MS) is Errors.INVALID_TOPIC_EXCEPTION
+
+
+# --- periodic work ----------------------------------------------------------------------------------------------------
+
+
+def segments(cluster: Cluster) -> list[int]:
+    return [int(name.removesuffix(".log")) for name in cluster.files() if name.endswith(".log")]
+
+
+def filled(count: int, **configs: str) -> Cluster:
+    """`count` segments of one batch each, a minute apart."""
+    settings = {"internal.segment.bytes": "300", **{key.replace("_", "."): value for key, value in configs.items()}}
+    cluster = Cluster(image_of({TOPIC: 1}, configs={TOPIC: settings}))
+    cluster.tick(0)
+    for number in range(count):
+        cluster.append(batch_of("x" * 100, timestamp_ms=NOW_MS + number * 60_000, producer=(9, 0, number)))
+    return cluster
+
+
+def test_retention_by_time() -> None:
+    cluster = filled(4, retention_ms=str(HOUR_MS))
+    assert segments(cluster) == [0, 1, 2, 3]
+    cluster.tick(HOUR_MS + 60_000)
+    assert segments(cluster) == [1, 2, 3]
+    assert next(name for name in cluster.files() if name.endswith(".snapshot")) == "00000000000000000001.snapshot"
+    cluster.tick(HOUR_MS)
+    assert segments(cluster) == [4]
+    assert cluster.append(batch_of("y", producer=(9, 0, 4))).base_offset == 4
+
+
+def test_retention_by_size() -> None:
+    cluster = filled(5, retention_ms="-1", retention_bytes="600")
+    cluster.tick(CHECK_MS)
+    assert segments(cluster) == [2, 3, 4]
+    opened = cluster.store.partition(TOPIC, 0).open(cluster.now_ms)
+    assert opened.log.start_offset == 2
+    assert opened.epochs.entries == [(0, 2)]
+
+
+def test_compacted_topics_keep_their_segments() -> None:
+    cluster = filled(3, cleanup_policy="compact", retention_ms="1", retention_bytes="1")
+    cluster.tick(HOUR_MS)
+    assert segments(cluster) == [0, 1, 2]
+
+
+def test_deleted_records_free_their_segments() -> None:
+    cluster = filled(3, retention_ms="-1")
+    cluster.store.delete_records(TOPIC, 0, 2, cluster.now_ms)
+    cluster.tick(CHECK_MS)
+    assert segments(cluster) == [2]
+
+
+def test_start_offsets_are_checkpointed() -> None:
+    cluster = filled(3, retention_ms="-1")
+    cluster.store.delete_records(TOPIC, 0, 1, cluster.now_ms)
+    cluster.tick(60_000)
+    cluster.crash()
+    assert cluster.store.partition(TOPIC, 0).open(cluster.now_ms).log.start_offset == 1
+
+
+def test_flush_by_time_needs_its_scheduler() -> None:
+    image = image_of({TOPIC: 1}, configs={TOPIC: {"flush.ms": "1000"}})
+    cluster = Cluster(image, {"log.flush.scheduler.interval.ms": "500"})
+    cluster.tick(0)
+    cluster.append(batch_of("a"))
+    opened = cluster.store.partition(TOPIC, 0).open(cluster.now_ms)
+    cluster.tick(500)
+    assert opened.log.flushed_offset == 0
+    cluster.tick(500)
+    assert opened.log.flushed_offset == 1
+
+
+def test_silent_producers_are_forgotten() -> None:
+    cluster = Cluster(properties={"producer.id.expiration.ms": "1000"})
+    cluster.tick(0)
+    cluster.append(batch_of("a", producer=(9, 3, 0)))
+    cluster.tick(600_000)
+    assert cluster.append(batch_of("b", producer=(9, 0, 55))).base_offset == 1
+
+
+def test_retention_goes_in_steps_and_survives_a_clock_that_goes_back() -> None:
+    cluster = Cluster(image_of({TOPIC: 120}))
+    cluster.tick(0)
+    cluster.tick(CHECK_MS)
+    opened = [cluster.store.partition(TOPIC, index).opened is not None for index in range(120)]
+    assert opened.count(True) == 50
+    cluster.tick(1)
+    cluster.tick(1)
+    assert all(cluster.store.partition(TOPIC, index).opened is not None for index in range(120))
+    cluster.tick(-10 * HOUR_MS)
