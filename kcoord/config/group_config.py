@@ -41,6 +41,12 @@ GROUP_KEYS: Mapping[str, ConfigKey] = key_table(
         ),
         _key("consumer.heartbeat.interval.ms", 5000, at_least(1), "How often members are told to send a heartbeat."),
         _key("consumer.session.timeout.ms", 45000, at_least(1), "A member that is silent for this long is removed."),
+        _key(
+            "kcoord.offsets.retention.minutes",
+            10080,
+            at_least(1),
+            "How long offsets of this group are kept (KIP-211), in place of the broker's offsets.retention.minutes.",
+        ),
         _key("share.assignment.interval.ms", 1000, at_least(0)),
         _key(
             "share.auto.offset.reset",
@@ -107,6 +113,7 @@ class GroupConfig:
     consumer_assignment_interval_ms: int
     consumer_heartbeat_interval_ms: int
     consumer_session_timeout_ms: int
+    kcoord_offsets_retention_minutes: int
     share_assignment_interval_ms: int
     share_auto_offset_reset: str
     share_delivery_count_limit: int
@@ -144,7 +151,7 @@ class GroupConfig:
 
 def group_default(broker_config: BrokerConfig, name: str) -> ConfigValue:
     """What a group key is where the group does not set it."""
-    broker_key = f"group.{name}"
+    broker_key = name.removeprefix("kcoord.") if name.startswith("kcoord.") else f"group.{name}"
     try:
         return broker_config.value(broker_key)
     except KeyError:

@@ -3,9 +3,19 @@
 
 from __future__ import annotations
 
-from kcoord.config.key import ConfigKey, ConfigType, Importance, OneOf
+from kcoord.config.key import ConfigKey, ConfigType, Importance, ListOf, OneOf
+
+FEATURE_LEVELS = ("group.version=0", "group.version=1", *(f"transaction.version={level}" for level in range(3)))
 
 KCOORD_KEYS: tuple[ConfigKey, ...] = (
+    ConfigKey(
+        "kcoord.bootstrap.features",
+        ConfigType.LIST,
+        [],
+        ListOf(FEATURE_LEVELS),
+        Importance.LOW,
+        "Feature levels of a new cluster that differ from the highest, as `kafka-storage format --feature` sets them.",
+    ),
     ConfigKey(
         "kcoord.kip1327.enable",
         ConfigType.BOOLEAN,

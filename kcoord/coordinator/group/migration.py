@@ -53,7 +53,11 @@ def upgrade(
     new.metadata_hash = metadata_hash(image, names)
     result: CoordinatorResult[object] = CoordinatorResult(None, [records.new_classic_group_tombstone(group_id)])
     result.records += [records.new_member_subscription_record(group_id, member) for member in members]
-    result.records.append(records.new_group_epoch_record(group_id, epoch, new.metadata_hash, creation_time_ms))
+    result.records.append(
+        records.new_group_epoch_record(
+            group_id, epoch, new.metadata_hash, creation_time_ms, records.EpochReason.MIGRATION
+        )
+    )
     for member in members:
         new.put_member(member)
         target = {topic_id: frozenset(partitions) for topic_id, partitions in member.assigned.items()}

@@ -7,6 +7,8 @@ Record types, keys and values are Kafka's (`schemas/coordinator_records`); a tom
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Final
 
 from kcoord.coordinator.group.consumer.member import (
     Assignment,
@@ -36,10 +38,47 @@ from protocol.messages import (
 from protocol.uuid import ZERO_UUID
 
 
-def new_group_epoch_record(group_id: str, epoch: int, metadata_hash: int, creation_time_ms: int) -> CoordinatorRecord:
-    """The epoch of a consumer group; `creation_time_ms` is KIP-1327's, -1 where it was never recorded."""
+class EpochReason(Enum):
+    """Why a consumer group's epoch was bumped; written beside it for those who audit the log."""
+
+    JOIN = "join"
+    LEAVE = "leave"
+    FENCED = "fenced"
+    SUBSCRIPTION = "subscription"
+    METADATA = "metadata"
+    MIGRATION = "migration"
+
+
+EPOCH_REASON_TAG: Final = 1000
+EMPTY_SINCE_TAG: Final = 1001
+"""Our own tagged fields of ConsumerGroupMetadataValue: an EpochReason as text, and an int64 in ms. Kafka skips both."""
+
+
+def new_group_epoch_record(
+    group_id: str,
+    epoch: int,
+    metadata_hash: int,
+    creation_time_ms: int,
+    reason: EpochReason,
+    empty_since_ms: int = -1,
+) -> CoordinatorRecord:
+    """The epoch of a consumer group; `creation_time_ms` is KIP-1327's, -1 where it was never recorded.
+
+    `empty_since_ms` is set where the group loses its last member with this epoch: KIP-211 counts from then.
+    """
     value = ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=metadata_hash, creation_time_ms=creation_time_ms)
+    tags = [(EPOCH_REASON_TAG, reason.value.encode())]
+    if empty_since_ms >= 0:
+        tags.append((EMPTY_SINCE_TAG, empty_since_ms.to_bytes(8, "big")))
+    value.unknown_tagged_fields = tuple(tags)
     return CoordinatorRecord(ConsumerGroupMetadataKey(group_id=group_id), value)
+
+
+def empty_since_from(value: ConsumerGroupMetadataValue) -> int:
+    """When the group lost its last member; -1 where the record does not say."""
+    return next(
+        (int.from_bytes(data, "big") for tag, data in value.unknown_tagged_fields if tag == EMPTY_SINCE_TAG), -1
+    )
 
 
 def new_group_epoch_tombstone(group_id: str) -> CoordinatorRecord:

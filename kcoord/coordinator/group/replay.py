@@ -101,6 +101,7 @@ class GroupReplay:
         group.group_epoch = value.epoch
         group.metadata_hash = value.metadata_hash
         group.creation_time_ms = value.creation_time_ms
+        group.empty_since_ms = records.empty_since_from(value)
         self.latest_creation_time_ms = max(self.latest_creation_time_ms, value.creation_time_ms)
 
     def _member(self, key: ConsumerGroupMemberMetadataKey, value: ConsumerGroupMemberMetadataValue | None) -> None:

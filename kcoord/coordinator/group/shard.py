@@ -27,6 +27,7 @@ from kcoord.coordinator.group.consumer.member import (
     MemberState,
 )
 from kcoord.coordinator.group.consumer.settings import GroupSettings
+from kcoord.coordinator.group.expiration import MAX_TOMBSTONES, OFFSETS_EXPIRATION, Expiration
 from kcoord.coordinator.group.group import Group
 from kcoord.coordinator.group.offsets import CommittedOffsets
 from kcoord.coordinator.group.regex import ResolvedRegexes
@@ -89,9 +90,11 @@ class GroupCoordinatorShard:
 
     def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
         """Every member gets a whole session timeout, and one that was revoking its whole rebalance timeout."""
-        result = CoordinatorResult(None)
+        result = CoordinatorResult(None, timers=[self._next_expiration(context)])
         for group in self._groups.values():
             if isinstance(group, ConsumerGroup):
+                if group.is_empty() and group.empty_since_ms < 0:
+                    group.empty_since_ms = context.now_ms
                 result.timers += self._consumer_timers(group, context.now_ms)
             elif isinstance(group, ClassicGroup):
                 rebalance = Rebalance(self._config, group, context.now_ms)
@@ -112,6 +115,8 @@ class GroupCoordinatorShard:
 
     def fire_timer(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
         """A member was silent or slow and is removed, or a barrier of a classic group opens."""
+        if key == OFFSETS_EXPIRATION:
+            return self.expire_offsets(context)
         group = self._groups.get(key.group_id)
         if isinstance(group, ConsumerGroup) and key.kind in timers.MEMBER_TIMERS:
             return self._consumer_timer_fired(context, group, key)
@@ -133,7 +138,7 @@ class GroupCoordinatorShard:
             return CoordinatorResult(None)
         if key.kind == timers.REBALANCE_TIMER and member.state is not MemberState.UNREVOKED_PARTITIONS:
             return CoordinatorResult(None)
-        return self._remove_members(context, group, [member])
+        return self._remove_members(context, group, [member], records.EpochReason.FENCED)
 
     def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
         """The topics that a group's regular expressions match were found; a failed task is tried again by a later
@@ -153,11 +158,14 @@ class GroupCoordinatorShard:
         result = CoordinatorResult(None)
         subscribed = group.subscribed_topic_names()
         changed = False
+        reason = records.EpochReason.METADATA
         for regex in sorted(group.regexes & value.topics.keys()):
             topics = value.topics[regex]
             old = group.resolved_regexes.get(regex)
             if old is None or old.topics != topics:
                 changed = changed or topics != (old.topics if old is not None else frozenset())
+                if old is None:
+                    reason = records.EpochReason.SUBSCRIPTION
                 result.records.append(
                     records.new_regular_expression_record(group.group_id, regex, topics, value.version, context.now_ms)
                 )
@@ -165,7 +173,9 @@ class GroupCoordinatorShard:
         if changed:
             new_hash = metadata_hash(self._image, subscribed)
             result.records.append(
-                records.new_group_epoch_record(group.group_id, group.group_epoch + 1, new_hash, group.creation_time_ms)
+                records.new_group_epoch_record(
+                    group.group_id, group.group_epoch + 1, new_hash, group.creation_time_ms, reason
+                )
             )
         return result
 
@@ -239,12 +249,16 @@ class GroupCoordinatorShard:
         return new
 
     def _remove_members(
-        self, context: OperationContext, group: ConsumerGroup, members: Sequence[ConsumerGroupMember]
+        self,
+        context: OperationContext,
+        group: ConsumerGroup,
+        members: Sequence[ConsumerGroupMember],
+        reason: records.EpochReason,
     ) -> CoordinatorResult[None]:
         """They go alone, or the group becomes a classic one with them (KIP-848 Downgrade)."""
         if migration.can_downgrade(self._config, group, members):
             return migration.downgrade(self._config, self._image, group, context.now_ms, members)
-        return removal.remove_members(self._image, group, members)
+        return removal.remove_members(self._image, group, members, reason, context.now_ms)
 
     # Classic members, of classic and of consumer groups.
 
@@ -341,6 +355,8 @@ class GroupCoordinatorShard:
         return CoordinatorResult([self._describe(group_id) for group_id in group_ids])
 
     def _describe(self, group_id: str) -> ConsumerGroupDescribeResponse.DescribedGroup:
+        if not group_id:
+            return ConsumerGroupDescribeResponse.DescribedGroup(error_code=Errors.INVALID_GROUP_ID)
         group = self._groups.get(group_id)
         if isinstance(group, ConsumerGroup):
             return describe.consumer_group(group, self._image, self._config.group_consumer_assignors)
@@ -397,9 +413,13 @@ class GroupCoordinatorShard:
             for topic, partitions in sorted(self._offsets.of_group(group.group_id).items())
             for partition in sorted(partitions)
         ]
+        return tombstones + self._tombstones_of_group_alone(group)
+
+    @staticmethod
+    def _tombstones_of_group_alone(group: Group) -> list[CoordinatorRecord]:
         if isinstance(group, ConsumerGroup):
-            return tombstones + records.new_consumer_group_tombstones(group.group_id, group.resolved_regexes)
-        return [*tombstones, records.new_classic_group_tombstone(group.group_id)]
+            return records.new_consumer_group_tombstones(group.group_id, group.resolved_regexes)
+        return [records.new_classic_group_tombstone(group.group_id)]
 
     # Offsets.
 
@@ -420,6 +440,29 @@ class GroupCoordinatorShard:
     ) -> CoordinatorResult[OffsetDeleteResponse]:
         group = self._groups.get(request.group_id)
         return offset_operations.delete_offsets(self._image, group, self._offsets, request)
+
+    def expire_offsets(self, context: OperationContext) -> CoordinatorResult[None]:
+        """KIP-211: what has expired goes, and with its last offset an empty group; a long list goes in portions."""
+        expiration = Expiration(self._config, self._image, context.now_ms)
+        result = CoordinatorResult(None)
+        for group in self._groups.values():
+            result.records += self._expired(expiration, group)
+            if len(result.records) >= MAX_TOMBSTONES:
+                result.timers.append(Schedule(OFFSETS_EXPIRATION, context.now_ms))
+                return result
+        result.timers.append(self._next_expiration(context))
+        return result
+
+    def _expired(self, expiration: Expiration, group: Group) -> list[CoordinatorRecord]:
+        offsets = self._offsets.of_group(group.group_id)
+        expired = list(itertools.islice(expiration.expired(group, offsets), MAX_TOMBSTONES))
+        tombstones = [records.new_offset_commit_tombstone(group.group_id, topic, p) for topic, p in expired]
+        if expiration.may_remove(group) and len(expired) == sum(map(len, offsets.values())):
+            tombstones += self._tombstones_of_group_alone(group)
+        return tombstones
+
+    def _next_expiration(self, context: OperationContext) -> Schedule:
+        return Schedule(OFFSETS_EXPIRATION, context.now_ms + self._config.offsets_retention_check_interval_ms)
 
     # For tests and checkers.
 

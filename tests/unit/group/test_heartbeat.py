@@ -442,7 +442,7 @@ def test_restart_gives_every_member_a_new_session(context: GroupContext) -> None
     context.heartbeat("g", A, 2)
     context.sleep(40_000)
     context.restart()
-    assert {key.kind for key in context.timers} == {"consumer-session", "consumer-rebalance"}
+    assert {key.kind for key in context.timers} == {"consumer-session", "consumer-rebalance", "offsets-expiration"}
     assert context.sleep(44_999) == []
     assert len(context.sleep(1)) == 2
 

@@ -102,7 +102,7 @@ def test_group_keys() -> None:
     config = BrokerConfig.from_properties({"group.consumer.heartbeat.interval.ms": "6000"})
     image = image_with((32, "g", "consumer.session.timeout.ms", "50000"))
     found = by_name(describe.group_config_entries(config, image, "g"))
-    assert len(found) == 17
+    assert len(found) == 18
     assert found["consumer.session.timeout.ms"].synonyms == [
         ("consumer.session.timeout.ms", "50000", ConfigSource.GROUP_CONFIG),
         ("group.consumer.session.timeout.ms", "45000", ConfigSource.DEFAULT_CONFIG),

@@ -36,6 +36,7 @@ from kcoord.coordinator.group.consumer.timers import (
     session_timer,
 )
 from kcoord.coordinator.group.consumer.transition import MemberTransition
+from kcoord.coordinator.group.records import EpochReason
 from kcoord.coordinator.result import Cancel, CoordinatorResult, OperationContext, Schedule
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
@@ -215,7 +216,7 @@ def leave(
         )
     if not leaving:
         return CoordinatorResult(response)
-    removal = remove(group, leaving)
+    removal = remove(group, leaving, EpochReason.LEAVE)
     return CoordinatorResult(response, removal.records, removal.timers)
 
 

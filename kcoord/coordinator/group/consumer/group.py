@@ -38,6 +38,7 @@ class ConsumerGroup:
         "assignment_epoch",
         "assignment_timestamp_ms",
         "creation_time_ms",
+        "empty_since_ms",
         "group_epoch",
         "group_id",
         "members",
@@ -58,6 +59,8 @@ class ConsumerGroup:
         self.group_epoch = 0
         self.metadata_hash = 0
         self.creation_time_ms = -1
+        self.empty_since_ms = -1
+        """When the last member left; -1 while there are members, and where the log does not say."""
         self.members: dict[str, ConsumerGroupMember] = {}
         self.static_members: dict[str, str] = {}
         self.target_assignment: dict[str, Assignment] = {}

@@ -16,12 +16,15 @@ from kcoord.coordinator.group.consumer.member import (
     MemberState,
 )
 from kcoord.coordinator.group.consumer.timers import cancel_member_timers, rebalance_timer
+from kcoord.coordinator.group.records import EpochReason
 from kcoord.coordinator.result import Cancel, CoordinatorResult
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
 from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
-RemoveMembers: TypeAlias = Callable[[ConsumerGroup, Sequence[ConsumerGroupMember]], CoordinatorResult[None]]
+RemoveMembers: TypeAlias = Callable[
+    [ConsumerGroup, Sequence[ConsumerGroupMember], EpochReason], CoordinatorResult[None]
+]
 """How members are removed: they alone, or with them the group's protocol (see `migration`)."""
 
 
@@ -57,7 +60,7 @@ def leave(
         group_creation_time_ms=group.creation_time_ms,
     )
     if request.member_epoch == LEAVE_GROUP_MEMBER_EPOCH:
-        removal = remove(group, [member])
+        removal = remove(group, [member], EpochReason.LEAVE)
         return CoordinatorResult(response, removal.records, removal.timers)
     released = replace(
         member,
@@ -74,7 +77,11 @@ def leave(
 
 
 def remove_members(
-    image: MetadataImage, group: ConsumerGroup, members: Sequence[ConsumerGroupMember]
+    image: MetadataImage,
+    group: ConsumerGroup,
+    members: Sequence[ConsumerGroupMember],
+    reason: EpochReason,
+    now_ms: int,
 ) -> CoordinatorResult[None]:
     """Everything of the members goes, and the group epoch grows once; the next heartbeat computes the new target."""
     group_id = group.group_id
@@ -87,7 +94,10 @@ def remove_members(
         if group.regex_subscribers(regex) == leaving:
             result.records.append(records.new_regular_expression_tombstone(group_id, regex))
     new_hash = metadata_hash(image, group.subscribed_topic_names(removed=members))
+    empty_since_ms = now_ms if len(members) == len(group.members) else -1
     result.records.append(
-        records.new_group_epoch_record(group_id, group.group_epoch + 1, new_hash, group.creation_time_ms)
+        records.new_group_epoch_record(
+            group_id, group.group_epoch + 1, new_hash, group.creation_time_ms, reason, empty_since_ms
+        )
     )
     return result

@@ -21,6 +21,7 @@ from kcoord.coordinator.group.consumer.member import (
 )
 from kcoord.coordinator.group.consumer.settings import GroupSettings
 from kcoord.coordinator.group.consumer.target_assignment import build_target_assignment, topic_ids_of
+from kcoord.coordinator.group.records import EpochReason
 from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
@@ -84,7 +85,7 @@ class MemberTransition:
         elif updated is not member or member.member_id not in group.members:
             self.records.append(records.new_member_subscription_record(group.group_id, updated))
         # 2. The group epoch.
-        group_epoch = self._group_epoch(updated, bump or regex_bump)
+        group_epoch = self._group_epoch(member, updated, bump or regex_bump)
         # 3. The target assignment, at most once per assignment interval.
         target_epoch, target = group.assignment_epoch, self._present_target(updated)
         due_ms = group.assignment_timestamp_ms + self.settings.assignment_interval_ms
@@ -125,7 +126,7 @@ class MemberTransition:
 
     # 2. The group epoch.
 
-    def _group_epoch(self, updated: ConsumerGroupMember, bump: bool) -> int:
+    def _group_epoch(self, member: ConsumerGroupMember, updated: ConsumerGroupMember, bump: bool) -> int:
         """The group epoch after this heartbeat, with its record where it grows.
 
         A new group starts at 1, and the first subscription counts on top of that (observed in Kafka 4.3.1).
@@ -133,6 +134,9 @@ class MemberTransition:
         group = self.group
         epoch = group.group_epoch
         new_hash = group.metadata_hash
+        reason = EpochReason.SUBSCRIPTION if bump else EpochReason.METADATA
+        if group.replaced_by(member) is None:
+            reason = EpochReason.JOIN
         if bump or group.metadata_stale:
             new_hash = metadata_hash(self.image, group.subscribed_topic_names(changed=updated))
             if new_hash == group.metadata_hash:
@@ -141,14 +145,16 @@ class MemberTransition:
                 bump = True
         if epoch == 0:
             epoch += 1
-            self._append_epoch(epoch + bump, new_hash)
+            self._append_epoch(epoch + bump, new_hash, reason)
         elif bump:
-            self._append_epoch(epoch + 1, new_hash)
+            self._append_epoch(epoch + 1, new_hash, reason)
         return epoch + bump
 
-    def _append_epoch(self, epoch: int, new_hash: int) -> None:
+    def _append_epoch(self, epoch: int, new_hash: int, reason: EpochReason) -> None:
         group = self.group
-        self.records.append(records.new_group_epoch_record(group.group_id, epoch, new_hash, group.creation_time_ms))
+        self.records.append(
+            records.new_group_epoch_record(group.group_id, epoch, new_hash, group.creation_time_ms, reason)
+        )
 
     # 3. The target assignment.
 
