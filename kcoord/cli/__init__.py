@@ -17,6 +17,7 @@ from kcoord import __version__
 COMMANDS = {
     "serve": "run a broker",
     "health": "check that a broker answers and its group coordinator is active",
+    "simulate": "run the deterministic simulation",
 }
 
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast, overload
 
-from protocol.errors import KafkaError
+from protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig, Listener
@@ -28,6 +28,8 @@ _logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+GROUP_VERSION = "group.version"
 
 Reply: TypeAlias = "T | asyncio.Future[T]"
 """An answer, or the promise of one. Handlers return a promise only where something must be waited for."""
@@ -88,6 +90,14 @@ class Broker:
         """The advertised address of this broker for clients of a listener."""
         return self.endpoints[listener_name]
 
+    def check_consumer_protocol(self) -> None:
+        """KIP-848 can be switched off by feature level or setting; as in Kafka the APIs stay listed and answer so,
+        without a text.
+        """
+        enabled = "consumer" in self.config.group_coordinator_rebalance_protocols
+        if not enabled or self.image.features.get(GROUP_VERSION, 0) < 1:
+            raise KafkaError(Errors.UNSUPPORTED_VERSION)
+
     def spawn(self, coroutine: Coroutine[object, object, T]) -> asyncio.Task[T]:
         """Starts a task that is neither lost to the garbage collector nor able to fail unseen."""
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -130,8 +140,15 @@ def map_reply(
     source = cast("asyncio.Future[T]", reply)
     target: asyncio.Future[U] = source.get_loop().create_future()
 
+    def abandon(abandoned: asyncio.Future[U]) -> None:
+        """Whoever waits no longer ends a long poll; work of several steps (a task) goes on."""
+        if abandoned.cancelled() and not isinstance(source, asyncio.Task):
+            source.cancel()
+
     def finish(done: asyncio.Future[T]) -> None:
         if target.done():
+            if not done.cancelled():
+                done.exception()  # seen: asyncio would report an error that nobody asked for
             return
         if done.cancelled():
             target.cancel()
@@ -148,6 +165,7 @@ def map_reply(
             target.set_exception(failure)
 
     source.add_done_callback(finish)
+    target.add_done_callback(abandon)
     return target
 
 

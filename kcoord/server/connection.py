@@ -3,7 +3,7 @@
 
 Several requests of a connection may be under way; their answers leave in the order of the requests, joined into one
 write per turn of the event loop. A connection that reads its answers too slowly, or has too much under way, is not read
-from until that changes (H-9, H-10). Bytes that are no Kafka request close this connection only, with one log line.
+from until that changes. Bytes that are no Kafka request close this connection only, with one log line.
 """
 
 from __future__ import annotations
@@ -125,6 +125,8 @@ class KafkaConnection(asyncio.Protocol):
         self._owner.forget(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._stopped:
+            return
         self.last_active = now = asyncio.get_running_loop().time()
         try:
             frames = self._reader.feed(data)
@@ -236,6 +238,8 @@ class KafkaConnection(asyncio.Protocol):
     def _settled(self, exchange: _Exchange, future: asyncio.Future[object]) -> None:
         """An answer came that had to be waited for; the client may be gone by now."""
         if self._transport is None:
+            if not future.cancelled():
+                future.exception()  # seen: asyncio would report an error that nobody asked for
             return
         response = exchange.bound.settle(future, exchange.request)
         data = b"" if response is None else exchange.bound.encode(exchange.correlation_id, response, exchange.request)

@@ -12,7 +12,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
+from kcoord.coordinator.runtime.runtime import LoadError
 from kcoord.server.runtime_driver import RuntimeDriver
+from kcoord.storage.errors import StorageError
 from protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
@@ -30,12 +32,19 @@ METADATA_SHARD = 0
 """There is one metadata log, partition 0 of `__cluster_metadata`."""
 
 
+RELOAD_SECONDS = 5.0
+
+
 class MetadataOwner(Protocol):
     """What the process gives to the service."""
 
     def wake(self) -> None: ...
 
+    def now_ms(self) -> int: ...
+
     def publish(self, image: MetadataImage) -> None: ...
+
+    def reopen_metadata_log(self) -> Log: ...
 
 
 class LocalMetadataService:
@@ -45,8 +54,10 @@ class LocalMetadataService:
         self._runtime = runtime
         self._log = log
         self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._closing = False
         self._image_under_way = self.image
-        self.driver: RuntimeDriver[MetadataMachine] = RuntimeDriver("metadata", runtime, self)
+        self.driver: RuntimeDriver[MetadataMachine] = RuntimeDriver("metadata", runtime, self, _as_controller_error)
 
     @property
     def image(self) -> MetadataImage:
@@ -82,8 +93,37 @@ class LocalMetadataService:
         self._owner.publish(self._image_under_way)
 
     def on_failed(self, shard_id: int) -> None:
-        """Without its metadata log a broker cannot change topics or configs; reading and group coordination go on."""
-        _logger.critical("The metadata log has failed: topics and configs cannot be changed until a restart.")
+        """Topics and configs cannot be changed until the log is read again; all else goes on."""
+        _logger.error("The metadata log has failed: topics and configs cannot be changed for now")
+        self._reload_later()
+
+    def _reload_later(self) -> None:
+        if not self._closing:
+            self._loop.call_later(RELOAD_SECONDS, self._reload)
+
+    def _reload(self) -> None:
+        if self._closing:
+            return
+        try:
+            self._log = self._owner.reopen_metadata_log()
+            batches = self._log.batches(self._log.start_offset)
+            self._runtime.load(METADATA_SHARD, batches, self._owner.now_ms(), self._log.end_offset)
+        except (OSError, StorageError, LoadError) as error:
+            _logger.error("The metadata log cannot be read again: %s", error)
+            self._reload_later()
+            return
+        _logger.info("The metadata log was read again")
+        self._owner.publish(self.image)
+
+    def close(self) -> None:
+        self._closing = True
 
     def start_task(self, shard_id: int, task: Task) -> None:
         raise AssertionError(f"the metadata machine has no tasks, got {task}")
+
+
+def _as_controller_error(error: KafkaError) -> KafkaError:
+    """Clients that change metadata know a controller: NOT_CONTROLLER makes them try again."""
+    if error.error in (Errors.NOT_COORDINATOR, Errors.COORDINATOR_LOAD_IN_PROGRESS):
+        return KafkaError(Errors.NOT_CONTROLLER, "The metadata log has failed and is read again soon.")
+    return error

@@ -42,6 +42,7 @@ from protocol.uuid import uuid_from_string
 
 if TYPE_CHECKING:
     from kcoord.metadata.image import MetadataImage
+    from kcoord.storage.log import Log
 
 _logger = logging.getLogger(__name__)
 
@@ -158,6 +159,9 @@ class BrokerProcess:
     def on_coordinator_append(self, shard_id: int, size_bytes: int) -> None:
         self._storage.topics.on_internal_append(GROUP_METADATA_TOPIC, shard_id, size_bytes)
 
+    def reopen_metadata_log(self) -> Log:
+        return self._storage.reopen_metadata_log(self.now_ms())
+
     def publish(self, image: MetadataImage) -> None:
         """A new image is durable: everybody sees it before the replies that waited for it leave."""
         self._broker.image = image
@@ -252,6 +256,7 @@ class BrokerProcess:
         for listener in self._listeners:
             listener.close_connections()
         self._groups.close()
+        self._metadata.close()
         self._broker.cancel_tasks()
         await self._until(lambda: self._worker.is_quiet, WRITER_SECONDS)
         written = self._worker.close(WRITER_SECONDS)

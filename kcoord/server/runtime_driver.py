@@ -44,10 +44,19 @@ class DriverHooks(Protocol):
 
 
 class RuntimeDriver(Generic[M]):
-    """See the module's text. `name` tells the drivers of one worker apart in write jobs and log lines."""
+    """See the module's text. `name` tells the drivers of one worker apart in write jobs and log lines; `translate` is
+    for errors of the runtime that mean something else to the clients of these state machines.
+    """
 
-    def __init__(self, name: str, runtime: CoordinatorRuntime[M], hooks: DriverHooks) -> None:
+    def __init__(
+        self,
+        name: str,
+        runtime: CoordinatorRuntime[M],
+        hooks: DriverHooks,
+        translate: Callable[[KafkaError], KafkaError] = lambda error: error,
+    ) -> None:
         self.name = name
+        self._translate = translate
         self.runtime = runtime
         self._hooks = hooks
         self._waiting: dict[Hashable, asyncio.Future[object]] = {}
@@ -58,7 +67,10 @@ class RuntimeDriver(Generic[M]):
         """The answer, or a future where it has to wait for the disk or for a later operation."""
         token = context.token
         self._hooks.wake()
-        outcome = self.runtime.run_write(shard_id, operation, context, token)
+        try:
+            outcome = self.runtime.run_write(shard_id, operation, context, token)
+        except KafkaError as error:
+            raise self._translate(error) from None
         if not isinstance(outcome, Wait):
             return outcome
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
@@ -105,6 +117,6 @@ class RuntimeDriver(Generic[M]):
         if future is None or future.done():
             return
         if isinstance(reply.value, KafkaError):
-            future.set_exception(reply.value)
+            future.set_exception(self._translate(reply.value))
         else:
             future.set_result(reply.value)

@@ -79,6 +79,15 @@ class Storage:
         logs = self._shard_logs.get(topic)
         return logs.open_logs().get(partition) if logs is not None else None
 
+    def reopen_metadata_log(self, now_ms: int) -> Log:
+        """After a failure: what was written last is unknown until the log is opened again."""
+        try:
+            self.metadata_log.close()
+        except (OSError, StorageError) as error:
+            _logger.warning("Closing %s failed: %s", self.metadata_log.directory, error)
+        self.metadata_log = self.log_dir.open_log(METADATA_TOPIC, 0, self.metadata_log.config, now_ms)
+        return self.metadata_log
+
     def close(self, now_ms: int, *, clean: bool) -> None:
         """Closes everything; only a clean end tells the next start that nothing needs to be checked."""
         self.topics.close(now_ms)

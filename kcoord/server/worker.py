@@ -61,7 +61,11 @@ class Worker:
         now_ms = self._now_ms()
         jobs: list[WriteJob] = []
         for driver in self._drivers.values():
-            driver.collect(now_ms, jobs)
+            try:
+                driver.collect(now_ms, jobs)
+            except Exception:
+                # What was collected before is still written, and the next turn goes on with the rest.
+                _logger.exception("Collecting what the runtime of %s has ready failed", driver.name)
         if jobs:
             self._writes_under_way += len(jobs)
             if self._writer is not None:
@@ -79,7 +83,10 @@ class Worker:
         now_ms = self._now_ms()
         for result in results:
             name, shard_id = cast("tuple[str, int]", result.key)
-            self._drivers[name].written(shard_id, result, now_ms)
+            try:
+                self._drivers[name].written(shard_id, result, now_ms)
+            except Exception:
+                _logger.exception("Completing a write of shard %d of %s failed", shard_id, name)
         self.wake()
 
     def _arm_timer(self, now_ms: int) -> None:

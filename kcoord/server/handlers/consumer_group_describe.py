@@ -33,6 +33,8 @@ without an authorizer.
 def handle(
     broker: Broker, context: RequestContext, request: ConsumerGroupDescribeRequest
 ) -> Reply[ConsumerGroupDescribeResponse]:
+    broker.check_consumer_protocol()
+
     def operation(
         shard: GroupCoordinatorShard, operation_context: OperationContext, group_ids: list[str]
     ) -> CoordinatorResult[list[DescribedGroup]]:

@@ -22,6 +22,8 @@ VERSIONS = range(0, 3)
 def handle(
     broker: Broker, context: RequestContext, request: ConsumerGroupHeartbeatRequest
 ) -> Reply[ConsumerGroupHeartbeatResponse]:
+    broker.check_consumer_protocol()
+
     def operation(
         shard: GroupCoordinatorShard, operation_context: OperationContext
     ) -> CoordinatorResult[ConsumerGroupHeartbeatResponse]:

@@ -33,7 +33,7 @@ def handle(
     if logged and not stored:
         return IncrementalAlterConfigsResponse(responses=results)
     remaining = IncrementalAlterConfigsRequest(resources=stored, validate_only=request.validate_only)
-    reply: Reply[IncrementalAlterConfigsResponse] = broker.metadata.run(
+    reply = broker.metadata.run(
         lambda machine, operation: machine.incremental_alter_configs(operation, remaining),
         context.operation_context(candidate=False),
     )

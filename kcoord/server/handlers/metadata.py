@@ -39,7 +39,7 @@ def handle(broker: Broker, context: RequestContext, request: MetadataRequest) ->
     if not missing:
         return _respond(broker, context, request, {})
     topic_ids = random_topic_ids(len(missing))
-    created: Reply[CreateTopicsResponse] = broker.metadata.run(
+    created = broker.metadata.run(
         lambda machine, operation: machine.auto_create_topics(operation, missing, topic_ids),
         context.operation_context(candidate=False),
     )

@@ -26,7 +26,7 @@ from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.storage.segment import LogConfig
 from protocol.api_keys import ApiKey
 from protocol.errors import KafkaError
-from protocol.messages import Message, PartitionRecord, TopicRecord
+from protocol.messages import FeatureLevelRecord, Message, PartitionRecord, TopicRecord
 
 SHARDS = 4
 TOPICS = {"t1": 1, "t3": 3}
@@ -36,8 +36,8 @@ def topic_id(name: str) -> bytes:
     return name.encode().ljust(16, b"\x01")
 
 
-def image_of(topics: dict[str, int]) -> MetadataImage:
-    records: list[Message] = []
+def image_of(topics: dict[str, int], group_version: int = 1) -> MetadataImage:
+    records: list[Message] = [FeatureLevelRecord(name="group.version", feature_level=group_version)]
     for name, count in topics.items():
         records.append(TopicRecord(name=name, topic_id=topic_id(name)))
         records += [

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from kcoord.storage.memory_file_system import no_fault
 from kcoord.storage.memory_file_system import MemoryFileSystem, no_fault
 from protocol.errors import Errors
 from protocol.messages import (
@@ -22,7 +21,7 @@ from protocol.messages import (
 )
 from protocol.uuid import ZERO_UUID
 
-from .harness import Harness, topic_id
+from .harness import Harness, image_of, topic_id
 
 UNKNOWN_ID = b"\x77" * 16
 
@@ -190,10 +189,9 @@ async def test_offset_delete_merges_what_the_image_and_the_coordinator_say() -> 
     ]
     answer = await broker.call(OffsetDeleteRequest(group_id="g", topics=topics), 0)
     assert errors_of(answer) == {"t3": {99: 3, 0: 86}, "t1": {0: 0}, "nope": {0: 3}}
-    unknown = await broker.call(OffsetDeleteRequest(group_id="", topics=topics[2:]), 0)
-    assert errors_of(unknown) == {"nope": {0: 3}}
-    empty = await broker.call(OffsetDeleteRequest(group_id="", topics=topics[1:2]), 0)
-    assert (empty.error_code, empty.topics) == (Errors.INVALID_GROUP_ID, [])
+    for some in (topics[2:], topics[1:2], []):
+        nameless = await broker.call(OffsetDeleteRequest(group_id="", topics=some), 0)
+        assert (nameless.error_code, nameless.topics) == (Errors.INVALID_GROUP_ID, [])
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
@@ -227,3 +225,13 @@ async def test_a_failed_write_is_answered_and_the_shard_comes_back(monkeypatch: 
     request = OffsetFetchRequest(groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id="g", topics=None)])
     (group,) = (await broker.call(request, 9)).groups
     assert {topic.name: topic.partitions[0].committed_offset for topic in group.topics} == {"t1": 1, "t3": 5}
+
+
+async def test_without_the_consumer_protocol_its_apis_answer_unsupported_version() -> None:
+    by_setting = await Harness(group_coordinator_rebalance_protocols="classic").open()
+    by_feature = await Harness().open()
+    by_feature.broker.image = image_of({"t3": 3}, group_version=0)
+    for broker in (by_setting, by_feature):
+        assert (await broker.call(join("g"), 1)).error_code == Errors.UNSUPPORTED_VERSION
+        described = await broker.call(ConsumerGroupDescribeRequest(group_ids=["g"]), 1)
+        assert [group.error_code for group in described.groups] == [Errors.UNSUPPORTED_VERSION]

@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process: ready line, signals, lock, bad settings, health, hostile bytes, and what survives a kill."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kcoord.cli import main
+from protocol.api_keys import ApiKey, response_class
+from protocol.errors import Errors
+from protocol.headers import encode_request
+from protocol.messages import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    FetchRequest,
+    FetchResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    Message,
+    MetadataRequest,
+    MetadataResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+from tests.support.kcoord_process import KcoordProcess
+
+from .wire import ConnectionClosed, WireClient
+
+MakeServer = Callable[..., KcoordProcess]
+
+
+def create_topic(client: WireClient, name: str, partitions: int) -> None:
+    topic = CreateTopicsRequest.CreatableTopic(name=name, num_partitions=partitions, replication_factor=1)
+    answer = client.call(CreateTopicsRequest(topics=[topic], timeout_ms=5000), 7, CreateTopicsResponse)
+    assert [result.error_code for result in answer.topics] == [0]
+
+
+def find_coordinator(client: WireClient, *groups: str) -> FindCoordinatorResponse:
+    return client.call(FindCoordinatorRequest(coordinator_keys=list(groups)), 4, FindCoordinatorResponse)
+
+
+def commit(client: WireClient, group: str, topic: str, offsets: dict[int, int]) -> dict[int, int]:
+    partitions = [
+        OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=index, committed_offset=offset)
+        for index, offset in offsets.items()
+    ]
+    request = OffsetCommitRequest(
+        group_id=group,
+        topics=[OffsetCommitRequest.OffsetCommitRequestTopic(name=topic, partitions=partitions)],
+    )
+    answer = client.call(request, 9, OffsetCommitResponse)
+    return {p.partition_index: p.error_code for t in answer.topics for p in t.partitions}
+
+
+def committed(client: WireClient, group: str) -> dict[int, int]:
+    """The committed offsets of a group; waits while its shard is loaded."""
+    request = OffsetFetchRequest(groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)])
+    while True:
+        (answer,) = client.call(request, 8, OffsetFetchResponse).groups
+        if answer.error_code != Errors.COORDINATOR_LOAD_IN_PROGRESS:
+            break
+        time.sleep(0.01)
+    assert answer.error_code == 0
+    return {p.partition_index: p.committed_offset for topic in answer.topics for p in topic.partitions}
+
+
+def join(client: WireClient, group: str, member: str, topic: str, epoch: int = 0) -> ConsumerGroupHeartbeatResponse:
+    request = ConsumerGroupHeartbeatRequest(group_id=group, member_id=member, member_epoch=epoch)
+    if epoch == 0:
+        request.rebalance_timeout_ms = 60000
+        request.subscribed_topic_names = [topic]
+        request.topic_partitions = []
+    return client.call(request, 1, ConsumerGroupHeartbeatResponse)
+
+
+def run_serve(*overrides: str) -> subprocess.CompletedProcess[str]:
+    arguments = [argument for override in overrides for argument in ("--override", override)]
+    command = [sys.executable, "-m", "kcoord", "serve", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+# --- the life of the process ------------------------------------------------------------------------------------------
+
+
+def test_it_tells_where_it_listens_and_ends_on_sigterm(server: KcoordProcess) -> None:
+    assert f"PLAINTEXT://127.0.0.1:{server.port}, node 1, cluster " in server.log
+    started = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - started < 5
+    assert (server.data / ".kafka_cleanshutdown").exists()
+
+
+def test_a_stop_answers_long_polls_and_does_not_wait_for_idle_connections(server: KcoordProcess) -> None:
+    with WireClient(server.port) as idle, WireClient(server.port) as poller:
+        create_topic(idle, "t", 1)
+        partition = FetchRequest.FetchPartition(partition=0, partition_max_bytes=1000)
+        request = FetchRequest(
+            max_wait_ms=60000,
+            min_bytes=1,
+            max_bytes=1000,
+            topics=[FetchRequest.FetchTopic(topic="t", partitions=[partition])],
+        )
+        correlation_id = poller.send(request, 11)
+        time.sleep(0.2)
+        started = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - started < 2
+        poller.receive(correlation_id, ApiKey.FETCH, 11, FetchResponse)
+
+
+def test_a_second_process_on_the_same_folder_is_refused(server: KcoordProcess) -> None:
+    result = run_serve(f"log.dirs={server.data}", "listeners=PLAINTEXT://127.0.0.1:0")
+    assert result.returncode == 1
+    assert "is in use by another process" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_taken_port_is_told(server: KcoordProcess, tmp_path: Path) -> None:
+    result = run_serve(f"log.dirs={tmp_path / 'other'}", f"listeners=PLAINTEXT://127.0.0.1:{server.port}")
+    assert result.returncode == 1
+    assert f"cannot listen on PLAINTEXT://127.0.0.1:{server.port}" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_unusable_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = run_serve(f"log.dirs={tmp_path / 'file'}", "listeners=PLAINTEXT://127.0.0.1:0")
+    assert result.returncode == 1
+    assert str(tmp_path / "file") in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("group.max.size=none", ["group.max.size", "none"]),
+        ("group.consumer.heartbeat.interval.ms=0", ["group.consumer.heartbeat.interval.ms", "0"]),
+        ("listeners=SSL://127.0.0.1:0", ["SSL"]),
+        ("nonsense", ["nonsense", "key=value"]),
+    ],
+)
+def test_a_bad_setting_is_told_before_anything_is_opened(tmp_path: Path, override: str, words: list[str]) -> None:
+    result = run_serve(f"log.dirs={tmp_path / 'data'}", "listeners=PLAINTEXT://127.0.0.1:0", override)
+    assert result.returncode == 1
+    assert all(word in result.stderr for word in words)
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_file_environment_and_overrides_win_in_that_order(tmp_path: Path) -> None:
+    properties = tmp_path / "server.properties"
+    properties.write_text("node.id=5\nlisteners=nonsense\nlog.dirs=nowhere\nnum.network.threads=3\n")
+    environment = os.environ | {"KCOORD_LISTENERS": "PLAINTEXT://127.0.0.1:0", "KCOORD_LOG_DIRS": "nowhere-either"}
+    command = [sys.executable, "-m", "kcoord", "serve", str(properties), "--override", f"log.dirs={tmp_path / 'data'}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    process.terminate()
+    _, errors = process.communicate(timeout=10)
+    assert ", node 5, " in line
+    assert process.returncode == 0
+    assert (tmp_path / "data").is_dir()
+    assert "num.network.threads" in errors
+
+
+# --- health -----------------------------------------------------------------------------------------------------------
+
+
+def test_health_of_a_running_broker(server: KcoordProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["health", server.address]) == 0
+    assert f"{server.address} serves " in capsys.readouterr().out
+
+
+def test_health_of_no_broker(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    assert main(["health", f"127.0.0.1:{port}"]) == 1
+    assert "is not healthy" in capsys.readouterr().err
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_version_of_api_versions_is_answered_in_v0(server: KcoordProcess) -> None:
+    with WireClient(server.port) as client:
+        for version in (5, 99, -1):
+            header = struct.pack(">hhih", ApiKey.API_VERSIONS, version, 77, -1)
+            client.socket.sendall(struct.pack(">i", len(header)) + header)
+            frame = client.receive_frame()
+            assert frame[:4] == struct.pack(">i", 77)
+            answer = ApiVersionsResponse.decode(frame[4:], 0)
+            assert answer.error_code == Errors.UNSUPPORTED_VERSION
+            assert [(api.api_key, api.min_version, api.max_version) for api in answer.api_keys] == [(18, 0, 4)]
+
+
+def test_api_versions_lists_what_is_served_and_the_features(server: KcoordProcess) -> None:
+    request = ApiVersionsRequest(client_software_name="test", client_software_version="1.0")
+    nameless = ApiVersionsRequest(client_software_name="-", client_software_version="1.0")
+    with WireClient(server.port) as client:
+        old = client.call(request, 3, ApiVersionsResponse)
+        answer = client.call(request, 4, ApiVersionsResponse)
+        bad = client.call(nameless, 3, ApiVersionsResponse)
+    versions = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+    assert versions[ApiKey.CONSUMER_GROUP_HEARTBEAT] == (0, 2)
+    assert versions[ApiKey.METADATA] == (0, 14)
+    assert versions[ApiKey.API_VERSIONS] == (0, 4)
+    assert {feature.name: feature.max_version_level for feature in answer.finalized_features}["group.version"] == 1
+    assert answer.finalized_features_epoch > 0
+    supported = {feature.name: (feature.min_version, feature.max_version) for feature in answer.supported_features}
+    assert supported["group.version"] == (0, 1)
+    assert [feature.name for feature in old.supported_features] == ["metadata.version"]
+    assert (bad.error_code, bad.api_keys) == (Errors.INVALID_REQUEST, [])
+
+
+def test_settings_hide_versions_and_switch_the_consumer_protocol_off(make_server: MakeServer) -> None:
+    server = make_server(kcoord_kip1327_enable="false", group_coordinator_rebalance_protocols="classic").start()
+    with WireClient(server.port) as client:
+        answer = client.call(ApiVersionsRequest(), 0, ApiVersionsResponse)
+        find_coordinator(client, "g")
+        assert join(client, "g", "m", "t").error_code == Errors.UNSUPPORTED_VERSION
+    versions = {api.api_key: api.max_version for api in answer.api_keys}
+    assert versions[ApiKey.METADATA] == 13
+    assert versions[ApiKey.CONSUMER_GROUP_HEARTBEAT] == 1
+
+
+def test_find_coordinator_makes_the_internal_topic(server: KcoordProcess) -> None:
+    with WireClient(server.port) as client:
+        before = client.call(MetadataRequest(topics=None), 12, MetadataResponse)
+        assert [topic.name for topic in before.topics] == []
+        assert join(client, "g", "m", "t").error_code == Errors.NOT_COORDINATOR
+        answer = find_coordinator(client, "a", "", "a")
+        found = [(one.key, one.error_code, one.node_id, one.host, one.port) for one in answer.coordinators]
+        assert found == [(key, 0, 1, "127.0.0.1", server.port) for key in ("a", "", "a")]
+        after = client.call(MetadataRequest(topics=None), 12, MetadataResponse)
+        assert [(topic.name, len(topic.partitions), topic.is_internal) for topic in after.topics] == [
+            ("__consumer_offsets", 4, True)
+        ]
+        assert join(client, "g", "m", "t").error_code == 0
+        for key_type, error in ((1, Errors.COORDINATOR_NOT_AVAILABLE), (2, Errors.INVALID_REQUEST), (-1, 42)):
+            request = FindCoordinatorRequest(key="a", key_type=key_type)
+            old = client.call(request, 3, FindCoordinatorResponse)
+            assert (old.error_code, old.node_id, old.host, old.port) == (error, -1, "", -1)
+
+
+def test_bad_bytes_end_their_connection_only(server: KcoordProcess) -> None:
+    with WireClient(server.port) as good:
+        for bad_bytes in (
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32),
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\xff\xff\xff\xff",
+            encode_request(ApiKey.LIST_GROUPS, 5, 1, None, b"\xff\xff\xff\xff\xff\xff"),
+            encode_request(ApiKey.OFFSET_COMMIT, 11, 1, None, b""),
+        ):
+            with WireClient(server.port) as bad:
+                bad.socket.sendall(bad_bytes)
+                with pytest.raises((ConnectionClosed, ConnectionResetError)):
+                    bad.receive_frame()
+        assert good.call(ListGroupsRequest(), 5, ListGroupsResponse).error_code == 0
+    log = server.log
+    assert "looks like a TLS handshake" in log
+    assert "looks like HTTP" in log
+    assert "malformed LIST_GROUPS v5 request" in log
+    assert "OFFSET_COMMIT v11 is not served" in log
+    assert "Traceback" not in log
+
+
+def test_limits_on_connections(make_server: MakeServer) -> None:
+    server = make_server(max_connections_per_ip="2", connections_max_idle_ms="600").start()
+    with WireClient(server.port) as first, WireClient(server.port), WireClient(server.port) as third:
+        with pytest.raises((ConnectionClosed, ConnectionResetError)):
+            third.receive_frame()
+        assert first.call(ListGroupsRequest(), 5, ListGroupsResponse).error_code == 0
+        with pytest.raises((ConnectionClosed, ConnectionResetError)):
+            first.receive_frame()
+    assert "max.connections.per.ip=2 reached" in server.log
+
+
+def test_pipelined_requests_are_answered_in_order(server: KcoordProcess) -> None:
+    with WireClient(server.port) as client:
+        create_topic(client, "t", 1)
+        find_coordinator(client, "g")
+        sent: list[tuple[int, Message, int]] = []
+        for number in range(200):
+            request: Message = ListGroupsRequest()
+            version = 5
+            if number % 2 == 0:
+                partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=number)
+                topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=[partition])
+                request, version = OffsetCommitRequest(group_id="g", topics=[topic]), 9
+            sent.append((client.send(request, version), request, version))
+        for correlation_id, request, version in sent:
+            client.receive(correlation_id, request.api_key, version, response_class(request.api_key))
+        assert committed(client, "g") == {0: 198}
+
+
+# --- what survives ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["stop", "kill"])
+def test_commits_groups_and_topics_survive(server: KcoordProcess, ending: str) -> None:
+    with WireClient(server.port) as client:
+        create_topic(client, "t", 3)
+        find_coordinator(client, "simple")
+        assert commit(client, "simple", "t", {0: 5, 2: 7}) == {0: 0, 2: 0}
+        joined = join(client, "members", "m1", "t")
+        assert joined.error_code == 0
+    server.stop() if ending == "stop" else server.kill()
+    server.start()
+    with WireClient(server.port) as client:
+        assert committed(client, "simple") == {0: 5, 2: 7}
+        topics = client.call(MetadataRequest(topics=None), 12, MetadataResponse).topics
+        assert sorted((topic.name, len(topic.partitions)) for topic in topics) == [("__consumer_offsets", 4), ("t", 3)]
+        while (steady := join(client, "members", "m1", "t", joined.member_epoch)).error_code == 14:
+            time.sleep(0.01)
+        assert (steady.error_code, steady.member_epoch) == (0, joined.member_epoch)
+        assert commit(client, "simple", "t", {0: 6}) == {0: 0}
+        assert committed(client, "simple") == {0: 6, 2: 7}
+
+
+def test_no_acknowledged_commit_is_lost_by_kills(server: KcoordProcess) -> None:
+    with WireClient(server.port) as client:
+        create_topic(client, "t", 1)
+    offset = 0
+    for _ in range(3):
+        with WireClient(server.port) as client:
+            find_coordinator(client, "g")
+            assert committed(client, "g") == ({0: offset} if offset else {})
+            for _ in range(20):
+                assert commit(client, "g", "t", {0: offset + 1}) == {0: 0}
+                offset += 1
+        server.kill()
+        server.start()
+
+
+def test_the_os_flush_policy_survives_a_kill_of_the_process(make_server: MakeServer) -> None:
+    server = make_server(kcoord_log_flush_policy="os", offsets_topic_num_partitions="4").start()
+    with WireClient(server.port) as client:
+        create_topic(client, "t", 1)
+        find_coordinator(client, "g")
+        assert commit(client, "g", "t", {0: 5}) == {0: 0}
+    server.kill()
+    server.start()
+    with WireClient(server.port) as client:
+        assert committed(client, "g") == {0: 5}

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of served APIs agrees with the handlers, and settings hide what they switch off."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+
+from kcoord.config import BrokerConfig
+from kcoord.server import handlers
+from kcoord.server.apis import KIP_1327_VERSIONS, SERVED_VERSIONS, build_api_table
+from protocol.api_keys import ApiKey, request_class, response_class
+
+
+@pytest.mark.parametrize("key", SERVED_VERSIONS, ids=lambda key: key.name.lower())
+def test_each_served_api_has_a_handler_for_its_versions(key: ApiKey) -> None:
+    module = importlib.import_module(f"kcoord.server.handlers.{key.name.lower()}")
+    versions = SERVED_VERSIONS[key]
+    assert (key, versions) == (module.API_KEY, module.VERSIONS)
+    assert callable(module.handle)
+    assert callable(module.error_response)
+    readable = range(3, versions.stop) if key is ApiKey.PRODUCE else versions
+    for message in (request_class(key), response_class(key)):
+        assert set(readable) <= set(message.valid_versions)
+
+
+def test_each_handler_is_served() -> None:
+    modules = [
+        importlib.import_module(f"{handlers.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(handlers.__path__)
+    ]
+    assert {module.API_KEY for module in modules if hasattr(module, "API_KEY")} == set(SERVED_VERSIONS)
+
+
+def test_lookup_by_the_first_bytes_of_a_request() -> None:
+    table = build_api_table(BrokerConfig.from_properties({}))
+    bound = table.bound(b"\x00\x10\x00\x05")
+    assert bound is not None
+    assert (bound.key, bound.version) == (ApiKey.LIST_GROUPS, 5)
+    assert table.bound(b"\x00\x10\x00\x05") is bound
+    for unserved in (
+        b"\x00\x00\x00\x02",
+        b"\x00\x10\x00\x06",
+        b"\x00\x10\xff\xff",
+        b"\x03\xe7\x00\x00",
+        b"\x00\x10",
+        b"",
+    ):
+        assert table.bound(unserved) is None
+
+
+def test_kip_1327_can_be_hidden() -> None:
+    table = build_api_table(BrokerConfig.from_properties({"kcoord.kip1327.enable": "false"}))
+    for key, first in KIP_1327_VERSIONS.items():
+        assert table.apis[key].versions.stop == first
+        assert SERVED_VERSIONS[key].stop == first + 1

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handlers of Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch and InitProducerId, in every
+version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kcoord.coordinator.result import CoordinatorResult, OperationContext
+from kcoord.server.broker import Broker
+from kcoord.server.fetch_service import FetchService
+from kcoord.server.handlers import (
+    delete_records,
+    fetch,
+    init_producer_id,
+    list_offsets,
+    offset_for_leader_epoch,
+    produce,
+)
+from kcoord.server.request_context import RequestContext
+from protocol.errors import Errors, KafkaError
+from protocol.messages import (
+    DeleteRecordsRequest,
+    FetchRequest,
+    InitProducerIdRequest,
+    ListOffsetsRequest,
+    Message,
+    OffsetForLeaderEpochRequest,
+    ProduceRequest,
+)
+from protocol.uuid import ZERO_UUID
+from tests.unit.topics.helpers import NODE_ID, NOW_MS, TOPIC, Cluster, batch_of, image_of, topic_id_of
+
+TIMEOUT_MS = 1000
+
+
+class Metadata:
+    """Hands out blocks of producer ids after a turn of the event loop."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        self.error: KafkaError | None = None
+
+    def allocate_producer_ids(self, context: OperationContext, broker_id: int) -> CoordinatorResult[SimpleNamespace]:
+        self.blocks += 1
+        return CoordinatorResult(SimpleNamespace(first_id=1000 * self.blocks, size=3))
+
+    async def run(self, operation: Any, context: OperationContext) -> object:
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        return operation(self, context).response
+
+
+class Server:
+    """Calls handlers as the dispatcher does, with requests that went through their bytes."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.metadata = Metadata()
+        self.tasks: set[asyncio.Task[Any]] = set()
+        fake = SimpleNamespace(
+            topics=cluster.store,
+            fetches=FetchService(cluster.store.fetches, lambda: cluster.now_ms),
+            node_id=NODE_ID,
+            metadata=self.metadata,
+            spawn=self.spawn,
+            endpoints={"PLAINTEXT": SimpleNamespace(host="localhost", port=9092)},
+            config=cluster.config,
+            image=cluster.image,
+        )
+        self.broker = cast("Broker", fake)
+
+    def spawn(self, coroutine: Coroutine[object, object, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self.tasks.add(task)
+        return task
+
+    async def call(self, module: ModuleType, request: Message, version: int) -> Any:
+        received = type(request).decode(request.encode(version), version)
+        context = RequestContext(
+            module.API_KEY, version, 1, "client", "/192.0.2.1", "PLAINTEXT", "User:ANONYMOUS", self.cluster.now_ms
+        )
+        try:
+            response = module.handle(self.broker, context, received)
+            if asyncio.isfuture(response):
+                response = await response
+        except KafkaError as error:
+            response = module.error_response(received, error, version)
+        if response is not None:
+            # As the client sees it.
+            response = type(response).decode(response.encode(version), version)
+        return response
+
+
+@pytest.fixture
+async def server() -> Server:
+    return Server(Cluster(image_of({TOPIC: 2, "__consumer_offsets": 1})))
+
+
+def produce_request(
+    batch: bytes | None, *, acks: int = -1, topic: str = TOPIC, partition: int = 0, version: int = 13
+) -> ProduceRequest:
+    data = ProduceRequest.TopicProduceData(
+        name=topic if version < 13 else "",
+        topic_id=topic_id_of(topic) if version >= 13 else ZERO_UUID,
+        partition_data=[ProduceRequest.PartitionProduceData(index=partition, records=batch)],
+    )
+    return ProduceRequest(acks=acks, timeout_ms=TIMEOUT_MS, topic_data=[data])
+
+
+async def produced(server: Server, batch: bytes | None, version: int = 13, **named: Any) -> Any:
+    response = await server.call(produce, produce_request(batch, version=version, **named), version)
+    return response.responses[0].partition_responses[0]
+
+
+# --- Produce ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+async def test_produce_in_every_version(server: Server, version: int) -> None:
+    result = await produced(server, batch_of("a"), version)
+    assert (result.index, result.error_code, result.base_offset) == (0, 0, 0)
+    assert result.log_append_time_ms == -1
+    assert result.log_start_offset == (0 if version >= 5 else -1)
+    failed = await produced(server, batch_of("a"), version, partition=7)
+    assert (failed.error_code, failed.base_offset) == (Errors.UNKNOWN_TOPIC_OR_PARTITION, -1)
+
+
+async def test_produce_with_acks(server: Server) -> None:
+    assert (await produced(server, batch_of("a"), acks=1)).base_offset == 0
+    assert await server.call(produce, produce_request(batch_of("b"), acks=0), 13) is None
+    assert (await produced(server, batch_of("c"))).base_offset == 2
+    assert (await produced(server, batch_of("d"), acks=2)).error_code == Errors.INVALID_REQUIRED_ACKS
+    assert (await produced(server, b"", acks=2)).error_code == Errors.INVALID_RECORD
+    assert produce.error_response(produce_request(None, acks=0), KafkaError(Errors.UNKNOWN_SERVER_ERROR), 13) is None
+
+
+async def test_produce_errors(server: Server) -> None:
+    assert (await produced(server, batch_of("a"), topic="absent")).error_code == Errors.UNKNOWN_TOPIC_ID
+    unknown = await produced(server, batch_of("a"), 12, topic="absent")
+    assert unknown.error_code == Errors.UNKNOWN_TOPIC_OR_PARTITION
+    internal = await produced(server, batch_of("a"), topic="__consumer_offsets")
+    assert internal.error_code == Errors.INVALID_TOPIC_EXCEPTION
+    assert (await produced(server, None)).error_code == Errors.INVALID_RECORD
+
+
+async def test_produce_names_the_records_at_fault(server: Server) -> None:
+    server.cluster.update(image_of({TOPIC: 1}, configs={TOPIC: {"cleanup.policy": "compact"}}))
+    result = await produced(server, batch_of("a", "b", keys=False), 8)
+    assert result.error_code == Errors.INVALID_RECORD
+    assert [error.batch_index for error in result.record_errors] == [0, 1]
+    assert result.record_errors[0].batch_index_error_message
+    assert result.error_message
+
+
+async def test_produce_points_to_the_leader(server: Server) -> None:
+    server.cluster.update(image_of({TOPIC: 1}, leader=NODE_ID + 1, leader_epoch=4))
+    result = await produced(server, batch_of("a"))
+    assert result.error_code == Errors.NOT_LEADER_OR_FOLLOWER
+    assert (result.current_leader.leader_id, result.current_leader.leader_epoch) == (NODE_ID + 1, 4)
+    assert (await produced(server, batch_of("a"), 9)).error_code == Errors.NOT_LEADER_OR_FOLLOWER
+
+
+async def test_out_of_order_batches_keep_the_start_offset(server: Server) -> None:
+    await produced(server, batch_of("a", producer=(5, 0, 0)))
+    result = await produced(server, batch_of("a", producer=(5, 0, 9)))
+    assert (result.error_code, result.log_start_offset) == (Errors.OUT_OF_ORDER_SEQUENCE_NUMBER, 0)
+
+
+# --- Fetch ------------------------------------------------------------------------------------------------------------
+
+
+def fetch_request(version: int, offset: int = 0, *, wait_ms: int = 0, leader_epoch: int = -1) -> FetchRequest:
+    partition = FetchRequest.FetchPartition(
+        partition=0, fetch_offset=offset, partition_max_bytes=1000, current_leader_epoch=leader_epoch
+    )
+    topic = FetchRequest.FetchTopic(topic=TOPIC, topic_id=topic_id_of(TOPIC), partitions=[partition])
+    return FetchRequest(max_wait_ms=wait_ms, min_bytes=1, session_epoch=0 if version >= 7 else -1, topics=[topic])
+
+
+@pytest.mark.parametrize("version", range(4, 19))
+async def test_fetch_in_every_version(server: Server, version: int) -> None:
+    server.cluster.append(batch_of("a"))
+    response = await server.call(fetch, fetch_request(version), version)
+    assert response.responses[0].partitions[0].high_watermark == 1
+    assert (response.session_id > 0) == (version >= 7)
+    failed = fetch.error_response(fetch_request(version), KafkaError(Errors.UNKNOWN_SERVER_ERROR), version)
+    assert failed.encode(version)
+
+
+async def test_fetch_is_completed_by_a_produce(server: Server) -> None:
+    waiting = asyncio.ensure_future(server.call(fetch, fetch_request(18, wait_ms=60_000), 18))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await produced(server, batch_of("a"))
+    response = await asyncio.wait_for(waiting, 5)
+    assert response.responses[0].partitions[0].records
+
+
+async def test_fetch_points_to_the_leader(server: Server) -> None:
+    server.cluster.update(image_of({TOPIC: 1}, leader_epoch=4))
+    response = await server.call(fetch, fetch_request(16, leader_epoch=3), 16)
+    data = response.responses[0].partitions[0]
+    assert (data.error_code, data.current_leader.leader_epoch) == (Errors.FENCED_LEADER_EPOCH, 4)
+    assert [(node.node_id, node.host, node.port) for node in response.node_endpoints] == [(NODE_ID, "localhost", 9092)]
+
+
+# --- ListOffsets ------------------------------------------------------------------------------------------------------
+
+
+def list_request(*timestamps: int, version: int = 11, topic: str = TOPIC, leader_epoch: int = -1) -> ListOffsetsRequest:
+    partitions = [
+        ListOffsetsRequest.ListOffsetsPartition(
+            partition_index=index, timestamp=timestamp, current_leader_epoch=leader_epoch
+        )
+        for index, timestamp in enumerate(timestamps)
+    ]
+    return ListOffsetsRequest(topics=[ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=partitions)])
+
+
+async def listed(server: Server, request: ListOffsetsRequest, version: int = 11) -> list[Any]:
+    response = await server.call(list_offsets, request, version)
+    return list(response.topics[0].partitions)
+
+
+@pytest.mark.parametrize("version", range(1, 12))
+async def test_list_offsets_in_every_version(server: Server, version: int) -> None:
+    server.cluster.append(batch_of("a", "b"))
+    latest, by_time = await listed(server, list_request(-1, 0), version)
+    assert (latest.error_code, latest.offset, latest.timestamp) == (0, 2, -1)
+    assert (by_time.error_code, by_time.offset) == (0, -1)
+    since = {-1: 1, -2: 1, -3: 7, -4: 8, -5: 9, -6: 11}
+    for timestamp in range(-7, 0):
+        found = (await listed(server, list_request(timestamp), version))[0]
+        supported = version >= since.get(timestamp, 99)
+        assert found.error_code == (Errors.NONE if supported else Errors.UNSUPPORTED_VERSION)
+
+
+async def test_list_offsets_errors(server: Server) -> None:
+    request = list_request(-1)
+    request.topics[0].partitions *= 2
+    assert [found.error_code for found in await listed(server, request)] == [Errors.INVALID_REQUEST] * 2
+    absent = (await listed(server, list_request(-1, topic="absent")))[0]
+    assert (absent.error_code, absent.offset, absent.timestamp) == (Errors.UNKNOWN_TOPIC_OR_PARTITION, -1, -1)
+    ahead = (await listed(server, list_request(-1, leader_epoch=8)))[0]
+    assert ahead.error_code == Errors.UNKNOWN_LEADER_EPOCH
+
+
+# --- DeleteRecords, OffsetForLeaderEpoch ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(3))
+async def test_delete_records_in_every_version(server: Server, version: int) -> None:
+    server.cluster.append(batch_of("a", "b"))
+    partitions = [
+        DeleteRecordsRequest.DeleteRecordsPartition(partition_index=index, offset=offset)
+        for index, offset in ((0, 1), (1, 5), (9, 0))
+    ]
+    request = DeleteRecordsRequest(
+        topics=[DeleteRecordsRequest.DeleteRecordsTopic(name=TOPIC, partitions=partitions)], timeout_ms=TIMEOUT_MS
+    )
+    response = await server.call(delete_records, request, version)
+    results = [(found.low_watermark, found.error_code) for found in response.topics[0].partitions]
+    assert results == [(1, 0), (-1, Errors.OFFSET_OUT_OF_RANGE), (-1, Errors.UNKNOWN_TOPIC_OR_PARTITION)]
+
+
+@pytest.mark.parametrize("version", range(2, 5))
+async def test_offset_for_leader_epoch_in_every_version(server: Server, version: int) -> None:
+    server.cluster.append(batch_of("a", "b"))
+    partitions = [
+        OffsetForLeaderEpochRequest.OffsetForLeaderPartition(
+            partition=index, leader_epoch=epoch, current_leader_epoch=current
+        )
+        for index, epoch, current in ((0, 0, 0), (0, 7, -1), (9, 0, -1), (0, 0, 5))
+    ]
+    topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic(topic=TOPIC, partitions=partitions)
+    response = await server.call(offset_for_leader_epoch, OffsetForLeaderEpochRequest(topics=[topic]), version)
+    assert [(found.error_code, found.leader_epoch, found.end_offset) for found in response.topics[0].partitions] == [
+        (0, 0, 2),
+        (0, -1, -1),
+        (Errors.UNKNOWN_TOPIC_OR_PARTITION, -1, -1),
+        (Errors.UNKNOWN_LEADER_EPOCH, -1, -1),
+    ]
+
+
+# --- InitProducerId ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(6))
+async def test_producer_ids_in_every_version(server: Server, version: int) -> None:
+    response = await server.call(init_producer_id, InitProducerIdRequest(transactional_id=None), version)
+    assert (response.error_code, response.producer_id, response.producer_epoch) == (0, 1000, 0)
+
+
+async def test_producer_ids_share_blocks(server: Server) -> None:
+    requests = [server.call(init_producer_id, InitProducerIdRequest(transactional_id=None), 5) for _ in range(5)]
+    responses = await asyncio.gather(*requests)
+    assert sorted(response.producer_id for response in responses) == [1000, 1001, 1002, 2000, 2001]
+    assert server.metadata.blocks == 2
+
+
+async def test_no_block_no_id(server: Server) -> None:
+    server.metadata.error = KafkaError(Errors.COORDINATOR_LOAD_IN_PROGRESS)
+    response = await server.call(init_producer_id, InitProducerIdRequest(transactional_id=None), 5)
+    assert (response.error_code, response.producer_id) == (Errors.COORDINATOR_LOAD_IN_PROGRESS, -1)
+    server.metadata.error = None
+    assert (await server.call(init_producer_id, InitProducerIdRequest(transactional_id=None), 5)).producer_id == 1000
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (InitProducerIdRequest(transactional_id=None, producer_id=5), Errors.INVALID_REQUEST),
+        (InitProducerIdRequest(transactional_id=None, producer_epoch=5), Errors.INVALID_REQUEST),
+        (InitProducerIdRequest(transactional_id=""), Errors.INVALID_REQUEST),
+        (InitProducerIdRequest(transactional_id="t"), Errors.COORDINATOR_NOT_AVAILABLE),
+    ],
+)
+async def test_refused_producer_ids(server: Server, request_: InitProducerIdRequest, error: Errors) -> None:
+    response = await server.call(init_producer_id, request_, 5)
+    assert (response.error_code, response.producer_id, response.producer_epoch) == (error, -1, -1)
+
+
+async def test_error_responses_name_every_partition(server: Server) -> None:
+    error = KafkaError(Errors.UNKNOWN_SERVER_ERROR)
+    for module, request in (
+        (produce, produce_request(None)),
+        (list_offsets, list_request(-1, -1)),
+        (delete_records, DeleteRecordsRequest()),
+        (offset_for_leader_epoch, OffsetForLeaderEpochRequest()),
+    ):
+        response = cast("Any", module).error_response(request, error, module.VERSIONS.stop - 1)
+        assert response.encode(module.VERSIONS.stop - 1)
+    assert server.cluster.now_ms == NOW_MS

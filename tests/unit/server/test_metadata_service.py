@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metadata service: an image is published when it is durable, before the replies; a failed log is read again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
+from kcoord.coordinator.runtime.serde import MetadataSerde
+from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.machine import MetadataMachine
+from kcoord.server import metadata_service
+from kcoord.server.metadata_service import METADATA_SHARD, LocalMetadataService
+from kcoord.server.request_context import internal_operation_context
+from kcoord.server.worker import Worker
+from kcoord.storage.log import Log
+from kcoord.storage.memory_file_system import MemoryFileSystem, no_fault
+from kcoord.storage.segment import LogConfig
+from protocol.errors import Errors, KafkaError
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.file_system = MemoryFileSystem()
+        self.published: list[MetadataImage] = []
+        self.events: list[str] = []
+        config = BrokerConfig.from_properties({})
+        self.runtime = CoordinatorRuntime(lambda _: MetadataMachine(config), MetadataSerde())
+        self.runtime.load(METADATA_SHARD, (), self.now_ms())
+        self.worker = Worker(asyncio.get_running_loop(), self.now_ms, flush_policy="os")
+        self.service = LocalMetadataService(self.runtime, self.reopen_metadata_log(), self)
+        self.worker.add(self.service.driver)
+
+    def wake(self) -> None:
+        self.worker.wake()
+
+    def now_ms(self) -> int:
+        return 1_700_000_000_000
+
+    def publish(self, image: MetadataImage) -> None:
+        self.published.append(image)
+        self.events.append("published")
+
+    def reopen_metadata_log(self) -> Log:
+        return Log.open(self.file_system, "data/__cluster_metadata-0", LogConfig(), self.now_ms())
+
+    def create(self, name: str) -> asyncio.Future[bytes]:
+        future = self.service.run(
+            lambda machine, context: machine.ensure_internal_topic(context, name),
+            internal_operation_context(self.now_ms()),
+        )
+        future.add_done_callback(lambda _: self.events.append("replied"))
+        return future
+
+
+async def test_an_image_is_published_before_the_replies_that_waited_for_it() -> None:
+    owner = Owner()
+    future = owner.create("__consumer_offsets")
+    assert owner.published == []
+    await asyncio.wait_for(future, 5)
+    await asyncio.sleep(0)
+    assert owner.events == ["published", "replied"]
+    assert list(owner.published[0].topics) == ["__consumer_offsets"]
+
+
+async def test_after_a_failed_write_the_log_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata_service, "RELOAD_SECONDS", 0.01)
+    owner = Owner()
+    await owner.create("__consumer_offsets")
+    no_space = OSError(28, "No space left on device")
+    owner.file_system.fault = lambda operation: no_space if operation.kind == "write" else None
+    with pytest.raises(KafkaError) as failure:
+        await owner.create("__transaction_state")
+    assert failure.value.error is Errors.NOT_CONTROLLER
+    with pytest.raises(KafkaError) as failure:
+        await owner.create("__share_group_state")
+    assert failure.value.error is Errors.NOT_CONTROLLER
+    owner.file_system.fault = no_fault
+    await asyncio.sleep(0.05)
+    await owner.create("__transaction_state")
+    assert list(owner.published[-1].topics) == ["__consumer_offsets", "__transaction_state"]

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pump: replies leave after their write, a failing part does not stop the others, timers fire."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kcoord.config import BrokerConfig
+from kcoord.server.listener import ConnectionLimits, ReportLimiter
+from protocol.errors import Errors
+from protocol.messages import ConsumerGroupHeartbeatRequest, ListGroupsRequest, OffsetCommitRequest
+
+from .harness import Harness
+
+
+def join(group_id: str, epoch: int = 0) -> ConsumerGroupHeartbeatRequest:
+    request = ConsumerGroupHeartbeatRequest(group_id=group_id, member_id="m", member_epoch=epoch)
+    if epoch == 0:
+        request.rebalance_timeout_ms = 1000
+        request.subscribed_topic_names = ["t3"]
+        request.topic_partitions = []
+    return request
+
+
+async def test_a_reply_waits_for_its_write_and_a_read_waits_for_what_it_saw() -> None:
+    broker = await Harness(kcoord_log_flush_policy="fsync").open()
+    first = broker.send(join("g"), 1)
+    listed = [broker.send(ListGroupsRequest(), 5)]
+    assert asyncio.isfuture(first)
+    assert asyncio.isfuture(listed[0])
+    await asyncio.wait_for(listed[0], 5)
+    assert first.done()
+    assert first.result().error_code == 0
+    steady = broker.send(join("g", first.result().member_epoch), 1)
+    assert not asyncio.isfuture(steady)
+    assert broker.worker.close(5)
+
+
+async def test_a_client_that_went_away_does_not_stop_the_writes_of_others() -> None:
+    broker = await Harness(kcoord_log_flush_policy="fsync").open()
+    gone = broker.send(join("g"), 1)
+    assert asyncio.isfuture(gone)
+    gone.cancel()
+    assert (await broker.call(join("g2"), 1)).error_code == 0
+    assert (await broker.call(join("g"), 1)).error_code == 0
+    assert broker.worker.close(5)
+
+
+async def test_a_defect_in_one_driver_does_not_stop_the_pump(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    broker = await Harness().open()
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.groups, "on_append_durable", fail)
+        assert (await broker.call(join("g"), 1)).error_code == 0
+    assert "Publishing what shard" in caplog.text
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.groups.driver, "collect", fail)
+        answer = broker.send(join("g2"), 1)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert "Collecting what the runtime of groups has ready failed" in caplog.text
+    assert (await broker.call(join("g3"), 1)).error_code == 0
+    assert asyncio.isfuture(answer)
+    assert (await asyncio.wait_for(answer, 5)).error_code == 0
+
+
+async def test_session_timers_fire_without_requests() -> None:
+    broker = await Harness(
+        group_consumer_min_session_timeout_ms="1000",
+        group_consumer_session_timeout_ms="1000",
+        group_consumer_min_heartbeat_interval_ms="1",
+        group_consumer_heartbeat_interval_ms="500",
+    ).open()
+    joined = await broker.call(join("g"), 1)
+    await asyncio.sleep(0)
+    assert broker.worker.is_quiet
+    broker.now += 999
+    assert (await broker.call(join("g", joined.member_epoch), 1)).error_code == 0
+    broker.now += 1001
+    broker.wake()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (await broker.call(join("g", joined.member_epoch), 1)).error_code == Errors.UNKNOWN_MEMBER_ID
+
+
+async def test_a_write_of_many_shards_is_one_pass() -> None:
+    broker = await Harness(kcoord_log_flush_policy="fsync").open()
+    answers = [broker.send(OffsetCommitRequest(group_id=f"g{number}", topics=topics()), 9) for number in range(20)]
+    for answer in answers:
+        assert asyncio.isfuture(answer)
+        response = await asyncio.wait_for(answer, 5)
+        assert response.topics[0].partitions[0].error_code == 0
+    assert broker.worker.is_quiet
+    assert broker.runtime.statistics.batches_appended == 4
+    assert broker.worker.close(5)
+
+
+def topics() -> list[OffsetCommitRequest.OffsetCommitRequestTopic]:
+    partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
+    return [OffsetCommitRequest.OffsetCommitRequestTopic(name="t1", partitions=[partition])]
+
+
+def test_connection_limits_by_host() -> None:
+    settings = {
+        "max.connections": "3",
+        "max.connections.per.ip": "1",
+        "max.connections.per.ip.overrides": "10.0.0.9:5",
+    }
+    limits = ConnectionLimits(BrokerConfig.from_properties(settings))
+    assert limits.refusal("10.0.0.1") is None
+    assert limits.refusal("10.0.0.1") == "max.connections.per.ip=1 reached"
+    assert limits.refusal("10.0.0.9") is None
+    assert limits.refusal("10.0.0.9") is None
+    assert limits.refusal("10.0.0.9") == "max.connections=3 reached"
+    limits.release("10.0.0.1")
+    assert limits.refusal("10.0.0.1") is None
+
+
+def test_log_lines_that_strangers_cause_are_limited(caplog: pytest.LogCaptureFixture) -> None:
+    limiter = ReportLimiter()
+    for number in range(25):
+        limiter.report(1.5, f"line {number}")
+    limiter.report(2.1, "next second")
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[:10] == [f"line {number}" for number in range(10)]
+    assert lines[10:] == ["15 more lines about refused connections were left out", "next second"]
