@@ -17,6 +17,8 @@ from kcoord import __version__
 COMMANDS = {
     "serve": "run a broker",
     "health": "check that a broker answers and its group coordinator is active",
+    "log": "dump, verify, repair, import and back up log folders",
+    "groups": "bring back offsets of groups",
     "simulate": "run the deterministic simulation",
 }
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tarfile
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -25,18 +24,16 @@ from protocol.record_batch import (
     iter_headers,
     verify_crc,
 )
-
-SAMPLE = Path(__file__).resolve().parents[3] / "shared" / "spark-sample" / "consumer_offsets.tar.xz"
+from tests.support.shared import shared
 
 Batch = tuple[bytes, BatchHeader, list[Record]]
 
 
 @pytest.fixture(scope="module")
 def batches() -> list[Batch]:
-    if not SAMPLE.exists():
-        pytest.skip(f"no sample of Kafka's segment files at {SAMPLE.parent}")
+    sample = shared("spark-sample", "consumer_offsets.tar.xz")
     found: list[Batch] = []
-    with tarfile.open(SAMPLE) as archive:
+    with tarfile.open(sample) as archive:
         for member in archive:
             stream = archive.extractfile(member) if member.name.endswith(".log") else None
             data = stream.read() if stream else b""

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.shared import shared
+
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = ROOT / "schemas"
-CHECKER = ROOT.parent / "shared" / "tools" / "check_schemas.py"
 FILES = sorted(SCHEMAS.glob("*/*.json"))
 FOLDERS = {
     "requests": {"request"},
@@ -135,7 +136,6 @@ def covers(field: Schema, version: int) -> bool:
 
 def test_layouts_are_kafkas() -> None:
     """Skipped, visibly, where the facts about Kafka's layouts are not at hand."""
-    if not CHECKER.exists():
-        pytest.skip(f"no facts about Kafka's messages at {CHECKER.parent}")
-    result = subprocess.run([sys.executable, CHECKER, SCHEMAS], capture_output=True, text=True, check=False)
+    checker = shared("tools", "check_schemas.py")
+    result = subprocess.run([sys.executable, checker, SCHEMAS], capture_output=True, text=True, check=False)
     assert result.stdout.splitlines()[-1] == f"{len(FILES)} same, 0 different", result.stdout

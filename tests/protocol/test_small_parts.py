@@ -15,8 +15,7 @@ from protocol import primitives, stubs
 from protocol.errors import Errors, KafkaError
 from protocol.schema import MessageSchema, SchemaError, attribute_name, parse_versions
 from protocol.uuid import ZERO_UUID, uuid_from_string, uuid_to_string
-
-FACTS = Path(__file__).parents[3] / "shared" / "kafka-facts"
+from tests.support.shared import shared
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
@@ -82,9 +81,8 @@ def test_error_codes() -> None:
     assert KafkaError(Errors.NONE).message is None
 
 
-@pytest.mark.skipif(not FACTS.is_dir(), reason="the facts are not beside this checkout")
 def test_error_codes_are_kafkas() -> None:
-    lines = (FACTS / "errors.tsv").read_text().splitlines()[1:]
+    lines = shared("kafka-facts", "errors.tsv").read_text().splitlines()[1:]
     expected = {tuple(line.split("\t")) for line in lines}
     assert {(str(int(e)), e.name, str(e.retriable).lower()) for e in Errors} == expected
 

@@ -13,15 +13,14 @@ import pytest
 from protocol import vectors
 from protocol.json_form import from_json
 from protocol.messages import message_class
+from tests.support.shared import shared
 
-VECTORS = Path(__file__).parents[3] / "shared" / "kafka-facts" / "vectors.jsonl.gz"
 GOOD = {"name": "OffsetDeleteRequest", "version": 0, "hex": "00016700000000", "doc": {"groupId": "g", "topics": []}}
 
 
-@pytest.mark.skipif(not VECTORS.exists(), reason="the vectors are not beside this checkout")
 def test_kafkas_bytes() -> None:
     count = 0
-    for vector in vectors.read_vectors(VECTORS):
+    for vector in vectors.read_vectors(shared("kafka-facts", "vectors.jsonl.gz")):
         name, version, document = str(vector["name"]), int(str(vector["version"])), vector["doc"]
         assert vectors.check_vector(vector) is None, (name, version)
         assert isinstance(document, dict)

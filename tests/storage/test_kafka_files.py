@@ -16,7 +16,8 @@ from kcoord.storage.recovery import Recovery
 from kcoord.storage.segment import LogConfig
 from protocol.record_batch import Compression, Record, decode_records, encode_batch, iter_headers
 from tests.storage.support import NOW_MS
-from tests.support.kafka_jars import SHARED, KafkaJars
+from tests.support.kafka_jars import KafkaJars
+from tests.support.shared import SHARED
 
 SAMPLE = SHARED / "spark-sample" / "consumer_offsets.tar.xz"
 PARTITIONS = 8

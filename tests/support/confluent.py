@@ -6,17 +6,40 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Protocol
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from tests.support.ownership import Ownership, Partition
 from tests.support.waiting import wait_until
 
-Partition = tuple[str, int]
+LOST_RACES = (
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError.FENCED_MEMBER_EPOCH,
+    KafkaError._ASSIGNMENT_LOST,
+)
+"""How a commit fails that comes while the partition goes to somebody else."""
 
 
-def consumer_config(address: str, group_id: str, instance_id: str | None = None) -> dict[str, str | int | bool]:
+class Owner(Protocol):
+    """A member of any client."""
+
+    @property
+    def assigned(self) -> set[Partition]: ...
+
+
+def partitions_of(topic: str, count: int) -> set[Partition]:
+    return {(topic, partition) for partition in range(count)}
+
+
+def consumer_config(
+    address: str, group_id: str, instance_id: str | None = None, classic: str | None = None
+) -> dict[str, str | int | bool]:
     config: dict[str, str | int | bool] = {
         "bootstrap.servers": address,
         "group.id": group_id,
@@ -28,12 +51,15 @@ def consumer_config(address: str, group_id: str, instance_id: str | None = None)
     }
     if instance_id is not None:
         config["group.instance.id"] = instance_id
+    if classic is not None:
+        config |= {"group.protocol": "classic", "partition.assignment.strategy": classic}
+        config |= {"session.timeout.ms": 3000, "heartbeat.interval.ms": 300}
     return config
 
 
 def create_topic(address: str, topic: str, partitions: int = 1) -> None:
-    futures = AdminClient({"bootstrap.servers": address}).create_topics([NewTopic(topic, partitions, 1)])
-    futures[topic].result(20)
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(20)
 
 
 def produce(address: str, topic: str, partitions: int, per_partition: int) -> None:
@@ -46,7 +72,11 @@ def produce(address: str, topic: str, partitions: int, per_partition: int) -> No
 
 
 class PolledConsumer:
-    """A KIP-848 member that is polled all the time. `commit_each` commits each message right after it was seen."""
+    """A member that is polled all the time, of a KIP-848 group unless `classic` names an assignment strategy.
+
+    `commit_each` commits each message before it counts as seen; a message whose commit comes too late, since the
+    partition goes to another member, is not seen.
+    """
 
     def __init__(
         self,
@@ -56,15 +86,18 @@ class PolledConsumer:
         *,
         instance_id: str | None = None,
         commit_each: bool = False,
+        classic: str | None = None,
+        ownership: Ownership | None = None,
     ) -> None:
         self.assigned: set[Partition] = set()
         self.assignments: list[tuple[str, set[Partition]]] = []
         self.seen: list[tuple[str, int, int]] = []
         self.errors: list[str] = []
+        self._ownership = ownership if ownership is not None else Ownership()
         self._commit_each = commit_each
         self._ending = threading.Event()
         self._lock = threading.Lock()
-        self.consumer = Consumer(consumer_config(address, group_id, instance_id))
+        self.consumer = Consumer(consumer_config(address, group_id, instance_id, classic))
         self.consumer.subscribe(
             list(topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
         )
@@ -87,12 +120,14 @@ class PolledConsumer:
     def _on_assign(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         with self._lock:
             added = {(each.topic, each.partition) for each in partitions}
+            self._ownership.took(self, added)
             self.assigned |= added
             self.assignments.append(("assigned", added))
 
     def _on_revoke(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         with self._lock:
             removed = {(each.topic, each.partition) for each in partitions}
+            self._ownership.gave(self, removed)
             self.assigned -= removed
             self.assignments.append(("revoked", removed))
 
@@ -108,16 +143,26 @@ class PolledConsumer:
                 continue
             topic, partition, offset = message.topic(), message.partition(), message.offset()
             assert topic is not None and partition is not None and offset is not None
-            if self._commit_each:
-                self.consumer.commit(message=message, asynchronous=False)
+            if self._commit_each and not self._commit(message):
+                continue
             self.seen.append((topic, partition, offset))
         self.consumer.close()
+
+    def _commit(self, message: Message) -> bool:
+        try:
+            self.consumer.commit(message=message, asynchronous=False)
+        except KafkaException as failure:
+            error = failure.args[0]
+            if error.code() not in LOST_RACES:
+                self.errors.append(str(error))
+            return False
+        return True
 
     def wait_for(self, count: int, seconds: float = 20.0) -> None:
         wait_until(lambda: len(self.seen) >= count, f"{count} messages, there are {len(self.seen)}", seconds)
 
 
-def wait_for_split(members: Sequence[PolledConsumer], partitions: set[Partition], seconds: float = 20.0) -> None:
+def wait_for_split(members: Sequence[Owner], partitions: set[Partition], seconds: float = 20.0) -> None:
     """Until the members own all `partitions`, each once, and as evenly as it goes."""
 
     def is_split() -> bool:

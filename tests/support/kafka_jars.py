@@ -10,41 +10,29 @@ import threading
 from pathlib import Path
 from typing import IO
 
-import pytest
-
+from tests.support.shared import ROOT, missing, shared
 from tests.support.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
-SHARED = Path(os.environ.get("KCOORD_SHARED", ROOT.parent / "shared"))
 RESOLVE_SECONDS = 600
 TOOL_SECONDS = 90
 TOOLS = {
     "configs": "kafka.admin.ConfigCommand",
-    "console-consumer": "org.apache.kafka.tools.ConsoleConsumer",
+    "console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
     "console-producer": "org.apache.kafka.tools.ConsoleProducer",
     "consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
-    "dump-log": "kafka.tools.DumpLogSegments",
+    "dump-log": "org.apache.kafka.tools.DumpLogSegments",
     "topics": "org.apache.kafka.tools.TopicCommand",
 }
-
-
-def missing(reason: str) -> None:
-    """Skips the test, or fails it where KCOORD_REQUIRE_ALL says that nothing may be missing (as CI does)."""
-    if os.environ.get("KCOORD_REQUIRE_ALL"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 class KafkaJars:
     """The class path, resolved once by Maven and kept in a cache folder of the user."""
 
     def __init__(self) -> None:
-        pom = SHARED / "anchors" / "kafka" / "pom.xml"
+        pom = shared("anchors", "kafka", "pom.xml")
         for needed in ("java", "mvn"):
             if shutil.which(needed) is None:
                 missing(f"{needed} is not installed")
-        if not pom.exists():
-            missing(f"{pom} is not there")
         folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kcoord-tests"
         folder.mkdir(parents=True, exist_ok=True)
         cache = folder / "kafka-4.3.1.classpath"

@@ -22,6 +22,8 @@ FAST: Mapping[str, str] = {
     "group.consumer.min.heartbeat.interval.ms": "100",
     "group.consumer.min.session.timeout.ms": "500",
     "group.consumer.session.timeout.ms": "3000",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
     "offsets.topic.num.partitions": "8",
 }
 """Timeouts that let tests wait for less."""

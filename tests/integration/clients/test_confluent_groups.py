@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from confluent_kafka import (
     ConsumerGroupState,
@@ -18,15 +14,17 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from tests.support.confluent import PolledConsumer, committed, create_topic, produce, wait_for_split
+from tests.support.confluent import (
+    PolledConsumer,
+    committed,
+    create_topic,
+    partitions_of,
+    produce,
+    wait_for_split,
+)
 from tests.support.kcoord_process import KcoordProcess
+from tests.support.victim import Victim
 from tests.support.waiting import wait_until
-
-ROOT = Path(__file__).parents[3]
-
-
-def partitions_of(topic: str, count: int) -> set[tuple[str, int]]:
-    return {(topic, partition) for partition in range(count)}
 
 
 @pytest.fixture
@@ -79,20 +77,13 @@ def test_three_members_share_and_take_over(broker: KcoordProcess, name: str) -> 
 
 def test_a_killed_member_loses_its_partitions_after_the_session_timeout(broker: KcoordProcess, name: str) -> None:
     create_topic(broker.address, name, 4)
-    command = [sys.executable, "-m", "tests.support.member", broker.address, name, name]
-    victim = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    try:
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == "ready\n"
-        with PolledConsumer(broker.address, name, [name]) as member:
-            wait_until(lambda: len(member.assigned) == 2, "half of the partitions")
-            victim.kill()
-            wait_for_split([member], partitions_of(name, 4))
-    finally:
+    with (
+        Victim("tests.support.member", broker.address, name, name) as victim,
+        PolledConsumer(broker.address, name, [name]) as member,
+    ):
+        wait_until(lambda: len(member.assigned) == 2, "half of the partitions")
         victim.kill()
-        victim.wait()
-        if victim.stdout is not None:
-            victim.stdout.close()
+        wait_for_split([member], partitions_of(name, 4))
 
 
 def test_a_static_member_returns_to_its_partitions(broker: KcoordProcess, name: str) -> None:

@@ -125,7 +125,7 @@ def test_console_producer_and_consumer(broker: KcoordProcess, jars: KafkaJars, n
     jars.tool("console-producer", *server, stdin="one\ntwo\nthree\n")
     consumed = jars.tool(
         "console-consumer", *server, "--from-beginning", "--max-messages", "3", "--timeout-ms", "30000",
-        "--group", name, "--consumer-property", "group.protocol=consumer",
+        "--group", name, "--command-property", "group.protocol=consumer",
     )  # fmt: skip
     assert consumed.split()[:3] == ["one", "two", "three"]
 

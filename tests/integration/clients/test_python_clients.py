@@ -15,7 +15,7 @@ from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, Ne
 
 from tests.support.kcoord_process import KcoordProcess
 
-CODECS = [None, "gzip", "snappy", "lz4", "zstd"]
+CODECS = [None, "gzip", "lz4", "zstd"]
 TIMEOUT_SECONDS = 20
 TIMEOUT_MS = TIMEOUT_SECONDS * 1000
 
@@ -63,7 +63,7 @@ def test_kafka_python_admin(broker: KcoordProcess, name: str) -> None:
     admin.close()
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", [*CODECS, "snappy"])
 async def test_aiokafka_produces_and_fetches(broker: KcoordProcess, name: str, codec: str | None) -> None:
     values = [f"{name}-{number}".encode() * 20 for number in range(50)]
     async with AIOKafkaProducer(

@@ -46,7 +46,8 @@ def test_live_members_go_on_after_a_restart(start_broker: StartBroker, name: str
         produce(broker.address, name, 4, 5)
         wait_until(lambda: len(one.seen) + len(two.seen) == 40, "the messages after the restart", 30)
         assert (len(one.assignments), len(two.assignments)) == told, "the restart moved partitions"
-        group = AdminClient({"bootstrap.servers": broker.address}).describe_consumer_groups([name])[name].result(20)
+        admin = AdminClient({"bootstrap.servers": broker.address})
+        group = admin.describe_consumer_groups([name])[name].result(20)
         assert len(group.members) == 2
     partitions = [(name, partition) for partition in range(4)]
     assert committed(broker.address, name, partitions) == dict.fromkeys(partitions, 10)

@@ -1,0 +1,105 @@
+# kcoord: `make help` lists the targets. Every target makes the environment it needs by itself.
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+SHARED ?= ../shared
+ARGS ?=
+IMAGE ?= kcoord:dev
+BASE_IMAGE ?= python:3.13-slim-bookworm
+
+BIN := $(VENV)/bin
+RUN := $(VENV)/.run-stamp
+DEV := $(VENV)/.dev-stamp
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# Byte code ahead of time: a start must not pay for it where PYTHONDONTWRITEBYTECODE is set or the folder is read-only.
+COMPILE := $(BIN)/python -m compileall -q kcoord protocol
+LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --no-header --no-annotate
+
+export KCOORD_SHARED := $(abspath $(SHARED))
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check lint types imports format generate generate-check simulate conformance vectors schemas-check bench \
+	docker docker-test lock env clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  %-16s %s\n", $$1, $$2}'
+
+run: $(RUN) ## start kcoord on 127.0.0.1:9092 with data under ./kcoord-data (ARGS="--override key=value ...")
+	@$(COMPILE)
+	@exec $(BIN)/kcoord serve $(ARGS)
+
+test: $(DEV) ## all tests (WORKERS=2 processes; ARGS="tests/unit -k offsets" for some)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
+
+check: lint types imports generate-check ## everything that needs no running server: lint, types, rings, generated files
+
+lint: $(DEV) ## ruff, rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV) ## mypy --strict
+	$(BIN)/mypy
+
+imports: $(DEV) ## the rings of docs/architecture.md
+	$(BIN)/lint-imports
+
+format: $(DEV) ## rewrite the code as ruff wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+generate: $(RUN) ## write generated files again: type stubs of the messages, docs/configuration.md
+	$(BIN)/python -m protocol.stubs
+	$(BIN)/python docs/make_configuration.py
+
+generate-check: $(RUN) ## fail where a generated file is not what its source says
+	$(BIN)/python -m protocol.stubs --check
+	$(BIN)/python docs/make_configuration.py --check
+
+simulate: $(RUN) ## the deterministic simulation (ARGS="--seeds 0:100", ARGS="--seed 7")
+	$(BIN)/kcoord simulate $(ARGS)
+
+conformance: $(DEV) ## the dialogues recorded from Apache Kafka 4.3.1 against a fresh kcoord (needs SHARED=../shared)
+	$(BIN)/python -m pytest -q tests/conformance $(ARGS)
+
+vectors: $(RUN) ## decode and encode the byte vectors of Apache Kafka's own serializers (needs SHARED=../shared)
+	$(BIN)/python -m protocol.vectors $(SHARED)/kafka-facts/vectors.jsonl.gz
+
+schemas-check: $(RUN) ## compare schemas/ with the wire layouts of Apache Kafka 4.3.1 (needs SHARED=../shared)
+	$(BIN)/python $(SHARED)/tools/check_schemas.py schemas
+
+bench: $(RUN) ## figures of docs/performance.md
+	@$(COMPILE)
+	$(BIN)/python -m bench $(ARGS)
+
+docker: ## build the image (BASE_IMAGE=python:3.13-slim-bookworm IMAGE=kcoord:dev)
+	docker build --build-arg BASE_IMAGE=$(BASE_IMAGE) --tag $(IMAGE) --file docker/Dockerfile .
+
+docker-test: $(DEV) ## build the image and use it with a real client (starts a Docker daemon where it may)
+	$(BIN)/python -m tests.docker.container $(IMAGE)
+
+lock: $(DEV) ## resolve the dependencies again and write requirements/*.lock
+	$(LOCK) --upgrade --output-file requirements/run.lock
+	$(LOCK) --constraint requirements/run.lock --extra dev --output-file requirements/dev.lock
+	$(LOCK) --constraint requirements/run.lock --extra spark --output-file requirements/spark.lock
+	echo hatchling | $(subst pyproject.toml,-,$(LOCK)) --constraint requirements/dev.lock --output-file requirements/build.lock
+
+env: $(DEV) ## make the development environment only
+
+clean: ## remove the environment, caches and build results (not ./kcoord-data)
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kcoord needs Python 3.11 or newer; $(PYTHON) is older (set PYTHON=...)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN): requirements/run.lock requirements/build.lock pyproject.toml | $(BIN)/python
+	$(PIP) install --require-hashes -r requirements/build.lock -r requirements/run.lock
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	$(COMPILE)
+	@touch $@
+
+$(DEV): requirements/dev.lock $(RUN)
+	$(PIP) install --require-hashes -r requirements/dev.lock
+	@touch $@

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/configuration.md from the tables in kcoord.config; `--check` only says whether the file is up to date."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from kcoord.config import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, ConfigKey, value_to_string
+
+EMPTY = '""'
+
+TARGET = Path(__file__).with_name("configuration.md")
+
+HEAD = """# Configuration
+
+`kcoord serve [server.properties] [--override key=value ...]`. Sources, the later one wins: defaults, the properties
+file, environment variables (`KCOORD_` and the key in capitals with `_` for `.`: `KCOORD_LOG_DIRS`), `--override`.
+Keys, types, defaults and ranges are Kafka's; keys that begin with `kcoord.` are our own. A bad value ends the start
+with the key, the value and what is allowed. Keys of Kafka that mean nothing here (replication, KRaft quorums ...) are
+checked, described, and named in one log line, so that any `server.properties` loads; the last section lists them.
+
+*Dynamic* keys can be changed while the broker runs (`kafka-configs --alter --entity-type brokers`). *Inert* topic
+keys are stored and described, but change nothing here. This file is made by `make generate`.
+"""
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def row(key: ConfigKey) -> str:
+    default = "" if key.default is None else f"`{value_to_string(key.default) or EMPTY}`"
+    allowed = "" if key.validator is None else cell(str(key.validator))
+    marks = [mark for mark, applies in (("dynamic", key.dynamic), ("inert", not key.honoured)) if applies]
+    text = cell(key.doc) + (f" *{', '.join(marks).capitalize()}.*" if marks else "")
+    return f"| `{key.name}` | {key.type.name.lower()} | {default} | {allowed} | {text} |"
+
+
+def table(title: str, keys: Mapping[str, ConfigKey]) -> str:
+    rows = [row(key) for _, key in sorted(keys.items()) if not key.internal]
+    head = ["| key | type | default | allowed | meaning |", "|---|---|---|---|---|"]
+    return "\n".join([f"\n## {title}\n", *head, *rows, ""])
+
+
+def configuration() -> str:
+    own = {name: key for name, key in BROKER_KEYS.items() if name.startswith("kcoord.")}
+    kafkas = {name: key for name, key in BROKER_KEYS.items() if key.honoured and name not in own}
+    inert = sorted(name for name, key in BROKER_KEYS.items() if not key.honoured)
+    return "".join(
+        [
+            HEAD,
+            table("kcoord's own", own),
+            table("Broker", kafkas),
+            table("Topics (`kafka-configs --entity-type topics`)", TOPIC_KEYS),
+            table("Groups (`kafka-configs --entity-type groups`)", GROUP_KEYS),
+            "\n## Accepted without effect\n\n" + ", ".join(f"`{name}`" for name in inert) + "\n",
+        ]
+    )
+
+
+def main() -> int:
+    if "--check" not in sys.argv:
+        TARGET.write_text(configuration())
+    elif not TARGET.exists() or TARGET.read_text() != configuration():
+        print(f"{TARGET} is not what kcoord.config says; run `make generate`", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

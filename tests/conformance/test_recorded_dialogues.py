@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dialogues recorded from Apache Kafka 4.3.1, replayed against a kcoord process by a player with a codec of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.kcoord_process import KcoordProcess
+from tests.support.shared import shared
+
+PLAY_SECONDS = 300
+
+SETTINGS = {
+    "auto.create.topics.enable": "false",
+    "group.consumer.assignment.interval.ms": "0",
+    "group.consumer.heartbeat.interval.ms": "5000",
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.consumer.min.session.timeout.ms": "500",
+    "group.consumer.session.timeout.ms": "45000",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "500",
+    "offsets.retention.check.interval.ms": "86400000",
+    "offsets.topic.num.partitions": "4",
+}
+
+
+def test_all_dialogues_are_as_in_kafka(tmp_path: Path) -> None:
+    player = shared("conformance", "golden.py")
+    broker = KcoordProcess(tmp_path, SETTINGS).start()
+    try:
+        played = subprocess.run(
+            [sys.executable, str(player), broker.address, "-v"],
+            capture_output=True,
+            text=True,
+            timeout=PLAY_SECONDS,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+    finally:
+        assert broker.stop() == 0, broker.log
+    recorded = {path.stem for path in (player.parent / "golden").glob("*.json")}
+    passed = set(re.findall(r"^ok +([a-z0-9-]+)", played.stdout, re.MULTILINE))
+    assert recorded == passed, f"{played.stdout}\n{played.stderr}\n{broker.log}"

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kafka-python as tests use it: a member of a classic group that is polled in a thread and commits what it polled.
+
+`python -m tests.support.kafka_python ADDRESS GROUP TOPIC` is such a member to be killed: it prints `ready` when it owns
+partitions.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Protocol
+
+from kafka import ConsumerRebalanceListener, KafkaConsumer
+from kafka.errors import CommitFailedError, RebalanceInProgressError
+
+from tests.support.ownership import Ownership, Partition
+
+SESSION_MS = 3000
+HEARTBEAT_MS = 300
+
+
+class _TopicPartition(Protocol):
+    topic: str
+    partition: int
+
+
+class KafkaPythonMember:
+    """Give it `topics` or a `pattern`; `strategies` are kafka-python's assignor classes, its defaults without them."""
+
+    def __init__(
+        self,
+        address: str,
+        group_id: str,
+        topics: Sequence[str] = (),
+        *,
+        pattern: str | None = None,
+        instance_id: str | None = None,
+        strategies: Sequence[type] | None = None,
+        ownership: Ownership | None = None,
+    ) -> None:
+        self.assigned: set[Partition] = set()
+        self.revoked: list[set[Partition]] = []
+        self.seen: list[tuple[str, int, int]] = []
+        self.ownership = ownership if ownership is not None else Ownership()
+        self._ending = threading.Event()
+        options = {} if strategies is None else {"partition_assignment_strategy": list(strategies)}
+        self._consumer = KafkaConsumer(
+            bootstrap_servers=address,
+            group_id=group_id,
+            group_instance_id=instance_id,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+            metadata_max_age_ms=1000,
+            **options,
+        )
+        self._consumer.subscribe(topics=list(topics) or None, pattern=pattern, listener=_Listener(self))
+        self._thread = threading.Thread(target=self._poll, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> KafkaPythonMember:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the group, a static member does not. It may be called again."""
+        self._ending.set()
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the consumer hangs in poll or close"
+
+    def _poll(self) -> None:
+        while not self._ending.is_set():
+            records = self._consumer.poll(timeout_ms=100)
+            if records:
+                try:
+                    self._consumer.commit()
+                except (CommitFailedError, RebalanceInProgressError):
+                    continue
+                for record in (record for batch in records.values() for record in batch):
+                    self.seen.append((record.topic, record.partition, record.offset))
+        self._consumer.close()
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+    def __init__(self, member: KafkaPythonMember) -> None:
+        self._member = member
+
+    def on_partitions_revoked(self, revoked: Iterable[_TopicPartition]) -> None:
+        partitions = {(each.topic, each.partition) for each in revoked}
+        self._member.assigned -= partitions
+        self._member.revoked.append(partitions)
+        self._member.ownership.gave(self._member, partitions)
+
+    def on_partitions_assigned(self, assigned: Iterable[_TopicPartition]) -> None:
+        partitions = {(each.topic, each.partition) for each in assigned}
+        self._member.ownership.took(self._member, partitions)
+        self._member.assigned |= partitions
+
+
+def main() -> None:
+    address, group_id, topic = sys.argv[1:]
+    consumer = KafkaConsumer(
+        topic,
+        bootstrap_servers=address,
+        group_id=group_id,
+        enable_auto_commit=False,
+        session_timeout_ms=SESSION_MS,
+        heartbeat_interval_ms=HEARTBEAT_MS,
+    )
+    told = False
+    while True:
+        consumer.poll(timeout_ms=100)
+        if not told and consumer.assignment():
+            told = True
+            print("ready", flush=True)
+
+
+if __name__ == "__main__":
+    main()

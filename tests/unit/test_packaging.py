@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The distribution: `protocol` is ours (another package has that name too); lock files pin all and name no host."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import kcoord
+import protocol
+
+ROOT = Path(__file__).parents[2]
+LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
+
+
+def test_both_packages_come_from_here() -> None:
+    assert Path(protocol.__file__ or "").parent == ROOT / "protocol"
+    assert Path(kcoord.__file__ or "").parent == ROOT / "kcoord"
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
+def test_lock_files_have_hashes_and_no_hosts(lock: Path) -> None:
+    text = lock.read_text()
+    assert "://" not in text
+    assert not re.search(r"^-", text, re.MULTILINE), "an option such as an index"
+    requirements = re.findall(r"^[a-z0-9].*?(?=^[a-z0-9]|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert requirements
+    assert [each.splitlines()[0] for each in requirements if "--hash=sha256:" not in each] == []
+
+
+def test_every_dependency_is_locked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for lock, wanted in {"run": [], "dev": extras["dev"], "spark": extras["spark"]}.items():
+        locked = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements" / f"{lock}.lock").read_text(), re.MULTILINE))
+        names = {re.split(r"[<>=~!]", each)[0] for each in [*project["dependencies"], *wanted]}
+        assert names - locked == set()
