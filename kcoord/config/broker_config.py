@@ -80,12 +80,15 @@ class BrokerConfig:
     kcoord_bootstrap_features: list[str]
     kcoord_kip1327_enable: bool
     kcoord_log_flush_policy: str
+    kcoord_heartbeat_memo_enable: bool
     kcoord_offsets_expiration_policy: str
     listener_security_protocol_map: str
     listeners: list[str]
     log_cleaner_backoff_ms: int
+    log_cleaner_dedupe_buffer_size: int
     log_cleaner_delete_retention_ms: int
     log_cleaner_enable: bool
+    log_cleaner_io_max_bytes_per_second: float
     log_cleaner_max_compaction_lag_ms: int
     log_cleaner_min_cleanable_ratio: float
     log_cleaner_min_compaction_lag_ms: int

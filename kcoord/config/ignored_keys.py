@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from kcoord.config.key import (
-    DOUBLE_MAX,
     INT_MAX,
     LONG_MAX,
     NON_EMPTY,
@@ -137,10 +136,8 @@ IGNORED_KEYS: tuple[ConfigKey, ...] = (
     _ignored("kafka.metrics.polling.interval.secs", INT, 10, at_least(1), importance=LOW),
     _ignored("kafka.metrics.reporters", LIST, [], importance=LOW),
     _ignored("leader.imbalance.check.interval.seconds", LONG, 300, at_least(1), importance=HIGH),
-    _ignored("log.cleaner.dedupe.buffer.size", LONG, 134217728, update_mode=CLUSTER_WIDE),
     _ignored("log.cleaner.io.buffer.load.factor", DOUBLE, 0.9, update_mode=CLUSTER_WIDE),
     _ignored("log.cleaner.io.buffer.size", INT, 524288, at_least(0), update_mode=CLUSTER_WIDE),
-    _ignored("log.cleaner.io.max.bytes.per.second", DOUBLE, DOUBLE_MAX, update_mode=CLUSTER_WIDE),
     _ignored("log.cleaner.threads", INT, 1, at_least(0), update_mode=CLUSTER_WIDE),
     _ignored("log.dir.failure.timeout.ms", LONG, 30000, at_least(1), importance=LOW),
     _ignored("log.initial.task.delay.ms", LONG, 30000, at_least(0), importance=LOW, internal=True),

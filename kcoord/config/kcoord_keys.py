@@ -17,6 +17,14 @@ KCOORD_KEYS: tuple[ConfigKey, ...] = (
         "Feature levels of a new cluster that differ from the highest, as `kafka-storage format --feature` sets them.",
     ),
     ConfigKey(
+        "kcoord.heartbeat.memo.enable",
+        ConfigType.BOOLEAN,
+        True,
+        None,
+        Importance.LOW,
+        "Answer repeated heartbeats from memory; off, every heartbeat takes the full path, for debugging.",
+    ),
+    ConfigKey(
         "kcoord.kip1327.enable",
         ConfigType.BOOLEAN,
         True,

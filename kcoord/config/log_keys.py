@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from kcoord.config.key import (
+    DOUBLE_MAX,
     LONG_MAX,
     ConfigKey,
     ConfigType,
@@ -73,6 +74,15 @@ LOG_KEYS: tuple[ConfigKey, ...] = (
         update_mode=CLUSTER_WIDE,
     ),
     ConfigKey(
+        "log.cleaner.dedupe.buffer.size",
+        LONG,
+        134217728,
+        None,
+        MEDIUM,
+        "Memory for the keys of the log that is being cleaned; what does not fit is left to a later pass.",
+        update_mode=CLUSTER_WIDE,
+    ),
+    ConfigKey(
         "log.cleaner.delete.retention.ms",
         LONG,
         86400000,
@@ -82,6 +92,15 @@ LOG_KEYS: tuple[ConfigKey, ...] = (
         update_mode=CLUSTER_WIDE,
     ),
     ConfigKey("log.cleaner.enable", BOOLEAN, True, None, MEDIUM, "Whether compacted topics are cleaned."),
+    ConfigKey(
+        "log.cleaner.io.max.bytes.per.second",
+        DOUBLE,
+        DOUBLE_MAX,
+        None,
+        MEDIUM,
+        "How much the cleaner reads and writes per second at most.",
+        update_mode=CLUSTER_WIDE,
+    ),
     ConfigKey(
         "log.cleaner.max.compaction.lag.ms",
         LONG,

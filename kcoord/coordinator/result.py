@@ -12,21 +12,43 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from protocol.messages import Message
+from protocol.control_records import ControlRecordType
+from protocol.messages import ControlRecordTypeSchema, EndTxnMarker, Message
 
 T = TypeVar("T")
+
+
+class Producer(NamedTuple):
+    """A transactional producer, as record batches name it."""
+
+    producer_id: int
+    producer_epoch: int
 
 
 @dataclass(slots=True)
 class CoordinatorRecord:
     """One record of a state machine's log; `value` None is a tombstone, `key` None is usual in the metadata log alone.
 
-    `value_version` is the version in which `value` is written.
+    `value_version` is the version in which `value` is written. A record with a `producer` is part of that producer's
+    transaction: it counts once the transaction's marker, itself such a record, says that it was committed.
     """
 
     key: Message | None
     value: Message | None
     value_version: int = 0
+    producer: Producer | None = None
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it is written as a control record."""
+        return type(self.key) is ControlRecordTypeSchema
+
+
+def new_end_transaction_marker(producer: Producer, coordinator_epoch: int, *, committed: bool) -> CoordinatorRecord:
+    """The control record that ends the producer's transaction in one log; it is the only record of its result."""
+    control_type = ControlRecordType.COMMIT if committed else ControlRecordType.ABORT
+    key = ControlRecordTypeSchema(type=control_type)
+    return CoordinatorRecord(key, EndTxnMarker(coordinator_epoch=coordinator_epoch), 0, producer)
 
 
 class TimerKey(NamedTuple):
@@ -56,11 +78,13 @@ class Cancel:
 class Task:
     """Background work outside the state machine. Its value comes back as `StateMachine.complete_task`.
 
-    A task with the key of a running one is not started again.
+    A task with the key of a running one is not started again. `when_durable` holds it back until the records of its
+    result are on disk.
     """
 
     key: TimerKey
     work: object
+    when_durable: bool = False
 
 
 @dataclass(slots=True)
@@ -105,7 +129,9 @@ class OperationContext:
 
 @dataclass(slots=True)
 class CoordinatorResult(Generic[T]):
-    """Records to append atomically, the response, and effects, all as data."""
+    """Records to append atomically, the response, and effects, all as data. Either all records are part of the same
+    transaction or none is part of any.
+    """
 
     response: T
     records: list[CoordinatorRecord] = field(default_factory=list)

@@ -10,7 +10,7 @@ from typing import Final
 
 _UINT32: Final = 0xFFFF_FFFF
 _SIGN_BIT: Final = 0x8000_0000
-_INT32_MAX: Final = 0x7FFF_FFFF
+_INT32_MIN: Final = -0x8000_0000
 
 
 def java_string_hash(text: str) -> int:
@@ -27,7 +27,10 @@ def java_string_hash(text: str) -> int:
 
 
 def partition_for(group_id: str, partitions: int) -> int:
-    """The partition of `__consumer_offsets` that holds a group: the hash without its sign bit, modulo the number of
+    """The partition of `__consumer_offsets` that holds a group: the absolute value of the hash, modulo the number of
     partitions.
+
+    The smallest int32 has no absolute value in Java; Kafka takes 0 for it (observed in Kafka 4.3.1's folders).
     """
-    return (java_string_hash(group_id) & _INT32_MAX) % partitions
+    value = java_string_hash(group_id)
+    return 0 if value == _INT32_MIN else abs(value) % partitions

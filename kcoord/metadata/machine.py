@@ -75,8 +75,8 @@ class MetadataMachine:
     ) -> CoordinatorResult[BrokerImage]:
         """Called at each start: the feature levels of a new cluster, and the broker where it is new or has changed."""
         image = self.image
-        features = records.BOOTSTRAP_FEATURES.items() if not image.features else ()
-        new_records = [records.new_feature_level_record(name, level) for name, level in features]
+        features = self._bootstrap_features() if not image.features else {}
+        new_records = [records.new_feature_level_record(name, level) for name, level in features.items()]
         known = image.brokers.get(registration.broker_id)
         if known is None or _has_changed(known, registration):
             epoch = 0 if known is None else known.broker_epoch + 1
@@ -85,6 +85,14 @@ class MetadataMachine:
         for record in new_records:
             builder.replay(record)
         return CoordinatorResult(builder.build().brokers[registration.broker_id], new_records)
+
+    def _bootstrap_features(self) -> dict[str, int]:
+        """As in Kafka, a feature at level 0 has no record."""
+        features = dict(records.BOOTSTRAP_FEATURES)
+        for setting in self._config.kcoord_bootstrap_features:
+            name, _, level = setting.partition("=")
+            features[name] = int(level)
+        return {name: level for name, level in features.items() if level > 0}
 
     def ensure_internal_topic(self, context: OperationContext, name: str) -> CoordinatorResult[bytes]:
         """The id of an internal topic, which is created with `context.candidate_id` where it is not there."""

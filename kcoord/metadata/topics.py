@@ -284,7 +284,6 @@ def delete_topics(
             answer.name, answer.topic_id = topic.name, topic.id
             if topic.id in twice:
                 raise KafkaError(Errors.INVALID_REQUEST, "The request names the topic both by name and by id.")
-            _check_deletable(topic)
             result.records.append(records.new_remove_topic_record(topic.id))
         except KafkaError as error:
             answer.error_code, answer.error_message = error.error, error.message
@@ -317,12 +316,6 @@ def _topic_to_delete(image: MetadataImage, state: DeleteTopicsRequest.DeleteTopi
     if topic is None:
         raise KafkaError(Errors.UNKNOWN_TOPIC_ID, "There is no topic of that id.")
     return topic
-
-
-def _check_deletable(topic: TopicImage) -> None:
-    """Unlike Kafka, which would let a client delete all groups and offsets this way."""
-    if topic.internal:
-        raise KafkaError(Errors.INVALID_REQUEST, f"{topic.name} belongs to the broker and cannot be deleted.")
 
 
 def _check_new_partitions(count: int) -> None:

@@ -38,6 +38,9 @@ KIP_1327_VERSIONS = {
 }
 """The first version of each API that KIP-1327 adds; `kcoord.kip1327.enable=false` hides them."""
 
+UNSTABLE_VERSIONS = {ApiKey.INIT_PRODUCER_ID: 6}
+"""The first version of each API that is not final in Kafka 4.3.1; `unstable.api.versions.enable` shows them."""
+
 SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.PRODUCE: range(0, 14),
     ApiKey.FETCH: range(4, 19),
@@ -56,8 +59,13 @@ SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.CREATE_TOPICS: range(2, 8),
     ApiKey.DELETE_TOPICS: range(1, 7),
     ApiKey.DELETE_RECORDS: range(0, 3),
-    ApiKey.INIT_PRODUCER_ID: range(0, 6),
+    ApiKey.INIT_PRODUCER_ID: range(0, 7),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: range(2, 5),
+    ApiKey.ADD_PARTITIONS_TO_TXN: range(0, 6),
+    ApiKey.ADD_OFFSETS_TO_TXN: range(0, 5),
+    ApiKey.END_TXN: range(0, 6),
+    ApiKey.WRITE_TXN_MARKERS: range(1, 3),
+    ApiKey.TXN_OFFSET_COMMIT: range(0, 6),
     ApiKey.DESCRIBE_CONFIGS: range(1, 5),
     ApiKey.ALTER_CONFIGS: range(0, 3),
     ApiKey.CREATE_PARTITIONS: range(0, 4),
@@ -66,6 +74,9 @@ SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.LIST_PARTITION_REASSIGNMENTS: range(0, 1),
     ApiKey.OFFSET_DELETE: range(0, 1),
     ApiKey.DESCRIBE_CLUSTER: range(0, 3),
+    ApiKey.DESCRIBE_PRODUCERS: range(0, 1),
+    ApiKey.DESCRIBE_TRANSACTIONS: range(0, 1),
+    ApiKey.LIST_TRANSACTIONS: range(0, 3),
     ApiKey.CONSUMER_GROUP_HEARTBEAT: range(0, 3),
     ApiKey.CONSUMER_GROUP_DESCRIBE: range(0, 3),
     ApiKey.LIST_CONFIG_RESOURCES: range(0, 2),
@@ -183,5 +194,8 @@ def build_api_table(config: BrokerConfig) -> ApiTable:
     versions = dict(SERVED_VERSIONS)
     if not config.kcoord_kip1327_enable:
         for key, first in KIP_1327_VERSIONS.items():
+            versions[key] = range(versions[key].start, first)
+    if not config.unstable_api_versions_enable:
+        for key, first in UNSTABLE_VERSIONS.items():
             versions[key] = range(versions[key].start, first)
     return ApiTable(Api(key, served) for key, served in versions.items())

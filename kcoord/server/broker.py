@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast, overload
 
+from kcoord.server.transactional_produce import TransactionalProduce
 from protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig, Listener
     from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.coordinator.result import CoordinatorResult, OperationContext
+    from kcoord.coordinator.result import CoordinatorResult, OperationContext, Producer
+    from kcoord.coordinator.transaction.metadata import Partitions
+    from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
     from kcoord.metadata.image import MetadataImage
     from kcoord.metadata.machine import MetadataMachine
     from kcoord.server.apis import ApiTable
@@ -35,6 +38,7 @@ Reply: TypeAlias = "T | asyncio.Future[T]"
 """An answer, or the promise of one. Handlers return a promise only where something must be waited for."""
 
 GroupOperation: TypeAlias = "Callable[[GroupCoordinatorShard, OperationContext], CoordinatorResult[T]]"
+TransactionOperation: TypeAlias = "Callable[[TransactionCoordinatorShard, OperationContext], CoordinatorResult[T]]"
 MetadataOperation: TypeAlias = "Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]]"
 
 
@@ -42,6 +46,13 @@ class MetadataService(Protocol):
     """Runs operations on the metadata machine; the future ends when the change is durable and published."""
 
     def run(self, operation: MetadataOperation[T], context: OperationContext) -> asyncio.Future[T]: ...
+
+
+class RepeatableReply(Protocol):
+    """The right to send an answer again without asking."""
+
+    def repeat(self, now_ms: int) -> bool:
+        """Whether the answer still holds; if so its effects (the member's session) are done again."""
 
 
 class GroupService(Protocol):
@@ -55,6 +66,42 @@ class GroupService(Protocol):
     def run(self, group_id: str, operation: GroupOperation[T], context: OperationContext) -> Reply[T]: ...
 
     def run_on_shard(self, shard_id: int, operation: GroupOperation[T], context: OperationContext) -> Reply[T]: ...
+
+    def steady(self, group_id: str, member_id: str) -> RepeatableReply | None: ...
+
+    def start_verification(self, shard_id: int, producer: Producer) -> int | None:
+        """A ticket for a producer that the transaction coordinator has to be asked about first, None where not."""
+
+    def finish_verification(self, shard_id: int, producer: Producer, ticket: int) -> None: ...
+
+
+class TransactionService(Protocol):
+    """Runs operations on the transaction coordinator shards."""
+
+    @property
+    def shard_ids(self) -> range: ...
+
+    def shard_of(self, key: str) -> int: ...
+
+    def run(self, key: str, operation: TransactionOperation[T], context: OperationContext) -> Reply[T]: ...
+
+    def run_on_shard(
+        self, shard_id: int, operation: TransactionOperation[T], context: OperationContext
+    ) -> Reply[T]: ...
+
+    def needs_producer_id(self, transactional_id: str) -> bool:
+        """Whether an operation on this id may use up a fresh producer id, which the caller then has to bring."""
+
+    def agree(
+        self,
+        transactional_id: str,
+        producer: Producer,
+        partitions: Partitions,
+        context: OperationContext,
+        *,
+        adds: bool,
+    ) -> Reply[Mapping[tuple[str, int], Errors]]:
+        """Whether the producer may write to the partitions within its transaction, which `adds` makes part of it."""
 
 
 class Broker:
@@ -71,6 +118,7 @@ class Broker:
         fetches: FetchService,
         metadata: MetadataService,
         groups: GroupService,
+        transactions: TransactionService,
         now_ms: Callable[[], int],
     ) -> None:
         self.config = config
@@ -82,7 +130,9 @@ class Broker:
         self.fetches = fetches
         self.metadata = metadata
         self.groups = groups
+        self.transactions = transactions
         self.now_ms = now_ms
+        self.transactional_produce = TransactionalProduce()
         self.endpoints: dict[str, Listener] = {}
         self._tasks: set[asyncio.Task[object]] = set()
 

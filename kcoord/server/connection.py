@@ -14,6 +14,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
+from kcoord.server.heartbeat_memo import HEARTBEAT_KEYS, HeartbeatMemo
 from kcoord.server.request_context import RequestContext
 from protocol.api_keys import ApiKey
 from protocol.errors import DecodeError, FramingError
@@ -23,7 +24,7 @@ from protocol.headers import decode_request_header
 if TYPE_CHECKING:
     from kcoord.server.apis import BoundApi
     from kcoord.server.broker import Broker
-    from protocol.messages import Message
+    from protocol.messages import HeartbeatResponse, Message
 
 MAX_IN_FLIGHT_REQUESTS = 64
 """Requests of one connection that may be unanswered before it is muted. Kafka mutes after one; clients rarely send more
@@ -51,6 +52,10 @@ class ConnectionOwner(Protocol):
 
     @property
     def max_frame_bytes(self) -> int: ...
+
+    @property
+    def remembers_heartbeats(self) -> bool:
+        """Whether repeated heartbeats may be answered from memory."""
 
     def admit(self, connection: KafkaConnection, host: str) -> bool: ...
 
@@ -88,6 +93,7 @@ class KafkaConnection(asyncio.Protocol):
         self._owner = owner
         self._broker = owner.broker
         self._apis = owner.broker.apis
+        self._memo = HeartbeatMemo() if owner.remembers_heartbeats else None
         self._reader = FrameReader(owner.max_frame_bytes)
         self._transport: asyncio.Transport | None = None
         self._frames: deque[bytes] = deque()
@@ -198,6 +204,12 @@ class KafkaConnection(asyncio.Protocol):
         return self._write_paused or self._stopped or len(self._exchanges) >= MAX_IN_FLIGHT_REQUESTS
 
     def _process(self, frame: bytes) -> None:
+        memo = self._memo
+        if memo is not None and not self._exchanges and len(frame) > 1 and frame[1] in HEARTBEAT_KEYS:
+            answer = memo.answer(frame, self._broker.now_ms())
+            if answer is not None:
+                self._output.append(answer)
+                return
         bound = self._apis.bound(bytes(frame[:4]))
         if bound is None:
             self._process_unserved(frame)
@@ -224,16 +236,19 @@ class KafkaConnection(asyncio.Protocol):
             self._exchanges.append(exchange)
             response.add_done_callback(partial(self._settled, exchange))
         elif response is not None:
-            self._answer(bound, header.correlation_id, response, request)
+            answer = self._answer(bound, header.correlation_id, response, request)
+            if memo is not None and bound.key in HEARTBEAT_KEYS and not cast("HeartbeatResponse", response).error_code:
+                memo.remember(self._broker.groups, frame, request, answer)
 
-    def _answer(self, bound: BoundApi, correlation_id: int, response: object, request: Message) -> None:
+    def _answer(self, bound: BoundApi, correlation_id: int, response: object, request: Message) -> bytes:
         data = bound.encode(correlation_id, response, request)
         if not self._exchanges:
             self._output.append(data)
-            return
+            return data
         exchange = _Exchange(bound, correlation_id, request)
         exchange.data = data
         self._exchanges.append(exchange)
+        return data
 
     def _settled(self, exchange: _Exchange, future: asyncio.Future[object]) -> None:
         """An answer came that had to be waited for; the client may be gone by now."""

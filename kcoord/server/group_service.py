@@ -1,63 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group coordinator shards of this process: their logs, loading, metadata updates, background tasks, and reloading
-after a failure.
-
-A shard answers only between being loaded and failing; before and after, clients are told to come again or to look
-elsewhere, never a guess.
-"""
+"""The group coordinator shards of this process, and the threads for their background tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
-from kcoord.coordinator.runtime.runtime import LoadError, ShardState
-from kcoord.coordinator.service import partition_for
-from kcoord.server.request_context import internal_operation_context
-from kcoord.server.runtime_driver import RuntimeDriver
-from kcoord.storage.errors import StorageError
-from protocol.errors import Errors, KafkaError
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.server.shard_service import ShardOwner, ShardService
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.coordinator.result import CoordinatorResult, OperationContext, Task
+    from kcoord.coordinator.group.steady import SteadyHeartbeat
+    from kcoord.coordinator.result import Producer, Task
     from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
-    from kcoord.metadata.image import MetadataImage
-    from kcoord.server.broker import GroupOperation, Reply
-    from kcoord.server.log_writer import WritableLog
     from kcoord.server.shard_logs import ShardLogs
 
 _logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
-FIRST_RELOAD_SECONDS = 1.0
-LONGEST_RELOAD_SECONDS = 60.0
-
-
-class ServiceOwner(Protocol):
+class ServiceOwner(ShardOwner, Protocol):
     """What the process gives to the service."""
-
-    @property
-    def image(self) -> MetadataImage: ...
-
-    def now_ms(self) -> int: ...
-
-    def wake(self) -> None: ...
 
     def on_coordinator_append(self, shard_id: int, size_bytes: int) -> None:
         """The log of a shard grew: clients may read it, too."""
 
-    def spawn(self, coroutine: Coroutine[object, object, None]) -> object: ...
+
+class SteadyReply:
+    """A SteadyHeartbeat together with the shard that must still be the same one, loaded and active."""
+
+    __slots__ = ("_machine", "_runtime", "_shard_id", "_steady")
+
+    def __init__(
+        self,
+        runtime: CoordinatorRuntime[GroupCoordinatorShard],
+        shard_id: int,
+        machine: GroupCoordinatorShard,
+        steady: SteadyHeartbeat,
+    ) -> None:
+        self._runtime = runtime
+        self._shard_id = shard_id
+        self._machine = machine
+        self._steady = steady
+
+    def repeat(self, now_ms: int) -> bool:
+        """Whether the answer still holds; if so the member's session begins anew."""
+        machine, steady = self._machine, self._steady
+        return steady.is_current(machine.image_epoch) and self._runtime.rearm(
+            self._shard_id, machine, steady.timer, now_ms + steady.timeout_ms
+        )
 
 
-class LocalGroupService:
+class LocalGroupService(ShardService[GroupCoordinatorShard]):
     """Serves `Broker.groups`; see the module's text."""
 
     def __init__(
@@ -69,119 +67,37 @@ class LocalGroupService:
         configured_shards: int,
         background_threads: int,
     ) -> None:
-        self._runtime = runtime
-        self._logs = logs
-        self._owner = owner
-        self._configured_shards = configured_shards
+        super().__init__("groups", runtime, logs, owner, configured_shards=configured_shards)
+        self._process = owner
         self._background_threads = background_threads
-        self._loop = asyncio.get_running_loop()
-        self._shard_count = 0
-        self._reload_seconds: dict[int, float] = {}
         self._threads: ThreadPoolExecutor | None = None
-        self._closing = False
-        self.driver: RuntimeDriver[GroupCoordinatorShard] = RuntimeDriver("groups", runtime, self)
 
     # --- what handlers use --------------------------------------------------------------------------------------------
 
-    @property
-    def shard_ids(self) -> range:
-        """The shards of this process; none before the internal topic exists."""
-        return range(self._shard_count)
+    def steady(self, group_id: str, member_id: str) -> SteadyReply | None:
+        """The right to repeat the answer that a heartbeat of the member has just been given, if there is one."""
+        shard_id = self.shard_of(group_id)
+        machine = self._runtime.machine(shard_id)
+        steady = machine.steady_heartbeat(group_id, member_id) if machine is not None else None
+        if machine is None or steady is None:
+            return None
+        return SteadyReply(self._runtime, shard_id, machine, steady)
 
-    def shard_of(self, group_id: str) -> int:
-        return partition_for(group_id, self._shard_count or self._configured_shards)
+    def start_verification(self, shard_id: int, producer: Producer) -> int | None:
+        """A ticket for a producer that the transaction coordinator has to be asked about first, None where not."""
+        machine = self._runtime.machine(shard_id)
+        return machine.start_verification(producer) if machine is not None else None
 
-    def run(self, group_id: str, operation: GroupOperation[T], context: OperationContext) -> Reply[T]:
-        return self.run_on_shard(self.shard_of(group_id), operation, context)
-
-    def run_on_shard(self, shard_id: int, operation: GroupOperation[T], context: OperationContext) -> Reply[T]:
-        if shard_id >= self._shard_count:
-            raise KafkaError(Errors.NOT_COORDINATOR)
-        return self.driver.run(shard_id, operation, context)
-
-    # --- the life of the shards ---------------------------------------------------------------------------------------
-
-    def open_shards(self, count: int) -> list[int]:
-        """Takes over the `count` partitions of the internal topic. Returns the shards that have a log, to be given to
-        `load`.
-        """
-        assert not self._shard_count, "the number of shards never changes"
-        self._shard_count = count
-        to_load = []
-        for shard_id in range(count):
-            if self._logs.exists(shard_id):
-                self._runtime.start_load(shard_id, ())
-                to_load.append(shard_id)
-            else:
-                self._runtime.load(shard_id, (), self._owner.now_ms())
-        return to_load
-
-    async def load(self, shard_ids: list[int]) -> None:
-        """Replays the logs in turn, and lets others have the event loop between slices."""
-        for shard_id in shard_ids:
-            await self._load(shard_id)
-
-    async def _load(self, shard_id: int) -> None:
-        try:
-            log = self._logs.open(shard_id)
-            loader = self._runtime.start_load(shard_id, log.batches(log.start_offset), log.end_offset)
-            while not loader.step(self._owner.now_ms()):
-                await asyncio.sleep(0)
-        except (OSError, StorageError, LoadError) as error:
-            _logger.error("Loading shard %d of the group coordinator failed: %s", shard_id, error)
-            self._reload_later(shard_id)
-            return
-        self._reload_seconds.pop(shard_id, None)
-        # The image may have changed since the machine was made.
-        self._update_shard(shard_id, self._owner.image)
-
-    def on_failed(self, shard_id: int) -> None:
-        self._logs.close(shard_id)
-        self._reload_later(shard_id)
-
-    def _reload_later(self, shard_id: int) -> None:
-        if self._closing:
-            return
-        seconds = self._reload_seconds.get(shard_id, FIRST_RELOAD_SECONDS)
-        self._reload_seconds[shard_id] = min(seconds * 2, LONGEST_RELOAD_SECONDS)
-        _logger.warning("Shard %d of the group coordinator is loaded again in %.0f s", shard_id, seconds)
-        self._loop.call_later(seconds, self._reload, shard_id)
-
-    def _reload(self, shard_id: int) -> None:
-        if not self._closing:
-            self._logs.close(shard_id)
-            self._owner.spawn(self._load(shard_id))
-
-    # --- metadata -----------------------------------------------------------------------------------------------------
-
-    def publish(self, image: MetadataImage) -> None:
-        """Tells every active shard of a new image; one that is loading is told when it is through."""
-        for shard_id in self.shard_ids:
-            if self._runtime.state(shard_id) is ShardState.ACTIVE:
-                self._update_shard(shard_id, image)
-
-    def _update_shard(self, shard_id: int, image: MetadataImage) -> None:
-        def operation(shard: GroupCoordinatorShard, context: OperationContext) -> CoordinatorResult[None]:
-            return shard.on_metadata_update(context, image)
-
-        try:
-            self.driver.run_unanswered(shard_id, operation, internal_operation_context(self._owner.now_ms()))
-        except KafkaError as error:
-            _logger.error("Shard %d of the group coordinator did not take a metadata image: %s", shard_id, error)
+    def finish_verification(self, shard_id: int, producer: Producer, ticket: int) -> None:
+        machine = self._runtime.machine(shard_id)
+        if machine is not None:
+            machine.finish_verification(producer, ticket)
 
     # --- what the driver asks -----------------------------------------------------------------------------------------
 
-    def log_of(self, shard_id: int) -> WritableLog:
-        return self._logs.writable(shard_id)
-
-    def on_append_started(self, shard_id: int) -> None:
-        """Nothing to note: groups publish nothing."""
-
     def on_append_durable(self, shard_id: int, size_bytes: int) -> None:
-        self._owner.on_coordinator_append(shard_id, size_bytes)
-
-    def wake(self) -> None:
-        self._owner.wake()
+        super().on_append_durable(shard_id, size_bytes)
+        self._process.on_coordinator_append(shard_id, size_bytes)
 
     # --- background tasks ---------------------------------------------------------------------------------------------
 
@@ -202,12 +118,10 @@ class LocalGroupService:
         error = future.exception()
         if error is not None:
             _logger.error("A background task of shard %d failed", shard_id, exc_info=error)
-        value = future.result() if error is None else error
-        self._runtime.complete_task(shard_id, task, value, internal_operation_context(self._owner.now_ms()))
-        self.wake()
+        self.task_done(shard_id, task, future.result() if error is None else error)
 
     def close(self) -> None:
-        self._closing = True
+        super().close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 

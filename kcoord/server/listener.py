@@ -84,6 +84,7 @@ class SocketListener:
         self.listener_name = address.name
         self.broker = broker
         self.max_frame_bytes: int = broker.config.socket_request_max_bytes
+        self.remembers_heartbeats: bool = broker.config.kcoord_heartbeat_memo_enable
         self._limits = limits
         self._limiter = ReportLimiter()
         self._connections: set[KafkaConnection] = set()

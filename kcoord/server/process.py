@@ -22,7 +22,8 @@ import uvloop
 from kcoord.config import BrokerConfig, Listener, SecurityProtocol
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, LoadError
-from kcoord.coordinator.runtime.serde import CoordinatorSerde, MetadataSerde
+from kcoord.coordinator.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde, MetadataSerde
+from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.records import BrokerRegistration
 from kcoord.server.apis import build_api_table
@@ -34,6 +35,7 @@ from kcoord.server.listener import ConnectionLimits, SocketListener
 from kcoord.server.metadata_service import METADATA_SHARD, LocalMetadataService
 from kcoord.server.request_context import internal_operation_context, random_uuid
 from kcoord.server.storage import METADATA_TOPIC, Storage, StorageNotUsable
+from kcoord.server.transaction_service import TRANSACTION_STATE_TOPIC, LocalTransactionService
 from kcoord.server.worker import Worker
 from kcoord.storage.errors import StorageError
 from kcoord.storage.segment import LogConfig
@@ -131,8 +133,10 @@ class BrokerProcess:
             configured_shards=config.offsets_topic_num_partitions,
             background_threads=config.group_coordinator_background_threads,
         )
+        self._transactions = self._transaction_service()
         self._worker.add(self._metadata.driver)
         self._worker.add(self._groups.driver)
+        self._worker.add(self._transactions.driver)
         self._broker = Broker(
             config=config,
             cluster_id=storage.cluster_id,
@@ -142,10 +146,24 @@ class BrokerProcess:
             fetches=FetchService(storage.topics.fetches, clock.now_ms),
             metadata=self._metadata,
             groups=self._groups,
+            transactions=self._transactions,
             now_ms=clock.now_ms,
         )
+        self._cleaner = storage.cleaner(config, lambda: self._broker.image, clock.now_ms)
         limits = ConnectionLimits(config)
         self._listeners = [SocketListener(one, self._broker, limits) for one in config.open_listeners]
+
+    def _transaction_service(self) -> LocalTransactionService:
+        config = self._config
+        log_config = LogConfig(segment_bytes=config.transaction_state_log_segment_bytes)
+        return LocalTransactionService(
+            CoordinatorRuntime(self._new_transaction_shard, CoordinatorSerde(TRANSACTION_RECORDS)),
+            self._storage.shard_logs(TRANSACTION_STATE_TOPIC, log_config, self.now_ms),
+            self,
+            self._storage.topics,
+            self._groups,
+            configured_shards=config.transaction_state_log_num_partitions,
+        )
 
     # --- what the services ask ----------------------------------------------------------------------------------------
 
@@ -155,6 +173,10 @@ class BrokerProcess:
 
     def spawn(self, coroutine: Coroutine[object, object, None]) -> object:
         return self._broker.spawn(coroutine)
+
+    def on_shards_given_up(self) -> None:
+        self._publish_to_groups(self.image)
+        self._publish_to_transactions(self.image)
 
     def on_coordinator_append(self, shard_id: int, size_bytes: int) -> None:
         self._storage.topics.on_internal_append(GROUP_METADATA_TOPIC, shard_id, size_bytes)
@@ -171,27 +193,38 @@ class BrokerProcess:
             self._config.apply_dynamic(dynamic)
         self._storage.topics.on_metadata_update(image, self.now_ms())
         self._publish_to_groups(image)
+        self._publish_to_transactions(image)
 
     def _publish_to_groups(self, image: MetadataImage) -> None:
-        if not self._groups.shard_ids and GROUP_METADATA_TOPIC in image.topics:
-            self._open_groups(image)
-        self._groups.publish(image)
-
-    def _open_groups(self, image: MetadataImage) -> None:
-        to_load = self._groups.open_shards(len(image.topics[GROUP_METADATA_TOPIC].partitions))
+        to_load = self._groups.follow(image.topics.get(GROUP_METADATA_TOPIC))
         if to_load:
             self.spawn(self._load_groups(to_load))
+        self._groups.publish(image)
+
+    def _publish_to_transactions(self, image: MetadataImage) -> None:
+        to_load = self._transactions.follow(image.topics.get(TRANSACTION_STATE_TOPIC))
+        if to_load:
+            self.spawn(self._transactions.load(to_load))
+        self._transactions.publish(image)
 
     async def _load_groups(self, shard_ids: list[int]) -> None:
         started_ms = self.now_ms()
-        await self._groups.load(shard_ids)
-        # What was loaded lives long: the collector need not look at it again and again.
-        gc.collect()
+        # Only what lives long is made now: the collector need not look at it again and again.
+        gc.disable()
+        try:
+            await self._groups.load(shard_ids)
+        finally:
+            gc.enable()
         gc.freeze()
         _logger.info("Loaded %d shards of the group coordinator in %d ms", len(shard_ids), self.now_ms() - started_ms)
 
     def _new_group_shard(self, shard_id: int) -> GroupCoordinatorShard:
         return GroupCoordinatorShard(self._config, self._broker.image)
+
+    def _new_transaction_shard(self, shard_id: int) -> TransactionCoordinatorShard:
+        image = self._broker.image
+        partition = image.partition(TRANSACTION_STATE_TOPIC, shard_id)
+        return TransactionCoordinatorShard(self._config, image, partition.leader_epoch if partition is not None else 0)
 
     # --- start and stop -----------------------------------------------------------------------------------------------
 
@@ -209,6 +242,8 @@ class BrokerProcess:
         for listener in self._listeners:
             await listener.start_accepting()
         self._tick()
+        if self._config.log_cleaner_enable:
+            self._cleaner.start()
         gc.freeze()
 
     async def _register(self) -> None:
@@ -235,8 +270,9 @@ class BrokerProcess:
         self._tick_timer = self._loop.call_later(TICK_SECONDS, self._tick)
         try:
             self._storage.topics.tick(self.now_ms())
+            self._groups.tick()
         except Exception:
-            _logger.exception("The periodic work on topics failed")
+            _logger.exception("The periodic work on topics and shards failed")
 
     def ready(self) -> Ready:
         addresses = [str(one) for one in self._broker.endpoints.values()]
@@ -255,12 +291,15 @@ class BrokerProcess:
         await self._until(lambda: not any(listener.in_flight for listener in self._listeners), ANSWER_SECONDS)
         for listener in self._listeners:
             listener.close_connections()
+        self._transactions.close()
         self._groups.close()
         self._metadata.close()
         self._broker.cancel_tasks()
         await self._until(lambda: self._worker.is_quiet, WRITER_SECONDS)
         written = self._worker.close(WRITER_SECONDS)
-        self._storage.close(self.now_ms(), clean=written)
+        if written:
+            self._groups.finish()
+        self._storage.close(self.now_ms(), clean=self._cleaner.close(WRITER_SECONDS) and written)
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = self._loop.time() + seconds

@@ -1,31 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
 """The partition folders of a coordinator's topic. A shard's log is opened when it is loaded, or when its first batch is
 written.
+
+Each log has a lock, by which the thread that writes, the cleaner and whoever closes the log keep out of each other's
+way. The event loop takes it only to close a log that nobody writes to.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from kcoord.storage.errors import StorageError
 
 if TYPE_CHECKING:
     from kcoord.server.log_writer import WritableLog
+    from kcoord.storage.file_system import FileSystem
     from kcoord.storage.log import Log
 
 _logger = logging.getLogger(__name__)
 
 
 class ShardLogs:
-    """`open_log` opens or begins the log of a partition, `log_exists` says whether it has a folder."""
+    """`open_log` opens or begins the log of a partition, `log_exists` says whether it has a folder, `delete_logs` takes
+    the folders of partitions of a topic id out of use.
+    """
 
-    def __init__(self, open_log: Callable[[int], Log], log_exists: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        open_log: Callable[[int], Log],
+        log_exists: Callable[[int], bool],
+        file_system: FileSystem,
+        delete_logs: Callable[[list[int], bytes], None] = lambda shard_ids, topic_id: None,
+    ) -> None:
+        self._delete_logs = delete_logs
+        self.file_system = file_system
         self._open_log = open_log
         self._log_exists = log_exists
         self._logs: dict[int, Log] = {}
         self._writable: dict[int, LazyLog] = {}
+        self._locks: dict[int, Lock] = {}
+
+    def lock(self, shard_id: int) -> Lock:
+        """Held by whoever changes the log of a shard."""
+        return self._locks.setdefault(shard_id, Lock())
 
     def exists(self, shard_id: int) -> bool:
         return self._log_exists(shard_id)
@@ -49,9 +69,16 @@ class ShardLogs:
         if log is None:
             return
         try:
-            log.close()
+            with self.lock(shard_id):
+                log.close()
         except (OSError, StorageError) as error:
             _logger.warning("Closing %s failed: %s", log.directory, error)
+
+    def delete(self, shard_ids: list[int], topic_id: bytes) -> None:
+        """The topic is deleted; nothing of these shards may be under way."""
+        for shard_id in shard_ids:
+            self.close(shard_id)
+        self._delete_logs(shard_ids, topic_id)
 
     def open_logs(self) -> dict[int, Log]:
         return dict(self._logs)
@@ -60,14 +87,17 @@ class ShardLogs:
 class LazyLog:
     """A log that is opened by its first use."""
 
-    __slots__ = ("_logs", "_shard_id")
+    __slots__ = ("_lock", "_logs", "_shard_id")
 
     def __init__(self, logs: ShardLogs, shard_id: int) -> None:
         self._logs = logs
         self._shard_id = shard_id
+        self._lock = logs.lock(shard_id)
 
     def append(self, data: bytes, *, now_ms: int) -> object:
-        return self._logs.open(self._shard_id).append(data, now_ms=now_ms)
+        with self._lock:
+            return self._logs.open(self._shard_id).append(data, now_ms=now_ms)
 
     def flush(self, sync: bool) -> None:
-        self._logs.open(self._shard_id).flush(sync)
+        with self._lock:
+            self._logs.open(self._shard_id).flush(sync)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from kcoord.server import cleanable_logs
+from kcoord.server.log_cleaner import CleanableLog, LogCleaner
 from kcoord.server.request_context import random_uuid
 from kcoord.server.shard_logs import ShardLogs
 from kcoord.storage.errors import StorageError
@@ -20,6 +23,7 @@ from protocol.uuid import uuid_to_string
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig
+    from kcoord.metadata.image import MetadataImage
     from kcoord.storage.log import Log
 
 _logger = logging.getLogger(__name__)
@@ -71,8 +75,30 @@ class Storage:
         def open_log(shard_id: int) -> Log:
             return self.log_dir.open_log(topic, shard_id, config, now_ms())
 
-        logs = self._shard_logs[topic] = ShardLogs(open_log, present.__contains__)
+        def delete_logs(shard_ids: list[int], topic_id: bytes) -> None:
+            present.difference_update(shard_ids)
+            self.topics.retire_internal(topic, topic_id, shard_ids, now_ms())
+
+        logs = self._shard_logs[topic] = ShardLogs(open_log, present.__contains__, self._fs, delete_logs)
         return logs
+
+    def cleaner(
+        self, config: BrokerConfig, image: Callable[[], MetadataImage], now_ms: Callable[[], int]
+    ) -> LogCleaner:
+        """The cleaner of all compacted logs, not yet started. Topics are written in the event loop, by `in_loop`."""
+
+        def logs() -> list[CleanableLog]:
+            found = cleanable_logs.of_topics(self.topics, cleaner.in_loop)
+            for topic, shard_logs in self._shard_logs.items():
+                forget = partial(self._forget_aborted, topic)
+                found += cleanable_logs.of_coordinator(topic, shard_logs, config, image(), forget)
+            return found
+
+        cleaner = LogCleaner(config, self.log_dir, self._fs, logs, now_ms)
+        return cleaner
+
+    def _forget_aborted(self, topic: str, shard_id: int, marker_offsets: set[int]) -> None:
+        self.topics.forget_internal_producers(topic, shard_id)
 
     def _internal_log(self, topic: str, partition: int) -> Log | None:
         """For readers of internal topics: a log that nothing was written to yet does not exist."""

@@ -13,6 +13,8 @@ from kcoord.storage.errors import MalformedCheckpointError, StorageError
 from kcoord.topics.fetch_manager import ReadResult
 from kcoord.topics.leader_epochs import EpochEntry, LeaderEpochs
 from kcoord.topics.offset_queries import EARLIEST, LATEST, NOT_FOUND, FoundOffset, find_offset
+from kcoord.topics.open_log import replay
+from kcoord.topics.producer_state import ProducerState
 from protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
@@ -20,29 +22,83 @@ if TYPE_CHECKING:
     from kcoord.storage.log_dir import LogDir
 
 
-def read(
-    log: Log | None, fetch_offset: int, *, max_bytes: int, whole_first_batch: bool, read_committed: bool
-) -> ReadResult:
-    """Whole batches from `fetch_offset` on."""
-    start_offset, end_offset = (log.start_offset, log.end_offset) if log is not None else (0, 0)
-    result = ReadResult(b"", end_offset, end_offset, start_offset, [] if read_committed else None)
-    if not start_offset <= fetch_offset <= end_offset:
-        raise KafkaError(Errors.OFFSET_OUT_OF_RANGE)
-    if log is not None and fetch_offset < end_offset and (max_bytes > 0 or whole_first_batch):
+class InternalProducers:
+    """The producers of coordinators' logs, of which `__consumer_offsets` has transactional ones. Nobody but readers of
+    committed data wants to know, so the logs are looked through when they ask.
+    """
+
+    __slots__ = ("_states",)
+
+    def __init__(self) -> None:
+        self._states: dict[tuple[str, int], tuple[Log | None, ProducerState]] = {}
+
+    def of(self, topic: str, partition: int, log: Log | None, enough: tuple[int, int] | None = None) -> ProducerState:
+        """The state as of the end of the log; with `enough` it may be as of somewhere that many bytes behind that
+        offset.
+        """
+        known, state = self._states.get((topic, partition), (None, ProducerState()))
+        if log is None:
+            return state
+        if known is not log or state.end_offset < log.start_offset:
+            state = ProducerState()
+            state.end_offset = log.start_offset
+            self._states[topic, partition] = log, state
         try:
-            result.records = log.read(fetch_offset, max_bytes, max_offset=end_offset, min_one=whole_first_batch)
+            _catch_up(state, log, enough)
         except (OSError, StorageError) as error:
             raise KafkaError(Errors.KAFKA_STORAGE_ERROR, str(error)) from error
+        return state
+
+    def forget(self, topic: str, partition: int) -> None:
+        """What is known of a log is read from it again when somebody asks."""
+        self._states.pop((topic, partition), None)
+
+
+def _catch_up(state: ProducerState, log: Log, enough: tuple[int, int] | None) -> None:
+    if state.end_offset >= log.end_offset:
+        return
+    seen_bytes = 0
+    for header, data in log.batches(state.end_offset):
+        replay(state, header, data)
+        if enough is not None and header.base_offset >= enough[0]:
+            seen_bytes += len(data)
+            if seen_bytes > enough[1]:
+                return
+    state.end_offset = max(state.end_offset, log.end_offset)
+
+
+def _stable_offset(producers: ProducerState) -> int:
+    unstable = producers.first_unstable_offset
+    return producers.end_offset if unstable is None else unstable
+
+
+def read(
+    log: Log | None, producers: ProducerState | None, fetch_offset: int, *, max_bytes: int, whole_first_batch: bool
+) -> ReadResult:
+    """Whole batches from `fetch_offset` on; up to the last stable offset for a reader of committed data, who brings
+    `producers`.
+    """
+    start_offset, end_offset = (log.start_offset, log.end_offset) if log is not None else (0, 0)
+    stable_offset = end_offset if producers is None or log is None else _stable_offset(producers)
+    result = ReadResult(b"", end_offset, stable_offset, start_offset, None if producers is None else [])
+    if not start_offset <= fetch_offset <= end_offset:
+        raise KafkaError(Errors.OFFSET_OUT_OF_RANGE)
+    if log is not None and fetch_offset < stable_offset and (max_bytes > 0 or whole_first_batch):
+        try:
+            result.records = log.read(fetch_offset, max_bytes, max_offset=stable_offset, min_one=whole_first_batch)
+        except (OSError, StorageError) as error:
+            raise KafkaError(Errors.KAFKA_STORAGE_ERROR, str(error)) from error
+        if producers is not None:
+            result.aborted_transactions = producers.aborted_between(fetch_offset, stable_offset)
     return result
 
 
-def find_offset_in(log: Log | None, timestamp: int, leader_epoch: int) -> FoundOffset:
+def find_offset_in(log: Log | None, producers: ProducerState | None, timestamp: int, leader_epoch: int) -> FoundOffset:
     """ListOffsets."""
     if log is None:
         return FoundOffset(-1, 0, leader_epoch) if timestamp in (EARLIEST, LATEST) else NOT_FOUND
-    return find_offset(
-        log, epochs_of(log, leader_epoch), timestamp, end_offset=log.end_offset, leader_epoch=leader_epoch
-    )
+    end_offset = log.end_offset if producers is None else _stable_offset(producers)
+    return find_offset(log, epochs_of(log, leader_epoch), timestamp, end_offset=end_offset, leader_epoch=leader_epoch)
 
 
 def epochs_of(log: Log | None, leader_epoch: int) -> LeaderEpochs:

@@ -5,8 +5,9 @@ then the batches behind them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from kcoord.coordinator.verification import Verifications
 from kcoord.storage.log import Log
 from kcoord.topics.leader_epochs import LeaderEpochs
 from kcoord.topics.partition_files import PartitionFiles
@@ -26,6 +27,7 @@ class OpenLog:
     unflushed_records: int = 0
     last_flush_ms: int = 0
     snapshot_offset: int = -1
+    verifications: Verifications = field(default_factory=Verifications)
 
     @property
     def last_stable_offset(self) -> int:
@@ -49,7 +51,7 @@ def load(log: Log, files: PartitionFiles, now_ms: int) -> OpenLog:
 
 def _load_producers(opened: OpenLog, files: PartitionFiles) -> None:
     log, producers = opened.log, opened.producers
-    producers.aborted = files.load_aborted()
+    producers.aborted = files.load_aborted(log.end_offset)
     snapshot = files.load_snapshot(log.end_offset)
     if snapshot is not None:
         opened.snapshot_offset, entries = snapshot

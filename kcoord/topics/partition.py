@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from kcoord.coordinator.result import Producer
 from kcoord.storage.errors import CorruptLogError, StorageError
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import LogDir
@@ -20,13 +21,15 @@ from kcoord.topics.fetch_manager import ReadResult
 from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH, UNDEFINED_OFFSET
 from kcoord.topics.offset_queries import FoundOffset, find_offset
-from kcoord.topics.open_log import OpenLog, load
+from kcoord.topics.open_log import OpenLog, load, replay
 from kcoord.topics.partition_files import PartitionFiles
-from kcoord.topics.producer_state import BatchFacts
-from kcoord.topics.validation import BatchRules, StampedBatch, stamp_batch
-from protocol.batch_header import crc32c, iter_headers
+from kcoord.topics.producer_state import BatchFacts, ProducerEntry
+from kcoord.topics.validation import BatchRules, stamp_batch
+from protocol.batch_header import BatchHeader, crc32c, decode_header, iter_headers
 from protocol.compression import Compression
+from protocol.control_records import ControlRecordType, end_txn_marker
 from protocol.errors import Errors, KafkaError
+from protocol.record_batch import encode_control_batch
 
 if TYPE_CHECKING:
     from kcoord.config import TopicConfig
@@ -47,7 +50,23 @@ _CODECS: Final = {
 _logger = logging.getLogger(__name__)
 
 
-TransactionGuard: TypeAlias = "Callable[[str, int, BatchFacts], None]"
+class Verified(NamedTuple):
+    """The transaction coordinator agreed to a producer's first write of a transaction (KIP-890). `bumps_epoch`: the
+    producer has a new epoch with every transaction.
+    """
+
+    ticket: int
+    bumps_epoch: bool
+
+
+class Marker(NamedTuple):
+    """The end of a producer's transaction. A `repeated` one may be in the log already."""
+
+    producer: Producer
+    coordinator_epoch: int
+    committed: bool
+    bumps_epoch: bool
+    repeated: bool = False
 
 
 class AppendResult(NamedTuple):
@@ -115,7 +134,8 @@ class Partition:
         self.config = config
         self.rules = batch_rules(config)
         self.log_config.segment_bytes = config.effective_segment_bytes
-        self.log_config.segment_ms = max(config.segment_ms - self._jitter_ms(config), 1)
+        segment_ms = min(config.segment_ms, config.max_compaction_lag_ms) if config.is_compacted else config.segment_ms
+        self.log_config.segment_ms = max(segment_ms - self._jitter_ms(config), 1)
         self.log_config.segment_index_bytes = config.segment_index_bytes
         self.log_config.index_interval_bytes = config.index_interval_bytes
 
@@ -196,11 +216,27 @@ class Partition:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def append(self, batch: bytes, *, requires_all: bool, guard: TransactionGuard, now_ms: int) -> AppendResult:
-        """Appends a client's batch, or recognises it as one that was appended before.
-
-        `guard` is asked before a transaction begins in this partition, and refuses by raising KafkaError.
+    def is_in_transaction(self, producer: Producer, now_ms: int) -> bool:
+        """Whether the producer's transaction is under way here; also where the log is not usable, which who writes will
+        be told.
         """
+        try:
+            return self.open(now_ms).producers.is_open(*producer)
+        except KafkaError:
+            return True
+
+    def start_verification(self, producer: Producer, now_ms: int) -> int:
+        """A ticket for a producer that the transaction coordinator has to be asked about before it may write."""
+        return self.open(now_ms).verifications.start(producer.producer_id)
+
+    def finish_verification(self, producer: Producer, ticket: int) -> None:
+        if self._open is not None:
+            self._open.verifications.finish(producer.producer_id, ticket)
+
+    def append(
+        self, batch: bytes, *, requires_all: bool, verified: Verified | None, needs_verification: bool, now_ms: int
+    ) -> AppendResult:
+        """Appends a client's batch, or recognises it as one that was appended before."""
         self.check_leader(UNDEFINED_EPOCH)
         if requires_all:
             self._check_in_sync_replicas()
@@ -214,10 +250,71 @@ class Partition:
             duplicate = opened.producers.check(facts)
             if duplicate is not None:
                 return AppendResult(duplicate.base_offset, duplicate.timestamp_ms, log.start_offset, 0)
-            if facts.is_transactional and facts.producer_id not in opened.producers.open_transactions:
-                guard(self.topic, self.index, facts)
-        self._write(opened, stamped, now_ms)
+            if facts.is_transactional and needs_verification:
+                self._check_verified(opened, facts, verified)
+        self._write(
+            opened,
+            stamped.data,
+            facts.base_offset,
+            stamped.records_count,
+            lambda: opened.producers.replay_data(facts),
+            now_ms,
+        )
         return AppendResult(facts.base_offset, stamped.log_append_time_ms, log.start_offset, len(stamped.data))
+
+    def _check_verified(self, opened: OpenLog, facts: BatchFacts, verified: Verified | None) -> None:
+        """A transaction never begins here behind its coordinator's back: nobody would end it."""
+        if opened.producers.is_open(facts.producer_id, facts.producer_epoch):
+            return
+        if verified is None or not opened.verifications.holds(facts.producer_id, verified.ticket):
+            raise KafkaError(
+                Errors.INVALID_TXN_STATE,
+                f"{self.topic}-{self.index} is not part of a transaction of producer {facts.producer_id}.",
+            )
+        if verified.bumps_epoch and facts.base_sequence != 0 and facts.producer_id not in opened.producers.entries:
+            # An earlier batch of the same transaction was refused, and must not be overtaken.
+            raise KafkaError(
+                Errors.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"Producer {facts.producer_id} began with sequence number {facts.base_sequence} instead of 0.",
+            )
+
+    def write_marker(self, marker: Marker, now_ms: int) -> int:
+        """Ends a producer's transaction; returns how many bytes were added."""
+        self.check_leader(UNDEFINED_EPOCH)
+        opened = self.open(now_ms)
+        producers, producer_id = opened.producers, marker.producer.producer_id
+        producers.check_coordinator_epoch(producer_id, marker.coordinator_epoch)
+        producers.check_marker(*marker.producer, bumps_epoch=marker.bumps_epoch)
+        opened.verifications.end(producer_id)
+        entry = producers.entries.get(producer_id)
+        is_known = entry is not None and entry.producer_epoch == marker.producer.producer_epoch
+        if marker.repeated and is_known and producer_id not in producers.open_transactions:
+            return 0
+        data = self._encode_marker(marker, opened.log.end_offset, now_ms)
+        header = decode_header(data)
+        self._write(opened, data, header.base_offset, 1, lambda: self._replay_marker(opened, header, data), now_ms)
+        return len(data)
+
+    def _encode_marker(self, marker: Marker, base_offset: int, now_ms: int) -> bytes:
+        return encode_control_batch(
+            ControlRecordType.COMMIT if marker.committed else ControlRecordType.ABORT,
+            end_txn_marker(marker.coordinator_epoch),
+            timestamp_ms=now_ms,
+            producer_id=marker.producer.producer_id,
+            producer_epoch=marker.producer.producer_epoch,
+            base_offset=base_offset,
+            partition_leader_epoch=self.image.leader_epoch,
+        )
+
+    def _replay_marker(self, opened: OpenLog, header: BatchHeader, data: bytes) -> None:
+        aborted = replay(opened.producers, header, data)
+        if aborted is not None:
+            self.files.append_aborted(opened.segment_base_of(aborted.last_offset), aborted)
+
+    def active_producers(self, now_ms: int) -> list[ProducerEntry]:
+        """Everything that is known of the producers of this partition (KIP-664)."""
+        self.check_leader(UNDEFINED_EPOCH)
+        return list(self.open(now_ms).producers.entries.values())
 
     def _check_in_sync_replicas(self) -> None:
         """A topic cannot ask for more in-sync replicas than it has (observed in Kafka 4.3.1: min.insync.replicas is
@@ -230,13 +327,21 @@ class Partition:
                 f"{len(self.image.isr)} replicas are in sync, min.insync.replicas asks for {needed}.",
             )
 
-    def _write(self, opened: OpenLog, batch: StampedBatch, now_ms: int) -> None:
+    def _write(
+        self,
+        opened: OpenLog,
+        data: bytes,
+        base_offset: int,
+        records_count: int,
+        replay_batch: Callable[[], None],
+        now_ms: int,
+    ) -> None:
         try:
-            info = opened.log.append(batch.data, now_ms=now_ms)
+            info = opened.log.append(data, now_ms=now_ms)
             if info.rolled:
-                self._take_snapshot(opened, batch.facts.base_offset)
-            opened.producers.replay_data(batch.facts)
-            opened.unflushed_records += batch.records_count
+                self._take_snapshot(opened, base_offset)
+            replay_batch()
+            opened.unflushed_records += records_count
             if opened.unflushed_records >= self.config.flush_messages:
                 self.flush(opened, now_ms)
         except (OSError, StorageError) as error:
@@ -284,6 +389,11 @@ class Partition:
         if opened.epochs.advance_start(opened.log.start_offset):
             self.files.store_epochs(opened.epochs)
         self.files.remove_below(opened.log.start_offset)
+
+    def forget_aborted(self, opened: OpenLog, marker_offsets: set[int]) -> None:
+        """The cleaner removes what is left of aborted transactions: readers are not told of them any more."""
+        opened.producers.forget_aborted(marker_offsets)
+        self.files.forget_aborted(marker_offsets)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ None of them is needed for the truth: the log has it all, but for the topic id, 
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from typing import Final
 
 from kcoord.storage.checkpoints import read_leader_epochs, read_topic_id
@@ -108,11 +109,29 @@ class PartitionFiles:
     def store_snapshot(self, offset: int, entries: list[ProducerEntry]) -> None:
         self._replace(file_name(offset, SNAPSHOT_SUFFIX), encode_snapshot(entries))
 
-    def load_aborted(self) -> list[AbortedTransaction]:
+    def load_aborted(self, end_offset: int) -> list[AbortedTransaction]:
+        """The aborted transactions of the log. Entries whose marker is not in the log, because its end was lost, go,
+        and so does a torn entry.
+        """
         found: list[AbortedTransaction] = []
         for base_offset in self.offsets_with(TRANSACTION_INDEX_SUFFIX):
-            found += decode_aborted(read_file(self.fs, self._path(file_name(base_offset, TRANSACTION_INDEX_SUFFIX))))
+            name = file_name(base_offset, TRANSACTION_INDEX_SUFFIX)
+            data = read_file(self.fs, self._path(name))
+            kept = [transaction for transaction in decode_aborted(data) if transaction.last_offset < end_offset]
+            rest = b"".join(map(encode_aborted, kept))
+            if rest != data:
+                self._replace(name, rest)
+            found += kept
         return found
+
+    def forget_aborted(self, marker_offsets: set[int]) -> None:
+        """Takes transactions out of the indexes whose markers are removed from the log."""
+        for base_offset in self.offsets_with(TRANSACTION_INDEX_SUFFIX):
+            name = file_name(base_offset, TRANSACTION_INDEX_SUFFIX)
+            found = decode_aborted(read_file(self.fs, self._path(name)))
+            kept = [transaction for transaction in found if transaction.last_offset not in marker_offsets]
+            if len(kept) < len(found):
+                self._replace(name, b"".join(map(encode_aborted, kept)))
 
     def append_aborted(self, base_offset: int, transaction: AbortedTransaction) -> None:
         """Adds to the transaction index of a segment."""
@@ -129,8 +148,9 @@ class PartitionFiles:
         for offset in self.offsets_with(SNAPSHOT_SUFFIX)[:-1]:
             if offset < start_offset:
                 self._remove(offset, SNAPSHOT_SUFFIX)
-        for base_offset in self.offsets_with(TRANSACTION_INDEX_SUFFIX):
-            if base_offset < start_offset:
+        for base_offset, following in pairwise(self.offsets_with(TRANSACTION_INDEX_SUFFIX)):
+            # An index names markers from its own offset up to the next one's.
+            if following <= start_offset:
                 self._remove(base_offset, TRANSACTION_INDEX_SUFFIX)
 
     def _remove(self, offset: int, suffix: str) -> None:

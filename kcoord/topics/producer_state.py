@@ -160,6 +160,25 @@ class ProducerState:
                 f"is {entry.last_sequence}.",
             )
 
+    def is_open(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether the producer has a transaction under way in this epoch."""
+        return producer_id in self.open_transactions and self.entries[producer_id].producer_epoch == producer_epoch
+
+    def check_marker(self, producer_id: int, producer_epoch: int, *, bumps_epoch: bool) -> None:
+        """Refuses a transaction marker of an older epoch. A producer whose every transaction has a new epoch (KIP-890)
+        is told apart from its next transaction by that: its marker must be ahead of an open transaction.
+        """
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            return
+        is_ahead = producer_epoch > entry.producer_epoch
+        may_be_equal = not bumps_epoch or entry.current_transaction_first_offset is None
+        if not is_ahead and not (may_be_equal and producer_epoch == entry.producer_epoch):
+            raise KafkaError(
+                Errors.INVALID_PRODUCER_EPOCH,
+                f"The marker has epoch {producer_epoch}, producer {producer_id} is at epoch {entry.producer_epoch}.",
+            )
+
     def check_coordinator_epoch(self, producer_id: int, coordinator_epoch: int) -> None:
         """Refuses a transaction marker of a coordinator that was replaced since."""
         entry = self.entries.get(producer_id)
@@ -228,6 +247,10 @@ class ProducerState:
         self.open_transactions = {
             entry.producer_id: entry.current_transaction_first_offset or 0 for entry in open_entries
         }
+
+    def forget_aborted(self, marker_offsets: set[int]) -> None:
+        """Nothing is left of these aborted transactions; the cleaner removes their markers."""
+        self.aborted = [transaction for transaction in self.aborted if transaction.last_offset not in marker_offsets]
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Forgets producers that were silent for `producer.id.expiration.ms` and have no open transaction."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kcoord.config import TopicConfig
+from kcoord.coordinator.result import Producer
 from kcoord.storage.file_system import FileSystem
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import STRAY_SUFFIX, LogDir
@@ -20,17 +21,19 @@ from kcoord.topics import internal_partition
 from kcoord.topics.fetch_manager import FetchManager, ReadResult
 from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.housekeeping import Housekeeping
+from kcoord.topics.internal_partition import InternalProducers
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH
 from kcoord.topics.offset_queries import FoundOffset
-from kcoord.topics.partition import AppendResult, Partition, TransactionGuard
+from kcoord.topics.partition import AppendResult, Marker, Partition, Verified
 from kcoord.topics.producer_ids import ProducerIds
-from kcoord.topics.producer_state import BatchFacts
+from kcoord.topics.producer_state import ProducerEntry
 from protocol.errors import Errors, KafkaError
 from protocol.uuid import ZERO_UUID
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig
     from kcoord.metadata.image import MetadataImage, PartitionImage, TopicImage
+    from kcoord.topics.open_log import OpenLog
 
 ACKS_ALL: Final = -1
 VALID_ACKS: Final = (ACKS_ALL, 0, 1)
@@ -44,11 +47,6 @@ def _no_internal_log(topic: str, partition: int) -> Log | None:
     return None
 
 
-def _refuse_transactions(topic: str, partition: int, facts: BatchFacts) -> None:
-    """Nobody could ever end a transaction without a coordinator: one must not begin."""
-    raise KafkaError(Errors.INVALID_TXN_STATE, f"{topic}-{partition} is not part of a transaction of this producer.")
-
-
 class TopicStore:
     """See the module's text."""
 
@@ -59,7 +57,7 @@ class TopicStore:
         self.producer_ids = ProducerIds()
         self.fetches = FetchManager(self, config.max_incremental_fetch_session_cache_slots, config.fetch_max_bytes)
         self.internal_log = internal_log
-        self.transaction_guard: TransactionGuard = _refuse_transactions
+        self._internal_producers = InternalProducers()
         self._fs = fs
         self._log_dir = log_dir
         self._image: MetadataImage | None = None
@@ -180,17 +178,59 @@ class TopicStore:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def append(self, topic: str, partition: int, batch: bytes, *, requires_all: bool, now_ms: int) -> AppendResult:
+    def append(
+        self,
+        topic: str,
+        partition: int,
+        batch: bytes,
+        *,
+        requires_all: bool,
+        now_ms: int,
+        verified: Verified | None = None,
+    ) -> AppendResult:
         """Appends a client's batch to a partition's log; it is in the page cache then."""
         if self._internal(topic, partition) is not None:
             # Not even Kafka's own admin client may write there: a coordinator owns the log.
             raise KafkaError(Errors.INVALID_TOPIC_EXCEPTION, f"Clients must not append to the topic {topic}.")
         result = self.partition(topic, partition).append(
-            batch, requires_all=requires_all, guard=self.transaction_guard, now_ms=now_ms
+            batch,
+            requires_all=requires_all,
+            verified=verified,
+            needs_verification=self.config.transaction_partition_verification_enable,
+            now_ms=now_ms,
         )
         if result.added_bytes:
             self.fetches.on_append(topic, partition, result.added_bytes)
         return result
+
+    def is_in_transaction(self, topic: str, partition: int, producer: Producer, now_ms: int) -> bool:
+        """Whether the producer's transaction is under way in a partition, or there is no such partition."""
+        found = self._partitions.get((topic, partition))
+        return found is None or found.is_in_transaction(producer, now_ms)
+
+    def start_verification(self, topic: str, partition: int, producer: Producer, now_ms: int) -> int | None:
+        """A ticket for a producer that the transaction coordinator has to be asked about first, None where not."""
+        if self.is_in_transaction(topic, partition, producer, now_ms):
+            return None
+        return self.partition(topic, partition).start_verification(producer, now_ms)
+
+    def finish_verification(self, topic: str, partition: int, producer: Producer, ticket: int) -> None:
+        found = self._partitions.get((topic, partition))
+        if found is not None:
+            found.finish_verification(producer, ticket)
+
+    def write_marker(self, topic: str, partition: int, marker: Marker, now_ms: int) -> None:
+        """Ends a transaction in one partition. Readers of committed data see more from then on."""
+        if self.partition(topic, partition).write_marker(marker, now_ms):
+            self.fetches.on_change(topic, partition)
+
+    def active_producers(self, topic: str, partition: int, now_ms: int) -> list[ProducerEntry]:
+        """DescribeProducers for one partition."""
+        image = self._internal(topic, partition)
+        if image is None:
+            return self.partition(topic, partition).active_producers(now_ms)
+        log = self._internal_log(topic, image, UNDEFINED_EPOCH)
+        return list(self._internal_producers.of(topic, partition, log).entries.values())
 
     def log_start_offset(self, topic: str, partition: int) -> int:
         """Where an open log begins, -1 where it is not open."""
@@ -213,12 +253,12 @@ class TopicStore:
                 now_ms=now_ms,
             )
         log = self._internal_log(wanted.topic, image, wanted.current_leader_epoch)
+        producers = None
+        if read_committed:
+            enough = wanted.fetch_offset, max_bytes
+            producers = self._internal_producers.of(wanted.topic, wanted.partition, log, enough)
         return internal_partition.read(
-            log,
-            wanted.fetch_offset,
-            max_bytes=max_bytes,
-            whole_first_batch=whole_first_batch,
-            read_committed=read_committed,
+            log, producers, wanted.fetch_offset, max_bytes=max_bytes, whole_first_batch=whole_first_batch
         )
 
     def find_offset(
@@ -238,7 +278,8 @@ class TopicStore:
                 timestamp, current_leader_epoch=current_leader_epoch, read_committed=read_committed, now_ms=now_ms
             )
         log = self._internal_log(topic, image, current_leader_epoch)
-        return internal_partition.find_offset_in(log, timestamp, image.leader_epoch)
+        producers = self._internal_producers.of(topic, partition, log) if read_committed else None
+        return internal_partition.find_offset_in(log, producers, timestamp, image.leader_epoch)
 
     def end_offset_for_epoch(
         self, topic: str, partition: int, epoch: int, *, current_leader_epoch: int, now_ms: int
@@ -275,6 +316,22 @@ class TopicStore:
     def on_internal_append(self, topic: str, partition: int, size_bytes: int) -> None:
         """A coordinator's log grew: fetches that wait for it may be due."""
         self.fetches.on_append(topic, partition, size_bytes)
+
+    def retire_internal(self, topic: str, topic_id: bytes, partitions: list[int], now_ms: int) -> None:
+        """The coordinator of a deleted internal topic has let go of its logs."""
+        self._housekeeping.retire([(topic, partition, topic_id.hex()) for partition in partitions], now_ms)
+
+    def compacted(self) -> list[tuple[Partition, OpenLog]]:
+        """The open partitions whose topics have cleanup.policy=compact."""
+        return [
+            (partition, partition.opened)
+            for partition in self._partitions.values()
+            if partition.opened is not None and partition.config.is_compacted
+        ]
+
+    def forget_internal_producers(self, topic: str, partition: int) -> None:
+        """The cleaner takes markers out of a coordinator's log: what is known of its transactions is read again."""
+        self._internal_producers.forget(topic, partition)
 
     def tick(self, now_ms: int) -> None:
         """Retention, flushes, checkpoints, expired producers, removal of deleted folders: what is due, in small

@@ -20,6 +20,10 @@ from tests.support.ownership import Ownership, Partition
 
 SESSION_MS = 3000
 HEARTBEAT_MS = 300
+POLL_MS = 500
+"""Long, since kafka-python 3.0.12 forgets a rebalance whose answer comes between two calls of `poll`, if it was not the
+broker that asked for it but a change of the topics.
+"""
 
 
 class _TopicPartition(Protocol):
@@ -55,9 +59,11 @@ class KafkaPythonMember:
             enable_auto_commit=False,
             session_timeout_ms=SESSION_MS,
             heartbeat_interval_ms=HEARTBEAT_MS,
-            metadata_max_age_ms=1000,
+            metadata_max_age_ms=300_000 if pattern is None else 1000,
             **options,
         )
+        for topic in topics:
+            self._consumer.partitions_for_topic(topic)  # known before it joins: see POLL_MS
         self._consumer.subscribe(topics=list(topics) or None, pattern=pattern, listener=_Listener(self))
         self._thread = threading.Thread(target=self._poll, daemon=True)
         self._thread.start()
@@ -76,7 +82,7 @@ class KafkaPythonMember:
 
     def _poll(self) -> None:
         while not self._ending.is_set():
-            records = self._consumer.poll(timeout_ms=100)
+            records = self._consumer.poll(timeout_ms=POLL_MS)
             if records:
                 try:
                     self._consumer.commit()
@@ -115,7 +121,7 @@ def main() -> None:
     )
     told = False
     while True:
-        consumer.poll(timeout_ms=100)
+        consumer.poll(timeout_ms=POLL_MS)
         if not told and consumer.assignment():
             told = True
             print("ready", flush=True)

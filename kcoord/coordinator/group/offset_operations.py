@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OffsetCommit, OffsetFetch and OffsetDelete (KIP-496): who may, what is recorded, what is answered per partition."""
+"""OffsetCommit, TxnOffsetCommit, OffsetFetch and OffsetDelete (KIP-496): who may, what is recorded, what is answered
+per partition.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.member import ConsumerGroupMember
 from kcoord.coordinator.group.group import Group, GroupState
 from kcoord.coordinator.group.offsets import CommittedOffset, CommittedOffsets
-from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext, Schedule
+from kcoord.coordinator.group.transactional_offsets import TransactionalOffsets
+from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext, Producer, Schedule
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
 from protocol.messages import (
@@ -25,6 +28,8 @@ from protocol.messages import (
     OffsetDeleteResponse,
     OffsetFetchRequest,
     OffsetFetchResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
 )
 from protocol.uuid import ZERO_UUID
 
@@ -152,21 +157,99 @@ def _stale(member: ConsumerGroupMember, epoch: int) -> KafkaError:
     )
 
 
+def commit_transactional_offsets(
+    config: BrokerConfig,
+    image: MetadataImage,
+    group: Group | None,
+    context: OperationContext,
+    request: TxnOffsetCommitRequest,
+) -> CoordinatorResult[TxnOffsetCommitResponse]:
+    """Like OffsetCommit, in records of the producer's transaction."""
+    _may_commit_in_transaction(group, request)
+    producer = Producer(request.producer_id, request.producer_epoch)
+    response = TxnOffsetCommitResponse()
+    result = CoordinatorResult(response)
+    for topic in request.topics:
+        known = image.topics.get(topic.name)
+        topic_id = known.id if known is not None else ZERO_UUID
+        answers = []
+        for partition in topic.partitions:
+            error = Errors.NONE
+            metadata = partition.committed_metadata or ""
+            if len(metadata.encode()) > config.offset_metadata_max_bytes:
+                error = Errors.OFFSET_METADATA_TOO_LARGE
+            else:
+                offset = CommittedOffset(
+                    partition.committed_offset,
+                    partition.committed_leader_epoch,
+                    metadata,
+                    context.now_ms,
+                    topic_id=topic_id,
+                )
+                record = records.new_offset_commit_record(
+                    request.group_id, topic.name, partition.partition_index, offset
+                )
+                record.producer = producer
+                result.records.append(record)
+            answers.append(
+                TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition(
+                    partition_index=partition.partition_index, error_code=error
+                )
+            )
+        response.topics.append(
+            TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(name=topic.name, partitions=answers)
+        )
+    return result
+
+
+def _may_commit_in_transaction(group: Group | None, request: TxnOffsetCommitRequest) -> None:
+    """Group metadata is optional here (KIP-447): it is checked where any of it is given. Observed in Kafka 4.3.1: a
+    wrong epoch is ILLEGAL_GENERATION in groups of both types.
+    """
+    generation, member_id, instance_id = request.generation_id, request.member_id, request.group_instance_id
+    if group is None:
+        if generation >= 0:
+            raise KafkaError(Errors.ILLEGAL_GENERATION, f"Group {request.group_id} does not exist.")
+        return
+    if generation < 0 and (group.is_empty() or (not member_id and instance_id is None)):
+        return
+    if isinstance(group, ClassicGroup):
+        check_member(group, member_id, instance_id)
+        check_generation(group, generation)
+        return
+    assert isinstance(group, ConsumerGroup)
+    member = group.members.get(member_id)
+    if member is None:
+        raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {request.group_id} has no member {member_id}.")
+    if generation != member.member_epoch:
+        raise KafkaError(
+            Errors.ILLEGAL_GENERATION,
+            f"Member {member_id} is at epoch {member.member_epoch}, the request says {generation}.",
+        )
+
+
 def fetch_offsets(
     group: Group | None,
     offsets: CommittedOffsets,
+    pending: TransactionalOffsets | None,
     request: OffsetFetchRequest.OffsetFetchRequestGroup,
 ) -> OffsetFetchResponse.OffsetFetchResponseGroup:
     """The committed offsets of the partitions asked for, or of all where `topics` is null; -1 where there is none.
 
     A topic id that is not the one that was committed with means a topic made again: its offsets are not answered.
+    `pending` is given where only a stable answer will do (KIP-447): partitions in transactions under way have none.
     """
     _may_fetch(group, request)
     response = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=request.group_id)
     committed = offsets.of_group(request.group_id)
     if request.topics is None:
         for name, partitions in sorted(committed.items()):
-            answers = [_fetched(partition, offset) for partition, offset in sorted(partitions.items())]
+            answers = [
+                _unstable(partition)
+                if pending and pending.is_pending(request.group_id, name, partition)
+                else _fetched(partition, offset)
+                for partition, offset in sorted(partitions.items())
+            ]
             ids = {offset.topic_id for offset in partitions.values()}
             response.topics.append(
                 OffsetFetchResponse.OffsetFetchResponseTopics(
@@ -178,6 +261,9 @@ def fetch_offsets(
         partitions = committed.get(topic.name, {})
         answers = []
         for partition in topic.partition_indexes:
+            if pending and pending.is_pending(request.group_id, topic.name, partition):
+                answers.append(_unstable(partition))
+                continue
             offset = partitions.get(partition)
             if offset is not None and not _same_topic(offset.topic_id, topic.topic_id):
                 offset = None
@@ -208,6 +294,12 @@ def _fetched(partition: int, offset: CommittedOffset | None) -> FetchPartition:
     )
 
 
+def _unstable(partition: int) -> FetchPartition:
+    answer = _fetched(partition, None)
+    answer.error_code = Errors.UNSTABLE_OFFSET_COMMIT
+    return answer
+
+
 def _may_fetch(group: Group | None, request: OffsetFetchRequest.OffsetFetchRequestGroup) -> None:
     """A request that names no member may always read; one that does must be a member at its present epoch."""
     if not isinstance(group, ConsumerGroup) or (request.member_id is None and request.member_epoch < 0):
@@ -220,10 +312,14 @@ def _may_fetch(group: Group | None, request: OffsetFetchRequest.OffsetFetchReque
 
 
 def delete_offsets(
-    image: MetadataImage, group: Group | None, offsets: CommittedOffsets, request: OffsetDeleteRequest
+    image: MetadataImage,
+    group: Group | None,
+    offsets: CommittedOffsets,
+    pending: TransactionalOffsets,
+    request: OffsetDeleteRequest,
 ) -> CoordinatorResult[OffsetDeleteResponse]:
     """KIP-496: partitions of subscribed topics are refused one by one, the others deleted; an absent offset is no
-    error.
+    error. What transactions under way have pending is deleted as well.
     """
     if not request.group_id:
         raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
@@ -244,7 +340,9 @@ def delete_offsets(
                 error = Errors.UNKNOWN_TOPIC_OR_PARTITION
             elif subscribed:
                 error = Errors.GROUP_SUBSCRIBED_TO_TOPIC
-            elif offsets.get(request.group_id, topic.name, partition) is not None:
+            elif offsets.get(request.group_id, topic.name, partition) is not None or pending.is_pending(
+                request.group_id, topic.name, partition
+            ):
                 deleted.append(records.new_offset_commit_tombstone(request.group_id, topic.name, partition))
             answers.append(
                 OffsetDeleteResponse.OffsetDeleteResponsePartition(partition_index=partition, error_code=error)

@@ -59,15 +59,16 @@ def new_group_epoch_record(
     epoch: int,
     metadata_hash: int,
     creation_time_ms: int,
-    reason: EpochReason,
+    reason: EpochReason | None,
     empty_since_ms: int = -1,
 ) -> CoordinatorRecord:
     """The epoch of a consumer group; `creation_time_ms` is KIP-1327's, -1 where it was never recorded.
 
-    `empty_since_ms` is set where the group loses its last member with this epoch: KIP-211 counts from then.
+    `empty_since_ms` is set where the group loses its last member with this epoch: KIP-211 counts from then. In a
+    snapshot nobody knows the reason any more.
     """
     value = ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=metadata_hash, creation_time_ms=creation_time_ms)
-    tags = [(EPOCH_REASON_TAG, reason.value.encode())]
+    tags = [(EPOCH_REASON_TAG, reason.value.encode())] if reason is not None else []
     if empty_since_ms >= 0:
         tags.append((EMPTY_SINCE_TAG, empty_since_ms.to_bytes(8, "big")))
     value.unknown_tagged_fields = tuple(tags)

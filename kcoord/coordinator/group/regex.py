@@ -5,7 +5,7 @@ must match.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from protocol.errors import Errors, KafkaError
@@ -43,6 +43,15 @@ def validate(regex: str) -> None:
             Errors.INVALID_REGULAR_EXPRESSION,
             f"SubscribedTopicRegex `{regex}` is no valid RE2 regular expression: {text}",
         ) from None
+
+
+def compile_pattern(regex: str) -> Callable[[str], bool]:
+    """Whether a whole text matches; INVALID_REGULAR_EXPRESSION unless `regex` is an RE2 regular expression."""
+    import re2
+
+    validate(regex)
+    pattern = re2.compile(regex, _options())
+    return lambda text: pattern.fullmatch(text) is not None
 
 
 def resolve(work: ResolveRegex, topic_names: Iterable[str]) -> ResolvedRegexes:

@@ -17,7 +17,9 @@ from kcoord.coordinator.group.consumer.group import ConsumerGroup, ResolvedRegul
 from kcoord.coordinator.group.consumer.member import ConsumerGroupMember, MemberState
 from kcoord.coordinator.group.group import Group
 from kcoord.coordinator.group.offsets import CommittedOffset, CommittedOffsets
-from kcoord.coordinator.result import CoordinatorRecord
+from kcoord.coordinator.group.transactional_offsets import OffsetKey, TransactionalOffsets
+from kcoord.coordinator.result import CoordinatorRecord, Producer
+from protocol.control_records import ControlRecordType
 from protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
@@ -31,6 +33,8 @@ from protocol.messages import (
     ConsumerGroupTargetAssignmentMemberValue,
     ConsumerGroupTargetAssignmentMetadataKey,
     ConsumerGroupTargetAssignmentMetadataValue,
+    ControlRecordTypeSchema,
+    EndTxnMarker,
     GroupMetadataKey,
     GroupMetadataValue,
     OffsetCommitKey,
@@ -41,17 +45,19 @@ _KNOWN_STATES = frozenset(MemberState)
 
 
 class GroupReplay:
-    """Writes into the shard's `groups` and `offsets`."""
+    """Writes into the shard's `groups`, `offsets` and `pending` offsets of transactions."""
 
-    def __init__(self, groups: dict[str, Group], offsets: CommittedOffsets) -> None:
+    def __init__(self, groups: dict[str, Group], offsets: CommittedOffsets, pending: TransactionalOffsets) -> None:
         self._groups = groups
         self._offsets = offsets
+        self._pending = pending
         self.latest_creation_time_ms = -1
 
     def apply(self, record: CoordinatorRecord) -> None:
+        """Replay one record. A tombstone of the group itself raises the version of what somebody may still hold."""
         match record.key, record.value:
             case OffsetCommitKey() as key, (OffsetCommitValue() | None) as value:
-                self._offset_commit(key, value)
+                self._offset_commit(key, value, record.producer)
             case ConsumerGroupCurrentMemberAssignmentKey() as key, (
                 ConsumerGroupCurrentMemberAssignmentValue() | None
             ) as value:
@@ -72,13 +78,18 @@ class GroupReplay:
                 self._regular_expression(key, value)
             case GroupMetadataKey() as key, (GroupMetadataValue() | None) as value:
                 self._classic_group(key, value)
+            case ControlRecordTypeSchema() as key, EndTxnMarker() if record.producer is not None:
+                self._end_transaction(record.producer, committed=key.type == ControlRecordType.COMMIT)
             case _:
                 # Record types of group kinds that are not served (share, streams) and the superseded type 4.
                 return
 
-    def _offset_commit(self, key: OffsetCommitKey, value: OffsetCommitValue | None) -> None:
+    def _offset_commit(self, key: OffsetCommitKey, value: OffsetCommitValue | None, producer: Producer | None) -> None:
+        """Within a transaction an offset is pending until the marker comes."""
         if value is None:
             self._offsets.remove(key.group, key.topic, key.partition)
+            if self._pending:
+                self._pending.drop(OffsetKey(key.group, key.topic, key.partition))
             return
         if key.group not in self._groups:
             self._groups[key.group] = ClassicGroup(key.group)
@@ -90,11 +101,23 @@ class GroupReplay:
             value.expire_timestamp,
             value.topic_id,
         )
+        if producer is not None:
+            self._pending.put(producer, OffsetKey(key.group, key.topic, key.partition), offset)
+            return
         self._offsets.put(key.group, key.topic, key.partition, offset)
+        if self._pending:
+            self._pending.supersede(OffsetKey(key.group, key.topic, key.partition))
+
+    def _end_transaction(self, producer: Producer, *, committed: bool) -> None:
+        for key, offset in self._pending.end(producer.producer_id, committed=committed):
+            if key.group_id not in self._groups:
+                self._groups[key.group_id] = ClassicGroup(key.group_id)
+            self._offsets.put(*key, offset)
 
     def _group_epoch(self, key: ConsumerGroupMetadataKey, value: ConsumerGroupMetadataValue | None) -> None:
         if value is None:
-            if isinstance(self._groups.get(key.group_id), ConsumerGroup):
+            if (gone := self._present(key.group_id)) is not None:
+                gone.version += 1
                 del self._groups[key.group_id]
             return
         group = self._consumer_group(key.group_id)
@@ -183,12 +206,17 @@ class GroupReplay:
             if not isinstance(group, ClassicGroup):
                 group = self._groups[key.group] = ClassicGroup(key.group)
             group.apply(value)
-        elif isinstance(self._groups.get(key.group), ClassicGroup):
+        elif isinstance(gone := self._groups.get(key.group), ClassicGroup):
+            gone.version += 1
             del self._groups[key.group]
 
     def _present(self, group_id: str) -> ConsumerGroup | None:
+        """The consumer group that a record is about to change, if it is there."""
         group = self._groups.get(group_id)
-        return group if isinstance(group, ConsumerGroup) else None
+        if not isinstance(group, ConsumerGroup):
+            return None
+        group.version += 1
+        return group
 
     def _consumer_group(self, group_id: str) -> ConsumerGroup:
         """The group; a group that existed by its offsets alone becomes a consumer group with its first such record."""
@@ -210,7 +238,7 @@ class GroupReplay:
             for topic, partitions in self._offsets.of_group(group_id).items()
             for partition, offset in partitions.items()
         }
-        return {"groups": groups, "offsets": offsets}
+        return {"groups": groups, "offsets": offsets, "pending": self._pending.hard_state()}
 
     @staticmethod
     def _group_state(group: Group) -> object:

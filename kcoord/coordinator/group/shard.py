@@ -7,16 +7,16 @@ One method per operation, each from state and request to a CoordinatorResult; `r
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias, cast
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group import describe, migration, offset_operations, records
+from kcoord.coordinator.group import describe, migration, offset_operations, records, snapshot
 from kcoord.coordinator.group.classic import join as classic_join
 from kcoord.coordinator.group.classic import operations as classic_operations
 from kcoord.coordinator.group.classic.group import ClassicGroup
-from kcoord.coordinator.group.classic.rebalance import Rebalance, refused_join
+from kcoord.coordinator.group.classic.rebalance import Rebalance, heartbeat_timer, refused_join
 from kcoord.coordinator.group.consumer import classic_members, heartbeat, removal, timers
 from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
 from kcoord.coordinator.group.consumer.member import (
@@ -28,18 +28,25 @@ from kcoord.coordinator.group.consumer.member import (
 )
 from kcoord.coordinator.group.consumer.settings import GroupSettings
 from kcoord.coordinator.group.expiration import MAX_TOMBSTONES, OFFSETS_EXPIRATION, Expiration
-from kcoord.coordinator.group.group import Group
+from kcoord.coordinator.group.group import Group, GroupState
+from kcoord.coordinator.group.offset_records import OffsetCommitReader
 from kcoord.coordinator.group.offsets import CommittedOffsets
 from kcoord.coordinator.group.regex import ResolvedRegexes
 from kcoord.coordinator.group.replay import GroupReplay
+from kcoord.coordinator.group.steady import SteadyHeartbeat
+from kcoord.coordinator.group.transactional_offsets import OffsetKey, TransactionalOffsets
 from kcoord.coordinator.result import (
     CoordinatorRecord,
     CoordinatorResult,
     OperationContext,
+    Producer,
     Schedule,
     Task,
     TimerKey,
+    new_end_transaction_marker,
 )
+from kcoord.coordinator.snapshot_part import PackedState, SnapshotPart
+from kcoord.coordinator.verification import Verifications
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
 from protocol.messages import (
@@ -63,6 +70,8 @@ from protocol.messages import (
     OffsetFetchResponse,
     SyncGroupRequest,
     SyncGroupResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
 )
 
 
@@ -81,12 +90,27 @@ class GroupCoordinatorShard:
         self._image = image
         self._groups: dict[str, Group] = {}
         self._offsets = CommittedOffsets()
-        self._replay = GroupReplay(self._groups, self._offsets)
+        self._pending = TransactionalOffsets()
+        self._verifications = Verifications()
+        self._replay = GroupReplay(self._groups, self._offsets, self._pending)
 
     # The state machine.
 
     def replay(self, record: CoordinatorRecord) -> None:
         self._replay.apply(record)
+
+    def batch_replay(self) -> Callable[[bytes, int], bool]:
+        return OffsetCommitReader(self._groups, self._offsets, self._pending).replay
+
+    def snapshot(self) -> Iterator[SnapshotPart] | None:
+        """Pending offsets of a transaction are told by the log alone."""
+        return None if self._pending else snapshot.parts(self._groups, self._offsets)
+
+    def restore(self, part: PackedState) -> bool:
+        if part.kind != snapshot.OFFSETS:
+            return False
+        snapshot.restore_offsets(self._groups, self._offsets, part.data)
+        return True
 
     def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
         """Every member gets a whole session timeout, and one that was revoking its whole rebalance timeout."""
@@ -105,7 +129,7 @@ class GroupCoordinatorShard:
 
     def _consumer_timers(self, group: ConsumerGroup, now_ms: int) -> Iterator[Schedule]:
         group_id = group.group_id
-        session_timeout_ms = GroupSettings(self._config, self._image, group_id).session_timeout_ms
+        session_timeout_ms = self._session_timeout_ms(group_id)
         for member in group.members.values():
             timeout_ms = session_timeout_ms if member.classic is None else member.classic.session_timeout_ms
             yield Schedule(timers.session_timer(group_id, member.member_id), now_ms + timeout_ms)
@@ -201,6 +225,9 @@ class GroupCoordinatorShard:
         for group_id, partitions in self._offsets.of_topic(topic):
             for partition in partitions:
                 yield records.new_offset_commit_tombstone(group_id, topic, partition)
+        for key in self._pending.of_topic(topic):
+            if self._offsets.get(*key) is None:
+                yield records.new_offset_commit_tombstone(*key)
 
     # Groups.
 
@@ -413,6 +440,11 @@ class GroupCoordinatorShard:
             for topic, partitions in sorted(self._offsets.of_group(group.group_id).items())
             for partition in sorted(partitions)
         ]
+        tombstones += [
+            records.new_offset_commit_tombstone(*key)
+            for key in self._pending.of_group(group.group_id)
+            if self._offsets.get(*key) is None
+        ]
         return tombstones + self._tombstones_of_group_alone(group)
 
     @staticmethod
@@ -420,6 +452,30 @@ class GroupCoordinatorShard:
         if isinstance(group, ConsumerGroup):
             return records.new_consumer_group_tombstones(group.group_id, group.resolved_regexes)
         return [records.new_classic_group_tombstone(group.group_id)]
+
+    @property
+    def image_epoch(self) -> int:
+        return self._image.epoch
+
+    def steady_heartbeat(self, group_id: str, member_id: str) -> SteadyHeartbeat | None:
+        """Asked after a heartbeat of the member was answered without error: will the answer be the same again?"""
+        group = self._groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            member = group.members.get(member_id)
+            if member is None or not group.is_steady_for(member):
+                return None
+            key, timeout_ms = timers.session_timer(group_id, member_id), self._session_timeout_ms(group_id)
+            return SteadyHeartbeat(group, group.version, self._image.epoch, key, timeout_ms)
+        if isinstance(group, ClassicGroup):
+            classic_member = group.members.get(member_id)
+            if classic_member is None or group.state is not GroupState.STABLE:
+                return None
+            key, timeout_ms = heartbeat_timer(group_id, member_id), classic_member.session_timeout_ms
+            return SteadyHeartbeat(group, group.version, self._image.epoch, key, timeout_ms)
+        return None
+
+    def _session_timeout_ms(self, group_id: str) -> int:
+        return GroupSettings(self._config, self._image, group_id).session_timeout_ms
 
     # Offsets.
 
@@ -433,13 +489,54 @@ class GroupCoordinatorShard:
         self, context: OperationContext, request: OffsetFetchRequest.OffsetFetchRequestGroup, require_stable: bool
     ) -> CoordinatorResult[OffsetFetchResponse.OffsetFetchResponseGroup]:
         group = self._groups.get(request.group_id)
-        return CoordinatorResult(offset_operations.fetch_offsets(group, self._offsets, request))
+        pending = self._pending if require_stable else None
+        return CoordinatorResult(offset_operations.fetch_offsets(group, self._offsets, pending, request))
 
     def delete_offsets(
         self, context: OperationContext, request: OffsetDeleteRequest
     ) -> CoordinatorResult[OffsetDeleteResponse]:
         group = self._groups.get(request.group_id)
-        return offset_operations.delete_offsets(self._image, group, self._offsets, request)
+        return offset_operations.delete_offsets(self._image, group, self._offsets, self._pending, request)
+
+    # Offsets within transactions.
+
+    def start_verification(self, producer: Producer) -> int | None:
+        """A ticket for a producer whose first commit of a transaction has to be agreed with the transaction
+        coordinator; None where its transaction is open in this log. Soft state, so no operation.
+        """
+        if self._pending.epoch_of(producer.producer_id) == producer.producer_epoch:
+            return None
+        return self._verifications.start(producer.producer_id)
+
+    def finish_verification(self, producer: Producer, ticket: int) -> None:
+        self._verifications.finish(producer.producer_id, ticket)
+
+    def commit_transactional_offsets(
+        self, context: OperationContext, request: TxnOffsetCommitRequest, ticket: int | None
+    ) -> CoordinatorResult[TxnOffsetCommitResponse]:
+        """The offsets are pending until `end_transaction`."""
+        epoch = self._pending.epoch_of(request.producer_id)
+        if epoch is not None and request.producer_epoch < epoch:
+            raise KafkaError(Errors.INVALID_PRODUCER_EPOCH, f"Producer {request.producer_id} is at epoch {epoch}.")
+        agreed = ticket is not None and self._verifications.holds(request.producer_id, ticket)
+        if epoch != request.producer_epoch and not agreed:
+            raise KafkaError(
+                Errors.INVALID_TXN_STATE, f"Producer {request.producer_id} has no transaction under way here."
+            )
+        group = self._groups.get(request.group_id)
+        return offset_operations.commit_transactional_offsets(self._config, self._image, group, context, request)
+
+    def end_transaction(
+        self, context: OperationContext, producer: Producer, coordinator_epoch: int, *, committed: bool
+    ) -> CoordinatorResult[None]:
+        """The marker makes pending offsets count, or drops them. Nothing is written where nothing is open."""
+        epoch = self._pending.epoch_of(producer.producer_id)
+        if epoch is not None and producer.producer_epoch < epoch:
+            raise KafkaError(Errors.INVALID_PRODUCER_EPOCH, f"Producer {producer.producer_id} is at epoch {epoch}.")
+        self._verifications.end(producer.producer_id)
+        if epoch is None:
+            return CoordinatorResult(None)
+        return CoordinatorResult(None, [new_end_transaction_marker(producer, coordinator_epoch, committed=committed)])
 
     def expire_offsets(self, context: OperationContext) -> CoordinatorResult[None]:
         """KIP-211: what has expired goes, and with its last offset an empty group; a long list goes in portions."""
@@ -455,9 +552,13 @@ class GroupCoordinatorShard:
 
     def _expired(self, expiration: Expiration, group: Group) -> list[CoordinatorRecord]:
         offsets = self._offsets.of_group(group.group_id)
-        expired = list(itertools.islice(expiration.expired(group, offsets), MAX_TOMBSTONES))
+        pending = set(self._pending.of_group(group.group_id))
+        candidates = expiration.expired(group, offsets)
+        if pending:
+            candidates = ((topic, p) for topic, p in candidates if OffsetKey(group.group_id, topic, p) not in pending)
+        expired = list(itertools.islice(candidates, MAX_TOMBSTONES))
         tombstones = [records.new_offset_commit_tombstone(group.group_id, topic, p) for topic, p in expired]
-        if expiration.may_remove(group) and len(expired) == sum(map(len, offsets.values())):
+        if not pending and expiration.may_remove(group) and len(expired) == sum(map(len, offsets.values())):
             tombstones += self._tombstones_of_group_alone(group)
         return tombstones
 

@@ -1,30 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collects the records of whole results into record batches.
 
-A result is atomic, and a batch is what recovery keeps or drops as a whole, so a result never spans two batches. Sizes
-are checked with a cheap upper bound; only where that bound exceeds the limit is the exact size looked at.
+A result is atomic, and a batch is what recovery keeps or drops as a whole, so a result never spans two batches. A batch
+belongs to one producer, so records of a transaction, and its marker, have batches of their own. Sizes are checked with
+a cheap upper bound; only where that bound exceeds the limit is the exact size looked at.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
+from kcoord.coordinator.result import CoordinatorRecord, Producer
 from kcoord.coordinator.runtime.serde import SerializedRecord
+from protocol.control_records import ControlRecordType, control_key, end_txn_marker
 from protocol.errors import Errors, KafkaError
-from protocol.record_batch import BATCH_OVERHEAD_BYTES, encode_batch_from_parts
+from protocol.messages import ControlRecordTypeSchema, EndTxnMarker
+from protocol.record_batch import BATCH_OVERHEAD_BYTES, Record, encode_batch, encode_batch_from_parts
 
 # Lengths, deltas and flags around a record's key and value take at most this much.
 _RECORD_OVERHEAD_BOUND_BYTES: Final = 32
 
 
+class TransactionStamp(NamedTuple):
+    """What the header of a batch says about the transaction that it is part of, or that it ends as a control batch."""
+
+    producer: Producer
+    is_control: bool
+
+
+def stamp_of(records: Sequence[CoordinatorRecord]) -> TransactionStamp | None:
+    """The stamp of the batch for a result's records, None outside of transactions."""
+    first = records[0]
+    if first.producer is None:
+        return None
+    assert all(record.producer == first.producer for record in records), "one result, one transaction"
+    assert len(records) == 1 or not first.is_control, "a marker has a batch of its own"
+    return TransactionStamp(first.producer, first.is_control)
+
+
+def serialize_control(record: CoordinatorRecord) -> SerializedRecord:
+    """A transaction marker, which looks the same in all logs."""
+    key, value = record.key, record.value
+    assert isinstance(key, ControlRecordTypeSchema)
+    assert isinstance(value, EndTxnMarker)
+    return control_key(ControlRecordType(key.type)), end_txn_marker(value.coordinator_epoch)
+
+
 class OpenBatch:
     """A batch that still takes results; its records carry the time of its first one."""
 
-    __slots__ = ("_records", "base_offset", "size_bound_bytes", "timestamp_ms")
+    __slots__ = ("_records", "base_offset", "size_bound_bytes", "stamp", "timestamp_ms")
 
-    def __init__(self, base_offset: int, timestamp_ms: int) -> None:
+    def __init__(self, base_offset: int, timestamp_ms: int, stamp: TransactionStamp | None = None) -> None:
         self.base_offset = base_offset
         self.timestamp_ms = timestamp_ms
+        self.stamp = stamp
         self.size_bound_bytes = BATCH_OVERHEAD_BYTES
         self._records: list[SerializedRecord] = []
 
@@ -37,8 +68,31 @@ class OpenBatch:
         self._records += records
         self.size_bound_bytes += bound_bytes
 
+    def takes(self, stamp: TransactionStamp | None, bound_bytes: int, max_batch_bytes: int) -> bool:
+        """Whether a result may join. A transactional one never does: its batch is its own, as in Kafka."""
+        return stamp is None and self.stamp is None and self.size_bound_bytes + bound_bytes <= max_batch_bytes
+
     def encode(self) -> bytes:
-        return encode_batch_from_parts(self._records, base_offset=self.base_offset, timestamp_ms=self.timestamp_ms)
+        if self.stamp is None:
+            return encode_batch_from_parts(self._records, base_offset=self.base_offset, timestamp_ms=self.timestamp_ms)
+        producer_id, producer_epoch = self.stamp.producer
+        if not self.stamp.is_control:
+            return encode_batch_from_parts(
+                self._records,
+                base_offset=self.base_offset,
+                timestamp_ms=self.timestamp_ms,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                is_transactional=True,
+            )
+        return encode_batch(
+            [Record(key, value, timestamp_ms=self.timestamp_ms) for key, value in self._records],
+            base_offset=self.base_offset,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            is_transactional=True,
+            is_control=True,
+        )
 
 
 def size_bound_bytes(records: list[SerializedRecord]) -> int:

@@ -8,11 +8,11 @@ when `poll` has to be called at the latest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from kcoord.coordinator.result import CoordinatorResult, OperationContext, StateMachine, Task
+from kcoord.coordinator.result import CoordinatorResult, OperationContext, StateMachine, Task, TimerKey
 from kcoord.coordinator.runtime.deferred_replies import Reply
 from kcoord.coordinator.runtime.loader import Loader, LoadError
 from kcoord.coordinator.runtime.serde import RecordSerde
@@ -25,7 +25,9 @@ from kcoord.coordinator.runtime.shard_context import (
     Statistics,
     Wait,
 )
+from kcoord.coordinator.runtime.snapshot import Chunk, make_chunks
 from kcoord.coordinator.runtime.timers import TimerQueue
+from kcoord.coordinator.snapshot_part import HasSnapshot
 from protocol.errors import Errors, KafkaError
 from protocol.record_batch import BatchHeader
 
@@ -84,7 +86,13 @@ class CoordinatorRuntime(Generic[M]):
 
     # Shards.
 
-    def start_load(self, shard_id: int, batches: Iterable[tuple[BatchHeader, bytes]], end_offset: int = 0) -> Loader[M]:
+    def start_load(
+        self,
+        shard_id: int,
+        batches: Iterable[tuple[BatchHeader, bytes]],
+        end_offset: int = 0,
+        snapshot: Iterable[Chunk] = (),
+    ) -> Loader[M]:
         """Begins to load a shard that is new, failed or closed. Until the loader is through,
         COORDINATOR_LOAD_IN_PROGRESS.
         """
@@ -94,7 +102,7 @@ class CoordinatorRuntime(Generic[M]):
                 shard_id, self._serde, self._timer_queue, self._outbox, self.statistics, self._max_batch_bytes
             )
         machine = self._make_machine(shard_id)
-        return Loader(shard, machine, self._serde, batches, end_offset, self.statistics, self._skipped)
+        return Loader(shard, machine, self._serde, batches, end_offset, self.statistics, self._skipped, snapshot)
 
     def load(
         self, shard_id: int, batches: Iterable[tuple[BatchHeader, bytes]], now_ms: int, end_offset: int = 0
@@ -110,9 +118,34 @@ class CoordinatorRuntime(Generic[M]):
         if shard is not None and shard.state is not ShardState.CLOSED:
             shard.close()
 
+    def fail_shard(self, shard_id: int, reason: str) -> None:
+        """Its log turned out to be damaged: the shard ends as after a failed write."""
+        shard = self._shards.get(shard_id)
+        if shard is not None and shard.state is ShardState.ACTIVE:
+            shard.fail(reason, None)
+
+    def chunks(self, shard_id: int) -> Iterator[list[Chunk]] | None:
+        """A snapshot of an active shard, to be taken from here in slices; None where there can be none now."""
+        machine: object = self.machine(shard_id)
+        parts = machine.snapshot() if isinstance(machine, HasSnapshot) else None
+        return make_chunks(parts, self._serde) if parts is not None else None
+
     def state(self, shard_id: int) -> ShardState:
         shard = self._shards.get(shard_id)
         return shard.state if shard is not None else ShardState.INITIAL
+
+    def is_writing(self, shard_id: int) -> bool:
+        """Whether a write of the shard is under way, also of one that has been closed."""
+        shard = self._shards.get(shard_id)
+        return shard is not None and shard.is_writing
+
+    def rearm(self, shard_id: int, machine: M, key: TimerKey, deadline_ms: int) -> bool:
+        """Moves a timer without an operation, if `machine` still is the shard's: for answers known beforehand."""
+        shard = self._shards.get(shard_id)
+        if shard is None or shard.machine is not machine:
+            return False
+        shard.timers.schedule(key, deadline_ms)
+        return True
 
     def machine(self, shard_id: int) -> M | None:
         """The state machine of an active shard, to look at."""

@@ -30,6 +30,7 @@ GROUP_RECORDS: Final = (
     "ConsumerGroupCurrentMemberAssignment",
     "ConsumerGroupRegularExpression",
 )
+TRANSACTION_RECORDS: Final = ("TransactionLog",)
 METADATA_RECORDS: Final = (
     "AccessControlEntryRecord",
     "BrokerRegistrationChangeRecord",

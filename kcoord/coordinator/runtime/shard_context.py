@@ -9,6 +9,7 @@ thrown away and rebuilt from the log.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,7 +26,14 @@ from kcoord.coordinator.result import (
     Task,
     TimerKey,
 )
-from kcoord.coordinator.runtime.batch import OpenBatch, check_size, size_bound_bytes
+from kcoord.coordinator.runtime.batch import (
+    OpenBatch,
+    TransactionStamp,
+    check_size,
+    serialize_control,
+    size_bound_bytes,
+    stamp_of,
+)
 from kcoord.coordinator.runtime.deferred_replies import DeferredReplies, Reply
 from kcoord.coordinator.runtime.serde import RecordSerde, SerializedRecord
 from kcoord.coordinator.runtime.timers import ShardTimers, TimerQueue
@@ -107,6 +115,7 @@ class ShardContext(Generic[M]):
     __slots__ = (
         "_batches",
         "_deferred",
+        "_deferred_tasks",
         "_durable_offset",
         "_in_flight_offset",
         "_max_batch_bytes",
@@ -142,6 +151,7 @@ class ShardContext(Generic[M]):
         self._statistics = statistics
         self._max_batch_bytes = max_batch_bytes
         self._deferred = DeferredReplies()
+        self._deferred_tasks: deque[tuple[int, Task]] = deque()
         self._pending: dict[Hashable, Hashable] = {}
         self._running_tasks: dict[TimerKey, Task] = {}
         self._batches: list[OpenBatch] = []
@@ -214,6 +224,7 @@ class ShardContext(Generic[M]):
         self.timers.clear()
         self._batches.clear()
         self._running_tasks.clear()
+        self._deferred_tasks.clear()
         tokens = self._deferred.drain()
         tokens += self._pending.values()
         self._pending.clear()
@@ -318,7 +329,7 @@ class ShardContext(Generic[M]):
         return True
 
     def _serialize(self, records: list[CoordinatorRecord]) -> list[SerializedRecord]:
-        serialize = self._serde.serialize
+        serialize = serialize_control if records[0].is_control else self._serde.serialize
         serialized = [serialize(record) for record in records]
         check_size(serialized, size_bound_bytes(serialized), self._max_batch_bytes)
         return serialized
@@ -327,7 +338,7 @@ class ShardContext(Generic[M]):
         self, machine: M, records: list[CoordinatorRecord], serialized: list[SerializedRecord], now_ms: int
     ) -> None:
         """From here on the result has happened."""
-        self._append(serialized, now_ms)
+        self._append(serialized, stamp_of(records), now_ms)
         try:
             for record in records:
                 machine.replay(record)
@@ -337,12 +348,18 @@ class ShardContext(Generic[M]):
 
     def _start_and_complete(self, tasks: list[Task], completions: list[Completion]) -> None:
         for task in tasks:
-            if task.key not in self._running_tasks:
-                self._running_tasks[task.key] = task
-                self._outbox.tasks.append((self.shard_id, task))
+            if task.when_durable and self._next_offset != self._durable_offset:
+                self._deferred_tasks.append((self._next_offset, task))
+            else:
+                self._start(task)
         for completion in completions:
             if completion.token in self._pending:
                 self._reply(Reply(self._pending.pop(completion.token), completion.response))
+
+    def _start(self, task: Task) -> None:
+        if task.key not in self._running_tasks:
+            self._running_tasks[task.key] = task
+            self._outbox.tasks.append((self.shard_id, task))
 
     def _reply(self, reply: Reply) -> None:
         if self._next_offset == self._durable_offset:
@@ -352,15 +369,15 @@ class ShardContext(Generic[M]):
 
     # The log.
 
-    def _append(self, records: list[SerializedRecord], now_ms: int) -> None:
+    def _append(self, records: list[SerializedRecord], stamp: TransactionStamp | None, now_ms: int) -> None:
         bound_bytes = size_bound_bytes(records)
         batches = self._batches
         if not batches:
             if self._in_flight_offset is None:
                 self._outbox.writable.append(self.shard_id)
-            batches.append(OpenBatch(self._next_offset, now_ms))
-        elif batches[-1].size_bound_bytes + bound_bytes > self._max_batch_bytes:
-            batches.append(OpenBatch(self._next_offset, now_ms))
+            batches.append(OpenBatch(self._next_offset, now_ms, stamp))
+        elif not batches[-1].takes(stamp, bound_bytes, self._max_batch_bytes):
+            batches.append(OpenBatch(self._next_offset, now_ms, stamp))
         batches[-1].add(records, bound_bytes)
         self._next_offset += len(records)
         self._statistics.records_appended += len(records)
@@ -393,5 +410,7 @@ class ShardContext(Generic[M]):
         else:
             self._durable_offset = offset
             self._deferred.release(offset, self._outbox.replies)
+            while self._deferred_tasks and self._deferred_tasks[0][0] <= offset:
+                self._start(self._deferred_tasks.popleft()[1])
             if self._batches:
                 self._outbox.writable.append(self.shard_id)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FindCoordinator: which broker serves a group. The first question makes the internal topic, as in Kafka: without it no
-shard is active.
+"""FindCoordinator: which broker serves a group or a transactional id. The first question makes the internal topic, as
+in Kafka: without it no shard is active.
 
-v0-v3 ask for one key, v4+ for several. Share coordinators do not exist here, transaction coordinators not yet.
+v0-v3 ask for one key, v4+ for several. Share coordinators do not exist here.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ GROUP = 0
 TRANSACTION = 1
 
 GROUP_METADATA_TOPIC = "__consumer_offsets"
+_TOPICS = {GROUP: GROUP_METADATA_TOPIC, TRANSACTION: "__transaction_state"}
 
 NO_NODE_ID = -1
 
 
 def handle(broker: Broker, context: RequestContext, request: FindCoordinatorRequest) -> Reply[FindCoordinatorResponse]:
-    if request.key_type == TRANSACTION:
-        raise KafkaError(Errors.COORDINATOR_NOT_AVAILABLE, "Transactions are not served.")
-    if request.key_type != GROUP:
+    topic = _TOPICS.get(request.key_type)
+    if topic is None:
         raise KafkaError(Errors.INVALID_REQUEST, f"There is no coordinator of type {request.key_type}.")
     keys = _keys(request, context.api_version)
-    if not keys or GROUP_METADATA_TOPIC in broker.image.topics:
+    if not keys or topic in broker.image.topics:
         return _found(broker, context, keys)
     created = broker.metadata.run(
-        lambda machine, operation_context: machine.ensure_internal_topic(operation_context, GROUP_METADATA_TOPIC),
+        lambda machine, operation_context: machine.ensure_internal_topic(operation_context, topic),
         context.operation_context(),
     )
     return map_reply(created, lambda _: _found(broker, context, keys))

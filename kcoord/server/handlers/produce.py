@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kcoord.server.handlers.leader_hint import leader_endpoint
+from kcoord.server.transactional_produce import Batch, Outcome, transactional_batch
 from kcoord.topics.store import ACKS_ALL, VALID_ACKS
 from kcoord.topics.validation import RecordsRejectedError, single_batch
 from protocol.api_keys import ApiKey
@@ -17,7 +18,7 @@ from protocol.errors import Errors, KafkaError
 from protocol.messages import ProduceRequest, ProduceResponse
 
 if TYPE_CHECKING:
-    from kcoord.server.broker import Broker
+    from kcoord.server.broker import Broker, Reply
     from kcoord.server.request_context import RequestContext
 
 API_KEY = ApiKey.PRODUCE
@@ -41,9 +42,42 @@ _WITHOUT_START_OFFSET: Final = (
 """Errors that come before a partition's log is looked at, or that say nothing about it."""
 
 
-def handle(broker: Broker, context: RequestContext, request: ProduceRequest) -> ProduceResponse | None:
+def handle(broker: Broker, context: RequestContext, request: ProduceRequest) -> Reply[ProduceResponse | None]:
+    batches = _transactional_batches(broker, context, request)
+    if not batches:
+        return _produce_all(broker, context, request, {})
+    if request.transactional_id is None:
+        raise KafkaError(Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    reply = broker.transactional_produce.run(
+        broker,
+        context,
+        request.transactional_id,
+        batches,
+        lambda agreed: _produce_all(broker, context, request, agreed),
+    )
+    return None if request.acks == 0 else reply
+
+
+def _transactional_batches(broker: Broker, context: RequestContext, request: ProduceRequest) -> list[Batch]:
+    batches = []
+    for topic in request.topic_data:
+        name = _name_of(broker, context, topic)
+        for partition in topic.partition_data if name is not None else ():
+            batch = transactional_batch(name or "", partition.index, partition.records)
+            if batch is not None:
+                batches.append(batch)
+    return batches
+
+
+def _name_of(broker: Broker, context: RequestContext, topic: ProduceRequest.TopicProduceData) -> str | None:
+    return topic.name if context.api_version < _TOPIC_IDS_SINCE_VERSION else broker.topics.topic_name(topic.topic_id)
+
+
+def _produce_all(
+    broker: Broker, context: RequestContext, request: ProduceRequest, agreed: Outcome
+) -> ProduceResponse | None:
     response = ProduceResponse(
-        responses=[_produce_topic(broker, context, request, topic) for topic in request.topic_data]
+        responses=[_produce_topic(broker, context, request, topic, agreed) for topic in request.topic_data]
     )
     if request.acks == 0:
         return None
@@ -53,16 +87,18 @@ def handle(broker: Broker, context: RequestContext, request: ProduceRequest) -> 
 
 
 def _produce_topic(
-    broker: Broker, context: RequestContext, request: ProduceRequest, topic: ProduceRequest.TopicProduceData
+    broker: Broker,
+    context: RequestContext,
+    request: ProduceRequest,
+    topic: ProduceRequest.TopicProduceData,
+    agreed: Outcome,
 ) -> ProduceResponse.TopicProduceResponse:
-    name: str | None = topic.name
-    if context.api_version >= _TOPIC_IDS_SINCE_VERSION:
-        name = broker.topics.topic_name(topic.topic_id)
+    name = _name_of(broker, context, topic)
     return ProduceResponse.TopicProduceResponse(
         name=topic.name,
         topic_id=topic.topic_id,
         partition_responses=[
-            _produce(broker, context, request.acks, name, partition) for partition in topic.partition_data
+            _produce(broker, context, request.acks, name, partition, agreed) for partition in topic.partition_data
         ],
     )
 
@@ -73,12 +109,17 @@ def _produce(
     acks: int,
     topic: str | None,
     partition: ProduceRequest.PartitionProduceData,
+    agreed: Outcome,
 ) -> ProduceResponse.PartitionProduceResponse:
+    """`agreed` has what the transaction coordinator says about the first batches of a transaction."""
     try:
         if topic is None:
             raise KafkaError(Errors.UNKNOWN_TOPIC_ID)
         if not broker.topics.has_partition(topic, partition.index):
             raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION)
+        verified = agreed.get((topic, partition.index)) if agreed else None
+        if isinstance(verified, KafkaError):
+            raise verified
         batch = single_batch(partition.records, context.api_version)
         if acks not in VALID_ACKS:
             raise KafkaError(Errors.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {acks}.")
@@ -88,6 +129,7 @@ def _produce(
             batch,
             requires_all=acks == ACKS_ALL,
             now_ms=context.now_ms,
+            verified=verified,
         )
     except KafkaError as error:
         start_offset = -1

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A shard under test: runs operations, replays their records, keeps timers on a virtual clock and tasks in a list.
 
-After every operation a second shard is rebuilt from the whole log and compared, so each test is a recovery test too.
+After every operation a second shard is rebuilt from the whole log and compared, and another one is restored from a
+snapshot, so each test is a test of recovery and of snapshots too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from kcoord.coordinator.result import (
     Task,
     TimerKey,
 )
+from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
+from kcoord.coordinator.runtime.serde import CoordinatorSerde
+from kcoord.coordinator.runtime.snapshot import make_chunks
 from kcoord.metadata.image import MetadataImage
 from protocol.messages import (
     ConsumerGroupDescribeResponse,
@@ -41,6 +45,7 @@ from tests.unit.group.images import image_of
 T = TypeVar("T")
 Assigned = dict[str, list[int]]
 
+SERDE = CoordinatorSerde()
 DEFAULTS = {"group.consumer.assignment.interval.ms": "0"}
 
 
@@ -101,6 +106,8 @@ class GroupContext:
         running = {task.key for task in self.tasks}
         self.tasks += [task for task in result.tasks if task.key not in running]
         assert self.rebuilt().hard_state() == self.shard.hard_state()
+        restored = self.restored()
+        assert restored is None or restored.hard_state() == self.shard.hard_state()
         if result.response is PENDING:
             return cast(T, Waiting(self, token))
         return result.response
@@ -110,6 +117,18 @@ class GroupContext:
         for record in self.log:
             shard.replay(record)
         return shard
+
+    def restored(self) -> GroupCoordinatorShard | None:
+        """A shard made from a snapshot; None where there can be none now."""
+        parts = self.shard.snapshot()
+        if parts is None:
+            return None
+        runtime = CoordinatorRuntime(lambda _: GroupCoordinatorShard(self.config, self.image), SERDE)
+        chunks = [chunk for slice_ in make_chunks(parts, SERDE) for chunk in slice_]
+        loader = runtime.start_load(0, (), 0, chunks)
+        while not loader.step(self.now_ms):
+            pass
+        return runtime.machine(0)
 
     def restart(self) -> None:
         """A crash and a new start: only the log remains."""

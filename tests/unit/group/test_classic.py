@@ -325,6 +325,11 @@ def test_subscribed_topics_protect_their_offsets(context: GroupContext) -> None:
     assert not context.shard._groups["g"].is_subscribed_to("t6")
 
 
+def test_no_consumer_group_is_described_by_an_empty_id(context: GroupContext) -> None:
+    described = context.describe("")
+    assert (described.error_code, described.error_message) == (Errors.INVALID_GROUP_ID, None)
+
+
 def test_describe_of_what_is_no_classic_group(context: GroupContext) -> None:
     context.join("c", "member-a", ["t3"])
     for group in ("c", "nogroup"):

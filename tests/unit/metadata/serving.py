@@ -20,7 +20,7 @@ from tests.unit.metadata.cluster import Cluster
 
 if TYPE_CHECKING:
     from kcoord.server.apis import ApiTable
-    from kcoord.server.broker import GroupService
+    from kcoord.server.broker import GroupService, TransactionService
     from kcoord.server.fetch_service import FetchService
     from kcoord.topics.store import TopicStore
 
@@ -60,6 +60,7 @@ def broker_of(cluster: Cluster) -> Broker:
         fetches=cast("FetchService", None),
         metadata=service,
         groups=cast("GroupService", None),
+        transactions=cast("TransactionService", None),
         now_ms=lambda: cluster.now_ms,
     )
     service.broker = broker

@@ -19,6 +19,11 @@ def test_first_start_sets_feature_levels_and_registers_the_broker() -> None:
     assert cluster.image.brokers[1].broker_epoch == 0
 
 
+def test_feature_levels_of_a_new_cluster_can_be_set() -> None:
+    cluster = Cluster({"kcoord.bootstrap.features": "group.version=0,transaction.version=1"})
+    assert cluster.image.features == {"metadata.version": 30, "transaction.version": 1}
+
+
 def test_later_starts_register_only_changes() -> None:
     cluster = Cluster()
     same = cluster.result(lambda machine, context: machine.register_broker(context, registration()))

@@ -244,9 +244,17 @@ def test_delete_by_name_and_by_id() -> None:
     assert c not in cluster.image.topics_by_id
 
 
+def test_internal_topics_can_be_deleted() -> None:
+    cluster = Cluster()
+    cluster.run(lambda machine, context: machine.ensure_internal_topic(context, "__consumer_offsets"))
+    (answer,) = delete(cluster, ("__consumer_offsets", ZERO_UUID))
+    assert answer.error_code == Errors.NONE
+    assert "__consumer_offsets" not in cluster.image.topics
+
+
 def test_delete_errors() -> None:
     cluster = Cluster()
-    a, b, _ = (one.topic_id for one in cluster.create(topic("a"), topic("b"), topic("__consumer_offsets", -1)))
+    a, b = (one.topic_id for one in cluster.create(topic("a"), topic("b")))
     unknown = b"?" * 16
     answers = delete(
         cluster,
@@ -254,7 +262,6 @@ def test_delete_errors() -> None:
         (None, unknown),
         (None, ZERO_UUID),
         ("a", a),
-        ("__consumer_offsets", ZERO_UUID),
         ("b", ZERO_UUID),
         ("b", ZERO_UUID),
     )
@@ -263,12 +270,11 @@ def test_delete_errors() -> None:
         (None, unknown, Errors.UNKNOWN_TOPIC_ID),
         (None, ZERO_UUID, Errors.INVALID_REQUEST),
         ("a", a, Errors.INVALID_REQUEST),
-        ("__consumer_offsets", cluster.image.topics["__consumer_offsets"].id, Errors.INVALID_REQUEST),
         ("b", ZERO_UUID, Errors.INVALID_REQUEST),
     ]
     answers = delete(cluster, (None, b), ("b", ZERO_UUID))
     assert [(one.name, one.topic_id, one.error_code) for one in answers] == [("b", b, Errors.INVALID_REQUEST)]
-    assert sorted(cluster.image.topics) == ["__consumer_offsets", "a", "b"]
+    assert sorted(cluster.image.topics) == ["a", "b"]
 
 
 @pytest.mark.parametrize(("api_version", "error"), [(1, Errors.INVALID_REQUEST), (3, Errors.TOPIC_DELETION_DISABLED)])

@@ -12,14 +12,17 @@ from kcoord.coordinator.result import (
     CoordinatorRecord,
     CoordinatorResult,
     OperationContext,
+    Producer,
     Schedule,
     Task,
     TimerKey,
+    new_end_transaction_marker,
 )
 from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, Ready, Wait
 from kcoord.coordinator.runtime.serde import CoordinatorSerde
+from protocol.control_records import ControlRecordType
 from protocol.errors import Errors, KafkaError
-from protocol.messages import OffsetCommitKey, OffsetCommitValue
+from protocol.messages import ControlRecordTypeSchema, OffsetCommitKey, OffsetCommitValue
 from protocol.record_batch import BatchHeader, iter_headers
 
 SHARD = 3
@@ -41,12 +44,23 @@ class Ledger:
         self.fired: list[tuple[int, TimerKey]] = []
         self.completed: list[tuple[Task, object]] = []
         self.fail_replay = False
+        self.pending: dict[Producer, dict[str, int]] = {}
+        """Hard state as well: what transactions under way have put."""
         self.on_timer: Callable[[], CoordinatorResult[None]] = lambda: CoordinatorResult(None)
         self.loaded_at_ms = -1
 
     def replay(self, record: CoordinatorRecord) -> None:
         assert not self.fail_replay
+        if isinstance(record.key, ControlRecordTypeSchema):
+            assert record.producer is not None
+            put = self.pending.pop(record.producer, {})
+            self.balance.update(put if record.key.type == ControlRecordType.COMMIT else {})
+            return
         assert isinstance(record.key, OffsetCommitKey)
+        if record.producer is not None:
+            assert isinstance(record.value, OffsetCommitValue)
+            self.pending.setdefault(record.producer, {})[record.key.topic] = record.value.offset
+            return
         if record.value is None:
             self.balance.pop(record.key.topic, None)
         else:
@@ -69,6 +83,20 @@ class Ledger:
 
     def put(self, context: OperationContext, name: str, value: int, padding: int = 0) -> CoordinatorResult[str]:
         return CoordinatorResult(f"{name}={value}", [entry(name, value, padding)])
+
+    def put_in_transaction(
+        self, context: OperationContext, producer: Producer, name: str, value: int
+    ) -> CoordinatorResult[str]:
+        record = entry(name, value)
+        record.producer = producer
+        return CoordinatorResult(f"{name}={value}", [record])
+
+    def end(self, context: OperationContext, producer: Producer, committed: bool) -> CoordinatorResult[str]:
+        return CoordinatorResult("ended", [new_end_transaction_marker(producer, 3, committed=committed)])
+
+    def put_and_start(self, context: OperationContext, name: str, when_durable: bool) -> CoordinatorResult[str]:
+        task = Task(TimerKey("work", name), name, when_durable)
+        return CoordinatorResult(name, [entry(name, 1)], tasks=[task])
 
     def get(self, context: OperationContext, name: str) -> CoordinatorResult[int | None]:
         return CoordinatorResult(self.balance.get(name))

@@ -73,10 +73,11 @@ def test_unknown_records_are_counted_logged_once_and_skipped(caplog: pytest.LogC
     ]
 
 
-def test_control_batches_are_passed_over() -> None:
+def test_control_batches_that_end_no_transaction_are_passed_over() -> None:
     bench = Bench()
-    bench.disk = batch(0, written("a", 1)) + batch(1, (b"\0\0\0\1", b"\0\0\0\0\0\0"), is_control=True)
+    bench.disk = batch(0, written("a", 1)) + batch(1, (b"\0\0\0\2", b"\0\0\0\0\0\0"), is_control=True)
     bench.load()
+    assert bench.ledger.balance == {"a": 1}
     assert bench.runtime.offsets(SHARD) == (2, 2)
     assert bench.runtime.statistics.records_skipped == 0
 

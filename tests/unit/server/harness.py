@@ -59,7 +59,7 @@ class Harness:
         self.image = image_of(TOPICS)
         self.worker = Worker(asyncio.get_running_loop(), self.now_ms, flush_policy=self.config.kcoord_log_flush_policy)
         self.runtime = CoordinatorRuntime(self._new_shard, CoordinatorSerde())
-        logs = ShardLogs(self._open_log, self._has_log)
+        logs = ShardLogs(self._open_log, self._has_log, self.file_system)
         self.groups = LocalGroupService(self.runtime, logs, self, configured_shards=SHARDS, background_threads=1)
         self.worker.add(self.groups.driver)
         self.broker = Broker(
@@ -71,6 +71,7 @@ class Harness:
             fetches=cast("Any", SimpleNamespace()),
             metadata=cast("Any", SimpleNamespace()),
             groups=self.groups,
+            transactions=cast("Any", SimpleNamespace()),
             now_ms=self.now_ms,
         )
         self.broker.endpoints["PLAINTEXT"] = Listener("PLAINTEXT", "broker", 9092, SecurityProtocol.PLAINTEXT)
@@ -92,6 +93,9 @@ class Harness:
 
     def on_coordinator_append(self, shard_id: int, size_bytes: int) -> None:
         """No fetch waits for it here."""
+
+    def on_shards_given_up(self) -> None:
+        """The topic stays here."""
 
     def spawn(self, coroutine: Coroutine[object, object, None]) -> object:
         return self.broker.spawn(coroutine)

@@ -319,8 +319,6 @@ async def test_no_block_no_id(server: Server) -> None:
     [
         (InitProducerIdRequest(transactional_id=None, producer_id=5), Errors.INVALID_REQUEST),
         (InitProducerIdRequest(transactional_id=None, producer_epoch=5), Errors.INVALID_REQUEST),
-        (InitProducerIdRequest(transactional_id=""), Errors.INVALID_REQUEST),
-        (InitProducerIdRequest(transactional_id="t"), Errors.COORDINATOR_NOT_AVAILABLE),
     ],
 )
 async def test_refused_producer_ids(server: Server, request_: InitProducerIdRequest, error: Errors) -> None:

@@ -206,9 +206,9 @@ async def test_a_member_without_an_id_gets_one_in_v0_only(version: int) -> None:
 
 
 async def test_a_failed_write_is_answered_and_the_shard_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kcoord.server import group_service
+    from kcoord.server import shard_service
 
-    monkeypatch.setattr(group_service, "FIRST_RELOAD_SECONDS", 0.01)
+    monkeypatch.setattr(shard_service, "FIRST_RELOAD_SECONDS", 0.01)
     file_system = MemoryFileSystem()
     broker = await Harness(file_system=file_system).open()
     await broker.call(commit("g", ("t3", {0: 5})), 9)

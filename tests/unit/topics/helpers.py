@@ -6,13 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kcoord.config import BrokerConfig
+from kcoord.coordinator.result import Producer
 from kcoord.metadata.image import TOPIC_RESOURCE, MetadataImage, PartitionImage, TopicImage
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.memory_file_system import MemoryFileSystem
-from kcoord.topics.partition import AppendResult
+from kcoord.topics.partition import AppendResult, Verified
 from kcoord.topics.store import TopicStore
 from kcoord.topics.validation import single_batch
+from protocol.batch_header import decode_header
 from protocol.compression import Compression
 from protocol.record_batch import Record, encode_batch
 
@@ -114,10 +116,28 @@ class Cluster:
         self.store.on_metadata_update(image, self.now_ms)
 
     def append(
-        self, batch: bytes, topic: str = TOPIC, partition: int = 0, *, requires_all: bool = True, api_version: int = 13
+        self,
+        batch: bytes,
+        topic: str = TOPIC,
+        partition: int = 0,
+        *,
+        requires_all: bool = True,
+        api_version: int = 13,
+        verified: bool = False,
     ) -> AppendResult:
+        """`verified`: the transaction coordinator has agreed."""
+        ticket = None
+        if verified:
+            header = decode_header(batch)
+            producer = Producer(header.producer_id, header.producer_epoch)
+            ticket = self.store.start_verification(topic, partition, producer, self.now_ms)
         return self.store.append(
-            topic, partition, single_batch(batch, api_version), requires_all=requires_all, now_ms=self.now_ms
+            topic,
+            partition,
+            single_batch(batch, api_version),
+            requires_all=requires_all,
+            now_ms=self.now_ms,
+            verified=Verified(ticket, True) if ticket is not None else None,
         )
 
     def tick(self, elapsed_ms: int) -> None:

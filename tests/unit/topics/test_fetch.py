@@ -241,9 +241,8 @@ def test_deleting_the_topic_ends_the_wait(cluster: Cluster) -> None:
 
 def test_read_committed_waits_for_the_end_of_a_transaction(cluster: Cluster) -> None:
     client = Client(cluster)
-    cluster.store.transaction_guard = lambda topic, partition, facts: None
     assert client.send(client.request([(TOPIC, 0, 0)], wait_ms=500, isolation=1)) is None
-    cluster.append(batch_of("x", producer=(1, 0, 0), is_transactional=True))
+    cluster.append(batch_of("x", producer=(1, 0, 0), is_transactional=True), verified=True)
     assert client.poll() == []
     assert cluster.store.fetches.parked_count == 1
 

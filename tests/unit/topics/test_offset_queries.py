@@ -72,8 +72,8 @@ def test_log_append_time_names_the_first_record() -> None:
 
 def test_read_committed_ends_at_the_stable_offset() -> None:
     cluster = cluster_with_data()
-    cluster.store.transaction_guard = lambda topic, partition, facts: None
-    cluster.append(batch_of("t", timestamp_ms=NOW_MS + 99, producer=(1, 0, 0), is_transactional=True))
+    batch = batch_of("t", timestamp_ms=NOW_MS + 99, producer=(1, 0, 0), is_transactional=True)
+    cluster.append(batch, verified=True)
     assert find(cluster, -1, committed=True) == (-1, 6, 3)
     assert find(cluster, -1) == (-1, 7, 3)
     assert find(cluster, NOW_MS + 99) == (NOW_MS + 99, 6, 3)

@@ -179,8 +179,7 @@ def test_transactions_need_a_coordinator() -> None:
 
 def test_open_and_aborted_transactions_in_the_log() -> None:
     cluster = Cluster()
-    cluster.store.transaction_guard = lambda topic, partition, facts: None
-    cluster.append(batch_of("a", producer=(9, 0, 0), is_transactional=True))
+    cluster.append(batch_of("a", producer=(9, 0, 0), is_transactional=True), verified=True)
     cluster.append(batch_of("b"))
     assert values(read(cluster, 0).records) == ["a", "b"]
     result = read(cluster, 0, committed=True)

@@ -8,14 +8,13 @@ general one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from itertools import compress
+from collections.abc import Collection, Iterator, Mapping
+from typing import TypeAlias
 
 from kcoord.coordinator.group.assignor.heterogeneous import assign_heterogeneous
 from kcoord.coordinator.group.assignor.spec import Assignment, MemberSpec, PartitionSpace, common_subscription
 
-_NOT = bytes([1]) + bytes(255)
-"""Translation table: 0 -> 1, anything else -> 0."""
+Claim: TypeAlias = Mapping[bytes, Collection[int]]
 
 
 class UniformAssignor:
@@ -39,39 +38,87 @@ class UniformAssignor:
 def _assign_homogeneous(
     members: Mapping[str, MemberSpec], topic_ids: Collection[bytes], partition_counts: Mapping[bytes, int]
 ) -> Assignment:
-    """Everybody keeps up to its quota, then what is free fills up those below theirs."""
+    """Everybody keeps up to its quota, then what is free fills up those below theirs.
+
+    Most members keep what they have, so only those that change go through the flat numbers.
+    """
     space = PartitionSpace(topic_ids, partition_counts)
+    claims, free = _claims(members, space)
     quota, extra = divmod(space.total, len(members))
-    taken = bytearray(space.total)
-    kept: dict[str, list[int]] = {}
-    below: list[str] = []
+    changed: dict[str, list[int]] = {}
+    below: list[tuple[str, int]] = []
     for member_id in sorted(members):
-        owned = [number for number in space.flatten(members[member_id].assigned) if not taken[number]]
-        if len(owned) <= quota:
-            below.append(member_id)
-        elif extra:
+        size = sum(map(len, claims[member_id].values()))
+        if size <= quota:
+            below.append((member_id, quota - size))
+            continue
+        limit = quota
+        if extra:
             extra -= 1
-            del owned[quota + 1 :]
-        else:
-            del owned[quota:]
-        for number in owned:
-            taken[number] = 1
-        kept[member_id] = owned
-    _fill(kept, below, quota, extra, list(compress(range(space.total), taken.translate(_NOT))))
-    return {member_id: space.expand(kept[member_id]) for member_id in members}
+            limit += 1
+        if size > limit:
+            owned = space.flatten(claims[member_id])
+            changed[member_id] = owned[:limit]
+            free += owned[limit:]
+    free.sort()
+    for member_id, share in _shares(below, extra, free):
+        claim = claims[member_id]
+        changed[member_id] = sorted(space.flatten(claim) + share) if claim else share
+    return {
+        member_id: space.expand(changed[member_id])
+        if member_id in changed
+        else {topic_id: sorted(claim[topic_id]) for topic_id in sorted(claim) if claim[topic_id]}
+        for member_id, claim in claims.items()
+    }
 
 
-def _fill(kept: dict[str, list[int]], below: list[str], quota: int, extra: int, free: list[int]) -> None:
-    """Hands out `free` in runs; the first `extra` members of `below` go one over the quota."""
+def _claims(members: Mapping[str, MemberSpec], space: PartitionSpace) -> tuple[dict[str, Claim], list[int]]:
+    """What each member has of the partitions that exist, each partition once; and the numbers of the unclaimed ones."""
+    claims: dict[str, Claim] = {member_id: member.assigned for member_id, member in members.items()}
+    claimed = _claimed(claims, space)
+    if claimed is None:  # partitions that are gone, or have two owners: the first owner in id order keeps them
+        taken: set[int] = set()
+        for member_id in sorted(members):
+            owned = [number for number in space.flatten(claims[member_id]) if number not in taken]
+            taken.update(owned)
+            claims[member_id] = space.expand(owned)
+        claimed = _claimed(claims, space)
+        assert claimed is not None
+    free: list[int] = []
+    for topic_id in space.topic_ids:
+        base, count = space.base_of[topic_id]
+        partitions = claimed[topic_id]
+        if len(partitions) < count:
+            free += [base + partition for partition in range(count) if partition not in partitions]
+    return claims, free
+
+
+def _claimed(claims: Mapping[str, Claim], space: PartitionSpace) -> dict[bytes, set[int]] | None:
+    """The claimed partitions of each topic, or None where claims overlap or go beyond what exists."""
+    claimed: dict[bytes, set[int]] = {topic_id: set() for topic_id in space.topic_ids}
+    total = 0
+    for claim in claims.values():
+        for topic_id, partitions in claim.items():
+            if topic_id not in claimed:
+                return None
+            claimed[topic_id].update(partitions)
+            total += len(partitions)
+    if total != sum(map(len, claimed.values())):
+        return None
+    if any(partitions and max(partitions) >= space.base_of[topic_id][1] for topic_id, partitions in claimed.items()):
+        return None
+    return claimed
+
+
+def _shares(below: list[tuple[str, int]], extra: int, free: list[int]) -> Iterator[tuple[str, list[int]]]:
+    """Hands out `free` in runs; the first `extra` members go one over the quota."""
     position = 0
-    for member_id in below:
-        owned = kept[member_id]
-        end = position + quota - len(owned)
+    for member_id, missing in below:
+        end = position + missing
         if extra:
             extra -= 1
             end += 1
         if end > position:
-            owned += free[position:end]
-            owned.sort()
+            yield member_id, free[position:end]
             position = end
     assert position == len(free)

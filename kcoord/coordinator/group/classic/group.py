@@ -49,12 +49,15 @@ class ClassicGroup:
         "state_timestamp_ms",
         "static_members",
         "subscribed_topics",
+        "version",
     )
 
     type = GroupType.CLASSIC
 
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
+        self.version = 0
+        """Grows with every change of members, generation or state (see `steady`)."""
         self.persisted: GroupMetadataValue | None = None
         self._state = self.previous_state = GroupState.EMPTY
         self.state_timestamp_ms = -1
@@ -84,6 +87,7 @@ class ClassicGroup:
 
     def transition_to(self, state: GroupState, now_ms: int) -> None:
         assert state in _NEXT_STATES[self._state], f"{self.group_id}: {self._state} -> {state}"
+        self.version += 1
         self.previous_state, self._state = self._state, state
         self.state_timestamp_ms = now_ms
 
@@ -116,6 +120,7 @@ class ClassicGroup:
         """The first member decides the protocol type and leads until the first leader is elected among those that
         joined.
         """
+        self.version += 1
         if self.leader is None:
             self.leader = member.member_id
         self.pending_members.discard(member.member_id)
@@ -126,6 +131,7 @@ class ClassicGroup:
         self.awaiting_join += member.is_awaiting_join
 
     def remove(self, member_id: str) -> ClassicMember | None:
+        self.version += 1
         self.pending_members.discard(member_id)
         self.pending_sync.discard(member_id)
         member = self.members.pop(member_id, None)
@@ -156,6 +162,7 @@ class ClassicGroup:
 
     def replace_static(self, instance_id: str, new_member_id: str) -> ClassicMember:
         """The holder of the instance id under a new member id, in its place (KIP-345)."""
+        self.version += 1
         old_member_id = self.static_members[instance_id]
         members = {}
         for member_id, member in self.members.items():
@@ -271,6 +278,7 @@ class ClassicGroup:
 
         A member that is here already keeps what the record does not hold: its other protocols and its parked requests.
         """
+        self.version += 1
         self.persisted = value
         self.protocol_type = value.protocol_type
         self.generation = value.generation

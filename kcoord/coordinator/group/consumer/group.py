@@ -49,6 +49,7 @@ class ConsumerGroup:
         "resolved_regexes",
         "static_members",
         "target_assignment",
+        "version",
     )
 
     type = GroupType.CONSUMER
@@ -56,6 +57,8 @@ class ConsumerGroup:
 
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
+        self.version = 0
+        """Grows with every record replayed into the group (see `steady`)."""
         self.group_epoch = 0
         self.metadata_hash = 0
         self.creation_time_ms = -1
@@ -90,6 +93,16 @@ class ConsumerGroup:
 
     def is_empty(self) -> bool:
         return not self.members
+
+    def is_steady_for(self, member: ConsumerGroupMember) -> bool:
+        """Whether a heartbeat of the member can bring nothing new: all epochs equal, nothing to look up again."""
+        return (
+            self.group_epoch == self.assignment_epoch
+            and member.classic is None
+            and member.is_reconciled_to(self.assignment_epoch)
+            and not self.metadata_stale
+            and not self._regex_counts
+        )
 
     def is_subscribed_to(self, topic: str) -> bool:
         return self._name_counts[topic] > 0 or any(

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The groups and committed offsets of a shard as the parts of a snapshot.
+
+Groups are told by the records that brought them about. Offsets are their packed rows as they are in memory, so that a
+million of them are written, and read again, without being looked at one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from struct import Struct
+from struct import error as StructError
+from typing import Final
+
+from kcoord.coordinator.group import records
+from kcoord.coordinator.group.classic.group import ClassicGroup
+from kcoord.coordinator.group.classic.rebalance import GROUP_METADATA_VALUE_VERSION
+from kcoord.coordinator.group.consumer.group import ConsumerGroup
+from kcoord.coordinator.group.group import Group
+from kcoord.coordinator.group.offsets import ROW, CommittedOffsets, TopicOffsets
+from kcoord.coordinator.result import CoordinatorRecord
+from kcoord.coordinator.snapshot_part import PackedState, SnapshotPart
+from protocol.messages import GroupMetadataKey
+
+OFFSETS: Final = 1
+"""The kind of the packed part: all committed offsets of one group."""
+
+_GROUP: Final = Struct(">HI")
+"""Length of the group id, number of topics."""
+_TOPIC: Final = Struct(">H16sII")
+"""Length of the name, topic id, number of notes, number of rows."""
+_NOTE: Final = Struct(">i16sI")
+"""Partition, topic id, length of the metadata."""
+
+
+def parts(groups: Mapping[str, Group], offsets: CommittedOffsets) -> Iterator[SnapshotPart]:
+    """What is there when its turn comes: what has gone until then is left out."""
+    for group_id in list(groups):
+        yield from _group_records(groups, group_id)
+    for group_id in list(offsets.group_ids()):
+        topics = offsets.packed(group_id)
+        if topics:
+            yield PackedState(OFFSETS, _pack(group_id, topics))
+
+
+def _group_records(groups: Mapping[str, Group], group_id: str) -> Iterator[CoordinatorRecord]:
+    group = groups.get(group_id)
+    if isinstance(group, ConsumerGroup):
+        yield from _consumer_group_records(group)
+    elif isinstance(group, ClassicGroup) and group.persisted is not None:
+        yield CoordinatorRecord(GroupMetadataKey(group=group_id), group.persisted, GROUP_METADATA_VALUE_VERSION)
+
+
+def _consumer_group_records(group: ConsumerGroup) -> Iterator[CoordinatorRecord]:
+    """Members may come and go meanwhile, and the group may: the records behind the snapshot say so."""
+    group_id = group.group_id
+    yield records.new_group_epoch_record(
+        group_id, group.group_epoch, group.metadata_hash, group.creation_time_ms, None, group.empty_since_ms
+    )
+    for member_id in list(group.members):
+        member = group.members.get(member_id)
+        if member is not None:
+            yield records.new_member_subscription_record(group_id, member)
+            yield records.new_current_assignment_record(group_id, member)
+    yield records.new_target_assignment_epoch_record(group_id, group.assignment_epoch, group.assignment_timestamp_ms)
+    for member_id in list(group.target_assignment):
+        target = group.target_assignment.get(member_id)
+        if target is not None:
+            yield records.new_target_assignment_record(group_id, member_id, target)
+    for regex, resolved in list(group.resolved_regexes.items()):
+        yield records.new_regular_expression_record(
+            group_id, regex, resolved.topics, resolved.version, resolved.timestamp_ms
+        )
+
+
+def _pack(group_id: str, topics: Mapping[str, TopicOffsets]) -> bytes:
+    name = group_id.encode()
+    packed = [_GROUP.pack(len(name), len(topics)), name]
+    for topic, offsets in topics.items():
+        name = topic.encode()
+        notes = offsets.notes or {}
+        packed += _TOPIC.pack(len(name), offsets.topic_id, len(notes), len(offsets)), name, bytes(offsets.rows)
+        for partition, (metadata, topic_id) in notes.items():
+            text = metadata.encode()
+            packed += _NOTE.pack(partition, topic_id, len(text)), text
+    return b"".join(packed)
+
+
+def restore_offsets(groups: dict[str, Group], offsets: CommittedOffsets, data: bytes) -> None:
+    """Takes in one group's offsets; ValueError where the bytes are not what `parts` made."""
+    try:
+        length, topics = _GROUP.unpack_from(data)
+        position = _GROUP.size
+        group_id = data[position : position + length].decode()
+        position += length
+        for _ in range(topics):
+            length, topic_id, notes_count, rows_count = _TOPIC.unpack_from(data, position)
+            position += _TOPIC.size
+            topic = data[position : position + length].decode()
+            position += length
+            rows = bytearray(data[position : position + rows_count * ROW.size])
+            position += len(rows)
+            notes: dict[int, tuple[str, bytes]] | None = {} if notes_count else None
+            for _ in range(notes_count):
+                partition, note_id, length = _NOTE.unpack_from(data, position)
+                position += _NOTE.size
+                assert notes is not None
+                notes[partition] = data[position : position + length].decode(), note_id
+                position += length
+            offsets.put_topic(group_id, topic, TopicOffsets(topic_id, rows, notes))
+    except (StructError, UnicodeDecodeError) as error:
+        raise ValueError(f"packed offsets are malformed: {error}") from error
+    if position != len(data):
+        raise ValueError(f"packed offsets end at {position} of {len(data)} bytes")
+    if group_id not in groups:
+        groups[group_id] = ClassicGroup(group_id)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Offsets that were committed within transactions under way (KIP-98, KIP-447): pending until the marker comes.
+
+Only the shard's replay changes them. Log order decides between commits of one partition: what was committed after a
+pending offset, with or without a transaction, outlives that offset's own marker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from kcoord.coordinator.group.offsets import CommittedOffset
+from kcoord.coordinator.result import Producer
+
+
+class OffsetKey(NamedTuple):
+    """What a committed offset belongs to."""
+
+    group_id: str
+    topic: str
+    partition: int
+
+
+class OpenTransaction:
+    """What one producer has pending. An offset that was superseded is None; its partition stays unstable."""
+
+    __slots__ = ("offsets", "producer_epoch")
+
+    def __init__(self, producer_epoch: int) -> None:
+        self.producer_epoch = producer_epoch
+        self.offsets: dict[OffsetKey, CommittedOffset | None] = {}
+
+
+class TransactionalOffsets:
+    """All pending offsets of a shard."""
+
+    __slots__ = ("_open", "_writers")
+
+    def __init__(self) -> None:
+        self._open: dict[int, OpenTransaction] = {}
+        self._writers: dict[str, dict[OffsetKey, dict[int, None]]] = {}
+        """By group: the producers with a pending offset of each partition, in the order of the log."""
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    # Reading.
+
+    def epoch_of(self, producer_id: int) -> int | None:
+        """The epoch of a producer whose transaction is open in this log."""
+        found = self._open.get(producer_id)
+        return found.producer_epoch if found is not None else None
+
+    def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
+        writers = self._writers.get(group_id)
+        return writers is not None and OffsetKey(group_id, topic, partition) in writers
+
+    def of_group(self, group_id: str) -> list[OffsetKey]:
+        """The group's partitions with pending offsets."""
+        return sorted(self._writers.get(group_id, ()))
+
+    def of_topic(self, topic: str) -> list[OffsetKey]:
+        """The partitions of a topic with pending offsets, of all groups."""
+        return sorted(key for writers in self._writers.values() for key in writers if key.topic == topic)
+
+    # Changing.
+
+    def put(self, producer: Producer, key: OffsetKey, offset: CommittedOffset) -> None:
+        """A producer has committed within its transaction."""
+        transaction = self._open.get(producer.producer_id)
+        if transaction is None:
+            transaction = self._open[producer.producer_id] = OpenTransaction(producer.producer_epoch)
+        transaction.producer_epoch = producer.producer_epoch
+        transaction.offsets[key] = offset
+        writers = self._writers.setdefault(key.group_id, {}).setdefault(key, {})
+        writers.pop(producer.producer_id, None)
+        writers[producer.producer_id] = None
+
+    def supersede(self, key: OffsetKey) -> None:
+        """There is a newer offset of the partition: none of the pending ones is to replace it."""
+        for producer_id in self._writers.get(key.group_id, {}).get(key, ()):
+            self._open[producer_id].offsets[key] = None
+
+    def drop(self, key: OffsetKey) -> None:
+        """The partition's offset was deleted, and what is pending goes with it."""
+        writers = self._writers.get(key.group_id)
+        if writers is None:
+            return
+        for producer_id in writers.pop(key, ()):
+            del self._open[producer_id].offsets[key]
+        if not writers:
+            del self._writers[key.group_id]
+
+    def end(self, producer_id: int, *, committed: bool) -> Iterator[tuple[OffsetKey, CommittedOffset]]:
+        """The producer's transaction has ended; the offsets that count from now on."""
+        transaction = self._open.pop(producer_id, None)
+        if transaction is None:
+            return
+        for key, offset in transaction.offsets.items():
+            if committed and offset is not None:
+                self._supersede_older(key, producer_id)
+                yield key, offset
+            self._forget(key, producer_id)
+
+    def _supersede_older(self, key: OffsetKey, producer_id: int) -> None:
+        for other in self._writers[key.group_id][key]:
+            if other == producer_id:
+                return
+            self._open[other].offsets[key] = None
+
+    def _forget(self, key: OffsetKey, producer_id: int) -> None:
+        groups = self._writers[key.group_id]
+        writers = groups[key]
+        del writers[producer_id]
+        if not writers:
+            del groups[key]
+            if not groups:
+                del self._writers[key.group_id]
+
+    # For tests and checkers.
+
+    def hard_state(self) -> Mapping[str, object]:
+        return {
+            "open": {
+                producer_id: (transaction.producer_epoch, dict(transaction.offsets))
+                for producer_id, transaction in sorted(self._open.items())
+            },
+            "writers": {key: list(producers) for keys in self._writers.values() for key, producers in keys.items()},
+        }

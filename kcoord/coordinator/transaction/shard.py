@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One shard of the transaction coordinator: every transactional id that maps to one partition of `__transaction_state`.
+
+One method per operation, each from state and request to a CoordinatorResult; `replay` alone changes hard state. A
+transaction ends in two records: the prepared one is the decision, the completed one says that every partition knows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.result import (
+    Cancel,
+    CoordinatorRecord,
+    CoordinatorResult,
+    OperationContext,
+    Producer,
+    Schedule,
+    Task,
+    TimerKey,
+)
+from kcoord.coordinator.transaction import init_producer
+from kcoord.coordinator.transaction.end_transaction import EndRequest, completed, decide_end, fence_and_abort
+from kcoord.coordinator.transaction.metadata import (
+    LEGAL_PREDECESSORS,
+    NO_PRODUCER_EPOCH,
+    Partitions,
+    TransactionMetadata,
+    TransactionState,
+)
+from kcoord.coordinator.transaction.records import metadata_from, new_transaction_record, new_transaction_tombstone
+from kcoord.coordinator.transaction.work import (
+    EXPIRATION_KEY,
+    EXPIRATION_TIMER,
+    MARKERS_TIMER,
+    TIMEOUT_TIMER,
+    WriteMarkers,
+    markers_key,
+    timeout_key,
+)
+from kcoord.metadata.image import MetadataImage
+from protocol.errors import Errors, KafkaError
+from protocol.messages import (
+    DescribeTransactionsResponse,
+    InitProducerIdResponse,
+    ListTransactionsResponse,
+    TransactionLogKey,
+    TransactionLogValue,
+)
+
+T = TypeVar("T")
+
+_FEATURE = "transaction.version"
+_EXPIRED_PER_ROUND = 1_000
+"""How many transactional ids are forgotten in one go; the rest of them very soon after."""
+_NEXT_ROUND_MS = 100
+
+
+class TransactionCoordinatorShard:
+    """The state machine of one partition of `__transaction_state`. Implements `StateMachine` of the runtime."""
+
+    def __init__(self, config: BrokerConfig, image: MetadataImage, coordinator_epoch: int) -> None:
+        self._config = config
+        self._image = image
+        self._coordinator_epoch = coordinator_epoch
+        self._transactions: dict[str, TransactionMetadata] = {}
+        self._last_epochs: dict[str, tuple[Producer, int]] = {}
+        """Soft: the epoch before the present one, for InitProducerId requests that are sent again. Kafka's log has no
+        place for it either."""
+        self._failed_attempts: dict[str, int] = {}
+        """Soft: how often markers could not be written everywhere."""
+
+    # The state machine.
+
+    def replay(self, record: CoordinatorRecord) -> None:
+        match record.key, record.value:
+            case TransactionLogKey() as key, TransactionLogValue() as value:
+                self._transactions[key.transactional_id] = metadata_from(key, value)
+            case TransactionLogKey() as key, None:
+                self._transactions.pop(key.transactional_id, None)
+            case _:
+                return
+
+    def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
+        """Transactions under way keep their deadline, and decided ones are carried on: partitions may or may not know
+        of them.
+        """
+        result = CoordinatorResult(None)
+        for metadata in self._transactions.values():
+            if metadata.state is TransactionState.ONGOING:
+                result.timers.append(_timeout(metadata))
+            elif metadata.state.is_prepared:
+                result.tasks.append(self._markers_task(metadata, attempt=1))
+        result.timers.append(Schedule(EXPIRATION_KEY, context.now_ms + self._expiration_interval_ms))
+        return result
+
+    def fire_timer(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
+        """A transaction took too long, markers are to be tried again, or it is time to forget ids."""
+        if key.kind == EXPIRATION_TIMER:
+            return self._expire_ids(context.now_ms)
+        metadata = self._transactions.get(key.group_id)
+        result = CoordinatorResult(None)
+        if metadata is None:
+            return result
+        if key.kind == TIMEOUT_TIMER and metadata.state is TransactionState.ONGOING:
+            if metadata.timeout_at_ms > context.now_ms:
+                result.timers.append(_timeout(metadata))
+            else:
+                self._move(result, metadata, fence_and_abort(metadata, context.now_ms))
+        elif key.kind == MARKERS_TIMER and metadata.state.is_prepared:
+            result.tasks.append(self._markers_task(metadata, self._failed_attempts.get(key.group_id, 1)))
+        return result
+
+    def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
+        """The partitions know the outcome, or some could not be told and will be told again."""
+        work = task.work
+        result = CoordinatorResult(None)
+        assert isinstance(work, WriteMarkers), f"unknown work {work!r}"
+        metadata = self._transactions.get(work.transactional_id)
+        if metadata is None or not metadata.state.is_prepared or metadata.producer != work.producer:
+            return result
+        if value is None:
+            self._failed_attempts.pop(work.transactional_id, None)
+            self._move(result, metadata, completed(metadata, context.now_ms))
+        else:
+            self._failed_attempts[work.transactional_id] = work.attempt + 1
+            retry_ms = context.now_ms + work.retry_delay_ms
+            result.timers.append(Schedule(markers_key(work.transactional_id), retry_ms))
+        return result
+
+    def on_metadata_update(self, context: OperationContext, image: MetadataImage) -> CoordinatorResult[None]:
+        """Features decide in which form records are written."""
+        self._image = image
+        return CoordinatorResult(None)
+
+    # Producers.
+
+    def needs_producer_id(self, transactional_id: str) -> bool:
+        """Whether InitProducerId or EndTxn may use up a fresh producer id."""
+        return init_producer.needs_producer_id(self._transactions.get(transactional_id))
+
+    def init_producer_id(
+        self,
+        context: OperationContext,
+        transactional_id: str,
+        timeout_ms: int,
+        expected: Producer | None,
+        candidate_producer_id: int | None,
+    ) -> CoordinatorResult[InitProducerIdResponse]:
+        """Where a transaction is under way it is aborted first, and the caller has to come again."""
+        _check_id(transactional_id)
+        if not 0 < timeout_ms <= self._config.transaction_max_timeout_ms:
+            raise KafkaError(
+                Errors.INVALID_TRANSACTION_TIMEOUT,
+                f"The transaction timeout must be within 1 to {self._config.transaction_max_timeout_ms} ms.",
+            )
+        metadata = self._transactions.get(transactional_id)
+        result: CoordinatorResult[InitProducerIdResponse] = CoordinatorResult(InitProducerIdResponse())
+        last_epoch = NO_PRODUCER_EPOCH
+        if metadata is None:
+            assert candidate_producer_id is not None, "the caller brings an id where one may be needed"
+            initialized = init_producer.Initialized(
+                init_producer.first_metadata(transactional_id, candidate_producer_id, timeout_ms, context.now_ms)
+            )
+        else:
+            last_epoch = self._last_epoch(metadata)
+            init_producer.check_expected(metadata, expected)
+            if metadata.state.is_prepared:
+                raise _concurrent(metadata)
+            if metadata.state is TransactionState.ONGOING:
+                return self._abort_for_successor(result, metadata, context.now_ms)
+            initialized = init_producer.initialize(
+                metadata, expected, last_epoch, candidate_producer_id, timeout_ms, context.now_ms
+            )
+        self._move(result, metadata, initialized.metadata)
+        producer = initialized.metadata.producer
+        self._last_epochs[transactional_id] = producer, initialized.last_epoch
+        result.response.producer_id, result.response.producer_epoch = producer
+        return result
+
+    def _abort_for_successor(
+        self, result: CoordinatorResult[InitProducerIdResponse], metadata: TransactionMetadata, now_ms: int
+    ) -> CoordinatorResult[InitProducerIdResponse]:
+        self._move(result, metadata, fence_and_abort(metadata, now_ms))
+        result.response = InitProducerIdResponse(
+            error_code=Errors.CONCURRENT_TRANSACTIONS, producer_id=-1, producer_epoch=-1
+        )
+        return result
+
+    def _last_epoch(self, metadata: TransactionMetadata) -> int:
+        """The epoch before the present one, as its producer may still name it."""
+        producer, epoch = self._last_epochs.get(metadata.transactional_id, (None, NO_PRODUCER_EPOCH))
+        return epoch if producer == metadata.producer else metadata.epoch_before_end
+
+    # Transactions.
+
+    def add_partitions(
+        self,
+        context: OperationContext,
+        transactional_id: str,
+        producer: Producer,
+        partitions: Partitions,
+        client_transaction_version: int,
+    ) -> CoordinatorResult[None]:
+        """The partitions belong to the producer's transaction from now on; the first ones begin it."""
+        _check_id(transactional_id)
+        metadata = self._of_producer(transactional_id, producer)
+        result = CoordinatorResult(None)
+        if metadata.state is TransactionState.ONGOING and metadata.has_partitions(partitions):
+            return result
+        begins = metadata.state is not TransactionState.ONGOING
+        added = replace(
+            metadata,
+            state=TransactionState.ONGOING,
+            partitions=metadata.with_partitions(partitions),
+            start_ms=context.now_ms if begins else metadata.start_ms,
+            last_update_ms=context.now_ms,
+            previous_producer_id=metadata.producer_id,
+            client_transaction_version=client_transaction_version,
+        )
+        self._move(result, metadata, added)
+        return result
+
+    def verify_partitions(
+        self, context: OperationContext, transactional_id: str, producer: Producer, partitions: Partitions
+    ) -> CoordinatorResult[Mapping[tuple[str, int], Errors]]:
+        """Whether each of the partitions is part of the producer's transaction (KIP-890): NONE or
+        TRANSACTION_ABORTABLE.
+        """
+        _check_id(transactional_id)
+        metadata = self._of_producer(transactional_id, producer)
+        none: frozenset[int] = frozenset()
+        return CoordinatorResult(
+            {
+                (topic, number): Errors.NONE
+                if number in metadata.partitions.get(topic, none)
+                else Errors.TRANSACTION_ABORTABLE
+                for topic, numbers in sorted(partitions.items())
+                for number in sorted(numbers)
+            }
+        )
+
+    def _of_producer(self, transactional_id: str, producer: Producer) -> TransactionMetadata:
+        """The metadata of an id whose present producer asks, and whose last transaction is over."""
+        metadata = self._transactions.get(transactional_id)
+        if metadata is None or metadata.producer_id != producer.producer_id:
+            raise _unknown(transactional_id, producer)
+        if metadata.producer_epoch != producer.producer_epoch:
+            raise init_producer.fenced(metadata, producer.producer_epoch)
+        if metadata.state.is_prepared:
+            raise _concurrent(metadata)
+        return metadata
+
+    def end_transaction(
+        self, context: OperationContext, transactional_id: str, request: EndRequest
+    ) -> CoordinatorResult[Producer]:
+        """The decision; the response is what the producer goes on with. The partitions are told once it is durable."""
+        _check_id(transactional_id)
+        metadata = self._transactions.get(transactional_id)
+        if metadata is None:
+            raise _unknown(transactional_id, request.producer)
+        prepared = decide_end(metadata, request, context.now_ms)
+        if prepared is None:
+            return CoordinatorResult(metadata.producer)
+        result = CoordinatorResult(prepared.client_producer)
+        self._move(result, metadata, prepared)
+        return result
+
+    def _move(self, result: CoordinatorResult[T], old: TransactionMetadata | None, new: TransactionMetadata) -> None:
+        """Adds the record of the new metadata, and what goes with the change of state."""
+        if old is not None:
+            assert old.state in LEGAL_PREDECESSORS[new.state], f"{old.state.wire_name} to {new.state.wire_name}"
+        result.records.append(new_transaction_record(new, self._image.features.get(_FEATURE, 0)))
+        if new.state is TransactionState.ONGOING and (old is None or old.state is not new.state):
+            result.timers.append(_timeout(new))
+        elif new.state.is_prepared:
+            result.timers.append(Cancel(timeout_key(new.transactional_id)))
+            result.tasks.append(self._markers_task(new))
+
+    def _markers_task(self, metadata: TransactionMetadata, attempt: int = 0) -> Task:
+        work = WriteMarkers(
+            metadata.transactional_id,
+            metadata.producer,
+            metadata.state is TransactionState.PREPARE_COMMIT,
+            self._coordinator_epoch,
+            metadata.client_transaction_version,
+            metadata.partitions,
+            attempt,
+        )
+        return Task(markers_key(metadata.transactional_id), work, when_durable=True)
+
+    # Forgetting.
+
+    @property
+    def _expiration_interval_ms(self) -> int:
+        return self._config.transaction_remove_expired_transaction_cleanup_interval_ms
+
+    def _expire_ids(self, now_ms: int) -> CoordinatorResult[None]:
+        """Ids that are between transactions and were not used for `transactional.id.expiration.ms`."""
+        oldest_ms = now_ms - self._config.transactional_id_expiration_ms
+        expired = [
+            transactional_id
+            for transactional_id, metadata in self._transactions.items()
+            if metadata.state.is_between_transactions and metadata.last_update_ms <= oldest_ms
+        ]
+        this_round = expired[:_EXPIRED_PER_ROUND]
+        for transactional_id in this_round:
+            self._last_epochs.pop(transactional_id, None)
+        delay_ms = self._expiration_interval_ms if len(this_round) == len(expired) else _NEXT_ROUND_MS
+        return CoordinatorResult(
+            None,
+            [new_transaction_tombstone(transactional_id) for transactional_id in this_round],
+            [Schedule(EXPIRATION_KEY, now_ms + delay_ms)],
+        )
+
+    # Looking.
+
+    def describe_transactions(
+        self, context: OperationContext, transactional_ids: list[str]
+    ) -> CoordinatorResult[list[DescribeTransactionsResponse.TransactionState]]:
+        """One answer per id, in that order."""
+        return CoordinatorResult([self._describe(transactional_id) for transactional_id in transactional_ids])
+
+    def _describe(self, transactional_id: str) -> DescribeTransactionsResponse.TransactionState:
+        metadata = self._transactions.get(transactional_id)
+        if metadata is None:
+            error = Errors.TRANSACTIONAL_ID_NOT_FOUND if transactional_id else Errors.INVALID_REQUEST
+            return DescribeTransactionsResponse.TransactionState(error_code=error, transactional_id=transactional_id)
+        return DescribeTransactionsResponse.TransactionState(
+            transactional_id=transactional_id,
+            transaction_state=metadata.state.wire_name,
+            transaction_timeout_ms=metadata.timeout_ms,
+            transaction_start_time_ms=metadata.start_ms,
+            producer_id=metadata.producer_id,
+            producer_epoch=metadata.producer_epoch,
+            topics=[
+                DescribeTransactionsResponse.TopicData(topic=topic, partitions=sorted(numbers))
+                for topic, numbers in sorted(metadata.partitions.items())
+            ],
+        )
+
+    def list_transactions(
+        self,
+        context: OperationContext,
+        *,
+        states: frozenset[TransactionState],
+        producer_ids: frozenset[int],
+        duration_ms: int,
+        matches: Callable[[str], bool] | None,
+    ) -> CoordinatorResult[list[ListTransactionsResponse.TransactionState]]:
+        """All that pass every filter; an empty filter, or a negative duration, lets all pass."""
+        listed = []
+        for transactional_id, metadata in sorted(self._transactions.items()):
+            if states and metadata.state not in states:
+                continue
+            if producer_ids and metadata.producer_id not in producer_ids:
+                continue
+            if duration_ms >= 0 and context.now_ms - metadata.start_ms <= duration_ms:
+                continue
+            if matches is not None and not matches(transactional_id):
+                continue
+            listed.append(
+                ListTransactionsResponse.TransactionState(
+                    transactional_id=transactional_id,
+                    producer_id=metadata.producer_id,
+                    transaction_state=metadata.state.wire_name,
+                )
+            )
+        return CoordinatorResult(listed)
+
+    # For tests and checkers.
+
+    def hard_state(self) -> Mapping[str, TransactionMetadata]:
+        """All that the log has brought about."""
+        return dict(self._transactions)
+
+
+def _check_id(transactional_id: str) -> None:
+    if not transactional_id:
+        raise KafkaError(Errors.INVALID_REQUEST, "The transactional id must not be empty.")
+
+
+def _timeout(metadata: TransactionMetadata) -> Schedule:
+    return Schedule(timeout_key(metadata.transactional_id), metadata.timeout_at_ms)
+
+
+def _unknown(transactional_id: str, producer: Producer) -> KafkaError:
+    return KafkaError(
+        Errors.INVALID_PRODUCER_ID_MAPPING,
+        f"Producer {producer.producer_id} does not have the transactional id {transactional_id}.",
+    )
+
+
+def _concurrent(metadata: TransactionMetadata) -> KafkaError:
+    return KafkaError(
+        Errors.CONCURRENT_TRANSACTIONS, f"The last transaction of {metadata.transactional_id} is still ending."
+    )

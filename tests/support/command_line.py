@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs `kcoord` commands, and reads the tables that they and Kafka's tools print."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from typing import NamedTuple
+from unittest import mock
+
+from kcoord.cli import main
+
+_NODE_ID = re.compile(r"\s+\((\w+)\)")
+
+
+class Output(NamedTuple):
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> list[dict[str, object]]:
+        found = json.loads(self.out)
+        assert isinstance(found, list)
+        return found
+
+
+class CommandLine:
+    """Commands for one broker, run in this process."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def run(self, command: str, *arguments: str, stdin: str = "") -> Output:
+        out, err = io.StringIO(), io.StringIO()
+        source = io.TextIOWrapper(io.BytesIO(stdin.encode()))
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch("sys.stdin", source):
+            code = main([command, *arguments, "--bootstrap-server", self.address])
+        return Output(code, out.getvalue(), err.getvalue())
+
+    def succeed(self, command: str, *arguments: str, stdin: str = "") -> Output:
+        output = self.run(command, *arguments, stdin=stdin)
+        assert output.code == 0, output
+        return output
+
+
+def titles(text: str, first: str) -> list[str]:
+    """The titles of the first table whose first column is `first`."""
+    lines = (_words(line) for line in text.splitlines())
+    return next(words for words in lines if words[:1] == [first])
+
+
+def rows(text: str, first: str = "GROUP") -> list[dict[str, str]]:
+    """The rows of all tables whose first column is `first`, in an order of their own."""
+    found: list[dict[str, str]] = []
+    columns: list[str] = []
+    for line in text.splitlines():
+        words = _words(line)
+        if words[:1] == [first]:
+            columns = words
+        elif words and len(words) == len(columns):
+            found.append(dict(zip(columns, words, strict=True)))
+        else:
+            columns = []
+    return sorted(found, key=lambda row: list(row.values()))
+
+
+def _words(line: str) -> list[str]:
+    """Cells have no spaces, but for a node's id in brackets."""
+    return _NODE_ID.sub(r"(\1)", line).split()

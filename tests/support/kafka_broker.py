@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker of Apache Kafka 4.3.1 from its published jars, one node, on ports that the system picks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+from confluent_kafka.admin import AdminClient
+
+from tests.support.kafka_jars import KafkaJars
+from tests.support.shared import shared
+from tests.support.waiting import wait_until
+
+START_SECONDS = 90.0
+STOP_SECONDS = 30.0
+
+
+class KafkaBroker:
+    """Its data is under `folder / "logs"`; keyword arguments are settings with underscores for dots."""
+
+    def __init__(self, jars: KafkaJars, folder: Path, **settings: str) -> None:
+        script = shared("anchors", "kafka", "run.sh")
+        self._folder = folder
+        self.data = folder / "logs"
+        self.port = _free_port_pair()
+        work = folder / "work"
+        work.mkdir(parents=True)
+        (work / "cp.txt").write_text(jars.class_path)
+        overrides = [f"{key.replace('_', '.')}={value}" for key, value in settings.items()]
+        with (folder / "kafka.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                ["bash", str(script), str(self.port), str(folder), *overrides],
+                env={**os.environ, "WORK": str(work), "KAFKA_HEAP_OPTS": "-Xms128m -Xmx384m -XX:TieredStopAtLevel=1"},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        wait_until(self._is_up, f"Kafka answers; its log: {folder / 'kafka.log'}", START_SECONDS)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def _is_up(self) -> bool:
+        assert self._process.poll() is None, (self._folder / "kafka.log").read_text()[-4000:]
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except OSError:
+            return False
+        return bool(AdminClient({"bootstrap.servers": self.address}).list_topics(timeout=10).brokers)
+
+    def stop(self) -> None:
+        """As an operator does; twice is allowed."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+def _free_port_pair() -> int:
+    """Two ports in a row: the controller listens on the second."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A transaction shard under test. After every operation a second shard is rebuilt from the log and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.result import (
+    CoordinatorRecord,
+    CoordinatorResult,
+    OperationContext,
+    Producer,
+    Schedule,
+    Task,
+    TimerKey,
+)
+from kcoord.coordinator.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
+from kcoord.coordinator.transaction.end_transaction import EndRequest
+from kcoord.coordinator.transaction.metadata import TransactionMetadata, TransactionState, partitions_of
+from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+from kcoord.coordinator.transaction.work import WriteMarkers
+from kcoord.metadata.image import ImageBuilder
+from protocol.errors import Errors, KafkaError
+from protocol.messages import FeatureLevelRecord, InitProducerIdResponse
+
+T = TypeVar("T")
+
+ID = "tx"
+NOW_MS = 1_000_000
+TIMEOUT_MS = 60_000
+
+
+class Coordinator:
+    """`last` is the last result; timers and tasks are kept as the runtime would."""
+
+    def __init__(self, transaction_version: int = 2, **settings: str) -> None:
+        self.config = BrokerConfig.from_properties({key.replace("_", "."): value for key, value in settings.items()})
+        feature = FeatureLevelRecord(name="transaction.version", feature_level=transaction_version)
+        self.image = ImageBuilder.of([CoordinatorRecord(None, feature)])
+        self.now_ms = NOW_MS
+        self.log: list[CoordinatorRecord] = []
+        self.timers: dict[TimerKey, int] = {}
+        self.tasks: list[Task] = []
+        self.next_producer_id = 100
+        self.shard = self._new_shard()
+
+    def _new_shard(self) -> TransactionCoordinatorShard:
+        return TransactionCoordinatorShard(self.config, self.image, coordinator_epoch=7)
+
+    def run(self, operation: Callable[[OperationContext], CoordinatorResult[T]]) -> T:
+        result = operation(OperationContext(self.now_ms))
+        for record in result.records:
+            self.shard.replay(record)
+        self.log += result.records
+        for effect in result.timers:
+            if isinstance(effect, Schedule):
+                self.timers[effect.key] = effect.deadline_ms
+            else:
+                self.timers.pop(effect.key, None)
+        self.tasks += result.tasks
+        assert self.rebuilt().hard_state() == self.shard.hard_state()
+        return result.response
+
+    def rebuilt(self) -> TransactionCoordinatorShard:
+        """A shard that has only the log, through its bytes."""
+        serde = CoordinatorSerde(TRANSACTION_RECORDS)
+        shard = self._new_shard()
+        for record in self.log:
+            read = serde.deserialize(*serde.serialize(record))
+            assert read is not None
+            shard.replay(read)
+        return shard
+
+    def restart(self) -> None:
+        """What was in memory alone is lost."""
+        self.shard = self.rebuilt()
+        self.timers.clear()
+        self.tasks.clear()
+        self.run(self.shard.on_loaded)
+
+    # Requests.
+
+    def init(
+        self, expected: Producer | None = None, timeout_ms: int = TIMEOUT_MS, transactional_id: str = ID
+    ) -> InitProducerIdResponse:
+        candidate = None
+        if self.shard.needs_producer_id(transactional_id):
+            candidate = self.next_producer_id
+            self.next_producer_id += 1
+        return self.run(
+            lambda context: self.shard.init_producer_id(context, transactional_id, timeout_ms, expected, candidate)
+        )
+
+    def initialized(self) -> Producer:
+        response = self.init()
+        assert response.error_code == 0
+        return Producer(response.producer_id, response.producer_epoch)
+
+    def add(self, producer: Producer, *partitions: tuple[str, int], version: int = 2) -> None:
+        wanted = partitions_of((topic, [number]) for topic, number in partitions)
+        self.run(lambda context: self.shard.add_partitions(context, ID, producer, wanted, version))
+
+    def verify(self, producer: Producer, *partitions: tuple[str, int]) -> list[Errors]:
+        wanted = partitions_of((topic, [number]) for topic, number in partitions)
+        found = self.run(lambda context: self.shard.verify_partitions(context, ID, producer, wanted))
+        return [found[place] for place in partitions]
+
+    def end(self, producer: Producer, *, committed: bool = True, version: int = 5) -> Producer:
+        candidate = None
+        if version >= 5 and self.shard.needs_producer_id(ID):
+            candidate = self.next_producer_id
+            self.next_producer_id += 1
+        request = EndRequest(producer, committed, version >= 5, 2 if version >= 5 else 0, candidate)
+        return self.run(lambda context: self.shard.end_transaction(context, ID, request))
+
+    # What happens by itself.
+
+    def take_work(self) -> WriteMarkers:
+        """The only task."""
+        (task,) = self.tasks
+        assert isinstance(task.work, WriteMarkers)
+        assert task.when_durable
+        return task.work
+
+    def complete(self, value: object = None) -> WriteMarkers:
+        """The markers are written, or could not be."""
+        work = self.take_work()
+        task = self.tasks.pop()
+        self.run(lambda context: self.shard.complete_task(context, task, value))
+        return work
+
+    def elapse(self, elapsed_ms: int) -> None:
+        """Fires the timers that are due on the way, in order."""
+        end_ms = self.now_ms + elapsed_ms
+        while due := sorted((deadline, key) for key, deadline in self.timers.items() if deadline <= end_ms):
+            self.now_ms, key = max(self.now_ms, due[0][0]), due[0][1]
+            del self.timers[key]
+            self._fire(key)
+        self.now_ms = end_ms
+
+    def _fire(self, key: TimerKey) -> None:
+        self.run(lambda context: self.shard.fire_timer(context, key))
+
+    # What is there.
+
+    @property
+    def metadata(self) -> TransactionMetadata:
+        return self.shard.hard_state()[ID]
+
+    @property
+    def state(self) -> TransactionState:
+        return self.metadata.state
+
+
+def error_of(call: Callable[[], object]) -> Errors:
+    """The error of a call, or of the response it returns; NONE where there is none."""
+    try:
+        response = call()
+    except KafkaError as error:
+        return error.error
+    return Errors(response.error_code) if isinstance(response, InitProducerIdResponse) else Errors.NONE

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Crashes between any two steps of a transaction: in the end it is committed everywhere or nowhere.
+
+The three parties are the real ones: a transaction shard whose unsynced records a crash takes, a group shard, and the
+partitions of a topic on a file system in memory. Everything in between is done here, one step at a time.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kcoord.coordinator.result import Producer, Task
+from kcoord.coordinator.transaction.work import WriteMarkers
+from kcoord.topics.fetch_session import FetchPartition
+from kcoord.topics.partition import Marker
+from protocol.batch_header import iter_headers
+from protocol.errors import Errors, KafkaError
+from protocol.record_batch import decode_records
+from tests.unit.group.group_context import GroupContext
+from tests.unit.group.test_transactional_offsets import GROUP, commit
+from tests.unit.topics.helpers import TOPIC, Cluster, batch_of, image_of
+from tests.unit.transaction.coordinator import TIMEOUT_MS, Coordinator
+
+PARTITIONS = 2
+OFFSETS_TOPIC = "__consumer_offsets"
+
+
+class World:
+    """Transactions are numbered; each writes its number wherever it writes."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.coordinator = Coordinator()
+        self.cluster = Cluster(image_of({TOPIC: PARTITIONS}))
+        self.groups = GroupContext({"t3": 3})
+        self.synced = 0
+        self.told: set[tuple[str, int]] = set()
+        self.number = 0
+        self.written: set[tuple[str, int]] = set()
+        self.all_written: dict[int, set[tuple[str, int]]] = {}
+        self.asked_to_commit: set[int] = set()
+        self.acknowledged: set[int] = set()
+        self.sequences: dict[int, int] = {}
+        self.producer = Producer(-1, -1)
+        self.init()
+
+    # The producer. What it is refused ends its transaction: it begins again with a new epoch.
+
+    def init(self) -> None:
+        for _ in range(4):
+            try:
+                response = self.coordinator.init()
+            except KafkaError as error:
+                assert error.error is Errors.CONCURRENT_TRANSACTIONS
+                self.finish()
+                continue
+            self.sync()
+            if not response.error_code:
+                self.producer = Producer(response.producer_id, response.producer_epoch)
+                self.begin()
+                return
+        raise AssertionError("a producer is never initialized")
+
+    def begin(self) -> None:
+        self.number += 1
+        self.written = self.all_written[self.number] = set()
+        self.sequences = {}
+
+    def add(self, topic: str, partition: int) -> bool:
+        """Whether the coordinator agrees."""
+        try:
+            self.coordinator.add(self.producer, (topic, partition), version=2 if self.version >= 5 else 0)
+        except KafkaError as error:
+            if error.error is not Errors.CONCURRENT_TRANSACTIONS:
+                self.init()
+            return False
+        return True
+
+    def write(self, partition: int) -> None:
+        if self.add(TOPIC, partition):
+            self.sync()
+            sequence = self.sequences.get(partition, 0)
+            if not sequence and self.version < 5:
+                self.sequences.update(self.last_sequences(partition))
+                sequence = self.sequences.get(partition, 0)
+            batch = batch_of(str(self.number), producer=(*self.producer, sequence), is_transactional=True)
+            self.cluster.append(batch, partition=partition, verified=True)
+            self.sequences[partition] = sequence + 1
+            self.written.add((TOPIC, partition))
+
+    def last_sequences(self, partition: int) -> dict[int, int]:
+        """A producer that keeps its epoch also keeps counting."""
+        for entry in self.cluster.store.active_producers(TOPIC, partition, self.cluster.now_ms):
+            if entry.producer_id == self.producer.producer_id and entry.producer_epoch == self.producer.producer_epoch:
+                return {partition: entry.last_sequence + 1}
+        return {}
+
+    def write_offset(self, partition: int) -> None:
+        if self.add(OFFSETS_TOPIC, 0):
+            self.sync()
+            assert commit(self.groups, self.producer, {partition: self.number}) is Errors.NONE
+            self.written.add((OFFSETS_TOPIC, partition))
+
+    def end(self, committed: bool) -> None:
+        if committed:
+            self.asked_to_commit.add(self.number)
+        try:
+            self.producer = self.coordinator.end(self.producer, committed=committed, version=self.version)
+        except KafkaError as error:
+            if error.error is Errors.PRODUCER_FENCED:
+                self.init()
+            return
+        self.begin()
+
+    # The broker.
+
+    def sync(self) -> None:
+        self.synced = len(self.coordinator.log)
+
+    def sync_end(self) -> None:
+        """The answer to EndTxn leaves."""
+        self.sync()
+        if self.coordinator.state.wire_name in ("PrepareCommit", "CompleteCommit"):
+            self.acknowledged |= {number for number in self.asked_to_commit if number == self.number - 1}
+
+    def task(self) -> Task | None:
+        """The work that may be done: its decision is durable."""
+        return (
+            self.coordinator.tasks[0] if self.coordinator.tasks and self.synced == len(self.coordinator.log) else None
+        )
+
+    def tell(self) -> None:
+        """Tells one partition, or the coordinator that all of them know."""
+        task = self.task()
+        if task is None:
+            return
+        work = task.work
+        assert isinstance(work, WriteMarkers)
+        places = [(topic, number) for topic, numbers in sorted(work.partitions.items()) for number in sorted(numbers)]
+        left = [place for place in places if place not in self.told]
+        if left:
+            self.tell_one(work, *left[0])
+            self.told.add(left[0])
+        else:
+            self.told.clear()
+            self.coordinator.complete()
+
+    def tell_one(self, work: WriteMarkers, topic: str, partition: int) -> None:
+        if topic == OFFSETS_TOPIC:
+            self.groups.run(
+                lambda context: self.groups.shard.end_transaction(context, work.producer, 7, committed=work.committed)
+            )
+            return
+        marker = Marker(work.producer, 7, work.committed, work.transaction_version >= 2, work.attempt > 0)
+        self.cluster.store.write_marker(topic, partition, marker, self.cluster.now_ms)
+
+    def finish(self) -> None:
+        self.sync_end()
+        while self.task() is not None:
+            self.tell()
+            self.sync()
+
+    def crash(self) -> None:
+        del self.coordinator.log[self.synced :]
+        self.told.clear()
+        self.coordinator.restart()
+        self.synced = len(self.coordinator.log)
+        self.cluster.crash()
+        self.groups.restart()
+        if not self.coordinator.shard.hard_state():
+            self.init()
+
+    def time_out(self) -> None:
+        self.coordinator.elapse(TIMEOUT_MS)
+
+    # What is there in the end.
+
+    def visible(self) -> dict[int, set[tuple[str, int]]]:
+        """Where readers of committed data find each transaction."""
+        found: dict[int, set[tuple[str, int]]] = {}
+        for partition in range(PARTITIONS):
+            for number in self.committed_values(partition):
+                found.setdefault(number, set()).add((TOPIC, partition))
+        return found
+
+    def committed_values(self, partition: int) -> list[int]:
+        wanted = FetchPartition(TOPIC, b"", partition, 0, 1 << 20, -1, -1)
+        read = self.cluster.store.read(
+            wanted, max_bytes=1 << 20, whole_first_batch=True, read_committed=True, now_ms=self.cluster.now_ms
+        )
+        assert read.last_stable_offset == read.high_watermark, "a transaction hangs"
+        starts = {(one.producer_id, one.first_offset) for one in read.aborted_transactions or ()}
+        aborting: set[int] = set()
+        numbers = []
+        for position, header in iter_headers(read.records):
+            if (header.producer_id, header.base_offset) in starts:
+                aborting.add(header.producer_id)
+            if header.is_control:
+                aborting.discard(header.producer_id)
+            elif header.producer_id not in aborting:
+                numbers += [int(record.value or b"") for record in decode_records(read.records, position)]
+        return numbers
+
+
+BY_ITSELF = ["sync", "tell", "tell", "tell", "crash", "crash", "time", "init", "finish"]
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.integers(0, PARTITIONS - 1)),
+        st.tuples(st.just("offset"), st.integers(0, 2)),
+        st.tuples(st.just("end"), st.booleans()),
+        st.tuples(st.sampled_from(BY_ITSELF), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS, st.sampled_from([4, 5]))
+def test_a_transaction_is_committed_everywhere_or_nowhere(steps: list[tuple[str, int]], version: int) -> None:
+    world = World(version)
+    for kind, argument in steps:
+        match kind:
+            case "write":
+                world.write(argument)
+            case "offset":
+                world.write_offset(argument)
+            case "end":
+                world.end(bool(argument))
+            case "sync":
+                world.sync_end()
+            case "tell":
+                world.tell()
+            case "crash":
+                world.crash()
+            case "time":
+                world.time_out()
+            case "init":
+                world.init()
+            case _:
+                world.finish()
+    world.crash()
+    world.finish()
+    world.time_out()
+    world.finish()
+    assert world.coordinator.state.is_between_transactions
+    visible = world.visible()
+    for number, written in world.all_written.items():
+        in_topic = {place for place in written if place[0] == TOPIC}
+        assert visible.get(number, set()) in (set(), in_topic)
+        if number not in world.asked_to_commit:
+            assert number not in visible
+        if number in world.acknowledged:
+            assert visible.get(number, set()) == in_topic
+    pending = world.groups.shard.hard_state()["pending"]
+    assert pending == {"open": {}, "writers": {}}
+    committed = set(world.groups.fetch(GROUP).values()) if world.groups.log else set()
+    for offset, _ in committed:
+        assert offset in world.asked_to_commit
+        in_topic = {place for place in world.all_written[offset] if place[0] == TOPIC}
+        assert visible.get(offset, set()) == in_topic

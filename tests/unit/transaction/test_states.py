@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every request in every state, with the answers that Kafka 4.3.1 gave to the same dialogues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kcoord.coordinator.result import Producer
+from kcoord.coordinator.transaction.metadata import LEGAL_PREDECESSORS, TransactionState
+from protocol.errors import Errors
+from tests.unit.transaction.coordinator import Coordinator, error_of
+
+EMPTY, ONGOING = TransactionState.EMPTY, TransactionState.ONGOING
+PREPARE_COMMIT, PREPARE_ABORT = TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT
+COMPLETE_COMMIT, COMPLETE_ABORT = TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT
+STATES = (EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT)
+
+OK = Errors.NONE
+CONCURRENT = Errors.CONCURRENT_TRANSACTIONS
+FENCED = Errors.PRODUCER_FENCED
+INVALID = Errors.INVALID_TXN_STATE
+UNKNOWN = Errors.INVALID_PRODUCER_ID_MAPPING
+
+
+def in_state(state: TransactionState, version: int) -> tuple[Coordinator, Producer]:
+    """A coordinator with a transactional id in this state, and its producer; `version` is that of EndTxn."""
+    coordinator = Coordinator()
+    producer = coordinator.initialized()
+    if state is not EMPTY:
+        coordinator.add(producer, ("t", 0), version=2 if version >= 5 else 0)
+    if state not in (EMPTY, ONGOING):
+        committed = state in (PREPARE_COMMIT, COMPLETE_COMMIT)
+        producer = coordinator.end(producer, committed=committed, version=version)
+    if state in (COMPLETE_COMMIT, COMPLETE_ABORT):
+        coordinator.complete()
+    assert coordinator.state is state
+    return coordinator, producer
+
+
+def older(producer: Producer) -> Producer:
+    return Producer(producer.producer_id, producer.producer_epoch - 1)
+
+
+REQUESTS: dict[str, Callable[[Coordinator, Producer], object]] = {
+    "init": lambda c, p: c.init(),
+    "init with producer": lambda c, p: c.init(p),
+    "init with other id": lambda c, p: c.init(Producer(p.producer_id + 1, 0)),
+    "add": lambda c, p: c.add(p, ("t", 1)),
+    "add again": lambda c, p: c.add(p, ("t", 0)),
+    "add by older": lambda c, p: c.add(older(p), ("t", 1)),
+    "add by other id": lambda c, p: c.add(Producer(p.producer_id + 1, p.producer_epoch), ("t", 1)),
+    "verify": lambda c, p: c.verify(p, ("t", 0)),
+    "commit": lambda c, p: c.end(p),
+    "abort": lambda c, p: c.end(p, committed=False),
+    "commit by older": lambda c, p: c.end(older(p)),
+    "abort by older": lambda c, p: c.end(older(p), committed=False),
+    "commit by newer": lambda c, p: c.end(Producer(p.producer_id, p.producer_epoch + 1)),
+    "commit by other id": lambda c, p: c.end(Producer(p.producer_id + 1, p.producer_epoch)),
+}
+# One column per state, in the order of STATES. With EndTxn v5 "older" is who has not seen the answer to its EndTxn.
+BUMPING: dict[str, tuple[Errors, ...]] = {
+    "init": (OK, CONCURRENT, CONCURRENT, CONCURRENT, OK, OK),
+    "init with producer": (OK, CONCURRENT, CONCURRENT, CONCURRENT, OK, OK),
+    "init with other id": (FENCED,) * 6,
+    "add": (OK, OK, CONCURRENT, CONCURRENT, OK, OK),
+    "add again": (OK, OK, CONCURRENT, CONCURRENT, OK, OK),
+    "add by older": (FENCED,) * 6,
+    "add by other id": (UNKNOWN,) * 6,
+    "verify": (OK, OK, CONCURRENT, CONCURRENT, OK, OK),
+    "commit": (INVALID, OK, FENCED, FENCED, INVALID, INVALID),
+    "abort": (OK, OK, FENCED, FENCED, OK, OK),
+    "commit by older": (FENCED, FENCED, CONCURRENT, INVALID, OK, INVALID),
+    "abort by older": (FENCED, FENCED, INVALID, CONCURRENT, INVALID, OK),
+    "commit by newer": (FENCED,) * 6,
+    "commit by other id": (UNKNOWN,) * 6,
+}
+OLD_REQUESTS = {
+    "commit": (INVALID, OK, CONCURRENT, INVALID, OK, INVALID),
+    "abort": (INVALID, OK, INVALID, CONCURRENT, INVALID, OK),
+    "commit by older": (FENCED,) * 6,
+    "abort by older": (FENCED,) * 6,
+    "commit by newer": (FENCED,) * 6,
+    "commit by other id": (UNKNOWN,) * 6,
+}
+
+
+@pytest.mark.parametrize("state", STATES, ids=lambda state: state.wire_name)
+@pytest.mark.parametrize("name", BUMPING)
+def test_requests_of_producers_whose_epoch_is_bumped(name: str, state: TransactionState) -> None:
+    coordinator, producer = in_state(state, 5)
+    log = list(coordinator.log)
+    error = error_of(lambda: REQUESTS[name](coordinator, producer))
+    assert error is BUMPING[name][STATES.index(state)]
+    if error not in (OK, CONCURRENT):
+        assert coordinator.log == log
+
+
+@pytest.mark.parametrize("state", STATES, ids=lambda state: state.wire_name)
+@pytest.mark.parametrize("name", OLD_REQUESTS)
+def test_end_of_producers_that_keep_their_epoch(name: str, state: TransactionState) -> None:
+    coordinator, producer = in_state(state, 4)
+    asked = {"older": older(producer), "newer": Producer(producer.producer_id, producer.producer_epoch + 1)}
+    who = asked.get(name.split()[-1], producer)
+    if name.endswith("other id"):
+        who = Producer(producer.producer_id + 1, producer.producer_epoch)
+    error = error_of(lambda: coordinator.end(who, committed=name.startswith("commit"), version=4))
+    assert error is OLD_REQUESTS[name][STATES.index(state)]
+    if error is OK and state is not ONGOING:
+        assert coordinator.state is state
+
+
+def test_what_is_not_known() -> None:
+    coordinator = Coordinator()
+    producer = Producer(5, 0)
+    assert error_of(lambda: coordinator.add(producer, ("t", 0))) is UNKNOWN
+    assert error_of(lambda: coordinator.verify(producer, ("t", 0))) is UNKNOWN
+    assert error_of(lambda: coordinator.end(producer)) is UNKNOWN
+    assert error_of(lambda: coordinator.end(producer, version=3)) is UNKNOWN
+    assert error_of(lambda: coordinator.init(transactional_id="")) is Errors.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1, 900_001])
+def test_timeouts_out_of_range(timeout_ms: int) -> None:
+    coordinator = Coordinator()
+    assert error_of(lambda: coordinator.init(timeout_ms=timeout_ms)) is Errors.INVALID_TRANSACTION_TIMEOUT
+    assert error_of(lambda: coordinator.init(timeout_ms=900_000)) is OK
+
+
+def test_the_table_of_states_has_no_way_into_a_passing_state() -> None:
+    assert set(LEGAL_PREDECESSORS) == set(STATES)
+    assert [state.wire_name for state in TransactionState] == [
+        "Empty",
+        "Ongoing",
+        "PrepareCommit",
+        "PrepareAbort",
+        "CompleteCommit",
+        "CompleteAbort",
+        "Dead",
+        "PrepareEpochFence",
+    ]
