@@ -19,13 +19,14 @@ V = TypeVar("V")
 class FileCache:
     """Open files by (path, writable) and the indexes of closed segments by path."""
 
-    __slots__ = ("_files", "_indexes", "_max_files", "_max_indexes", "file_system")
+    __slots__ = ("_files", "_forgotten", "_indexes", "_max_files", "_max_indexes", "file_system")
 
     def __init__(self, file_system: FileSystem, max_files: int = 256, max_indexes: int = 16) -> None:
         self.file_system = file_system
         self._max_files = max_files
         self._max_indexes = max_indexes
         self._files: OrderedDict[tuple[str, bool], File] = OrderedDict()
+        self._forgotten = 0
         self._indexes: OrderedDict[str, SegmentIndexes] = OrderedDict()
 
     def reader(self, path: str) -> File:
@@ -37,14 +38,18 @@ class FileCache:
     def _get(self, path: str, writable: bool) -> File:
         key = (path, writable)
         file = self._files.get(key)
-        if file is None:
+        while file is None:
+            forgotten = self._forgotten
             file = self.file_system.open_append(path) if writable else self.file_system.open_read(path)
             # Another thread may have opened it meanwhile: both use the same one then, this one closes itself.
             file = self._files.setdefault(key, file)
+            if self._forgotten != forgotten:
+                # Or the path may stand for another file since.
+                self._files.pop(key, None)
+                file = None
             while len(self._files) > self._max_files:
                 self._files.popitem(last=False)
-        else:
-            _touch(self._files, key)
+        _touch(self._files, key)
         return file
 
     def indexes(self, path: str) -> SegmentIndexes | None:
@@ -60,6 +65,7 @@ class FileCache:
 
     def forget(self, path: str) -> None:
         """The file is about to be renamed, removed or is not needed for long."""
+        self._forgotten += 1
         self._files.pop((path, False), None)
         self._files.pop((path, True), None)
         self._indexes.pop(path, None)

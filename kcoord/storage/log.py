@@ -75,6 +75,7 @@ class Log:
         "_is_closed",
         "_is_entry_unsynced",
         "_is_folder_unsynced",
+        "_replaced",
         "_segments",
         "_start_offset",
         "directory",
@@ -88,6 +89,7 @@ class Log:
         self._config = config
         # Replaced as a whole, never changed: a reader iterates over the tuple that it took.
         self._segments: tuple[Segment, ...] = ()
+        self._replaced: tuple[Segment, ...] = ()
         self._start_offset = 0
         self._end_offset = 0
         self._flushed_offset = 0
@@ -206,6 +208,14 @@ class Log:
     @property
     def size_bytes(self) -> int:
         return sum(segment.size_bytes for segment in self._segments)
+
+    def bytes_from(self, offset: int) -> int:
+        """How many bytes `batches(offset)` has to read."""
+        number = max(segment_number(self._segments, offset), 0)
+        first = self._segments[number]
+        place = first.locate(offset)
+        before = place.position if place is not None else first.size_bytes
+        return sum(segment.size_bytes for segment in self._segments[number:]) - before
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -331,6 +341,8 @@ class Log:
         self._check_usable()
         if offset >= self._end_offset:
             return
+        if self._replaced and offset < self._segments[-1].base_offset:
+            raise StorageError(f"{self.directory}: closed segments are being replaced, none can be cut now")
         number = max(segment_number(self._segments, offset), 0)
         try:
             for segment in reversed(self._segments[number + 1 :]):
@@ -365,14 +377,18 @@ class Log:
     def delete_old_segments(self, predicate: Callable[[Segment], bool], now_ms: int) -> int:
         """Delete segments from the oldest on, while they lie below the start offset or `predicate` says so.
 
-        A new active segment is begun where the active one is to go.
+        A new active segment is begun where the active one is to go. While a cleaner replaces segments nothing goes.
         """
         self._check_usable()
+        if self._replaced:
+            return 0
         segments = self._segments
         count = 0
         for segment, following in zip(segments, (*segments[1:], None), strict=True):
             is_below_start = following is not None and following.base_offset <= self._start_offset
-            if segment.size_bytes == 0 or not (is_below_start or predicate(segment)):
+            # A segment that cleaning left empty goes with those around it.
+            is_emptied = segment.size_bytes == 0 and following is not None
+            if (segment.size_bytes == 0 and not is_emptied) or not (is_below_start or is_emptied or predicate(segment)):
                 break
             count += 1
         if count == len(segments):
@@ -386,6 +402,39 @@ class Log:
             for segment in segments[:count]:
                 segment.delete()
         return count
+
+    # -- replacing segments: the steps of a cleaner, see replacement.py ------------------------------------------------
+
+    def new_segment_for(self, old: Segment) -> Segment:
+        """One that will stand in the place of `old` and those behind it. It has no files yet."""
+        return Segment(self._files, self.directory, old.base_offset, self._config, old.created_ms)
+
+    def begin_replacement(self, old: tuple[Segment, ...]) -> bool:
+        """Reserve closed segments that follow each other; False where the log does not consist of them any more."""
+        if self._is_closed or self._failure is not None or self._replaced:
+            return False
+        number = segment_number(self._segments[:-1], old[0].base_offset)
+        if number < 0 or self._segments[number : min(number + len(old), len(self._segments) - 1)] != old:
+            return False
+        self._replaced = old
+        return True
+
+    def publish_replacement(self, new: Segment) -> bool:
+        """Readers find the new segment in place of the reserved ones from now on; False where the log is closed."""
+        old = self._replaced
+        if self._is_closed:
+            return False
+        number = self._segments.index(old[0])
+        self._segments = (*self._segments[:number], new, *self._segments[number + len(old) :])
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """What is on disk is not what is in memory any more: the log has to be opened again."""
+        self._failure = self._failure or error
+
+    def end_replacement(self) -> None:
+        """Done or given up: segments may be deleted again."""
+        self._replaced = ()
 
     def close(self) -> None:
         """Make everything durable, indexes included, and let go of the files. A failed log only lets go."""

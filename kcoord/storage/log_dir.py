@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kcoord.storage.checkpoints import (
@@ -34,6 +35,7 @@ META_PROPERTIES_FILE = "meta.properties"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
 LOG_START_OFFSET_FILE = "log-start-offset-checkpoint"
+CLEANER_OFFSET_FILE = "cleaner-offset-checkpoint"
 HIGH_WATERMARK_FILE = "replication-offset-checkpoint"
 PARTITION_METADATA_FILE = "partition.metadata"
 LEADER_EPOCH_FILE = "leader-epoch-checkpoint"
@@ -83,6 +85,7 @@ class LogDir:
     _lock: Lock
     _recovery_points: dict[TopicPartition, int] = field(default_factory=dict)
     _start_offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    _cleaned_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     _opened: dict[TopicPartition, Log] = field(default_factory=dict)
 
     @classmethod
@@ -120,7 +123,10 @@ class LogDir:
             # Without it every log is scanned from its start: slower, and just as safe.
             self._recovery_points = {}
             self.had_clean_shutdown = False
-        known = self._recovery_points.keys() | self._start_offsets.keys()
+        with suppress(MalformedCheckpointError):
+            # Without it the next passes of the cleaner begin at the start of each log.
+            self._cleaned_offsets = read_offset_checkpoint(self.file_system, join(self.path, CLEANER_OFFSET_FILE))
+        known = self._recovery_points.keys() | self._start_offsets.keys() | self._cleaned_offsets.keys()
         self._forget_offsets(sorted(known.difference(present)))
 
     # -- partitions ----------------------------------------------------------------------------------------------------
@@ -224,6 +230,15 @@ class LogDir:
                 self._start_offsets[key] = log.start_offset
         self._write_checkpoints()
 
+    def cleaned_offset(self, topic: str, partition: int) -> int:
+        """Up to where the cleaner has been."""
+        return self._cleaned_offsets.get((topic, partition), 0)
+
+    def note_cleaned(self, topic: str, partition: int, offset: int) -> None:
+        """Called by the cleaner's thread alone; nobody else writes this file."""
+        self._cleaned_offsets[topic, partition] = offset
+        write_offset_checkpoint(self.file_system, join(self.path, CLEANER_OFFSET_FILE), dict(self._cleaned_offsets))
+
     def lower_recovery_point(self, topic: str, partition: int, offset: int) -> None:
         """Must come before `Log.truncate_to(offset)`: what is cut on purpose is not missed at the next start."""
         key = (topic, partition)
@@ -238,6 +253,7 @@ class LogDir:
             self._recovery_points.pop(key, None)
             self._start_offsets.pop(key, None)
         for key in partitions:
+            self._cleaned_offsets.pop(key, None)
             self._opened.pop(key, None)
         if known:
             self._write_checkpoints()

@@ -74,6 +74,8 @@ def sweep(file_system: FileSystem, directory: str, names: list[str], report: Rec
     _finish_swaps(file_system, directory, present, report)
     for name in sorted(present):
         for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+            if name.endswith(suffix + SWAP_SUFFIX):
+                _remove(file_system, directory, name, present, report)
             base_offset = base_offset_of(name, suffix)
             if base_offset is not None and name.removesuffix(suffix) + LOG_SUFFIX not in present:
                 _remove(file_system, directory, name, present, report)

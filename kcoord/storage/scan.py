@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kcoord.storage.errors import CorruptLogError
 from kcoord.storage.file_system import File
-from protocol.record_batch import BATCH_OVERHEAD_BYTES, verify_crc
+from protocol.record_batch import BATCH_OVERHEAD_BYTES, crc32c, verify_crc
 
 CHUNK_BYTES = 1 << 20
 LENGTH_PREFIX_BYTES = 12
@@ -23,6 +23,8 @@ SMALLEST_BATCH_LENGTH = BATCH_OVERHEAD_BYTES - LENGTH_PREFIX_BYTES
 MAGIC_V2 = 2
 _MAGIC_POSITION = 16
 _LEGACY_CRC_POSITION = 12
+_CHECKED_FROM = 21
+"""Where the part of a batch begins that its CRC covers."""
 
 FRAME = struct.Struct(">qiibIhiqq")
 """base offset, length, leader epoch, magic, CRC, attributes, last offset delta, base timestamp, max timestamp."""
@@ -77,15 +79,16 @@ def walk(file: File, position: int, end: int, offset: int, *, verify: bool = Tru
     wanted = CHUNK_BYTES
     while position < end:
         chunk = file.read_at(position, min(wanted, end - position))
+        view = memoryview(chunk)
         at = 0
         while len(chunk) - at >= BATCH_OVERHEAD_BYTES:
-            base, length, epoch, magic, _, _, last_delta, _, max_timestamp = FRAME.unpack_from(chunk, at)
+            base, length, epoch, magic, crc, _, last_delta, _, max_timestamp = FRAME.unpack_from(chunk, at)
             size = length + LENGTH_PREFIX_BYTES
             if length < SMALLEST_BATCH_LENGTH or magic != MAGIC_V2 or base < 0 or last_delta < 0:
                 raise _garbage(file, chunk, at, position + at, end, offset)
             if len(chunk) - at < size:
                 break
-            if verify and not verify_crc(chunk, at):
+            if verify and crc32c(view[at + _CHECKED_FROM : at + size]) != crc:
                 raise Damage(
                     DamageKind.GARBAGE, position + at, offset, "the CRC of the batch does not match its content"
                 )

@@ -109,6 +109,11 @@ class Segment:
         return f"Segment({self.log_path})"
 
     @property
+    def path(self) -> str:
+        """The path of all files of the segment, without suffix."""
+        return self._path
+
+    @property
     def log_path(self) -> str:
         return self._path + LOG_SUFFIX
 
@@ -141,7 +146,12 @@ class Segment:
 
     def file(self) -> File:
         """The log file for reading."""
-        return self._pinned or self._files.reader(self.log_path)
+        pinned = self._pinned
+        if pinned is not None:
+            return pinned
+        file = self._files.reader(self.log_path)
+        # Meanwhile the file may have been replaced by another of its name: then it was pinned before.
+        return self._pinned or file
 
     # -- changing: one thread at a time --------------------------------------------------------------------------------
 
@@ -244,6 +254,26 @@ class Segment:
         self.is_unsynced = True
         self.sync()
 
+    def detach(self) -> None:
+        """Keep file and indexes of a closed segment for those who read it, whatever their names stand for soon."""
+        indexes = self.indexes()
+        self._own_indexes.setdefault("own", indexes)
+        self._pinned = self.file()
+
+    def attach(self, file: File, created_ms: int) -> None:
+        """Serve a closed segment from `file`, while it has no name of its own yet."""
+        self.seal()
+        self._pinned = file
+        self.created_ms = created_ms
+        self.is_active = self.is_unsynced = False
+
+    def settle(self) -> None:
+        """The files have their names now."""
+        self._files.forget(self.log_path)
+        self._files.keep_indexes(self._path, self.indexes())
+        self._own_indexes = {}
+        self._pinned = None
+
     def unpin(self) -> None:
         """Let the file be closed although it has unsynced bytes: nobody waits for their durability."""
         self._pinned = None
@@ -301,7 +331,7 @@ class Segment:
         if cached is None:
             cached = self._load_indexes()
             self._files.keep_indexes(self._path, cached)
-        return cached
+        return self._own_indexes.get("own") or cached
 
     def _load_indexes(self) -> SegmentIndexes:
         try:
@@ -427,6 +457,13 @@ class Segment:
         except Damage as damage:
             raise corrupt(self.log_path, damage) from None
         return None
+
+    def frames(self) -> Iterator[BatchFrame]:
+        """All batches, for those who look at headers alone: no CRC is checked."""
+        try:
+            yield from walk(self.file(), 0, self.size_bytes, self.base_offset, verify=False)
+        except Damage as damage:
+            raise corrupt(self.log_path, damage) from None
 
     def batches(self, position: int, offset: int, end: int) -> Iterator[BatchFrame]:
         """Checked batches from `position` on; damage is a CorruptLogError."""

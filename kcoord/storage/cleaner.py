@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log compaction by Kafka's rules: of each key the last record stays, with its offset and timestamp.
+
+The uncleaned part of a log gives a map from keys to their last offsets; then all segments up to its end are copied, in
+groups of at most segment.bytes, without what the map knows a later record for. A tombstone, and a transaction marker of
+which no data is left, stays for delete.retention.ms after the first pass that could have dropped it: the batch says
+until when. The active segment is never touched.
+
+Everything here runs in a thread of its own beside the log's. It reads closed segments, writes new files, and leaves the
+replacing to `Replacement`, one group at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+from kcoord.storage.cleaned_transactions import AbortedTransactions, TransactionsOfPass
+from kcoord.storage.cleaning_pass import Cleaned, LastOfProducer, Pass
+from kcoord.storage.file_system import FileSystem
+from kcoord.storage.index import MAX_RELATIVE_OFFSET, OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES
+from kcoord.storage.log import Log
+from kcoord.storage.log_loader import segment_number
+from kcoord.storage.offset_map import OffsetMap
+from kcoord.storage.record_filter import empty_batch, iter_raw, records_of
+from kcoord.storage.replacement import NewSegment, OnOwner, Replacement, ReplacementAbandoned, remove_leftovers
+from kcoord.storage.scan import BatchFrame
+from kcoord.storage.segment import Segment
+from protocol.batch_header import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, decode_header
+
+SLICE_BYTES = 64 << 10
+"""How much is worked on between two calls of `pause`."""
+
+_HEADERS_SLICE_BYTES = 256 << 10
+_ATTRIBUTES_AT = 21
+
+
+@dataclass(slots=True)
+class CleaningRules:
+    """The settings of one log, named as Kafka's topic configs."""
+
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = 2**63 - 1
+    delete_retention_ms: int = 24 * 3600 * 1000
+
+
+@dataclass(slots=True)
+class Assessment:
+    """What there is to clean: [`first_dirty_offset`, `end_offset`)."""
+
+    first_dirty_offset: int
+    end_offset: int
+    clean_bytes: int
+    cleanable_bytes: int
+    is_overdue: bool
+    """A record has waited for longer than max.compaction.lag.ms."""
+
+    @property
+    def ratio(self) -> float:
+        total = self.clean_bytes + self.cleanable_bytes
+        return self.cleanable_bytes / total if total else 0.0
+
+    def is_due(self, rules: CleaningRules) -> bool:
+        if self.cleanable_bytes == 0:
+            return False
+        return self.is_overdue or self.ratio > rules.min_cleanable_dirty_ratio
+
+
+def assess(log: Log, first_dirty_offset: int, rules: CleaningRules, stable_offset: int, now_ms: int) -> Assessment:
+    """What of the log can be cleaned now. `first_dirty_offset` is where the last pass ended, as far as is known."""
+    segments = log.segments
+    start = segments[0].base_offset
+    if not start <= first_dirty_offset <= segments[-1].base_offset:
+        first_dirty_offset = start
+    end = min(stable_offset, segments[-1].base_offset)
+    clean_bytes = cleanable_bytes = 0
+    is_overdue = False
+    for segment, following in pairwise(segments):
+        if following.base_offset <= first_dirty_offset:
+            clean_bytes += segment.size_bytes
+            continue
+        lag_ms = rules.min_compaction_lag_ms
+        if following.base_offset > end or (lag_ms > 0 and _newest_ms(segment) > now_ms - lag_ms):
+            # Too young, or the first unstable offset lies in it: the segment waits as a whole.
+            end = min(end, segment.base_offset)
+            break
+        cleanable_bytes += segment.size_bytes
+        is_overdue = is_overdue or now_ms - _oldest_ms(segment) > rules.max_compaction_lag_ms
+    return Assessment(first_dirty_offset, max(end, first_dirty_offset), clean_bytes, cleanable_bytes, is_overdue)
+
+
+def _newest_ms(segment: Segment) -> int:
+    largest = segment.largest_timestamp
+    return segment.created_ms if largest is None else largest.timestamp
+
+
+def _oldest_ms(segment: Segment) -> int:
+    first = segment.first_timestamp()
+    return segment.created_ms if first is None or first < 0 else first
+
+
+class Cleaner:
+    """Cleans one log after another.
+
+    `pause` is called with a number of bytes after each slice of work: there the thread rests, and a pass is given up by
+    an exception. `on_owner` is that of `Replacement`.
+    """
+
+    def __init__(self, file_system: FileSystem, *, max_map_bytes: int, pause: Callable[[int], None]) -> None:
+        self._file_system = file_system
+        self._max_map_bytes = max_map_bytes
+        self._pause = pause
+
+    def clean(
+        self,
+        log: Log,
+        assessment: Assessment,
+        rules: CleaningRules,
+        on_owner: OnOwner,
+        now_ms: int,
+        *,
+        stable_offset: int,
+        producers: Mapping[int, LastOfProducer] | None = None,
+        forget_aborted: Callable[[set[int]], None] = lambda offsets: None,
+    ) -> Cleaned:
+        """One pass. A CorruptLogError leaves the log as it is; what was replaced until then stays so.
+
+        ReplacementAbandoned where retention, or the end of the topic, took segments away meanwhile. `forget_aborted`
+        runs on the owner before abort markers go, with their offsets: whoever still named such a transaction to readers
+        would make them skip what its producer wrote later.
+        """
+        before = log.segments
+        try:
+            return self._clean(log, assessment, rules, on_owner, now_ms, stable_offset, producers or {}, forget_aborted)
+        except FileNotFoundError as error:
+            if log.is_closed or not set(before) <= set(log.segments):
+                raise ReplacementAbandoned(f"{log.directory}: files were removed while they were read") from error
+            raise
+
+    def _clean(
+        self,
+        log: Log,
+        assessment: Assessment,
+        rules: CleaningRules,
+        on_owner: OnOwner,
+        now_ms: int,
+        stable_offset: int,
+        producers: Mapping[int, LastOfProducer],
+        forget_aborted: Callable[[set[int]], None],
+    ) -> Cleaned:
+        remove_leftovers(self._file_system, log.directory)
+        aborted = AbortedTransactions(self._transactional_batches(log, stable_offset))
+        if aborted.first_open_offset is not None and aborted.first_open_offset < assessment.end_offset:
+            assessment = assess(log, assessment.first_dirty_offset, rules, aborted.first_open_offset, now_ms)
+            if assessment.cleanable_bytes == 0:
+                return Cleaned(assessment.first_dirty_offset)
+        segments = tuple(segment for segment in log.segments[:-1] if segment.base_offset < assessment.end_offset)
+        offsets = self._build_map(segments, assessment, aborted)
+        end_offset = assessment.end_offset if offsets.is_complete else offsets.map.latest_offset + 1
+        if not offsets.is_complete:
+            segments = tuple(segment for segment in segments if segment.base_offset < end_offset)
+        transactions = TransactionsOfPass(aborted)
+        result = Cleaned(end_offset, removed_aborts=transactions.removed_aborts)
+        pass_ = Pass(offsets.map, transactions, producers, now_ms, rules.delete_retention_ms, result)
+        for group in group_segments(segments, log):
+            gone = len(result.removed_aborts)
+            replacement = self._prepare(log, group, pass_)
+            if len(result.removed_aborts) > gone:
+                on_owner(partial(forget_aborted, result.removed_aborts))
+            if replacement is not None:
+                replacement.run(on_owner)
+        return result
+
+    # -- the map -------------------------------------------------------------------------------------------------------
+
+    def _frames(self, segment: Segment) -> Iterator[BatchFrame]:
+        """The batches of a segment, with pauses."""
+        done_bytes = 0
+        for frame in segment.batches(0, segment.base_offset, segment.size_bytes):
+            yield frame
+            done_bytes += frame.size_bytes
+            if done_bytes >= SLICE_BYTES:
+                self._pause(done_bytes)
+                done_bytes = 0
+        self._pause(done_bytes)
+
+    def _transactional_batches(self, log: Log, stable_offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
+        """From the whole log, because the marker of a transaction may lie beyond what is cleaned."""
+        for segment in log.segments:
+            done_bytes = 0
+            for frame in segment.frames():
+                if frame.base_offset >= stable_offset:
+                    return
+                if frame.data[frame.at + _ATTRIBUTES_AT + 1] & (TRANSACTIONAL_BIT | CONTROL_BIT):
+                    batch = frame.batch
+                    yield decode_header(batch), batch
+                done_bytes += frame.size_bytes
+                if done_bytes >= _HEADERS_SLICE_BYTES:
+                    self._pause(0)
+                    done_bytes = 0
+
+    def _build_map(
+        self, segments: tuple[Segment, ...], assessment: Assessment, aborted: AbortedTransactions
+    ) -> _FilledMap:
+        offsets = OffsetMap(self._max_map_bytes)
+        start = assessment.first_dirty_offset
+        for segment in segments[max(segment_number(segments, start), 0) :]:
+            for frame in self._frames(segment):
+                if frame.last_offset < start:
+                    continue
+                batch = frame.batch
+                header = decode_header(batch)
+                if header.is_control or aborted.holds(header):
+                    continue
+                for record in iter_raw(records_of(header, batch), header.records_count):
+                    offset = header.base_offset + record.offset_delta
+                    if record.key is not None and offset >= start and not offsets.put(record.key, offset):
+                        return _FilledMap(offsets, False)
+        return _FilledMap(offsets, True)
+
+    # -- copying -------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, log: Log, group: tuple[Segment, ...], pass_: Pass) -> Replacement | None:
+        """Writes what is to stand in the place of a group, durably; None where nothing would change."""
+        new = NewSegment(self._file_system, log.new_segment_for(group[0]))
+        result = pass_.result
+        result.bytes_before += sum(segment.size_bytes for segment in group)
+        result.segments_before += len(group)
+        try:
+            is_changed = self._copy(group, new, pass_)
+            if not is_changed and len(group) == 1:
+                # Nothing to gain from replacing a file by its like.
+                new.discard()
+                result.bytes_after += group[0].size_bytes
+                result.segments_after += 1
+                return None
+            new.finish(group[-1].created_ms)
+            self._file_system.sync_dir(log.directory)
+        except BaseException:
+            new.discard()
+            raise
+        result.bytes_after += new.size_bytes
+        result.segments_after += 1
+        return Replacement(self._file_system, log, group, new.segment)
+
+    def _copy(self, group: tuple[Segment, ...], new: NewSegment, pass_: Pass) -> bool:
+        """True where anything is not as it was."""
+        is_changed = False
+        last: BatchHeader | None = None
+        for segment in group:
+            unwritten_bytes = 0
+            for frame in self._frames(segment):
+                batch = frame.batch
+                last = header = decode_header(batch)
+                kept = pass_.filtered(header, batch)
+                is_changed = is_changed or kept is not batch
+                if kept is None:
+                    continue
+                kept_header = header if kept is batch else decode_header(kept)
+                new.add(kept, header.last_offset, kept_header.max_timestamp)
+                last = None
+                unwritten_bytes += len(kept)
+                if unwritten_bytes >= SLICE_BYTES:
+                    new.write()
+                    self._pause(unwritten_bytes)
+                    unwritten_bytes = 0
+            new.write()
+        if last is not None and len(group) > 1:
+            # The new segment has to reach as far as those it replaces: recovery goes by that.
+            new.add(empty_batch(last), last.last_offset, last.max_timestamp)
+        return is_changed
+
+
+class _FilledMap(NamedTuple):
+    map: OffsetMap
+    is_complete: bool
+    """Whether all that is dirty is in the map; else what lies behind its last entry waits for the next pass."""
+
+
+def group_segments(segments: tuple[Segment, ...], log: Log) -> Iterator[tuple[Segment, ...]]:
+    """Runs of segments that fit into one, by bytes, by the size of its indexes and by offsets."""
+    bases = [segment.base_offset for segment in log.segments]
+    following = dict(pairwise(bases))
+    config = log.config
+    group: list[Segment] = []
+    size_bytes = index_bytes = time_index_bytes = 0
+    for segment in segments:
+        indexes = segment.indexes()
+        size_bytes += segment.size_bytes
+        index_bytes += len(indexes.offsets) * OFFSET_ENTRY_BYTES
+        time_index_bytes += len(indexes.times) * TIME_ENTRY_BYTES
+        last_offset = following.get(segment.base_offset, segment.base_offset + 1) - 1
+        fits = (
+            size_bytes <= config.segment_bytes
+            and max(index_bytes, time_index_bytes) <= config.segment_index_bytes
+            and last_offset - (group or [segment])[0].base_offset <= MAX_RELATIVE_OFFSET
+        )
+        if group and not fits:
+            yield tuple(group)
+            group, size_bytes = [], segment.size_bytes
+            index_bytes = len(indexes.offsets) * OFFSET_ENTRY_BYTES
+            time_index_bytes = len(indexes.times) * TIME_ENTRY_BYTES
+        group.append(segment)
+    if group:
+        yield tuple(group)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts one segment in the place of several, so that a crash at any point leaves the old ones or the new one.
+
+    prepare    cleaner    write x.log.cleaned and its indexes, and make them durable
+    announce   owner      rename them to .swap: from here on recovery finishes the replacement
+    -          cleaner    sync the folder
+    publish    owner      readers go to the new segment; rename the old files to .deleted
+    -          cleaner    sync the folder: an old file that is still there would overlap with the new one
+    settle     owner      drop the suffix .swap
+    -          cleaner    sync the folder, then remove what is .deleted
+
+"owner" is the thread that appends to the log: its steps are a few renames and wait for no disk. All waiting is the
+cleaner's. Readers of the old segments keep their files open and read on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeAlias
+
+from kcoord.storage.errors import StorageError
+from kcoord.storage.file_system import File, FileSystem, join, write_all
+from kcoord.storage.log import Log
+from kcoord.storage.recovery import CLEANED_SUFFIX, DELETED_SUFFIX, SWAP_SUFFIX
+from kcoord.storage.segment import LOG_SUFFIX, Segment
+from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
+
+OnOwner: TypeAlias = "Callable[[Callable[[], None]], None]"
+"""Runs a function in the thread that appends to the log, or keeps that thread away meanwhile; raises its error."""
+
+_INDEX_SUFFIXES = (TIME_INDEX_SUFFIX, INDEX_SUFFIX)
+_STRAY_INDEXES = tuple(suffix + SWAP_SUFFIX for suffix in _INDEX_SUFFIXES)
+
+
+class ReplacementAbandoned(StorageError):
+    """The log changed or was closed meanwhile. Nothing is lost; the segments can be cleaned another time."""
+
+
+class NewSegment:
+    """The file `<base offset>.log.cleaned` that is being written, batch by batch."""
+
+    __slots__ = ("_buffer", "_file", "_file_system", "_written_bytes", "segment")
+
+    def __init__(self, file_system: FileSystem, segment: Segment) -> None:
+        """`segment` is a new one under the base offset of the first one that it replaces."""
+        self.segment = segment
+        self._file_system = file_system
+        self._file: File = file_system.open_append(self._path(LOG_SUFFIX))
+        self._file.truncate(0)
+        self._buffer: list[bytes] = []
+        self._written_bytes = 0
+        segment.discard_indexes()
+
+    def _path(self, suffix: str) -> str:
+        return self.segment.path + suffix + CLEANED_SUFFIX
+
+    @property
+    def size_bytes(self) -> int:
+        return self.segment.size_bytes
+
+    def add(self, batch: bytes, last_offset: int, max_timestamp: int) -> None:
+        self.segment.note(self.segment.size_bytes, len(batch), last_offset, max_timestamp)
+        self._buffer.append(batch)
+
+    def write(self) -> None:
+        """Write what was added since the last call."""
+        data = b"".join(self._buffer)
+        self._buffer = []
+        if data:
+            write_all(self._file, data)
+
+    def finish(self, created_ms: int) -> None:
+        """Make the log and both index files durable."""
+        self.write()
+        self._file.datasync()
+        self.segment.attach(self._file, created_ms)
+        indexes = self.segment.indexes()
+        for suffix, data in ((TIME_INDEX_SUFFIX, indexes.times.encode()), (INDEX_SUFFIX, indexes.offsets.encode())):
+            file = self._file_system.open_append(self._path(suffix))
+            try:
+                file.truncate(0)
+                write_all(file, data)
+                file.datasync()
+            finally:
+                file.close()
+
+    def discard(self) -> None:
+        """Remove the files."""
+        for suffix in (LOG_SUFFIX, *_INDEX_SUFFIXES):
+            with suppress(FileNotFoundError):
+                self._file_system.remove(self._path(suffix))
+
+
+class Replacement:
+    """See the module's text. `run` does all the steps, those of the owner through `on_owner`."""
+
+    __slots__ = ("_deleted", "_file_system", "_is_published", "_log", "_new", "_old")
+
+    def __init__(self, file_system: FileSystem, log: Log, old: tuple[Segment, ...], new: Segment) -> None:
+        self._file_system = file_system
+        self._log = log
+        self._old = old
+        self._new = new
+        self._deleted: list[str] = []
+        self._is_published = False
+
+    def run(self, on_owner: OnOwner) -> None:
+        """ReplacementAbandoned where the log did not wait. After any other error the old segments are in place, or the
+        log has failed, and recovery finishes the replacement when it is opened again.
+        """
+        for segment in self._old:
+            segment.detach()
+        on_owner(self._announce)
+        try:
+            self._sync()
+            on_owner(self._publish)
+        except OSError:
+            on_owner(self._undo)
+            raise
+        try:
+            self._sync()
+            on_owner(self._settle)
+            self._sync()
+        except OSError as error:
+            self._log.fail(error)
+            raise
+        for path in self._deleted:
+            self._file_system.remove(path)
+
+    def _undo(self) -> None:
+        if self._log.is_closed or self._is_published:
+            return
+        try:
+            for suffix in (LOG_SUFFIX, *_INDEX_SUFFIXES):
+                self._file_system.remove(self._new.path + suffix + SWAP_SUFFIX)
+        except OSError as error:
+            self._log.fail(error)
+        self._log.end_replacement()
+
+    def _announce(self) -> None:
+        if not self._log.begin_replacement(self._old):
+            raise ReplacementAbandoned(f"{self._log.directory}: the segments have changed since they were read")
+        try:
+            # The log last: while anything is still named .cleaned, recovery goes back to the old segments.
+            for suffix in (*_INDEX_SUFFIXES, LOG_SUFFIX):
+                path = self._new.path + suffix
+                self._file_system.rename(path + CLEANED_SUFFIX, path + SWAP_SUFFIX)
+        except OSError:
+            self._log.end_replacement()
+            raise
+
+    def _publish(self) -> None:
+        if not self._log.publish_replacement(self._new):
+            raise ReplacementAbandoned(f"{self._log.directory}: the log was closed")
+        self._is_published = True
+        try:
+            present = set(self._file_system.list_dir(self._log.directory))
+            for segment in self._old:
+                name = segment.path.rpartition("/")[2]
+                for suffix in (*_INDEX_SUFFIXES, LOG_SUFFIX):
+                    if name + suffix in present:
+                        deleted = segment.path + suffix + DELETED_SUFFIX
+                        self._file_system.rename(segment.path + suffix, deleted)
+                        self._deleted.append(deleted)
+        except OSError as error:
+            self._log.fail(error)
+            raise
+
+    def _settle(self) -> None:
+        if self._log.is_closed:
+            raise ReplacementAbandoned(f"{self._log.directory}: the log was closed")
+        for suffix in (*_INDEX_SUFFIXES, LOG_SUFFIX):
+            path = self._new.path + suffix
+            self._file_system.rename(path + SWAP_SUFFIX, path)
+        self._new.settle()
+        self._log.end_replacement()
+
+    def _sync(self) -> None:
+        self._file_system.sync_dir(self._log.directory)
+
+
+def remove_leftovers(file_system: FileSystem, directory: str) -> None:
+    """Remove what an abandoned cleaning left, before another one begins: recovery would take it for its beginning."""
+    for name in file_system.list_dir(directory):
+        if name.endswith((CLEANED_SUFFIX, DELETED_SUFFIX)) or name.endswith(_STRAY_INDEXES):
+            file_system.remove(join(directory, name))

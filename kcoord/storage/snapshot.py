@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file in which a coordinator's partition keeps a snapshot of its state, beside the log that it was made from.
+
+It saves time and nothing else: a file that is missing, damaged, of another version or ahead of its log is not used. It
+is replaced atomically, so there is always the old one or the new one.
+
+    magic (8 bytes), version (int16), then, covered by a CRC-32C that follows:
+    offset from which the log has to be replayed, offset up to which the log must reach, time in ms (3 x int64)
+    per chunk: kind (int16), length (uint32), CRC-32C (uint32), bytes
+    end: kind -1, the number of chunks as length, the CRC-32C of all chunks' CRCs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from kcoord.coordinator.runtime.snapshot import Chunk
+from kcoord.storage.errors import StorageError
+from kcoord.storage.file_system import FileSystem, join, parent, read_file, write_all
+from protocol.record_batch import crc32c
+
+SNAPSHOT_FILE: Final = "shard-state.kcoord"
+_MAGIC: Final = b"KCSHARD\n"
+_VERSION: Final = 1
+_HEADER: Final = Struct(">8shqqqI")
+_CHUNK: Final = Struct(">hII")
+_CRC_BYTES: Final = 4
+_END: Final = -1
+
+
+class SnapshotError(StorageError):
+    """The file is no snapshot of this version, or a damaged one."""
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """A state: `chunks`, then the log from `offset` on, which must reach at least `end_offset`."""
+
+    offset: int
+    end_offset: int
+    created_ms: int
+    chunks: list[Chunk]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(chunk.data) for chunk in self.chunks)
+
+
+def write_snapshot(file_system: FileSystem, directory: str, snapshot: Snapshot) -> None:
+    """Replaces the partition's snapshot, durably."""
+    path = join(directory, SNAPSHOT_FILE)
+    temporary = f"{path}.tmp"
+    file = file_system.open_append(temporary)
+    try:
+        file.truncate(0)
+        for data in _encode(snapshot):
+            write_all(file, data)
+        file.datasync()
+    finally:
+        file.close()
+    file_system.rename(temporary, path)
+    file_system.sync_dir(parent(path))
+
+
+def _encode(snapshot: Snapshot) -> Iterable[bytes]:
+    fields = (_MAGIC, _VERSION, snapshot.offset, snapshot.end_offset, snapshot.created_ms)
+    header = _HEADER.pack(*fields, 0)[:-_CRC_BYTES]
+    yield header + crc32c(header).to_bytes(_CRC_BYTES, "big")
+    all_crcs = 0
+    for kind, data in snapshot.chunks:
+        crc = crc32c(data)
+        all_crcs = crc32c(crc.to_bytes(_CRC_BYTES, "big"), all_crcs)
+        yield _CHUNK.pack(kind, len(data), crc)
+        yield data
+    yield _CHUNK.pack(_END, len(snapshot.chunks), all_crcs)
+
+
+def read_snapshot(file_system: FileSystem, directory: str) -> Snapshot | None:
+    """The whole snapshot, every byte of it checked; None where there is none."""
+    path = join(directory, SNAPSHOT_FILE)
+    try:
+        data = read_file(file_system, path)
+    except FileNotFoundError:
+        return None
+    return _decode(path, data)
+
+
+def remove_snapshot(file_system: FileSystem, directory: str) -> None:
+    """Removes it durably: the log may grow past its offsets again with other records."""
+    file_system.remove(join(directory, SNAPSHOT_FILE))
+    file_system.sync_dir(directory)
+
+
+def _decode(path: str, data: bytes) -> Snapshot:
+    if len(data) < _HEADER.size:
+        raise SnapshotError(f"{path}: {len(data)} bytes are too few")
+    magic, version, offset, end_offset, created_ms, crc = _HEADER.unpack_from(data)
+    if magic != _MAGIC or version != _VERSION:
+        raise SnapshotError(f"{path}: no snapshot of version {_VERSION}")
+    if crc32c(data[: _HEADER.size - _CRC_BYTES]) != crc:
+        raise SnapshotError(f"{path}: the CRC of the header does not match")
+    view = memoryview(data)
+    chunks: list[Chunk] = []
+    position = _HEADER.size
+    all_crcs = 0
+    while position + _CHUNK.size <= len(data):
+        kind, length, crc = _CHUNK.unpack_from(data, position)
+        position += _CHUNK.size
+        if kind == _END:
+            if length != len(chunks) or crc != all_crcs or position != len(data):
+                raise SnapshotError(f"{path}: the end at {position} does not fit to what is before it")
+            return Snapshot(offset, end_offset, created_ms, chunks)
+        if crc32c(view[position : position + length]) != crc:
+            raise SnapshotError(f"{path}: the CRC of the chunk at {position} does not match")
+        all_crcs = crc32c(crc.to_bytes(_CRC_BYTES, "big"), all_crcs)
+        chunks.append(Chunk(kind, data[position : position + length]))
+        position += length
+    raise SnapshotError(f"{path}: the file ends within a chunk")

@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What compaction keeps and drops: the last value per key, tombstones for their time, transactions, producers."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.storage.cleaner import CleaningRules, assess
+from kcoord.storage.cleaning_pass import LastOfProducer
+from kcoord.storage.errors import CorruptLogError
+from kcoord.storage.file_system import join
+from kcoord.storage.log import Log
+from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord.storage.replacement import ReplacementAbandoned
+from protocol.control_records import ControlRecordType
+from protocol.record_batch import Compression, Record, TimestampType, decode_records, encode_batch
+from tests.storage.cleaning import RULES, Writer, clean, committed_state, offsets_left, records, state
+from tests.storage.support import DIRECTORY, NOW_MS, content, open_log
+
+ABORT, COMMIT = ControlRecordType.ABORT, ControlRecordType.COMMIT
+CODECS = list(Compression)
+
+
+def names(file_system: MemoryFileSystem) -> list[str]:
+    return file_system.list_dir(DIRECTORY)
+
+
+def reopened(file_system: MemoryFileSystem, log: Log) -> Log:
+    log.close()
+    return open_log(file_system)
+
+
+def test_the_last_record_of_each_key_stays_with_offset_time_headers_and_bytes() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "1"), ("b", "1"), ("c", "1"))
+    writer.put(("a", "2"), ("b", "2"))
+    writer.roll()
+    writer.put(("b", "3"))
+    writer.roll()
+    log = writer.log
+    before = {record.offset: record for record in records(log)}
+    result = clean(log, file_system)
+    assert offsets_left(log) == [2, 3, 5]
+    assert all(record == before[record.offset] for record in records(log))
+    assert (result.records_read, result.records_kept, result.next_dirty_offset) == (6, 3, 6)
+    assert (result.segments_before, result.segments_after, len(log.segments)) == (2, 1, 2)
+    assert log.start_offset == 0
+    assert log.end_offset == 6
+    assert offsets_left(reopened(file_system, log)) == [2, 3, 5]
+
+
+def test_a_batch_that_loses_records_keeps_its_offsets_and_its_producer() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "1"), ("b", "1"), ("c", "1"), producer_id=7, sequence=3)
+    writer.put(("a", "2"), ("c", "2"))
+    writer.roll()
+    clean(writer.log, file_system)
+    header, data = next(iter(writer.log.batches()))
+    assert (header.base_offset, header.last_offset, header.records_count) == (0, 2, 1)
+    assert (header.producer_id, header.base_sequence, header.last_sequence) == (7, 3, 5)
+    assert header.max_timestamp == 1
+    assert [record.offset for record in decode_records(data)] == [1]
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=[codec.name for codec in CODECS])
+def test_batches_of_every_codec(codec: Compression) -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "1"), ("b", "1" * 500), ("gone", None), compression=codec)
+    writer.put(("a", "2"), compression=codec)
+    writer.roll()
+    expected = state(records(writer.log))
+    clean(writer.log, file_system)
+    assert state(records(writer.log)) == expected
+    assert offsets_left(writer.log) == [1, 2, 3]
+    assert {header.compression for header, _ in writer.log.batches()} == {codec}
+
+
+def test_log_append_time_survives() -> None:
+    file_system = MemoryFileSystem()
+    log = open_log(file_system)
+    made = [
+        Record(b"a", b"1", timestamp_ms=50),
+        Record(b"b", b"1", timestamp_ms=60),
+        Record(b"a", b"2", timestamp_ms=70),
+    ]
+    log.append(encode_batch(made, timestamp_type=TimestampType.LOG_APPEND_TIME), now_ms=NOW_MS)
+    log.roll(NOW_MS)
+    clean(log, file_system)
+    assert [(record.offset, record.timestamp_ms) for record in records(log)] == [(1, 70), (2, 70)]
+
+
+def test_records_without_a_key_go() -> None:
+    file_system = MemoryFileSystem()
+    log = open_log(file_system)
+    log.append(encode_batch([Record(None, b"x", timestamp_ms=1), Record(b"k", b"y", timestamp_ms=1)]), now_ms=NOW_MS)
+    log.roll(NOW_MS)
+    clean(log, file_system)
+    assert offsets_left(log) == [1]
+
+
+def test_a_tombstone_stays_for_its_time_after_the_first_pass() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "1"), ("b", "1"))
+    writer.put(("a", None), ("b", "2"))
+    writer.roll()
+    log = writer.log
+    clean(log, file_system, now_ms=5000)
+    header, data = next(iter(log.batches()))
+    assert header.delete_horizon_ms == 5000 + RULES.delete_retention_ms
+    assert [(record.offset, record.value, record.timestamp_ms) for record in decode_records(data)] == [
+        (2, None, 2),
+        (3, b"2", 3),
+    ]
+    assert header.max_timestamp == 3
+    clean(log, file_system, now_ms=5999)
+    assert offsets_left(log) == [2, 3], "the horizon is fixed by the first pass"
+    clean(log, file_system, now_ms=6000)
+    assert offsets_left(log) == [3]
+
+
+def test_a_value_after_a_tombstone_takes_its_place() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", None))
+    writer.put(("a", "1"))
+    writer.roll()
+    clean(writer.log, file_system)
+    assert offsets_left(writer.log) == [1]
+
+
+def test_the_active_segment_is_never_touched() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "1"))
+    writer.put(("a", "2"))
+    assert assess(writer.log, 0, RULES, writer.log.end_offset, NOW_MS).cleanable_bytes == 0
+    writer.roll()
+    writer.put(("a", "3"))
+    clean(writer.log, file_system)
+    assert offsets_left(writer.log) == [1, 2], "the map knows closed segments alone"
+
+
+def test_all_records_of_a_log_may_go() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "1"))
+    writer.roll()
+    writer.put(("b", "1"))
+    writer.roll()
+    writer.put(("a", None), ("b", None))
+    writer.roll()
+    log = writer.log
+    clean(log, file_system, now_ms=0)
+    clean(log, file_system, now_ms=10**9)
+    assert records(log) == []
+    log = reopened(file_system, log)
+    assert (log.start_offset, log.end_offset) == (0, 4)
+    assert log.read(0, 1000) == b""
+
+
+def test_segments_are_merged_up_to_their_size() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system, segment_bytes=1 << 20)
+    for number in range(12):
+        writer.put((f"key-{number}", "x" * 100))
+        writer.roll()
+    size = writer.log.segments[0].size_bytes
+    writer.log.config.segment_bytes = 5 * size
+    clean(writer.log, file_system)
+    assert [len(content_of) for content_of in _batches_by_segment(writer.log)] == [5, 5, 2, 0]
+    assert offsets_left(writer.log) == list(range(12))
+
+
+def _batches_by_segment(log: Log) -> list[list[int]]:
+    return [[frame.base_offset for frame in segment.frames()] for segment in log.segments]
+
+
+def test_what_is_clean_and_unchanged_is_not_written_again() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "1"))
+    writer.roll()
+    before = file_system.operations
+    content_before, names_before = content(writer.log), names(file_system)
+    clean(writer.log, file_system)
+    assert (content(writer.log), names(file_system)) == (content_before, names_before)
+    assert file_system.operations > before
+
+
+def test_the_map_is_bounded_and_later_passes_go_on() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    for round_number in range(2):
+        for number in range(20):
+            writer.put((f"key-{number:02}", str(round_number)))
+        writer.roll()
+    log = writer.log
+    expected = state(records(log))
+    dirty, passes = 0, 0
+    while dirty < 40:
+        result = clean(log, file_system, first_dirty_offset=dirty, max_map_bytes=1000)
+        assert dirty < result.next_dirty_offset <= dirty + 6
+        dirty = result.next_dirty_offset
+        passes += 1
+        assert state(records(log)) == expected
+    assert passes > 5
+    assert offsets_left(log) == list(range(20, 40))
+
+
+# -- when --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_dirty_ratio() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    for number in range(4):
+        writer.put((f"k{number}", "v"))
+        writer.roll()
+    found = assess(writer.log, 2, RULES, writer.log.end_offset, NOW_MS)
+    assert (found.first_dirty_offset, found.end_offset, found.ratio) == (2, 4, 0.5)
+    assert not found.is_due(RULES)
+    assert found.is_due(CleaningRules(min_cleanable_dirty_ratio=0.4))
+    assert assess(writer.log, 1, RULES, writer.log.end_offset, NOW_MS).is_due(RULES)
+    assert assess(writer.log, 99, RULES, writer.log.end_offset, NOW_MS).first_dirty_offset == 0
+
+
+def test_min_and_max_compaction_lag() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    for timestamp_ms in (1000, 2000, 3000):
+        writer.put(("a", "v"), timestamp_ms=timestamp_ms)
+        writer.roll()
+    log = writer.log
+    young = CleaningRules(min_compaction_lag_ms=500)
+    assert assess(log, 0, young, 3, 2400).end_offset == 1
+    assert assess(log, 0, young, 3, 2500).end_offset == 2
+    old = CleaningRules(min_cleanable_dirty_ratio=1.0, max_compaction_lag_ms=500)
+    assert not assess(log, 2, old, 3, 3500).is_due(old)
+    assert assess(log, 2, old, 3, 3501).is_due(old)
+
+
+def test_nothing_is_cleaned_from_the_first_open_transaction_on() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "1"))
+    writer.roll()
+    writer.put(("a", "2"), producer_id=1, sequence=0, is_transactional=True)
+    writer.roll()
+    assert assess(writer.log, 0, RULES, 1, NOW_MS).end_offset == 1
+    for stable_offset in (1, 2):
+        clean(writer.log, file_system, stable_offset=stable_offset)
+        assert offsets_left(writer.log) == [0, 1], "the cleaner finds open transactions by itself, too"
+
+
+# -- transactions and producers ----------------------------------------------------------------------------------------
+
+
+def test_aborted_data_goes_and_does_not_supersede_anything() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "good"))
+    writer.put(("a", "bad"), producer_id=1, sequence=0, is_transactional=True)
+    writer.put(("b", "good"), producer_id=2, sequence=0, is_transactional=True)
+    writer.end(2, COMMIT)
+    writer.roll()
+    writer.end(1, ABORT)
+    log = writer.log
+    expected = committed_state(log)
+    clean(log, file_system)
+    assert offsets_left(log) == [0, 2]
+    assert committed_state(log) == expected
+
+
+def test_markers_stay_until_their_transaction_is_gone_and_their_time_is_over() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "1"), producer_id=1, sequence=0, is_transactional=True)
+    abort_at = writer.end(1, ABORT)
+    writer.put(("b", "1"), producer_id=1, sequence=1, is_transactional=True)
+    commit_at = writer.end(1, COMMIT)
+    writer.roll()
+    log = writer.log
+
+    def markers() -> list[int]:
+        return [header.base_offset for header, _ in log.batches() if header.is_control and header.records_count]
+
+    assert clean(log, file_system, now_ms=1000).removed_aborts == set()
+    assert (markers(), offsets_left(log)) == ([abort_at, commit_at], [2])
+    clean(log, file_system, now_ms=2000)
+    assert markers() == [abort_at, commit_at], "its data is gone since the last pass: its time begins"
+    result = clean(log, file_system, now_ms=3000)
+    assert markers() == [commit_at]
+    assert result.removed_aborts == {abort_at}
+    writer.put(("b", "2"))
+    writer.roll()
+    for now_ms in (4000, 5000, 6000):
+        clean(log, file_system, now_ms=now_ms)
+    assert (markers(), offsets_left(log)) == ([], [4])
+
+
+def test_the_last_batch_of_an_active_producer_stays_without_records() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "1"), producer_id=5, sequence=0)
+    writer.put(("a", "2"), producer_id=5, sequence=1)
+    writer.put(("a", "3"))
+    writer.roll()
+    producers = {5: LastOfProducer(1, 0)}
+    clean(writer.log, file_system, producers=producers)
+    clean(writer.log, file_system, producers=producers)
+    headers = [header for header, _ in writer.log.batches()]
+    assert [(header.base_offset, header.records_count) for header in headers] == [(1, 0), (2, 1)]
+    assert (headers[0].producer_id, headers[0].last_sequence) == (5, 1)
+    clean(writer.log, file_system)
+    assert [header.base_offset for header, _ in writer.log.batches()] == [2]
+
+
+def test_the_last_marker_of_a_producer_without_data_stays() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    marker = writer.end(3, COMMIT)
+    writer.put(("a", "1"))
+    writer.roll()
+    producers = {3: LastOfProducer(None, 0)}
+    clean(writer.log, file_system, producers=producers, now_ms=0)
+    clean(writer.log, file_system, producers=producers, now_ms=10**6)
+    kept = [(header.base_offset, header.records_count) for header, _ in writer.log.batches()]
+    assert kept == [(marker, 0), (1, 1)]
+
+
+# -- around the log ----------------------------------------------------------------------------------------------------
+
+
+def test_who_reads_while_segments_are_replaced_reads_on() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    for number in range(6):
+        writer.put(("a", "x" * 2000), (f"b{number}", "y"))
+        writer.roll()
+    log = writer.log
+    old_segments = log.segments
+    expected = content(log)
+    reader = log.batches()
+    seen = [next(reader)[1]]
+    clean(log, file_system)
+    seen += [data for _, data in reader]
+    assert seen == expected
+    assert old_segments[2].read(4, 10_000, None) == expected[2]
+    assert log.read(0, 10_000)[:8] == bytes(8)
+    found = log.offset_for_timestamp(7)
+    assert found is not None
+    assert found.offset == 7
+
+
+def test_indexes_of_the_new_segment_are_right_before_and_after_a_restart() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system, index_interval_bytes=100)
+    for number in range(60):
+        writer.put((f"key-{number % 40}", "x" * 30))
+    writer.roll()
+    log = writer.log
+    clean(log, file_system)
+    for opened in (log, reopened(file_system, log)):
+        assert len(opened.segments[0].indexes().offsets) > 10
+        for offset in range(60):
+            data = opened.read(offset, 10)
+            if data:
+                assert decode_records(data)[0].offset >= offset
+        assert opened.read(25, 10)[:8] == (25).to_bytes(8, "big")
+
+
+def test_a_log_that_is_closed_or_changed_meanwhile_is_left_alone() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "1"))
+    writer.put(("a", "2"))
+    writer.roll()
+    log = writer.log
+    with pytest.raises(ReplacementAbandoned):
+        clean(log, file_system, pause=lambda size: log.close())
+    assert not [name for name in names(file_system) if name.endswith(".swap")]
+    log = open_log(file_system)
+    assert offsets_left(log) == [0, 1]
+    log.roll(NOW_MS)
+    with pytest.raises(ReplacementAbandoned):
+        clean(log, file_system, pause=lambda size: _drop_old(log))
+
+
+def _drop_old(log: Log) -> None:
+    log.delete_old_segments(lambda segment: True, NOW_MS)
+
+
+def test_damage_stops_the_pass_and_changes_nothing() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "1"))
+    writer.put(("a", "2"))
+    writer.roll()
+    writer.put(("a", "3"))
+    path = writer.log.segments[0].log_path
+    file_system.damage(path, lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])
+    with pytest.raises(CorruptLogError, match="CRC"):
+        clean(writer.log, file_system)
+    assert not [name for name in names(file_system) if name.endswith((".cleaned", ".swap", ".deleted"))]
+
+
+def test_deletion_goes_on_over_emptied_segments() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "1"))
+    writer.roll()
+    clean(writer.log, file_system, now_ms=0)
+    writer.put(("a", None), timestamp_ms=50)
+    writer.roll()
+    log = writer.log
+    log.config.segment_bytes = 1
+    clean(log, file_system, now_ms=0)
+    assert log.segments[0].size_bytes == 0
+    writer.put(("b", "1"), timestamp_ms=900)
+    assert log.delete_old_segments(lambda segment: (segment.largest_timestamp or (0,))[0] < 100, NOW_MS) == 2
+    assert log.start_offset == 2
+
+
+def test_leftovers_of_an_abandoned_pass_are_removed_first() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "1"))
+    writer.put(("a", "2"))
+    writer.roll()
+    for name in ("00000000000000000000.log.cleaned", "00000000000000000007.log.deleted"):
+        file_system.open_append(join(DIRECTORY, name)).write(b"half")
+    clean(writer.log, file_system)
+    assert not [name for name in names(file_system) if name.endswith((".cleaned", ".swap", ".deleted"))]
+    assert offsets_left(writer.log) == [1]
