@@ -17,8 +17,14 @@ from kcoord import __version__
 COMMANDS = {
     "serve": "run a broker",
     "health": "check that a broker answers and its group coordinator is active",
+    "consumer-groups": "list, describe, delete and reset consumer groups",
+    "topics": "create, alter, delete, list and describe topics",
+    "configs": "show and change the settings of topics, brokers and groups",
+    "consume": "read records",
+    "produce": "write records from lines",
+    "migrate": "check whether a classic group can become one of the consumer protocol",
     "log": "dump, verify, repair, import and back up log folders",
-    "groups": "bring back offsets of groups",
+    "groups": "explain and watch groups, bring back their offsets",
     "simulate": "run the deterministic simulation",
 }
 
@@ -27,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     if argv and argv[0] in COMMANDS:
-        command = importlib.import_module(f"kcoord.cli.{argv[0]}")
+        command = importlib.import_module(f"kcoord.cli.{argv[0].replace('-', '_')}")
         code = command.main(argv[1:])
         assert isinstance(code, int)
         return code
@@ -36,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    listing = "\n".join(f"  {name:<10}{text}" for name, text in COMMANDS.items())
+    listing = "\n".join(f"  {name:<17}{text}" for name, text in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="kcoord",
         description="A Kafka group coordinator and broker.",

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord configs`: show and change the settings of topics, brokers and groups, with the options and the lines of
+kafka-configs.sh.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from kcoord.cli.output import print_json
+from kcoord.cli.session import (
+    EXIT_FAILED,
+    CommandError,
+    add_connection_options,
+    add_json_option,
+    error_text,
+    report_failure,
+    run_with_admin,
+    split_list,
+)
+from kcoord.client.admin.client import AdminClient
+from kcoord.client.admin.model import (
+    AlterConfigOp,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigResourceType,
+    ConfigSource,
+)
+from kcoord.config.properties import parse_properties
+
+ENTITY_TYPES = {
+    "topics": ConfigResourceType.TOPIC,
+    "brokers": ConfigResourceType.BROKER,
+    "groups": ConfigResourceType.GROUP,
+}
+_DYNAMIC_SOURCES = {
+    ConfigResourceType.TOPIC: (ConfigSource.DYNAMIC_TOPIC_CONFIG,),
+    ConfigResourceType.BROKER: (ConfigSource.DYNAMIC_BROKER_CONFIG, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
+    ConfigResourceType.GROUP: (ConfigSource.GROUP_CONFIG,),
+}
+_KAFKA_SOURCE_NAMES = {ConfigSource.GROUP_CONFIG: "DYNAMIC_GROUP_CONFIG"}
+# Commas within brackets belong to a value.
+_ASSIGNMENT = re.compile(r"\s*([^=,\s]+)\s*=\s*(\[[^\]]*\]|[^,]*)\s*(?:,|$)")
+
+Config = Mapping[str, ConfigEntry]
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    problem = find_problem(options)
+    if problem is not None:
+        parser.error(problem)
+    return run_with_admin(parser.prog, options, _alter if options.alter else _describe)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kcoord configs", description=__doc__, allow_abbrev=False)
+    add_connection_options(parser)
+    add_json_option(parser)
+    actions = parser.add_mutually_exclusive_group(required=True)
+    actions.add_argument("--describe", action="store_true", help="show settings that are not the broker's")
+    actions.add_argument("--alter", action="store_true", help="change settings; all changes or none are made")
+    parser.add_argument("--entity-type", required=True, choices=ENTITY_TYPES)
+    parser.add_argument("--entity-name", metavar="NAME", help="a topic, a broker's id, or a group")
+    parser.add_argument("--entity-default", action="store_true", help="the default of all brokers")
+    parser.add_argument("--all", action="store_true", help="show every setting, where it comes from, and its default")
+    parser.add_argument("--add-config", metavar="KEY=VALUE,...", help="a value with commas stands in [brackets]")
+    parser.add_argument("--add-config-file", type=Path, metavar="FILE", help="settings of a properties file")
+    parser.add_argument("--delete-config", metavar="KEY,...", help="back to the default")
+    return parser
+
+
+def find_problem(options: argparse.Namespace) -> str | None:
+    """Why the options do not go together, None where they do."""
+    if options.entity_default and (options.entity_type != "brokers" or options.entity_name is not None):
+        return "--entity-default goes with --entity-type brokers, without a name"
+    changes = [options.add_config, options.add_config_file, options.delete_config]
+    if options.describe:
+        return "--describe changes nothing" if any(change is not None for change in changes) else None
+    if options.all:
+        return "--all goes with --describe"
+    if options.entity_name is None and not options.entity_default:
+        return "--alter needs --entity-name or --entity-default"
+    if not any(changes):
+        return "--alter needs --add-config, --add-config-file or --delete-config"
+    if options.add_config is not None and options.add_config_file is not None:
+        return "--add-config or --add-config-file, not both"
+    try:
+        parse_assignments(options.add_config or "")
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def parse_assignments(text: str) -> dict[str, str]:
+    """`a=1,b=[x,y]`."""
+    found = {}
+    position = 0
+    while position < len(text):
+        match = _ASSIGNMENT.match(text, position)
+        if match is None:
+            raise ValueError(f"--add-config: {text[position:]!r} is not KEY=VALUE,...")
+        found[match[1]] = match[2].strip().removeprefix("[").removesuffix("]")
+        position = match.end()
+    return found
+
+
+async def _alter(admin: AdminClient, options: argparse.Namespace) -> int:
+    resource = ConfigResource(ENTITY_TYPES[options.entity_type], options.entity_name or "")
+    settings = parse_assignments(options.add_config or "")
+    if options.add_config_file is not None:
+        settings = parse_properties(options.add_config_file.read_text(encoding="utf-8"))
+    removed = split_list(options.delete_config or "")
+    both = sorted(settings.keys() & set(removed))
+    if both:
+        raise CommandError(f"{both[0]} cannot be set and deleted at once")
+    changes = [AlterConfigOp(key, value) for key, value in settings.items()]
+    changes += (AlterConfigOp(key, None, AlterConfigOpType.DELETE) for key in removed)
+    (await admin.incremental_alter_configs({resource: changes})).all()
+    if options.json:
+        print_json({"entity_type": options.entity_type, "entity_name": resource.name, "changed": len(changes)})
+    else:
+        print(f"Completed updating {title_of(resource, 'config')}.")
+    return 0
+
+
+async def _describe(admin: AdminClient, options: argparse.Namespace) -> int:
+    resources = await _resources(admin, options)
+    results = await admin.describe_configs(resources, include_synonyms=True)
+    shown = {
+        resource: {key: entry for key, entry in config.items() if options.all or _is_dynamic(resource, entry)}
+        for resource, config in results.values.items()
+    }
+    if options.json:
+        print_json([config_json(resource, shown[resource]) for resource in resources if resource in shown])
+    else:
+        for resource in resources:
+            if resource in shown:
+                print(f"{title_of(resource, 'All configs' if options.all else 'Dynamic configs')} are:")
+                for line in config_lines(shown[resource]):
+                    print(f"  {line}")
+    for resource, error in results.errors.items():
+        report_failure(f"{resource.name}: {error_text(error)}")
+    return EXIT_FAILED if results.errors else 0
+
+
+async def _resources(admin: AdminClient, options: argparse.Namespace) -> list[ConfigResource]:
+    """Those that were named, or all of the type."""
+    kind = ENTITY_TYPES[options.entity_type]
+    names: Iterable[str]
+    if options.entity_name is not None or options.entity_default:
+        names = [options.entity_name or ""]
+    elif kind is ConfigResourceType.TOPIC:
+        names = [topic.name for topic in await admin.list_topics(include_internal=True)]
+    elif kind is ConfigResourceType.BROKER:
+        names = ["", *(str(node.node_id) for node in (await admin.describe_cluster()).nodes)]
+    else:
+        configured = [resource.name for resource in await admin.list_config_resources([kind])]
+        names = sorted({*configured, *(group.group_id for group in await admin.list_groups())})
+    return [ConfigResource(kind, name) for name in names]
+
+
+def _is_dynamic(resource: ConfigResource, entry: ConfigEntry) -> bool:
+    return entry.source in _DYNAMIC_SOURCES[resource.type]
+
+
+def title_of(resource: ConfigResource, what: str) -> str:
+    if resource.name == "":
+        return f"{what} for the default of all brokers"
+    return f"{what} for {resource.type.name.lower()} {resource.name}"
+
+
+def config_lines(config: Config) -> Iterable[str]:
+    for key in sorted(config):
+        entry = config[key]
+        value = "null" if entry.value is None else entry.value
+        synonyms = ", ".join(f"{_source_name(each.source)}:{each.name}={each.value}" for each in entry.synonyms)
+        yield f"{key}={value} sensitive={str(entry.is_sensitive).lower()} synonyms={{{synonyms}}}"
+
+
+def _source_name(source: ConfigSource) -> str:
+    return _KAFKA_SOURCE_NAMES.get(source, source.name)
+
+
+def config_json(resource: ConfigResource, config: Config) -> dict[str, object]:
+    return {
+        "entity_type": f"{resource.type.name.lower()}s",
+        "entity_name": resource.name,
+        "configs": [
+            {
+                "name": entry.name,
+                "value": entry.value,
+                "source": _source_name(entry.source),
+                "sensitive": entry.is_sensitive,
+                "read_only": entry.is_read_only,
+                "synonyms": [
+                    {"name": each.name, "value": each.value, "source": _source_name(each.source)}
+                    for each in entry.synonyms
+                ],
+            }
+            for _, entry in sorted(config.items())
+        ],
+    }

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord consume TOPIC...`: prints records, as a member of a group with --group, else of all partitions or of one.
+
+It goes on until --max-messages, --idle-timeout or Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from kcoord.cli.session import CommandError, add_connection_options, client_config, run_safely
+from kcoord.client.config import ConsumerConfig
+from kcoord.client.consumer.client import Consumer
+from kcoord.client.types import ConsumerRecord, TopicPartition
+
+_MAX_RECORDS_PER_POLL = 500
+_POSITIONS = ("earliest", "latest")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    problem = find_problem(options)
+    if problem is not None:
+        parser.error(problem)
+    return run_safely(parser.prog, lambda: _consume(options))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kcoord consume", description=__doc__, allow_abbrev=False)
+    add_connection_options(parser)
+    parser.add_argument("topics", nargs="*", metavar="TOPIC")
+    parser.add_argument("--include", metavar="REGEX", help="instead of names, with --group (RE2, whole names)")
+    parser.add_argument("--group", metavar="GROUP", help="share the partitions with its members, and commit offsets")
+    parser.add_argument("--from-beginning", action="store_true", help="begin with the first record, not at the end")
+    parser.add_argument("--partition", type=int, metavar="N", help="of one topic, without --group")
+    parser.add_argument("--offset", metavar="OFFSET", help="where to begin in that partition: earliest, latest, number")
+    parser.add_argument("--max-messages", type=int, metavar="N", help="end after so many records")
+    parser.add_argument("--idle-timeout", type=int, metavar="MS", help="end when nothing has come for this time")
+    parser.add_argument("--isolation-level", default="read_uncommitted", choices=("read_uncommitted", "read_committed"))
+    parser.add_argument("--key-separator", metavar="TEXT", help="print the key, this, and the value")
+    parser.add_argument("--json", action="store_true", help="a JSON object per line, with all that a record has")
+    return parser
+
+
+def find_problem(options: argparse.Namespace) -> str | None:
+    """Why the options do not go together, None where they do."""
+    if bool(options.topics) == (options.include is not None):
+        return "a TOPIC or --include is needed, not both"
+    if options.include is not None and options.group is None:
+        return "--include needs --group"
+    if options.partition is not None and (options.group is not None or len(options.topics) != 1):
+        return "--partition goes with one TOPIC, without --group"
+    if options.offset is not None:
+        if options.partition is None or options.from_beginning:
+            return "--offset goes with --partition, without --from-beginning"
+        if options.offset not in _POSITIONS and not options.offset.isdecimal():
+            return f"--offset: {options.offset!r} is none of {', '.join(_POSITIONS)} and a number"
+    return None
+
+
+async def _consume(options: argparse.Namespace) -> int:
+    async with Consumer(_config(options)) as consumer:
+        await _choose(consumer, options)
+        left = options.max_messages
+        while left is None or left > 0:
+            most = _MAX_RECORDS_PER_POLL if left is None else min(left, _MAX_RECORDS_PER_POLL)
+            records = await consumer.poll(options.idle_timeout, max_records=most)
+            if not records:
+                break
+            for record in records:
+                print(record_line(record, options))
+            sys.stdout.flush()
+            left = None if left is None else left - len(records)
+    return 0
+
+
+def _config(options: argparse.Namespace) -> ConsumerConfig:
+    settings = {
+        "auto.offset.reset": "earliest" if options.from_beginning or options.offset == "earliest" else "latest",
+        "isolation.level": options.isolation_level,
+    }
+    if options.group is not None:
+        settings["group.id"] = options.group
+    return client_config(ConsumerConfig, options, **settings)
+
+
+async def _choose(consumer: Consumer, options: argparse.Namespace) -> None:
+    if options.group is not None:
+        consumer.subscribe(options.topics, pattern=options.include)
+        return
+    partitions = [
+        TopicPartition(topic, partition)
+        for topic in options.topics
+        for partition in await consumer.partitions_for(topic)
+        if options.partition in (None, partition)
+    ]
+    if not partitions:
+        raise CommandError(f"{options.topics[0]} has no partition {options.partition}")
+    consumer.assign(partitions)
+    if options.offset is not None and options.offset.isdecimal():
+        consumer.seek(partitions[0], int(options.offset))
+
+
+def record_line(record: ConsumerRecord, options: argparse.Namespace) -> str:
+    """Bytes that are no UTF-8 are escaped, so that a line is always a line of text."""
+    if options.json:
+        return json.dumps(
+            {
+                "topic": record.topic,
+                "partition": record.partition,
+                "offset": record.offset,
+                "timestamp_ms": record.timestamp_ms,
+                "key": _json_text(record.key),
+                "value": _json_text(record.value),
+                "headers": {name: _json_text(value) for name, value in record.headers},
+            },
+            ensure_ascii=False,
+        )
+    if options.key_separator is None:
+        return _text(record.value)
+    return f"{_text(record.key)}{options.key_separator}{_text(record.value)}"
+
+
+def _text(data: bytes | None) -> str:
+    return "null" if data is None else data.decode("utf-8", "backslashreplace")
+
+
+def _json_text(data: bytes | None) -> str | None:
+    return None if data is None else _text(data)

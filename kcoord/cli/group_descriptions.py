@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord consumer-groups --list` and `--describe`: Kafka's columns in Kafka's order, plus the type and the
+creation time (KIP-1327).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+
+from kcoord.cli.consumer_groups import states_of, types_of
+from kcoord.cli.output import Column, Row, assignment_text, node_text, print_json, print_rows, time_text
+from kcoord.cli.session import EXIT_FAILED, error_text, report_failure, warn
+from kcoord.client.admin.client import AdminClient
+from kcoord.client.admin.model import ConsumerGroupDescription, MemberDescription, OffsetSpec
+from kcoord.client.types import OffsetAndMetadata, TopicPartition
+
+GROUP = Column("GROUP", "group")
+TYPE = Column("TYPE", "type")
+STATE = Column("STATE", "state")
+CONSUMER = (Column("CONSUMER-ID", "consumer_id"), Column("HOST", "host"), Column("CLIENT-ID", "client_id"))
+COMMITTED_EPOCH = Column("LEADER-EPOCH", "leader_epoch")
+
+OFFSETS = (
+    GROUP,
+    Column("TOPIC", "topic"),
+    Column("PARTITION", "partition"),
+    COMMITTED_EPOCH,
+    Column("CURRENT-OFFSET", "current_offset"),
+    Column("LOG-END-OFFSET", "log_end_offset"),
+    Column("LAG", "lag"),
+    *CONSUMER,
+)
+MEMBERS = (GROUP, *CONSUMER, Column("#PARTITIONS", "partitions"))
+MEMBERS_VERBOSE = (
+    *MEMBERS,
+    Column("CURRENT-EPOCH", "current_epoch"),
+    Column("CURRENT-ASSIGNMENT", "current_assignment", assignment_text),
+    Column("TARGET-EPOCH", "target_epoch"),
+    Column("TARGET-ASSIGNMENT", "target_assignment", assignment_text),
+)
+_BEFORE_EPOCHS = (
+    GROUP,
+    Column("COORDINATOR (ID)", "coordinator", node_text),
+    Column("ASSIGNMENT-STRATEGY", "assignment_strategy"),
+    STATE,
+)
+MEMBER_COUNT = Column("#MEMBERS", "members")
+STATES = (*_BEFORE_EPOCHS, MEMBER_COUNT)
+STATES_VERBOSE = (
+    *_BEFORE_EPOCHS,
+    Column("GROUP-EPOCH", "group_epoch"),
+    Column("TARGET-ASSIGNMENT-EPOCH", "target_assignment_epoch"),
+    MEMBER_COUNT,
+    Column("GROUP-CREATION-TIME", "group_creation_time_ms", time_text),
+)
+TYPES = (GROUP, TYPE)
+
+_REBALANCING = ("PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling")
+
+
+async def list_groups(admin: AdminClient, options: argparse.Namespace) -> int:
+    groups = await admin.list_consumer_groups(states=states_of(options), types=types_of(options))
+    columns = [GROUP]
+    if options.type is not None or options.json:
+        columns.append(TYPE)
+    if options.state is not None or options.json:
+        columns.append(STATE)
+    rows = [{"group": group.group_id, "type": group.group_type.capitalize(), "state": group.state} for group in groups]
+    if len(columns) > 1:
+        print_rows(columns, rows, as_json=options.json)
+    else:
+        for row in rows:
+            print(row["group"])
+    return 0
+
+
+async def describe_groups(admin: AdminClient, options: argparse.Namespace) -> int:
+    wanted = list(dict.fromkeys(options.group)) or [group.group_id for group in await admin.list_consumer_groups()]
+    results = await admin.describe_consumer_groups(wanted)
+    for error in results.errors.values():
+        report_failure(error_text(error))
+    groups = [results.values[group_id] for group_id in wanted if group_id in results.values]
+    if options.members:
+        columns: Sequence[Column] = MEMBERS_VERBOSE if options.verbose or options.json else MEMBERS
+        tables = [member_rows(group) for group in groups]
+    elif options.state is not None:
+        columns = STATES_VERBOSE if options.verbose or options.json else STATES
+        tables = [[state_row(group)] for group in groups]
+    elif options.type is not None:
+        columns = TYPES
+        tables = [[{"group": group.group_id, "type": group.group_type} for group in groups]]
+    else:
+        is_short = not (options.verbose or options.json)
+        columns = [column for column in OFFSETS if column is not COMMITTED_EPOCH or not is_short]
+        tables = await _offset_tables(admin, groups)
+    _print_tables(columns, tables, groups, options)
+    return EXIT_FAILED if results.errors else 0
+
+
+def _print_tables(
+    columns: Sequence[Column],
+    tables: Iterable[Sequence[Row]],
+    groups: Iterable[ConsumerGroupDescription],
+    options: argparse.Namespace,
+) -> None:
+    """One table per group, as Kafka's tool; one list in JSON."""
+    if options.json:
+        print_json([{column.key: row[column.key] for column in columns} for rows in tables for row in rows])
+        return
+    if options.state is None and options.type is None:
+        for group in groups:
+            _tell_about_state(group)
+    for number, rows in enumerate(rows for rows in tables if rows):
+        if number:
+            print()
+        print_rows(columns, rows, as_json=False)
+
+
+def _tell_about_state(group: ConsumerGroupDescription) -> None:
+    if not group.members:
+        warn(f"Consumer group '{group.group_id}' has no active members.")
+    elif group.state in _REBALANCING:
+        warn(f"Consumer group '{group.group_id}' is rebalancing.")
+
+
+def state_row(group: ConsumerGroupDescription) -> Row:
+    node = group.coordinator
+    return {
+        "group": group.group_id,
+        "coordinator": {"id": node.node_id, "host": node.host, "port": node.port},
+        "assignment_strategy": group.assignor or None,
+        "state": group.state,
+        "group_epoch": group.group_epoch,
+        "target_assignment_epoch": group.target_assignment_epoch,
+        "members": len(group.members),
+        "group_creation_time_ms": group.group_creation_time_ms,
+    }
+
+
+def member_rows(group: ConsumerGroupDescription) -> list[Row]:
+    """Kafka calls the group's target epoch the target epoch of its members; those of classic groups have none."""
+    return [
+        {
+            "group": group.group_id,
+            **_consumer(member),
+            "partitions": len(member.assignment),
+            "current_epoch": member.member_epoch,
+            "current_assignment": _by_topic(member.assignment),
+            "target_epoch": group.target_assignment_epoch,
+            "target_assignment": None if member.target_assignment is None else _by_topic(member.target_assignment),
+        }
+        for member in sorted(group.members, key=lambda member: (-len(member.assignment), member.member_id))
+    ]
+
+
+def _consumer(member: MemberDescription | None) -> dict[str, object]:
+    if member is None:
+        return {"consumer_id": None, "host": None, "client_id": None}
+    return {"consumer_id": member.member_id, "host": member.host, "client_id": member.client_id}
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted(partitions):
+        topics.setdefault(topic, []).append(partition)
+    return topics
+
+
+async def _offset_tables(admin: AdminClient, groups: Sequence[ConsumerGroupDescription]) -> list[list[Row]]:
+    committed = (await admin.list_consumer_group_offsets([group.group_id for group in groups])).all() if groups else {}
+    partitions = {
+        partition
+        for group in groups
+        for partition in (*committed[group.group_id], *(each for m in group.members for each in m.assignment))
+    }
+    ends = await admin.list_offsets(dict.fromkeys(partitions, OffsetSpec.latest())) if partitions else None
+    end_offsets = {} if ends is None else {partition: end.offset for partition, end in ends.values.items()}
+    return [offset_rows(group, committed[group.group_id], end_offsets) for group in groups]
+
+
+def offset_rows(
+    group: ConsumerGroupDescription,
+    committed: Mapping[TopicPartition, OffsetAndMetadata | None],
+    end_offsets: Mapping[TopicPartition, int],
+) -> list[Row]:
+    """A row for each partition that is assigned or has an offset, then one for each member without partitions."""
+    owners = {partition: member for member in group.members for partition in member.assignment}
+    rows: list[Row] = []
+    for partition in sorted({*owners, *(each for each, offset in committed.items() if offset is not None)}):
+        offset = committed.get(partition)
+        end = end_offsets.get(partition)
+        rows.append(
+            {
+                "group": group.group_id,
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "leader_epoch": offset.leader_epoch if offset is not None and offset.leader_epoch >= 0 else None,
+                "current_offset": None if offset is None else offset.offset,
+                "log_end_offset": end,
+                "lag": None if offset is None or end is None else end - offset.offset,
+                **_consumer(owners.get(partition)),
+            }
+        )
+    idle = (member for member in group.members if not member.assignment)
+    nothing = dict.fromkeys(column.key for column in OFFSETS)
+    rows += ({**nothing, "group": group.group_id, **_consumer(member)} for member in idle)
+    return rows

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a description of a group means: who holds a rebalance back, who is asked for what, what changed since the last
+one. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from kcoord.cli.output import assignment_text, time_text
+from kcoord.client.admin.model import ConsumerGroupDescription, MemberDescription
+from kcoord.client.types import TopicPartition
+
+LEFT_FOR_A_WHILE: Final = -2
+"""The epoch of a static member that has left and may come back (KIP-848 Static Membership)."""
+
+_CONSUMER: Final = "Consumer"
+_CLASSIC_WAITS: Final = {
+    "PreparingRebalance": "members that have not joined again yet; the rebalance timeout bounds that",
+    "CompletingRebalance": "the assignment, which the group's leader computes",
+}
+
+
+class Finding(NamedTuple):
+    """A statement, and what it is about."""
+
+    subject: str
+    text: str
+
+
+class Settings(NamedTuple):
+    """What the broker's settings say; None where they could not be read."""
+
+    assignors: list[str] | None
+    session_timeout_ms: int | None
+
+
+def explain(group: ConsumerGroupDescription, settings: Settings) -> Iterator[Finding]:
+    """Why the group is as it is."""
+    yield Finding("group", f"{_summary(group)}{_made(group)}")
+    if group.assignor:
+        yield Finding("assignor", _assignor(group, settings))
+    found = list(_convergence(group))
+    yield from found or [Finding("convergence", "complete: nobody is waited for")]
+    for member in sorted(group.members, key=lambda each: each.group_instance_id or ""):
+        if member.group_instance_id is not None:
+            yield Finding("static member", _static_member(member, settings))
+    for member in group.members:
+        if group.group_type == _CONSUMER and member.upgraded is False:
+            yield Finding("protocol", f"{name_of(member)} still uses the classic protocol")
+
+
+def name_of(member: MemberDescription) -> str:
+    """The member as a person knows it."""
+    known = [f"instance {member.group_instance_id}"] if member.group_instance_id is not None else []
+    return f"{member.member_id} ({', '.join([*known, f'{member.client_id} on {member.host}'])})"
+
+
+def _summary(group: ConsumerGroupDescription) -> str:
+    count = len(group.members)
+    text = f"{group.group_type} group, {group.state}, {count} member{'' if count == 1 else 's'}"
+    if group.group_epoch is None:
+        return text
+    return f"{text}, epoch {group.group_epoch}, target assignment of epoch {group.target_assignment_epoch}"
+
+
+def _made(group: ConsumerGroupDescription) -> str:
+    return "" if group.group_epoch is None else f", made {time_text(group.group_creation_time_ms)}"
+
+
+def _assignor(group: ConsumerGroupDescription, settings: Settings) -> str:
+    if group.group_type != _CONSUMER:
+        return f"{group.assignor}: all members have it, and most of them prefer it (partition.assignment.strategy)"
+    if settings.assignors and settings.assignors[0] != group.assignor:
+        return f"{group.assignor}: most of the members that name one want it (group.remote.assignor)"
+    return f"{group.assignor}: the broker's default, the first of group.consumer.assignors"
+
+
+def _convergence(group: ConsumerGroupDescription) -> Iterator[Finding]:
+    if group.group_type != _CONSUMER:
+        if group.state in _CLASSIC_WAITS:
+            yield Finding("convergence", f"waits for {_CLASSIC_WAITS[group.state]}")
+        return
+    target_epoch = group.target_assignment_epoch or 0
+    if group.members and (group.group_epoch or 0) > target_epoch:
+        text = "the target assignment is out of date: a heartbeat computes the next one when the assignment interval is"
+        yield Finding("convergence", f"{text} over")
+    owners = {partition: member for member in group.members for partition in member.assignment}
+    for member in group.members:
+        text = ", ".join(_member_convergence(member, owners, target_epoch))
+        if text:
+            yield Finding("convergence", f"{name_of(member)} {text}")
+
+
+def _member_convergence(
+    member: MemberDescription, owners: dict[TopicPartition, MemberDescription], target_epoch: int
+) -> Iterator[str]:
+    if member.member_epoch == LEFT_FOR_A_WHILE or member.target_assignment is None:
+        return
+    to_revoke = member.assignment - member.target_assignment
+    missing = member.target_assignment - member.assignment
+    held = {partition for partition in missing if partition in owners}
+    if to_revoke:
+        yield f"has to give up {partitions_text(to_revoke)}"
+    if held:
+        holders = ", ".join(sorted({owners[partition].member_id for partition in held}))
+        yield f"waits for {partitions_text(held)} from {holders}"
+    if missing - held:
+        yield f"gets {partitions_text(missing - held)} with its next heartbeat"
+    if not to_revoke and not missing and (member.member_epoch or 0) < target_epoch:
+        yield f"learns of epoch {target_epoch} with its next heartbeat"
+
+
+def _static_member(member: MemberDescription, settings: Settings) -> str:
+    timeout = "the session timeout"
+    if settings.session_timeout_ms is not None:
+        timeout = f"consumer.session.timeout.ms={settings.session_timeout_ms}"
+    if member.member_epoch == LEFT_FOR_A_WHILE:
+        kept = partitions_text(member.assignment)
+        return f"{member.group_instance_id} left and may return: {kept} stay its own until {timeout} is over"
+    return f"{member.group_instance_id} is held by {member.member_id} until that is silent for {timeout}"
+
+
+def partitions_text(partitions: Iterable[TopicPartition]) -> str:
+    """`t:0,1;u:2`."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted(partitions):
+        topics.setdefault(topic, []).append(partition)
+    return assignment_text(topics)
+
+
+# --- changes ----------------------------------------------------------------------------------------------------------
+
+
+def changes(before: ConsumerGroupDescription | None, after: ConsumerGroupDescription | None) -> Iterator[Finding]:
+    """What happened between two descriptions; None: there was no such group."""
+    if after is None:
+        if before is not None:
+            yield Finding("group", "is gone")
+        return
+    if before is None:
+        yield Finding("group", f"{_summary(after)}{_made(after)}")
+        before = _nobody(after)
+    elif _epochs(before) != _epochs(after):
+        yield Finding("group", "; ".join([_summary(after), *_cause(before, after)]))
+    old = {member.member_id: member for member in before.members}
+    new = {member.member_id: member for member in after.members}
+    yield from (Finding("left", name_of(old[each])) for each in sorted(old.keys() - new.keys()))
+    yield from (Finding("joined", name_of(new[each])) for each in sorted(new.keys() - old.keys()))
+    for member_id in sorted(new):
+        for text in _member_changes(old.get(member_id), new[member_id]):
+            yield Finding("member", f"{member_id} {text}")
+
+
+def _nobody(group: ConsumerGroupDescription) -> ConsumerGroupDescription:
+    return ConsumerGroupDescription(
+        group.group_id, group.group_type, group.state, group.protocol_type, group.assignor, [], group.coordinator
+    )
+
+
+def _epochs(group: ConsumerGroupDescription) -> tuple[object, ...]:
+    return (group.group_type, group.state, group.group_epoch, group.target_assignment_epoch)
+
+
+def _cause(before: ConsumerGroupDescription, after: ConsumerGroupDescription) -> list[str]:
+    """Why the epochs changed, as far as it can be seen from outside."""
+    if before.group_type != after.group_type:
+        return [f"converted from {before.group_type}"]
+    if before.group_epoch == after.group_epoch:
+        is_computed = before.target_assignment_epoch != after.target_assignment_epoch
+        return ["the target assignment was computed"] if is_computed else []
+    old = {member.member_id: member for member in before.members}
+    new = {member.member_id: member for member in after.members}
+    causes = []
+    if new.keys() - old.keys():
+        causes.append("members joined")
+    if old.keys() - new.keys():
+        causes.append("members left")
+    if any(_subscription(old[each]) != _subscription(new[each]) for each in old.keys() & new.keys()):
+        causes.append("subscriptions changed")
+    return [f"because {' and '.join(causes)}" if causes else "because subscribed topics or settings changed"]
+
+
+def _subscription(member: MemberDescription) -> tuple[object, ...]:
+    return (sorted(member.subscribed_topic_names), member.subscribed_topic_regex, member.rack_id)
+
+
+def _member_changes(before: MemberDescription | None, after: MemberDescription) -> Iterator[str]:
+    owned = frozenset[TopicPartition]() if before is None else before.assignment
+    if owned - after.assignment:
+        yield f"gave up {partitions_text(owned - after.assignment)}"
+    if after.assignment - owned:
+        yield f"took {partitions_text(after.assignment - owned)}"
+    if after.target_assignment is not None:
+        asked = after.assignment - after.target_assignment
+        asked_before = frozenset[TopicPartition]()
+        if before is not None and before.target_assignment is not None:
+            asked_before = before.assignment - before.target_assignment
+        if asked - asked_before:
+            yield f"is asked to give up {partitions_text(asked - asked_before)}"
+    if after.member_epoch == LEFT_FOR_A_WHILE and (before is None or before.member_epoch != LEFT_FOR_A_WHILE):
+        yield "left and may return"

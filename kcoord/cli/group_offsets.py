@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord consumer-groups --delete`, `--delete-offsets` and `--reset-offsets`: what changes groups.
+
+Whatever can be refused is found out before anything is changed, group by group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from kcoord.cli.offset_reset import (
+    Facts,
+    Plan,
+    Reset,
+    Target,
+    decide,
+    format_plan,
+    parse_age_ms,
+    parse_datetime_ms,
+    parse_plan,
+    parse_topics,
+)
+from kcoord.cli.output import Column, print_json, print_rows
+from kcoord.cli.session import EXIT_FAILED, CommandError, error_text, report_failure, warn
+from kcoord.client.admin.client import AdminClient
+from kcoord.client.admin.model import OffsetSpec
+from kcoord.client.types import TopicPartition
+from protocol.errors import Errors, KafkaError
+
+_INACTIVE_STATES = ("Empty", "Dead")
+_PARTITION = (Column("TOPIC", "topic"), Column("PARTITION", "partition"))
+_STATUS = (*_PARTITION, Column("STATUS", "status"))
+_RESET = (Column("GROUP", "group"), *_PARTITION, Column("NEW-OFFSET", "new_offset"))
+_RESET_VERBOSE = (*_RESET[:-1], Column("CURRENT-OFFSET", "current_offset"), _RESET[-1])
+
+TopicOrPartition = tuple[str, int | None]
+
+
+# --- delete -----------------------------------------------------------------------------------------------------------
+
+
+async def delete_groups(admin: AdminClient, options: argparse.Namespace) -> int:
+    wanted = list(dict.fromkeys(options.group)) or [group.group_id for group in await admin.list_consumer_groups()]
+    results = await admin.delete_consumer_groups(wanted)
+    if options.json:
+        print_json([{"group": group_id, **_json_status(results.error(group_id))} for group_id in wanted])
+    elif results.values:
+        names = ", ".join(f"'{group_id}'" for group_id in wanted if group_id in results.values)
+        print(f"Deletion of requested consumer groups ({names}) was successful.")
+    for group_id, error in results.errors.items():
+        report_failure(f"Group '{group_id}' could not be deleted due to: {error_text(error)}")
+    return EXIT_FAILED if results.errors else 0
+
+
+def _json_status(error: KafkaError | None) -> dict[str, object]:
+    if error is None:
+        return {"error": None, "message": None}
+    return {"error": error.error.name, "message": error.message or error.error.description}
+
+
+# --- delete offsets ---------------------------------------------------------------------------------------------------
+
+
+async def delete_offsets(admin: AdminClient, options: argparse.Namespace) -> int:
+    """KIP-496: a row for each partition, or for a topic whose partitions nobody knows."""
+    group_id = options.group[0]
+    outcomes: dict[TopicOrPartition, KafkaError | None] = {}
+    wanted = await _partitions_of(admin, parse_topics(options.topic), outcomes)
+    if options.dry_run:
+        return await _show_offsets_to_delete(admin, group_id, wanted, outcomes, options)
+    if wanted:
+        results = (await admin.delete_consumer_group_offsets(group_id, wanted)).results
+        outcomes |= {(each.topic, each.partition): results.error(each) for each in wanted}
+    _print_deleted(group_id, outcomes, options)
+    return EXIT_FAILED if any(outcomes.values()) else 0
+
+
+async def _partitions_of(
+    admin: AdminClient, topics: Mapping[str, list[int] | None], failed: dict[TopicOrPartition, KafkaError | None]
+) -> list[TopicPartition]:
+    """The partitions that were named, and all of the topics that were named alone; `failed` gets topics that are not
+    there.
+    """
+    whole = [topic for topic, partitions in topics.items() if partitions is None]
+    described = await admin.describe_topics(whole)
+    found = [TopicPartition(topic, index) for topic, indexes in topics.items() for index in indexes or ()]
+    for topic in whole:
+        error = described.error(topic)
+        if error is None:
+            found += (TopicPartition(topic, each.partition) for each in described[topic].partitions)
+        else:
+            failed[topic, None] = error
+    return sorted(found)
+
+
+async def _show_offsets_to_delete(
+    admin: AdminClient,
+    group_id: str,
+    wanted: list[TopicPartition],
+    unknown: Mapping[TopicOrPartition, KafkaError | None],
+    options: argparse.Namespace,
+) -> int:
+    committed = (await admin.list_consumer_group_offsets({group_id: wanted}))[group_id] if wanted else {}
+    rows = [
+        {"topic": topic, "partition": partition, "status": _status(error)}
+        for (topic, partition), error in unknown.items()
+    ]
+    for each in wanted:
+        offset = committed.get(each)
+        status = "No committed offset" if offset is None else f"Would delete offset {offset.offset}"
+        rows.append({"topic": each.topic, "partition": each.partition, "status": status})
+    print_rows(_STATUS, rows, as_json=options.json)
+    return EXIT_FAILED if unknown else 0
+
+
+def _print_deleted(
+    group_id: str, outcomes: Mapping[TopicOrPartition, KafkaError | None], options: argparse.Namespace
+) -> None:
+    in_order = sorted(outcomes, key=lambda key: (key[0], -1 if key[1] is None else key[1]))
+    if options.json:
+        print_json(
+            [{"topic": key[0], "partition": key[1], **_json_status(outcomes[key])} for key in in_order],
+        )
+        return
+    errors = [error for error in outcomes.values() if error is not None]
+    of_group = next((error for error in errors if error.error in _GROUP_ERRORS), None)
+    if of_group is not None:
+        print(f"Error: {of_group.message or of_group.error.description}")
+    elif errors:
+        print("Error: Encountered some partition-level error, see the follow-up details.")
+    else:
+        print(f"Request succeeded for deleting offsets from group {group_id}.")
+    print()
+    rows = [{"topic": key[0], "partition": key[1], "status": _status(outcomes[key])} for key in in_order]
+    print_rows(_STATUS, rows, as_json=False)
+
+
+_GROUP_ERRORS = (
+    Errors.GROUP_ID_NOT_FOUND,
+    Errors.INVALID_GROUP_ID,
+    Errors.NON_EMPTY_GROUP,
+    Errors.GROUP_AUTHORIZATION_FAILED,
+)
+
+
+def _status(error: KafkaError | None) -> str:
+    return "Successful" if error is None else f"Error: {error_text(error)}"
+
+
+# --- reset ------------------------------------------------------------------------------------------------------------
+
+
+class PlannedOffset(NamedTuple):
+    """A line of the plan."""
+
+    group_id: str
+    partition: TopicPartition
+    current: int | None
+    new: int
+
+
+async def reset_offsets(admin: AdminClient, options: argparse.Namespace) -> int:
+    wanted = list(dict.fromkeys(options.group)) or [group.group_id for group in await admin.list_consumer_groups()]
+    from_file = _plan_from_file(options, wanted)
+    inactive = await _inactive(admin, wanted)
+    is_failed = len(inactive) < len(wanted)
+    planned: list[PlannedOffset] = []
+    for group_id in inactive:
+        resets = await _resets_of(admin, options, group_id, from_file)
+        lines = await _plan(admin, group_id, resets)
+        planned += lines
+        is_failed = is_failed or len(lines) < len(resets) or not (resets or options.all_groups)
+    if options.execute:
+        planned, are_all_done = await _commit(admin, planned)
+        is_failed = is_failed or not are_all_done
+    elif not options.dry_run and not options.export:
+        warn("nothing was changed: this is a dry run without --execute")
+    _print_plan(planned, options)
+    return EXIT_FAILED if is_failed else 0
+
+
+def _plan_from_file(options: argparse.Namespace, group_ids: list[str]) -> Plan | None:
+    if options.from_file is None:
+        return None
+    try:
+        return parse_plan(options.from_file.read_text(encoding="utf-8"), group_ids)
+    except ValueError as error:
+        raise CommandError(f"{options.from_file}: {error}") from error
+
+
+async def _inactive(admin: AdminClient, group_ids: list[str]) -> list[str]:
+    """Those without members; a group that does not exist yet is one."""
+    described = await admin.describe_consumer_groups(group_ids)
+    found = []
+    for group_id in group_ids:
+        error = described.error(group_id)
+        if error is not None and error.error is not Errors.GROUP_ID_NOT_FOUND:
+            raise error
+        state = "Dead" if error is not None else described[group_id].state
+        if state in _INACTIVE_STATES:
+            found.append(group_id)
+        else:
+            report_failure(f"offsets of '{group_id}' can only be reset if it is inactive, but its state is {state}")
+    return found
+
+
+async def _resets_of(
+    admin: AdminClient, options: argparse.Namespace, group_id: str, from_file: Plan | None
+) -> dict[TopicPartition, Reset]:
+    if from_file is not None:
+        return {each: Reset(Target.OFFSET, offset) for each, offset in from_file.get(group_id, {}).items()}
+    reset = reset_of(options, time.time_ns() // 1_000_000)
+    if options.all_topics:
+        committed = (await admin.list_consumer_group_offsets([group_id]))[group_id]
+        return dict.fromkeys((each for each, offset in committed.items() if offset is not None), reset)
+    failed: dict[TopicOrPartition, KafkaError | None] = {}
+    partitions = await _partitions_of(admin, parse_topics(options.topic), failed)
+    for (topic, _), error in failed.items():
+        if error is not None:
+            raise CommandError(f"{topic}: {error_text(error)}")
+    return dict.fromkeys(partitions, reset)
+
+
+def reset_of(options: argparse.Namespace, now_ms: int) -> Reset:
+    """What the options ask for; they have been checked."""
+    if options.to_offset is not None:
+        return Reset(Target.OFFSET, options.to_offset)
+    if options.shift_by is not None:
+        return Reset(Target.SHIFT, options.shift_by)
+    if options.to_datetime is not None:
+        return Reset(Target.TIME, parse_datetime_ms(options.to_datetime))
+    if options.by_duration is not None:
+        return Reset(Target.TIME, max(now_ms - parse_age_ms(options.by_duration), 0))
+    if options.to_earliest:
+        return Reset(Target.EARLIEST)
+    return Reset(Target.LATEST if options.to_latest else Target.CURRENT)
+
+
+async def _plan(admin: AdminClient, group_id: str, resets: Mapping[TopicPartition, Reset]) -> list[PlannedOffset]:
+    if not resets:
+        warn(f"the group '{group_id}' has no offsets to reset")
+        return []
+    facts = await _facts(admin, group_id, resets)
+    planned = []
+    for partition in sorted(resets):
+        decision = decide(resets[partition], facts[partition])
+        if decision.note is not None:
+            warn(f"{group_id}: {partition} {decision.note}")
+        if decision.offset is not None:
+            planned.append(PlannedOffset(group_id, partition, facts[partition].committed, decision.offset))
+    return planned
+
+
+async def _facts(
+    admin: AdminClient, group_id: str, resets: Mapping[TopicPartition, Reset]
+) -> dict[TopicPartition, Facts]:
+    """Where the partitions begin and end, and what is committed; CommandError if one does not exist."""
+    earliest = await _offsets(admin, dict.fromkeys(resets, OffsetSpec.earliest()))
+    latest = await _offsets(admin, dict.fromkeys(resets, OffsetSpec.latest()))
+    times = {
+        each: OffsetSpec.for_timestamp(reset.value) for each, reset in resets.items() if reset.target is Target.TIME
+    }
+    at_time = await _offsets(admin, times) if times else {}
+    committed = (await admin.list_consumer_group_offsets({group_id: list(resets)}))[group_id]
+    found = {}
+    for each in resets:
+        offset = committed.get(each)
+        since = at_time.get(each, -1)
+        found[each] = Facts(
+            earliest[each], latest[each], None if offset is None else offset.offset, since if since >= 0 else None
+        )
+    return found
+
+
+async def _offsets(admin: AdminClient, specs: Mapping[TopicPartition, OffsetSpec]) -> dict[TopicPartition, int]:
+    results = await admin.list_offsets(specs)
+    for partition, error in results.errors.items():
+        raise CommandError(f"{partition}: {error.error.name}: {error.error.description}")
+    return {partition: found.offset for partition, found in results.values.items()}
+
+
+async def _commit(admin: AdminClient, planned: Iterable[PlannedOffset]) -> tuple[list[PlannedOffset], bool]:
+    """What was committed, and whether that is all."""
+    by_group: dict[str, list[PlannedOffset]] = {}
+    for line in planned:
+        by_group.setdefault(line.group_id, []).append(line)
+    done: list[PlannedOffset] = []
+    are_all_done = True
+    for group_id, lines in by_group.items():
+        results = await admin.alter_consumer_group_offsets(group_id, {line.partition: line.new for line in lines})
+        done += (line for line in lines if results.error(line.partition) is None)
+        for partition, error in results.errors.items():
+            are_all_done = False
+            reason = "the group has members now" if error.error is Errors.UNKNOWN_MEMBER_ID else error_text(error)
+            report_failure(f"{group_id}: {partition} was not reset: {reason}")
+    return done, are_all_done
+
+
+def _print_plan(planned: Iterable[PlannedOffset], options: argparse.Namespace) -> None:
+    if options.export:
+        plan: Plan = {group_id: {} for group_id in options.group}
+        for line in planned:
+            plan.setdefault(line.group_id, {})[line.partition] = line.new
+        print(format_plan(plan), end="")
+        return
+    rows = [
+        {
+            "group": line.group_id,
+            "topic": line.partition.topic,
+            "partition": line.partition.partition,
+            "current_offset": line.current,
+            "new_offset": line.new,
+        }
+        for line in planned
+    ]
+    columns = _RESET_VERBOSE if options.verbose or options.json else _RESET
+    if rows or options.json:
+        print_rows(columns, rows, as_json=options.json)

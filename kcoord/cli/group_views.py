@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord groups explain GROUP` and `kcoord groups watch GROUP`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+
+from kcoord.cli.group_insight import Finding, Settings, changes, explain
+from kcoord.cli.output import print_json
+from kcoord.cli.session import add_connection_options, add_json_option, run_with_admin
+from kcoord.cli.table import format_time
+from kcoord.client.admin.client import AdminClient
+from kcoord.client.admin.model import ConfigResource, ConfigResourceType, ConsumerGroupDescription
+from protocol.errors import Errors, KafkaError
+
+_ASSIGNORS = "group.consumer.assignors"
+_SESSION_TIMEOUT = "consumer.session.timeout.ms"
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    explaining = commands.add_parser(
+        "explain",
+        help="why a group is as it is",
+        description="Tells why a group has its assignor, who holds a rebalance back, when static members are let go.",
+    )
+    watching = commands.add_parser(
+        "watch",
+        help="what happens to a group, as it happens",
+        description="Tells who joins and leaves, why there is a new epoch, who is asked to give up what, who takes it.",
+    )
+    for parser in (explaining, watching):
+        parser.add_argument("group", metavar="GROUP")
+        add_connection_options(parser)
+        add_json_option(parser)
+    watching.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between looks (default 1)")
+    watching.add_argument("--duration", type=float, metavar="SECONDS", help="end after this time (default: Ctrl-C)")
+    explaining.set_defaults(run=lambda options: run_with_admin("kcoord groups explain", options, _explain))
+    watching.set_defaults(run=lambda options: run_with_admin("kcoord groups watch", options, _watch))
+
+
+async def _explain(admin: AdminClient, options: argparse.Namespace) -> int:
+    group = (await admin.describe_consumer_groups([options.group]))[options.group]
+    findings = list(explain(group, await _settings(admin, group)))
+    if options.json:
+        print_json([finding._asdict() for finding in findings])
+        return 0
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        print(f"{finding.subject:<{width}}  {finding.text}")
+    return 0
+
+
+async def _settings(admin: AdminClient, group: ConsumerGroupDescription) -> Settings:
+    broker = ConfigResource(ConfigResourceType.BROKER, str(group.coordinator.node_id))
+    own = ConfigResource(ConfigResourceType.GROUP, group.group_id)
+    found = (await admin.describe_configs([broker, own])).values
+    assignors = found[broker].get(_ASSIGNORS) if broker in found else None
+    timeout = found[own].get(_SESSION_TIMEOUT) if own in found else None
+    return Settings(
+        assignors.value.replace(" ", "").split(",") if assignors is not None and assignors.value else None,
+        int(timeout.value) if timeout is not None and timeout.value else None,
+    )
+
+
+async def _watch(admin: AdminClient, options: argparse.Namespace) -> int:
+    end = None if options.duration is None else time.monotonic() + options.duration
+    before: ConsumerGroupDescription | None = None
+    is_first = True
+    while True:
+        after = await _describe(admin, options.group)
+        if is_first and after is None:
+            _tell(Finding("group", "does not exist yet"), options)
+        for finding in changes(before, after):
+            _tell(finding, options)
+        before, is_first = after, False
+        if end is not None and time.monotonic() + options.interval > end:
+            return 0
+        await asyncio.sleep(options.interval)
+
+
+async def _describe(admin: AdminClient, group_id: str) -> ConsumerGroupDescription | None:
+    results = await admin.describe_consumer_groups([group_id])
+    error: KafkaError | None = results.error(group_id)
+    if error is not None and error.error is Errors.GROUP_ID_NOT_FOUND:
+        return None
+    return results[group_id]
+
+
+def _tell(finding: Finding, options: argparse.Namespace) -> None:
+    """At once, also into a pipe."""
+    now_ms = time.time_ns() // 1_000_000
+    if options.json:
+        print(json.dumps({"time_ms": now_ms, **finding._asdict()}, ensure_ascii=False), flush=True)
+    else:
+        print(f"{format_time(now_ms)}  {finding.subject:<6}  {finding.text}", flush=True)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord groups restore`: brings back the offsets that a group had at a time, deleted, expired or overwritten since.
+
+It reads what the group's partition of `__consumer_offsets` still holds, from the broker or from a folder (a backup,
+say), and commits through the broker. What compaction has removed is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from kcoord.cli.table import format_table, format_time, parse_time
+
+if TYPE_CHECKING:
+    from kcoord.cli.blocking_client import BlockingClient
+    from kcoord.logtools.restore import KnownTopic, RestoreRow
+
+DEFAULT_ADDRESS = "127.0.0.1:9092"
+_COMMIT_PARTITIONS = 1000
+
+
+def main(arguments: Sequence[str]) -> int:
+    from kcoord.cli.blocking_client import RequestFailed
+    from kcoord.storage.errors import StorageError
+    from protocol.errors import DecodeError
+
+    options = _parser().parse_args(arguments)
+    try:
+        code = options.run(options)
+    except (RequestFailed, StorageError, OSError, DecodeError, ValueError) as error:
+        print(f"kcoord groups: {error}", file=sys.stderr)
+        return 1
+    assert isinstance(code, int)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    from kcoord.cli.group_views import add_commands
+
+    parser = argparse.ArgumentParser(prog="kcoord groups", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    restore = commands.add_parser("restore", help="bring back the offsets that a group had at a time")
+    restore.add_argument("--group", required=True, metavar="GROUP")
+    restore.add_argument(
+        "--to",
+        required=True,
+        metavar="TIME",
+        help="ISO 8601 (UTC by default), ms since 1970, or an age such as 15m, 2h",
+    )
+    restore.add_argument("--bootstrap-server", default=DEFAULT_ADDRESS, metavar="HOST:PORT")
+    restore.add_argument("--from-folder", metavar="DIR", help="read the history from a data folder or a backup")
+    restore.add_argument("--dry-run", action="store_true", help="show what would be done")
+    restore.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="for each answer (default 30)")
+    restore.add_argument("--format", choices=("table", "json"), default="table")
+    restore.set_defaults(run=_restore)
+    add_commands(commands)
+    return parser
+
+
+def _restore(options: argparse.Namespace) -> int:
+    from kcoord.cli.blocking_client import BlockingClient
+    from kcoord.logtools.restore import COMMITTING, offsets_at, plan_restore
+
+    time_ms = parse_time(options.to, time.time_ns() // 1_000_000)
+    with BlockingClient(options.bootstrap_server, options.timeout) as bootstrap:
+        coordinator = bootstrap.coordinator_of(options.group)
+    with BlockingClient(coordinator, options.timeout) as client:
+        state = client.group_state(options.group)
+        if state not in (None, "Empty", "Dead"):
+            print(f"kcoord groups: {options.group} is {state}: stop its members first", file=sys.stderr)
+            return 1
+        past = offsets_at(_history(options, client), options.group, time_ms)
+        present = client.committed(options.group)
+        names = sorted({topic for topic, _ in past.offsets})
+        rows = plan_restore(past, present, _known_topics(client, names))
+        failed = [] if options.dry_run else list(_commit(client, options.group, rows))
+    _print(rows, options.format)
+    changes = sum(row.action in COMMITTING for row in rows)
+    done = "would be" if options.dry_run else "were"
+    print(f"{options.group}: {changes} offsets {done} restored as of {format_time(time_ms)}", file=sys.stderr)
+    for line in failed:
+        print(f"kcoord groups: {line}", file=sys.stderr)
+    return 1 if failed or not past.offsets else 0
+
+
+def _history(options: argparse.Namespace, client: BlockingClient) -> Iterator[bytes]:
+    """The batches of the group's partition."""
+    from kcoord.cli.blocking_client import RequestFailed
+    from kcoord.coordinator.service import partition_for
+    from kcoord.logtools.restore import batches_in_folder
+    from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
+    from kcoord.storage.file_system import RealFileSystem
+
+    if options.from_folder is not None:
+        return batches_in_folder(RealFileSystem(), os.path.abspath(options.from_folder), options.group)
+    topics = client.topics([CONSUMER_OFFSETS_TOPIC])
+    if not topics:
+        raise RequestFailed(f"there is no topic {CONSUMER_OFFSETS_TOPIC}")
+    return client.batches(CONSUMER_OFFSETS_TOPIC, partition_for(options.group, len(topics[0].partitions)))
+
+
+def _known_topics(client: BlockingClient, names: list[str]) -> dict[str, KnownTopic]:
+    from kcoord.logtools.restore import KnownTopic
+
+    known = {}
+    for topic in client.topics(names) if names else ():
+        assert topic.name is not None
+        known[topic.name] = KnownTopic(topic.topic_id, len(topic.partitions))
+    return known
+
+
+def _commit(client: BlockingClient, group_id: str, rows: Iterable[RestoreRow]) -> Iterator[str]:
+    """Commits in pieces; yields what was refused."""
+    from kcoord.logtools.restore import COMMITTING
+    from protocol.errors import Errors
+    from protocol.messages import OffsetCommitRequest
+
+    wanted = [row for row in rows if row.action in COMMITTING]
+    for start in range(0, len(wanted), _COMMIT_PARTITIONS):
+        topics: dict[str, OffsetCommitRequest.OffsetCommitRequestTopic] = {}
+        for row in wanted[start : start + _COMMIT_PARTITIONS]:
+            assert row.then is not None
+            topic = topics.setdefault(row.topic, OffsetCommitRequest.OffsetCommitRequestTopic(name=row.topic))
+            topic.partitions.append(
+                OffsetCommitRequest.OffsetCommitRequestPartition(
+                    partition_index=row.partition,
+                    committed_offset=row.then.offset,
+                    committed_leader_epoch=row.then.leader_epoch,
+                    committed_metadata=row.then.metadata,
+                )
+            )
+        for name, partition, error in client.commit(group_id, list(topics.values())):
+            if error is not Errors.NONE:
+                yield f"{name}-{partition} was refused: {error.name}"
+
+
+def _print(rows: Sequence[RestoreRow], form: str) -> None:
+    if form == "json":
+        for row in rows:
+            print(json.dumps(_json_row(row)))
+        return
+    titles = ("TOPIC", "PARTITION", "THEN", "NOW", "COMMITTED", "DELETED", "ACTION")
+    print(format_table(titles, map(_table_row, rows)))
+
+
+def _table_row(row: RestoreRow) -> tuple[object, ...]:
+    then = row.then.offset if row.then is not None else None
+    committed = format_time(row.then.written_ms) if row.then is not None else None
+    deleted = None
+    if row.deletion is not None:
+        deleted = " ".join(filter(None, (format_time(row.deletion.written_ms), row.deletion.why)))
+    return row.topic, row.partition, then, row.now, committed, deleted, row.action.value
+
+
+def _json_row(row: RestoreRow) -> dict[str, object]:
+    return {
+        "topic": row.topic,
+        "partition": row.partition,
+        "then": row.then.offset if row.then is not None else None,
+        "now": row.now,
+        "committedMs": row.then.written_ms if row.then is not None else None,
+        "deletedMs": row.deletion.written_ms if row.deletion is not None else None,
+        "deletedBecause": row.deletion.why if row.deletion is not None else None,
+        "action": row.action.name.lower(),
+    }

@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord log`: dump, verify, repair, import and back up the log folders of brokers, Kafka's and ours.
+
+Exit codes: 0 done and sound, 1 damage found or the work failed, 2 a wrong command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kcoord.cli.table import format_table, format_time
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from kcoord.logtools.decode import Json
+    from kcoord.logtools.findings import Finding
+    from kcoord.logtools.import_logs import ImportReport
+
+_TABLE_ROWS = 1000
+"""A table is printed in pieces of so many rows: the columns of a piece are aligned, and memory is bounded."""
+_WIDEST_CELL = 160
+_BACKUP_WAIT_SECONDS = 0.05
+
+
+def main(arguments: Sequence[str]) -> int:
+    from kcoord.config import ConfigError
+    from kcoord.storage.errors import StorageError
+
+    options = _parser().parse_args(arguments)
+    try:
+        code = options.run(options)
+    except (StorageError, ConfigError, OSError, ValueError) as error:
+        if isinstance(error, BrokenPipeError):
+            # The reader has seen enough.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        print(f"kcoord log: {error}", file=sys.stderr)
+        return 1
+    assert isinstance(code, int)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kcoord log", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_dump(commands)
+    _add_verify(commands)
+    _add_repair(commands)
+    _add_import(commands)
+    _add_backup(commands)
+    return parser
+
+
+def _folder(text: str) -> str:
+    return os.path.abspath(text)
+
+
+def _format_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="json: one object per line")
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def new_uuid() -> bytes:
+    """As Kafka's: never one whose text would begin like an option."""
+    while True:
+        made = uuid.uuid4().bytes
+        if made[0] >> 2 != 62:
+            return made
+
+
+# --- dump -------------------------------------------------------------------------------------------------------------
+
+
+def _add_dump(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("dump", help="print what log files hold")
+    parser.add_argument("paths", nargs="+", type=_folder, metavar="PATH", help="data folder, partition folder or file")
+    parser.add_argument(
+        "--partition", action="append", default=[], metavar="TOPIC-N", help="only this one of a data folder"
+    )
+    parser.add_argument("--from-offset", type=int, default=0, metavar="OFFSET")
+    parser.add_argument("--to-offset", type=int, default=2**63 - 1, metavar="OFFSET")
+    parser.add_argument("--limit", type=int, metavar="ROWS", help="stop after so many rows")
+    parser.add_argument(
+        "--decoder",
+        choices=("offsets", "metadata", "transactions", "data"),
+        help="what the records are (by default the folder's name tells)",
+    )
+    _format_option(parser)
+    parser.set_defaults(run=_dump)
+
+
+def _dump(options: argparse.Namespace) -> int:
+    from kcoord.logtools.decode import LogKind
+    from kcoord.logtools.dump import Selection, dump_file, files_at
+    from kcoord.storage.file_system import RealFileSystem
+
+    fs = RealFileSystem()
+    kind = LogKind(options.decoder) if options.decoder else None
+    selection = Selection(options.from_offset, options.to_offset, kind)
+    partitions = frozenset(options.partition)
+    files = [file for path in options.paths for file in files_at(fs, path, partitions)]
+    rows = islice((row for file in files for row in dump_file(fs, file, selection)), options.limit)
+    damaged = 0
+    if options.format == "json":
+        for row in rows:
+            damaged += "damage" in row
+            print(json.dumps(row, ensure_ascii=False))
+    else:
+        damaged = _print_tables(rows)
+    if damaged:
+        print(f"kcoord log: {damaged} places are damaged; `kcoord log verify` tells more", file=sys.stderr)
+    return 1 if damaged else 0
+
+
+def _print_tables(rows: Iterator[Json]) -> int:
+    damaged = 0
+    file: object = None
+    while piece := list(islice(rows, _TABLE_ROWS)):
+        damaged += sum("damage" in row for row in piece)
+        while piece:
+            first = piece[0]
+            same = [row for row in piece if row["file"] == first["file"]]
+            piece = piece[len(same) :]
+            if first["file"] != file:
+                file = first["file"]
+                print(f"\n{file}")
+            if "partition" in first:
+                print(format_table(("OFFSET", "TIME", "FLAGS", "KEY", "VALUE"), map(_record_row, same)))
+            else:
+                titles = [name for name in first if name != "file"]
+                print(format_table(titles, ([row.get(name) for name in titles] for row in same)))
+    return damaged
+
+
+def _record_row(row: Json) -> tuple[object, ...]:
+    if "damage" in row:
+        return row.get("offset"), "-", "damage", f"position {row['position']}", row["damage"]
+    flags = "".join(letter for letter, name in (("T", "isTransactional"), ("C", "isControl")) if row[name])
+    timestamp = row["timestamp"]
+    assert isinstance(timestamp, int)
+    return row["offset"], format_time(timestamp), flags or "-", _short(row["key"]), _short(row["value"])
+
+
+def _short(value: object) -> str | None:
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = "".join(letter if letter.isprintable() else "." for letter in text)
+    return text if len(text) <= _WIDEST_CELL else text[: _WIDEST_CELL - 1] + "…"
+
+
+# --- verify -----------------------------------------------------------------------------------------------------------
+
+
+def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "verify", help="check every batch, record, index and checkpoint; exit code 1 where something is wrong"
+    )
+    parser.add_argument("path", type=_folder, metavar="DIR", help="data folder or partition folder")
+    _format_option(parser)
+    parser.set_defaults(run=_verify)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from kcoord.logtools.verify import FolderCheck
+    from kcoord.storage.file_system import RealFileSystem
+
+    check = FolderCheck(RealFileSystem(), options.path, in_use=_is_in_use(options.path))
+    findings = list(check.run())
+    _print_findings(findings, options.format)
+    totals = check.totals
+    looked_at = f"{totals.partitions} partitions, {totals.batches} batches, {totals.records} records"
+    meanwhile = "; a broker is writing here, so the ends were not judged" if check.in_use else ""
+    result = f"{len(findings)} findings" if findings else "sound"
+    print(f"{options.path}: {result}: {looked_at}, {totals.size_bytes} bytes{meanwhile}", file=sys.stderr)
+    return 1 if findings else 0
+
+
+def _is_in_use(path: str) -> bool:
+    """Whether a running broker holds the data folder."""
+    from kcoord.storage.errors import DirectoryLockedError
+    from kcoord.storage.file_system import RealFileSystem
+    from kcoord.storage.log_dir import LOCK_FILE
+
+    for folder in (path, os.path.dirname(path)):
+        lock = os.path.join(folder, LOCK_FILE)
+        if os.path.exists(lock):
+            try:
+                RealFileSystem().lock(lock).release()
+            except DirectoryLockedError:
+                return True
+            except OSError:
+                # No right to ask: then nothing here can be judged by its lock.
+                return False
+    return False
+
+
+def _print_findings(findings: Sequence[Finding], form: str) -> None:
+    if form == "json":
+        for one in findings:
+            print(json.dumps({**asdict(one), "kind": one.kind.value}, ensure_ascii=False))
+    elif findings:
+        rows = ((one.kind.value, one.file, one.position, one.offset, one.reason) for one in findings)
+        print(format_table(("WHAT", "FILE", "POSITION", "OFFSET", "WHY"), rows))
+
+
+# --- repair -----------------------------------------------------------------------------------------------------------
+
+
+def _add_repair(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "repair",
+        help="take out of a stopped broker's data folder what verify found",
+        description="Without --yes it only shows what it would do. What is removed is kept in a new folder.",
+    )
+    parser.add_argument("path", type=_folder, metavar="DIR", help="data folder")
+    parser.add_argument("--yes", action="store_true", help="do it: records may be lost")
+    parser.add_argument(
+        "--mode",
+        choices=("skip", "truncate"),
+        default="skip",
+        help="skip: leave out the damaged bytes alone (default); truncate: end the log before the first damage",
+    )
+    parser.add_argument(
+        "--keep", type=_folder, metavar="FOLDER", help="where what is removed goes (default: beside DIR)"
+    )
+    _format_option(parser)
+    parser.set_defaults(run=_repair)
+
+
+def _repair(options: argparse.Namespace) -> int:
+    from kcoord.logtools.repair import Repair, RepairMode
+    from kcoord.logtools.verify import FolderCheck
+    from kcoord.storage.errors import DirectoryLockedError
+    from kcoord.storage.file_system import RealFileSystem
+
+    fs = RealFileSystem()
+    if _is_in_use(options.path):
+        raise DirectoryLockedError(f"{options.path}: a broker is using it; stop it first")
+    findings = list(FolderCheck(fs, options.path).run())
+    keep = options.keep or f"{options.path}.repair-{now_ms()}"
+    repair = Repair(fs, options.path, RepairMode(options.mode), keep, findings)
+    steps = repair.run() if options.yes and findings else repair.plan()
+    if options.format == "json":
+        for step in steps:
+            print(json.dumps(asdict(step), ensure_ascii=False))
+    elif steps:
+        rows = ((step.file, step.position, step.lost_bytes, step.what) for step in steps)
+        print(format_table(("FILE", "POSITION", "LOST BYTES", "WHAT"), rows))
+    if not findings:
+        print(f"{options.path}: sound, nothing to repair", file=sys.stderr)
+        return 0
+    if not options.yes:
+        print("Nothing was changed. With --yes it will be.", file=sys.stderr)
+        return 1
+    left = list(FolderCheck(fs, options.path).run())
+    _print_findings(left, options.format)
+    state = f"{len(left)} findings are left" if left else "sound now"
+    print(f"{options.path}: {state}; what was removed is in {keep}", file=sys.stderr)
+    return 1 if left else 0
+
+
+# --- import -----------------------------------------------------------------------------------------------------------
+
+
+def _add_import(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "import",
+        help="make a data folder from the log folders of a stopped broker",
+        description="Takes __consumer_offsets-* and, where they are there, __cluster_metadata-0, __transaction_state-* "
+        "and topic folders of a stopped Kafka 4.x broker into a new data folder. The source is not changed.",
+    )
+    parser.add_argument("sources", nargs="+", type=_folder, metavar="DIR", help="the broker's log.dirs")
+    parser.add_argument("--into", required=True, type=_folder, metavar="NEW_DATA_DIR")
+    parser.add_argument(
+        "--properties", type=Path, metavar="FILE", help="the server.properties that the new folder is to be served with"
+    )
+    parser.add_argument(
+        "--override", action="append", default=[], metavar="KEY=VALUE", help="a setting that wins over the file"
+    )
+    _format_option(parser)
+    parser.set_defaults(run=_import)
+
+
+def _import(options: argparse.Namespace) -> int:
+    from kcoord.config import BROKER_KEYS, BrokerConfig, merge_properties
+    from kcoord.logtools.import_logs import LogImport
+    from kcoord.storage.file_system import RealFileSystem
+
+    text = options.properties.read_text(encoding="utf-8") if options.properties is not None else None
+    config = BrokerConfig.from_properties(merge_properties(text, {}, options.override, BROKER_KEYS))
+    work = LogImport(RealFileSystem(), config, options.into, now_ms(), new_uuid)
+    report = work.run(options.sources)
+    lines = list(_import_lines(report))
+    if options.format == "json":
+        print(json.dumps(dict(lines) | {"notes": report.notes}))
+        return 0
+    print(format_table(("WHAT", "COUNT"), lines))
+    for note in report.notes:
+        print(f"note: {note}")
+    print(
+        f"{options.into} is ready: serve it with node.id={config.node_id} and "
+        f"offsets.topic.num.partitions={config.offsets_topic_num_partitions}"
+    )
+    return 0
+
+
+def _import_lines(report: ImportReport) -> Iterator[tuple[str, int]]:
+    for group_type, count in sorted(report.groups.items()):
+        yield f"{group_type} groups", count
+    yield "committed offsets", report.offsets
+    yield "group records", report.group_records
+    yield "group records in another partition than before", report.rerouted_records
+    yield from _counted("kept, but not known here", report.kept_unknown)
+    yield "transactional offsets committed", report.transactions.committed
+    yield "transactional offsets left out: aborted", report.transactions.aborted
+    yield "transactional offsets left out: never decided", report.transactions.pending
+    yield f"topics from the {'metadata log' if report.from_metadata else 'group records'}", report.topics
+    yield "partitions of them", report.partitions
+    yield "partitions with data", report.copied_partitions
+    yield "open transactions in topics ended", report.ended_transactions
+    yield from _counted("left out", report.skipped)
+
+
+def _counted(title: str, counts: Counter[str]) -> Iterable[tuple[str, int]]:
+    return [(f"{title}: {name}", count) for name, count in sorted(counts.items())]
+
+
+# --- backup -----------------------------------------------------------------------------------------------------------
+
+
+def _add_backup(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "backup",
+        help="copy the data folder of a running broker",
+        description="The copy is what a start after a crash would find: serve it, or copy it back. "
+        "With --verify it is read and replayed afterwards; without --into an earlier backup DIR is.",
+    )
+    parser.add_argument("path", type=_folder, metavar="DIR", help="data folder, of a running broker or not")
+    parser.add_argument("--into", type=_folder, metavar="BACKUP", help="a new folder")
+    parser.add_argument("--verify", action="store_true", help="check every byte of the copy, and replay it")
+    parser.set_defaults(run=_backup)
+
+
+def _backup(options: argparse.Namespace) -> int:
+    from kcoord.logtools.backup import Backup
+    from kcoord.storage.file_system import RealFileSystem
+
+    if options.into is None and not options.verify:
+        print("kcoord log backup: give --into BACKUP, or --verify for an earlier one", file=sys.stderr)
+        return 2
+    if options.into is not None:
+        work = Backup(RealFileSystem(), options.path, options.into, lambda: time.sleep(_BACKUP_WAIT_SECONDS))
+        report = work.run()
+        copied = f"{report.partitions} partitions, {report.segments} segments, {report.size_bytes} bytes"
+        print(f"{options.into}: {copied}, {report.repeated} copied again")
+        for note in report.notes:
+            print(f"note: {note}")
+    return _verify_backup(options.into or options.path) if options.verify else 0
+
+
+def _verify_backup(path: str) -> int:
+    from kcoord.logtools.replay_check import replay_folder
+    from kcoord.logtools.verify import FolderCheck
+    from kcoord.storage.file_system import RealFileSystem
+
+    fs = RealFileSystem()
+    findings = list(FolderCheck(fs, path).run())
+    _print_findings(findings, "table")
+    replayed = replay_folder(fs, path)
+    for problem in replayed.problems:
+        print(f"problem: {problem}")
+    groups = sum(replayed.groups.values())
+    serves = f"{len(replayed.image.topics)} topics, {groups} groups, {replayed.offsets} offsets"
+    is_sound = not findings and not replayed.problems
+    print(f"{path}: {'sound' if is_sound else 'not sound'}: it would serve {serves}")
+    return 0 if is_sound else 1

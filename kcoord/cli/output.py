@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One set of rows, two forms: a table for people, JSON for programs. A row is a mapping, a column names its key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from kcoord.cli.table import format_table, format_time
+
+UNKNOWN_TIME = "N/A"
+
+Row = Mapping[str, object]
+
+
+def plain_text(value: object) -> str:
+    """Nothing is a dash, as in Kafka's tables: every row keeps all its columns."""
+    return "-" if value is None or value == "" else str(value)
+
+
+def time_text(value: object) -> str:
+    """A creation time as KIP-1327 prints it."""
+    return format_time(value) if isinstance(value, int) else UNKNOWN_TIME
+
+
+def assignment_text(value: object) -> str:
+    """`topic:0,1;other:2`; topics in order."""
+    if not isinstance(value, Mapping) or not value:
+        return "-"
+    return ";".join(f"{topic}:{','.join(map(str, value[topic]))}" for topic in sorted(value))
+
+
+def node_text(value: object) -> str:
+    """`host:port (id)`."""
+    return f"{value['host']}:{value['port']} ({value['id']})" if isinstance(value, Mapping) else "-"
+
+
+class Column(NamedTuple):
+    """A column of a table, and the key of its values in JSON."""
+
+    title: str
+    key: str
+    text: Callable[[object], str] = plain_text
+
+
+def format_rows(columns: Sequence[Column], rows: Iterable[Row]) -> str:
+    return format_table(
+        [column.title for column in columns],
+        [[column.text(row[column.key]) for column in columns] for row in rows],
+    )
+
+
+def print_rows(columns: Sequence[Column], rows: Sequence[Row], *, as_json: bool) -> None:
+    """To stdout; JSON has the columns' keys only, so that both forms tell the same."""
+    if as_json:
+        print_json([{column.key: row[column.key] for column in columns} for row in rows])
+    else:
+        print(format_rows(columns, rows))
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord produce TOPIC`: each line of standard input is a record, as text or as JSON.
+
+A line is sent when it has been read, so that a pipe from a program that is still running works too; the exit code is 0
+only if every record is stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import AsyncIterator, Sequence
+from typing import BinaryIO, NamedTuple
+
+from kcoord.cli.session import EXIT_FAILED, add_connection_options, client_config, report_failure, run_safely
+from kcoord.client.config import ProducerConfig
+from kcoord.client.producer.client import Producer
+from kcoord.client.types import RecordMetadata
+from protocol.errors import KafkaError
+
+_MAX_UNSENT = 10_000
+_CHUNK_BYTES = 1 << 16
+# So that what `kcoord consume --json` prints can be written again.
+_IGNORED_FIELDS = {"topic", "offset"}
+
+
+class NotARecord(Exception):
+    """What is wrong with a line."""
+
+
+class InputRecord(NamedTuple):
+    """A line as a record."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if options.json and (options.key_separator is not None or options.null_marker is not None):
+        parser.error("--key-separator and --null-marker are for lines of text, not for --json")
+    return run_safely(parser.prog, lambda: _produce(options))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kcoord produce", description=__doc__, allow_abbrev=False)
+    add_connection_options(parser)
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("--partition", type=int, metavar="N", help="for records that name none")
+    parser.add_argument("--key-separator", metavar="TEXT", help="what stands between key and value in each line")
+    parser.add_argument("--null-marker", metavar="TEXT", help="a key or value of this text is null")
+    parser.add_argument("--acks", default="all", choices=("0", "1", "all"))
+    parser.add_argument(
+        "--compression", default="none", choices=("none", "gzip", "snappy", "lz4", "zstd"), help="(default none)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="lines are objects: value, key, headers, partition, timestamp_ms"
+    )
+    return parser
+
+
+def parse_line(line: bytes, options: argparse.Namespace) -> InputRecord:
+    """One record; NotARecord says what is wrong."""
+    if options.json:
+        return _from_json(line)
+    marker = None if options.null_marker is None else options.null_marker.encode()
+    if options.key_separator is None:
+        return InputRecord(_or_null(line, marker))
+    key, separator, value = line.partition(options.key_separator.encode())
+    if not separator:
+        raise NotARecord(f"no {options.key_separator!r} between key and value")
+    return InputRecord(_or_null(value, marker), _or_null(key, marker))
+
+
+def _or_null(text: bytes, marker: bytes | None) -> bytes | None:
+    return None if text == marker else text
+
+
+def _from_json(line: bytes) -> InputRecord:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise NotARecord(f"no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise NotARecord("not a JSON object")
+    unknown = sorted(fields.keys() - set(InputRecord._fields) - _IGNORED_FIELDS)
+    if unknown:
+        raise NotARecord(f"{unknown[0]}: unknown field")
+    headers = fields.get("headers") or {}
+    if not isinstance(headers, dict):
+        raise NotARecord("headers: not an object")
+    return InputRecord(
+        _bytes("value", fields.get("value")),
+        _bytes("key", fields.get("key")),
+        tuple((name, _bytes(name, value)) for name, value in headers.items()),
+        _integer("partition", fields.get("partition")),
+        _integer("timestamp_ms", fields.get("timestamp_ms")),
+    )
+
+
+def _bytes(name: str, value: object) -> bytes | None:
+    """Text as it is; other JSON as JSON."""
+    if value is None:
+        return None
+    return value.encode() if isinstance(value, str) else json.dumps(value, ensure_ascii=False).encode()
+
+
+def _integer(name: str, value: object) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise NotARecord(f"{name}: not a number")
+
+
+async def _produce(options: argparse.Namespace) -> int:
+    config = client_config(
+        ProducerConfig,
+        options,
+        acks=options.acks,
+        **{
+            "enable.idempotence": str(options.acks == "all").lower(),
+            "compression.type": options.compression,
+            "max.block.ms": str(options.timeout),
+        },
+    )
+    failures: list[str] = []
+    unsent = asyncio.Semaphore(_MAX_UNSENT)
+
+    def finished(future: asyncio.Future[RecordMetadata]) -> None:
+        unsent.release()
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            failures.append(str(error))
+
+    number = 0
+    async with Producer(config) as producer:
+        async for line in _lines(sys.stdin.buffer):
+            number += 1
+            try:
+                record = parse_line(line, options)
+            except NotARecord as problem:
+                failures.append(f"line {number}: {problem}")
+                break
+            await unsent.acquire()
+            try:
+                future = await _send(producer, options, record)
+            except KafkaError as error:
+                failures.append(f"line {number}: {error}")
+                break
+            future.add_done_callback(finished)
+        await producer.flush()
+    for failure in dict.fromkeys(failures):
+        report_failure(failure)
+    return EXIT_FAILED if failures else 0
+
+
+async def _send(producer: Producer, options: argparse.Namespace, record: InputRecord) -> asyncio.Future[RecordMetadata]:
+    return await producer.send(
+        options.topic,
+        record.value,
+        record.key,
+        partition=options.partition if record.partition is None else record.partition,
+        timestamp_ms=record.timestamp_ms,
+        headers=record.headers,
+    )
+
+
+async def _lines(source: BinaryIO) -> AsyncIterator[bytes]:
+    """Lines as they come. The thread is a daemon: one that waits for input must not keep the process alive."""
+    loop = asyncio.get_running_loop()
+    chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=4)
+
+    def read() -> None:
+        while True:
+            chunk = source.read1(_CHUNK_BYTES) if hasattr(source, "read1") else source.read(_CHUNK_BYTES)
+            asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
+            if not chunk:
+                return
+
+    threading.Thread(target=read, daemon=True).start()
+    rest = b""
+    while chunk := await chunks.get():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r")
+    if rest:
+        yield rest

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all commands that ask brokers share: how they name them, how they fail, and their exit codes.
+
+0: done; 1: it failed, wholly or in part; 2: the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TypeVar
+
+from kcoord.client.admin.client import AdminClient
+from kcoord.client.config import AdminConfig, CommonConfig
+from kcoord.client.errors import ClientException, DisconnectException, TimeoutException
+from kcoord.config import ConfigError
+from kcoord.config.properties import parse_properties
+from protocol.errors import KafkaError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+_DEFAULT_ADDRESS = "127.0.0.1:9092"
+_DEFAULT_TIMEOUT_MS = 30_000
+
+Config = TypeVar("Config", bound=CommonConfig)
+AdminWork = Callable[[AdminClient, argparse.Namespace], Awaitable[int]]
+
+
+class CommandError(Exception):
+    """What the user is told before the command ends with exit code 1."""
+
+
+def add_connection_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--bootstrap-server",
+        default=_DEFAULT_ADDRESS,
+        metavar="HOST:PORT",
+        help=f"brokers to ask, separated by commas (default {_DEFAULT_ADDRESS})",
+    )
+    parser.add_argument("--command-config", type=Path, metavar="FILE", help="a properties file with client settings")
+    parser.add_argument(
+        "--timeout",
+        type=int,
+        default=_DEFAULT_TIMEOUT_MS,
+        metavar="MS",
+        help=f"how long each question may take (default {_DEFAULT_TIMEOUT_MS} ms)",
+    )
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def client_config(kind: type[Config], options: argparse.Namespace, **settings: str) -> Config:
+    """Client settings from the file and the options, which win. Those that only Java clients have are named and left
+    out, except where a connection would then be less secure than it was meant to be.
+    """
+    properties: dict[str, str] = {"client.id": "kcoord-cli"}
+    if options.command_config is not None:
+        properties |= parse_properties(options.command_config.read_text(encoding="utf-8"))
+    protocol = properties.pop("security.protocol", "PLAINTEXT")
+    if protocol.upper() != "PLAINTEXT":
+        raise CommandError(f"security.protocol={protocol}: this command has no TLS and no SASL")
+    properties |= {"bootstrap.servers": options.bootstrap_server, "default.api.timeout.ms": str(options.timeout)}
+    properties |= settings
+    known = {field.name.replace("_", ".") for field in fields(kind)} - {"security"}
+    for key in sorted(properties.keys() - known):
+        warn(f"{key} has no effect here")
+    return kind.from_properties({key: text for key, text in properties.items() if key in known})
+
+
+def run_with_admin(program: str, options: argparse.Namespace, work: AdminWork) -> int:
+    """Runs `work` with a connected admin client."""
+
+    async def run() -> int:
+        async with AdminClient(client_config(AdminConfig, options)) as admin:
+            return await work(admin, options)
+
+    return run_safely(program, run)
+
+
+def run_safely(program: str, work: Callable[[], Awaitable[int]]) -> int:
+    """Runs a command; a failure that can be expected is one line on stderr."""
+
+    async def run() -> int:
+        return await work()
+
+    try:
+        return asyncio.run(run())
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of the output has seen enough. Without this the interpreter would complain when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KafkaError as error:
+        print(f"{program}: {error_text(error)}", file=sys.stderr)
+    except (CommandError, ClientException, ConfigError, OSError, UnicodeDecodeError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+    return EXIT_FAILED
+
+
+def error_text(error: KafkaError) -> str:
+    """The error's name and words; what the client found out by itself has no name that would tell more."""
+    if isinstance(error, DisconnectException | TimeoutException):
+        return error.message or error.error.description
+    return str(error)
+
+
+def report_failure(text: str) -> None:
+    """A part that failed, where others may not have; the exit code shall be EXIT_FAILED."""
+    print(f"error: {text}", file=sys.stderr)
+
+
+def warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def split_list(text: str) -> list[str]:
+    """The items of a comma-separated list."""
+    return [item for item in (part.strip() for part in text.split(",")) if item]

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables for people: columns as wide as their content, numbers to the right; and times as people write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+
+_AGE = re.compile(r"(\d+)(s|m|h|d)")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def format_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The lines of a table, without a newline at the end."""
+    cells = [[*titles], *([_cell(value) for value in row] for row in rows)]
+    body = cells[1:]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(titles))]
+    is_number = [_are_numbers([line[column] for line in body]) for column in range(len(titles))]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if number else text.ljust(width)
+            for text, width, number in zip(line, widths, is_number, strict=True)
+        ).rstrip()
+        for line in cells
+    )
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    known = [text for text in cells if text != "-"]
+    return bool(known) and all(text.removeprefix("-").isdigit() for text in known)
+
+
+def format_time(timestamp_ms: int) -> str:
+    """ISO 8601 in UTC, with milliseconds."""
+    if timestamp_ms < 0:
+        return "-"
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return str(timestamp_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_time(text: str, now_ms: int) -> int:
+    """Milliseconds since the epoch, an ISO 8601 time (UTC unless it says otherwise), or an age such as 15m or 2h."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    age = _AGE.fullmatch(text)
+    if age:
+        return now_ms - round(timedelta(**{_UNITS[age[2]]: int(age[1])}).total_seconds() * 1000)
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * 1000)

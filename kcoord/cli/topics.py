@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord topics`: create, alter, delete, list and describe topics, with the options and the lines of kafka-topics.sh,
+and with the partitions' creation times (KIP-1327).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from kcoord.cli.output import print_json, time_text
+from kcoord.cli.session import (
+    EXIT_FAILED,
+    CommandError,
+    add_connection_options,
+    add_json_option,
+    error_text,
+    report_failure,
+    run_with_admin,
+    warn,
+)
+from kcoord.client.admin.client import AdminClient
+from kcoord.client.admin.model import (
+    ConfigEntry,
+    ConfigResource,
+    ConfigResourceType,
+    ConfigSource,
+    CreatedTopic,
+    NewPartitions,
+    NewTopic,
+    TopicDescription,
+    TopicListing,
+    TopicPartitionInfo,
+)
+from kcoord.client.results import Results
+from protocol.errors import Errors, KafkaError
+
+ACTIONS = ("create", "alter", "delete", "list", "describe")
+_USES = {
+    "partitions": ("create", "alter"),
+    "replication_factor": ("create",),
+    "replica_assignment": ("create", "alter"),
+    "config": ("create",),
+    "if_exists": ("alter", "delete", "describe"),
+    "if_not_exists": ("create",),
+    "exclude_internal": ("list", "describe"),
+    "topics_with_overrides": ("describe",),
+}
+
+Replicas = list[list[int]]
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    problem = find_problem(options)
+    if problem is not None:
+        parser.error(problem)
+    run = {
+        "create": _create,
+        "alter": _alter,
+        "delete": _delete,
+        "list": _list,
+        "describe": _describe,
+    }
+    return run_with_admin(parser.prog, options, run[_given_actions(options)[0]])
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kcoord topics", description=__doc__, allow_abbrev=False)
+    add_connection_options(parser)
+    add_json_option(parser)
+    actions = parser.add_argument_group("actions, of which one is needed")
+    actions.add_argument("--create", action="store_true", help="make topics")
+    actions.add_argument("--alter", action="store_true", help="give topics more partitions")
+    actions.add_argument("--delete", action="store_true", help="delete topics and their records")
+    actions.add_argument("--list", action="store_true", help="the names of topics")
+    actions.add_argument("--describe", action="store_true", help="partitions, settings and creation times of topics")
+    parser.add_argument(
+        "--topic",
+        action="append",
+        default=[],
+        metavar="TOPIC",
+        help="a name, or a regular expression for all but --create; may be given several times",
+    )
+    parser.add_argument("--partitions", type=int, metavar="N", help="how many there shall be")
+    parser.add_argument("--replication-factor", type=int, metavar="N")
+    parser.add_argument(
+        "--replica-assignment", metavar="1:2,2:3", help="the brokers of each partition, instead of the two numbers"
+    )
+    parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help="may be given several times")
+    parser.add_argument("--if-exists", action="store_true", help="no error if there is no such topic")
+    parser.add_argument("--if-not-exists", action="store_true", help="no error if there is such a topic")
+    parser.add_argument("--exclude-internal", action="store_true", help="leave out topics of the broker's own")
+    parser.add_argument("--topics-with-overrides", action="store_true", help="only topics with settings of their own")
+    return parser
+
+
+def _given_actions(options: argparse.Namespace) -> list[str]:
+    return [action for action in ACTIONS if getattr(options, action)]
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def find_problem(options: argparse.Namespace) -> str | None:
+    """Why the options do not go together, None where they do."""
+    given = _given_actions(options)
+    if len(given) != 1:
+        return f"exactly one action is needed: {', '.join(map(_option, ACTIONS))}"
+    action = given[0]
+    for name, actions in _USES.items():
+        if getattr(options, name) not in (None, False, []) and action not in actions:
+            return f"{_option(name)} does not go with --{action}"
+    if action in ("create", "alter", "delete") and not options.topic:
+        return f"--{action} needs --topic"
+    if action == "alter" and options.partitions is None:
+        return "--alter needs --partitions"
+    if action == "create" and options.replica_assignment and (options.partitions or options.replication_factor):
+        return "--replica-assignment takes the place of --partitions and --replication-factor"
+    try:
+        parse_configs(options.config)
+        parse_replica_assignment(options.replica_assignment or "")
+        for pattern in options.topic if action != "create" else ():
+            re.compile(pattern)
+    except (ValueError, re.error) as error:
+        return str(error)
+    return None
+
+
+def parse_configs(texts: Iterable[str]) -> dict[str, str]:
+    """KEY=VALUE settings."""
+    configs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"--config: {text!r} is not KEY=VALUE")
+        configs[key.strip()] = value.strip()
+    return configs
+
+
+def parse_replica_assignment(text: str) -> Replicas:
+    """`1:2,2:3`: partitions separated by commas, the brokers of each by colons."""
+    if not text:
+        return []
+    partitions = [part.split(":") for part in text.split(",")]
+    if not all(broker.strip().isdecimal() for brokers in partitions for broker in brokers):
+        raise ValueError(f"--replica-assignment: {text!r} is not BROKER:BROKER,BROKER:BROKER,...")
+    return [[int(broker) for broker in brokers] for brokers in partitions]
+
+
+# --- actions ----------------------------------------------------------------------------------------------------------
+
+
+async def _create(admin: AdminClient, options: argparse.Namespace) -> int:
+    replicas = parse_replica_assignment(options.replica_assignment or "")
+    wanted = [
+        NewTopic(
+            name,
+            -1 if options.partitions is None else options.partitions,
+            -1 if options.replication_factor is None else options.replication_factor,
+            dict(enumerate(replicas)),
+            parse_configs(options.config),
+        )
+        for name in options.topic
+    ]
+    for topic in wanted:
+        if "." in topic.name or "_" in topic.name:
+            warn(f"{topic.name}: names of metrics have _ for both . and _, so topics that differ in these may collide")
+    results = await admin.create_topics(wanted)
+    return _finish(results, options, "Created", _ignored(options.if_not_exists, Errors.TOPIC_ALREADY_EXISTS))
+
+
+async def _alter(admin: AdminClient, options: argparse.Namespace) -> int:
+    names = _chosen_names(await _topics(admin, options), options)
+    replicas = parse_replica_assignment(options.replica_assignment or "") or None
+    new_partitions = {}
+    described = await admin.describe_topics(names)
+    for name in names:
+        have = len(described[name].partitions)
+        new_partitions[name] = NewPartitions(options.partitions, None if replicas is None else replicas[have:])
+    return _finish(await admin.create_partitions(new_partitions), options, "Altered", ())
+
+
+async def _delete(admin: AdminClient, options: argparse.Namespace) -> int:
+    names = _chosen_names(await _topics(admin, options), options)
+    results = await admin.delete_topics(names)
+    return _finish(results, options, "Deleted", _ignored(options.if_exists, Errors.UNKNOWN_TOPIC_OR_PARTITION))
+
+
+async def _list(admin: AdminClient, options: argparse.Namespace) -> int:
+    names = [topic.name for topic in await _topics(admin, options) if _is_chosen(topic.name, options)]
+    if options.json:
+        print_json(names)
+    else:
+        for name in names:
+            print(name)
+    return 0
+
+
+async def _describe(admin: AdminClient, options: argparse.Namespace) -> int:
+    names = _chosen_names(await _topics(admin, options), options)
+    topics = (await admin.describe_topics(names)).all()
+    configs = await _own_configs(admin, names)
+    shown = [topics[name] for name in names if configs[name] or not options.topics_with_overrides]
+    if options.json:
+        print_json([topic_json(topic, configs[topic.name]) for topic in shown])
+        return 0
+    for topic in shown:
+        for line in topic_lines(topic, configs[topic.name], with_partitions=not options.topics_with_overrides):
+            print(line)
+    return 0
+
+
+async def _topics(admin: AdminClient, options: argparse.Namespace) -> list[TopicListing]:
+    return await admin.list_topics(include_internal=not options.exclude_internal)
+
+
+def _is_chosen(name: str, options: argparse.Namespace) -> bool:
+    """No --topic is every topic."""
+    return not options.topic or any(re.fullmatch(pattern, name) for pattern in options.topic)
+
+
+def _chosen_names(topics: Iterable[TopicListing], options: argparse.Namespace) -> list[str]:
+    """The topics that --topic matches; CommandError where one matches nothing, unless that is welcome."""
+    names = [topic.name for topic in topics]
+    for pattern in options.topic:
+        if not options.if_exists and not any(re.fullmatch(pattern, name) for name in names):
+            raise CommandError(f"Topic '{pattern}' does not exist")
+    return [name for name in names if _is_chosen(name, options)]
+
+
+def _ignored(is_wanted: bool, error: Errors) -> tuple[Errors, ...]:
+    return (error,) if is_wanted else ()
+
+
+def _finish(
+    results: Results[str, CreatedTopic] | Results[str, None],
+    options: argparse.Namespace,
+    done: str,
+    ignored: tuple[Errors, ...],
+) -> int:
+    """Says what was done and what was not."""
+    errors = {name: error for name, error in results.errors.items() if error.error not in ignored}
+    if options.json:
+        print_json([{"topic": name, **_json_error(errors.get(name))} for name in results])
+    else:
+        for name in results.values:
+            print(f"{done} topic {name}.")
+    for name, error in errors.items():
+        report_failure(f"{name}: {error_text(error)}")
+    return EXIT_FAILED if errors else 0
+
+
+def _json_error(error: KafkaError | None) -> dict[str, object]:
+    if error is None:
+        return {"error": None, "message": None}
+    return {"error": error.error.name, "message": error.message or error.error.description}
+
+
+# --- describe ---------------------------------------------------------------------------------------------------------
+
+
+async def _own_configs(admin: AdminClient, names: Iterable[str]) -> dict[str, dict[str, str | None]]:
+    """The settings that the topics were given; one that has just vanished has none."""
+    resources = {name: ConfigResource(ConfigResourceType.TOPIC, name) for name in names}
+    described = await admin.describe_configs(resources.values())
+    return {
+        name: {key: entry.value for key, entry in described.values.get(resource, {}).items() if _is_own(entry)}
+        for name, resource in resources.items()
+    }
+
+
+def _is_own(entry: ConfigEntry) -> bool:
+    return entry.source is ConfigSource.DYNAMIC_TOPIC_CONFIG
+
+
+def topic_lines(
+    topic: TopicDescription, configs: Mapping[str, str | None], *, with_partitions: bool = True
+) -> Iterable[str]:
+    """Fields separated by tabs, as scripts expect them; the creation time is the last one (KIP-1327)."""
+    fields = {
+        "Topic": topic.name,
+        "TopicId": topic.topic_id_text,
+        "PartitionCount": len(topic.partitions),
+        "ReplicationFactor": len(topic.partitions[0].replicas) if topic.partitions else 0,
+        "Configs": ",".join(f"{key}={value}" for key, value in configs.items()),
+    }
+    yield _line(fields)
+    for partition in topic.partitions if with_partitions else ():
+        yield f"\t{_line(_partition_fields(topic.name, partition))}"
+
+
+def _partition_fields(topic: str, partition: TopicPartitionInfo) -> dict[str, object]:
+    return {
+        "Topic": topic,
+        "Partition": partition.partition,
+        "Leader": "none" if partition.leader is None else partition.leader.node_id,
+        "Replicas": _brokers(partition.replicas),
+        "Isr": _brokers(partition.isr),
+        "Elr": _brokers(partition.eligible_leader_replicas),
+        "LastKnownElr": _brokers(partition.last_known_elr),
+        "CreationTimeMs": time_text(partition.creation_time_ms),
+    }
+
+
+def _brokers(node_ids: Sequence[int] | None) -> str:
+    return "N/A" if node_ids is None else ",".join(map(str, node_ids))
+
+
+def _line(fields: Mapping[str, object]) -> str:
+    return "\t".join(f"{name}: {value}" for name, value in fields.items())
+
+
+def topic_json(topic: TopicDescription, configs: Mapping[str, str | None]) -> dict[str, object]:
+    return {
+        "topic": topic.name,
+        "topic_id": topic.topic_id_text,
+        "internal": topic.is_internal,
+        "configs": dict(configs),
+        "partitions": [
+            {
+                "partition": each.partition,
+                "leader": None if each.leader is None else each.leader.node_id,
+                "leader_epoch": each.leader_epoch,
+                "replicas": each.replicas,
+                "isr": each.isr,
+                "elr": each.eligible_leader_replicas,
+                "last_known_elr": each.last_known_elr,
+                "creation_time_ms": each.creation_time_ms,
+            }
+            for each in topic.partitions
+        ],
+    }

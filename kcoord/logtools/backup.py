@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A copy of a data folder while a broker is writing to it: what a start after a crash at that time would find.
+
+The order matters. Checkpoints come first, so that none promises more than the copied logs hold. Transactions come
+before offsets, offsets before data, and the metadata last: a copied offset never lies behind its topic's end, and the
+metadata knows every topic, producer id and leader epoch that the logs speak of. Within a partition all segments are
+open before the first is copied, and are compared with the folder afterwards: where a cleaner or the retention changed
+them meanwhile, the copy of the partition begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Final
+
+from kcoord.logtools.copying import copy_file, copy_range
+from kcoord.logtools.folders import Partition, SegmentFile, is_metadata_topic, partitions_in, segments_in
+from kcoord.logtools.verify import CLEANER_FILE
+from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from kcoord.storage.checkpoints import write_offset_checkpoint
+from kcoord.storage.errors import StorageError
+from kcoord.storage.file_system import File, FileSystem, join, make_durable_dirs, parent
+from kcoord.storage.log_dir import (
+    HIGH_WATERMARK_FILE,
+    LEADER_EPOCH_FILE,
+    LOG_START_OFFSET_FILE,
+    META_PROPERTIES_FILE,
+    PARTITION_METADATA_FILE,
+    RECOVERY_POINT_FILE,
+)
+from kcoord.storage.recovery import SWAP_SUFFIX
+from kcoord.storage.scan import Damage, DamageKind, find_batch, walk
+from kcoord.storage.segment import LOG_SUFFIX
+from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
+from kcoord.topics.producer_files import SNAPSHOT_SUFFIX, TRANSACTION_INDEX_SUFFIX
+
+INCOMPLETE_SUFFIX: Final = ".incomplete"
+_ATTEMPTS: Final = 100
+_CHECKPOINTS: Final = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE, CLEANER_FILE)
+_FIRST_TOPICS: Final = (TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC)
+
+
+@dataclass(slots=True)
+class BackupReport:
+    """What was copied, and what somebody should know."""
+
+    partitions: int = 0
+    segments: int = 0
+    size_bytes: int = 0
+    repeated: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+class Backup:
+    """`wait` lets a moment pass: a cleaner at work is given the time to finish its step."""
+
+    def __init__(self, fs: FileSystem, source: str, target: str, wait: Callable[[], None]) -> None:
+        self._fs = fs
+        self._source = source
+        self._target = target
+        self._building = target + INCOMPLETE_SUFFIX
+        self._wait = wait
+        self.report = BackupReport()
+
+    def run(self) -> BackupReport:
+        fs = self._fs
+        for path in (self._target, self._building):
+            if fs.exists(path) and (path == self._building or fs.list_dir(path)):
+                raise StorageError(f"{path}: is there already; a backup makes a new folder")
+        if not fs.exists(join(self._source, META_PROPERTIES_FILE)):
+            raise StorageError(f"{self._source}: this is no data folder: it has no {META_PROPERTIES_FILE}")
+        make_durable_dirs(fs, self._building)
+        had_cleaner = fs.exists(join(self._source, CLEANER_FILE))
+        for name in _CHECKPOINTS:
+            self._copy_small(self._source, self._building, name)
+        for partition in sorted(partitions_in(fs, self._source), key=_order):
+            self._partition(partition)
+        if not had_cleaner and fs.exists(join(self._source, CLEANER_FILE)):
+            # The first cleaning fell into the copying: nothing counts as cleaned, but gaps are no surprise.
+            write_offset_checkpoint(fs, join(self._building, CLEANER_FILE), {})
+        self._copy_small(self._source, self._building, META_PROPERTIES_FILE)
+        fs.sync_dir(self._building)
+        if fs.exists(self._target):
+            fs.remove_dir(self._target)
+        fs.rename(self._building, self._target)
+        fs.sync_dir(parent(self._target))
+        return self.report
+
+    def _copy_small(self, source: str, target: str, name: str) -> None:
+        """Such files are replaced as a whole, so any copy is one of their versions."""
+        try:
+            copy_file(self._fs, join(source, name), join(target, name))
+        except FileNotFoundError:
+            return
+
+    # --- one partition ------------------------------------------------------------------------------------------------
+
+    def _partition(self, partition: Partition) -> None:
+        folder = join(self._building, partition.name)
+        for _ in range(_ATTEMPTS):
+            try:
+                if self._try_partition(partition, folder):
+                    self.report.partitions += 1
+                    return
+            except FileNotFoundError:
+                if not self._fs.exists(partition.path):
+                    self.report.notes.append(f"{partition.name} was deleted meanwhile")
+                    self._clear(folder)
+                    return
+            self.report.repeated += 1
+            self._clear(folder)
+            self._wait()
+        raise StorageError(f"{partition.path}: its files changed all the time; try again when the cleaner is idle")
+
+    def _clear(self, folder: str) -> None:
+        if self._fs.exists(folder):
+            for name in self._fs.list_dir(folder):
+                self._fs.remove(join(folder, name))
+            self._fs.remove_dir(folder)
+
+    def _try_partition(self, partition: Partition, folder: str) -> bool:
+        fs = self._fs
+        fs.make_dirs(folder)
+        # What is derived from the log first: it must not know more than the copy of the log.
+        for suffixes in ((SNAPSHOT_SUFFIX, ".checkpoint"), (TRANSACTION_INDEX_SUFFIX,)):
+            for name in fs.list_dir(partition.path):
+                if name.endswith(suffixes):
+                    self._copy_small(partition.path, folder, name)
+        for name in (PARTITION_METADATA_FILE, LEADER_EPOCH_FILE):
+            self._copy_small(partition.path, folder, name)
+        segments = self._settled_segments(partition.path)
+        if segments is None:
+            return False
+        with ExitStack() as open_files:
+            files = []
+            for segment in segments:
+                file = fs.open_read(segment.path)
+                open_files.callback(file.close)
+                files.append(file)
+            sizes = [file.size() for file in files]
+            if not self._is_unchanged(partition.path, segments, sizes):
+                return False
+            for segment, file in zip(segments, files, strict=True):
+                self._segment(segment, file, folder, is_last=segment is segments[-1])
+        fs.sync_dir(folder)
+        return True
+
+    def _settled_segments(self, path: str) -> list[SegmentFile] | None:
+        """None while a cleaner is between two steps."""
+        if any(name.endswith(LOG_SUFFIX + SWAP_SUFFIX) for name in self._fs.list_dir(path)):
+            return None
+        return segments_in(self._fs, path)
+
+    def _is_unchanged(self, path: str, segments: list[SegmentFile], sizes: list[int]) -> bool:
+        """Whether the open files are still those of the folder. Newer ones may have come, the last may have grown."""
+        now = self._settled_segments(path)
+        if now is None or now[: len(segments)] != segments:
+            return False
+        return all(self._fs.size(each.path) == size for each, size in zip(segments[:-1], sizes[:-1], strict=True))
+
+    def _segment(self, segment: SegmentFile, file: File, folder: str, *, is_last: bool) -> None:
+        name = segment.path.rpartition("/")[2]
+        end = self._whole_batches(segment, file) if is_last else file.size()
+        self.report.size_bytes += copy_range(self._fs, file, 0, end, join(folder, name))
+        self.report.segments += 1
+        if not is_last:
+            for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+                index = name.removesuffix(LOG_SUFFIX) + suffix
+                self._copy_small(parent(segment.path), folder, index)
+
+    def _whole_batches(self, segment: SegmentFile, file: File) -> int:
+        """The end of the last whole batch. Damage that is not the end of a write under way is copied as it is."""
+        size = file.size()
+        end = 0
+        try:
+            for frame in walk(file, 0, size, segment.base_offset):
+                end = frame.position + frame.size_bytes
+        except Damage as damage:
+            is_end = damage.kind in (DamageKind.INCOMPLETE, DamageKind.GARBAGE)
+            if is_end and find_batch(file, damage.position + 1, size, damage.offset) is None:
+                return end
+            self.report.notes.append(f"{segment.path} is damaged at position {damage.position}: {damage.reason}")
+            return size
+        return end
+
+
+def _order(partition: Partition) -> tuple[int, Partition]:
+    if partition.topic in _FIRST_TOPICS:
+        return _FIRST_TOPICS.index(partition.topic), partition
+    return (3 if is_metadata_topic(partition.topic) else 2), partition

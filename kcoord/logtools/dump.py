@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log files as rows, for people and for programs: one row per record, per index entry, per producer of a snapshot.
+
+A dump goes on behind damage as far as it finds batches, and says where it met it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from kcoord.logtools.decode import Json, LogKind, RecordDescriber, headers_json, kind_of
+from kcoord.logtools.folders import NoLogsError, partition_at, partitions_in
+from kcoord.logtools.index_entries import offset_entries, time_entries
+from kcoord.storage.file_system import FileSystem, join, parent, read_file
+from kcoord.storage.recovery import base_offset_of
+from kcoord.storage.scan import BatchFrame, Damage, DamageKind, find_batch, walk
+from kcoord.storage.segment import LOG_SUFFIX
+from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
+from kcoord.topics.producer_files import (
+    SNAPSHOT_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    InvalidSnapshotError,
+    decode_aborted,
+    decode_snapshot,
+)
+from protocol.errors import DecodeError
+from protocol.record_batch import BatchHeader, decode_header, iter_records
+
+METADATA_SNAPSHOT_SUFFIX = ".checkpoint"
+SUFFIXES = (
+    LOG_SUFFIX,
+    METADATA_SNAPSHOT_SUFFIX,
+    INDEX_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+)
+
+
+@dataclass(slots=True)
+class Selection:
+    """What of the records is wanted; `kind` overrides what the folder's name says."""
+
+    from_offset: int = 0
+    to_offset: int = 2**63 - 1
+    kind: LogKind | None = None
+
+
+def files_at(fs: FileSystem, path: str, partitions: frozenset[str]) -> list[str]:
+    """The file itself, or the log files of a partition folder, or those of all (or the named) ones of a data folder."""
+    if path.endswith(SUFFIXES) and _is_file(fs, path):
+        return [path]
+    one = partition_at(path)
+    names = fs.list_dir(path)
+    if one is not None and any(_is_dumped(name) for name in names):
+        return [join(path, name) for name in names if _is_dumped(name)]
+    found = [each for each in partitions_in(fs, path) if not partitions or each.name in partitions]
+    if not found:
+        raise NoLogsError(f"{path}: there is no such partition folder")
+    return [join(each.path, name) for each in found for name in fs.list_dir(each.path) if _is_dumped(name)]
+
+
+def _is_file(fs: FileSystem, path: str) -> bool:
+    return fs.exists(path) and path.rpartition("/")[2] in fs.list_dir(parent(path))
+
+
+def _is_dumped(name: str) -> bool:
+    """In a folder, the records: indexes and snapshots are shown where they are asked for by their own name."""
+    return name.endswith(METADATA_SNAPSHOT_SUFFIX) or base_offset_of(name) is not None
+
+
+def dump_file(fs: FileSystem, path: str, selection: Selection) -> Iterator[Json]:
+    """The rows of one file."""
+    name = path.rpartition("/")[2]
+    if name.endswith((LOG_SUFFIX, METADATA_SNAPSHOT_SUFFIX)):
+        partition = partition_at(parent(path))
+        kind = selection.kind or (kind_of(partition.topic) if partition is not None else LogKind.DATA)
+        return _records(fs, path, partition.name if partition is not None else None, kind, selection)
+    return _side_file(fs, path, name)
+
+
+def _records(fs: FileSystem, path: str, partition: str | None, kind: LogKind, selection: Selection) -> Iterator[Json]:
+    describer = RecordDescriber(kind)
+    file = fs.open_read(path)
+    try:
+        for found in frames_and_damage(fs, path):
+            if isinstance(found, Damage):
+                yield {"file": path, "position": found.position, "offset": found.offset, "damage": str(found)}
+            elif found.last_offset >= selection.from_offset and found.base_offset <= selection.to_offset:
+                yield from _batch_rows(path, partition, describer, found, selection)
+    finally:
+        file.close()
+
+
+def frames_and_damage(fs: FileSystem, path: str) -> Iterator[BatchFrame | Damage]:
+    """Every whole batch of a file; between them, what is not one."""
+    file = fs.open_read(path)
+    try:
+        size = file.size()
+        position = 0
+        offset = 0
+        while position < size:
+            try:
+                for frame in walk(file, position, size, offset):
+                    yield frame
+                    position, offset = frame.position + frame.size_bytes, frame.last_offset + 1
+                return
+            except Damage as damage:
+                yield damage
+                # A batch whose offsets do not fit is shown all the same.
+                start = damage.position if damage.kind is DamageKind.MISPLACED else damage.position + 1
+                following = find_batch(file, start, size, 0)
+                if following is None:
+                    return
+                position, offset = following
+    finally:
+        file.close()
+
+
+def _batch_rows(
+    path: str, partition: str | None, describer: RecordDescriber, frame: BatchFrame, selection: Selection
+) -> Iterator[Json]:
+    batch = frame.batch
+    header = decode_header(batch)
+    common = _batch_fields(path, partition, frame.position, header)
+    try:
+        for number, record in enumerate(iter_records(batch)):
+            if not selection.from_offset <= record.offset <= selection.to_offset:
+                continue
+            key, value = describer.describe(record, is_control=header.is_control)
+            yield {
+                **common,
+                "offset": record.offset,
+                "timestamp": record.timestamp_ms,
+                "sequence": header.base_sequence + number if header.base_sequence >= 0 else -1,
+                "headers": headers_json(record.headers),
+                "key": key,
+                "value": value,
+            }
+    except DecodeError as error:
+        yield {**common, "offset": header.base_offset, "damage": str(error)}
+
+
+def _batch_fields(path: str, partition: str | None, position: int, header: BatchHeader) -> Json:
+    fields: Json = {"file": path, "partition": partition, "position": position}
+    fields["leaderEpoch"] = header.partition_leader_epoch
+    fields["producerId"] = header.producer_id
+    fields["producerEpoch"] = header.producer_epoch
+    fields["isTransactional"] = header.is_transactional
+    fields["isControl"] = header.is_control
+    fields["compression"] = header.compression.name.lower()
+    return fields
+
+
+def _side_file(fs: FileSystem, path: str, name: str) -> Iterator[Json]:
+    data = read_file(fs, path)
+    try:
+        for row in _side_rows(name, data):
+            yield {"file": path, **row}
+    except InvalidSnapshotError as error:
+        yield {"file": path, "damage": str(error)}
+
+
+def _side_rows(name: str, data: bytes) -> Iterable[Json]:
+    base_offset = int(name.partition(".")[0]) if name.partition(".")[0].isdigit() else 0
+    if name.endswith(TIME_INDEX_SUFFIX):
+        return [{"timestamp": timestamp, "offset": offset} for timestamp, offset in time_entries(base_offset, data)]
+    if name.endswith(INDEX_SUFFIX):
+        return [{"offset": offset, "position": position} for offset, position in offset_entries(base_offset, data)]
+    if name.endswith(SNAPSHOT_SUFFIX):
+        return [
+            {
+                "producerId": entry.producer_id,
+                "producerEpoch": entry.producer_epoch,
+                "coordinatorEpoch": entry.coordinator_epoch,
+                "currentTxnFirstOffset": entry.current_transaction_first_offset,
+                "lastTimestamp": entry.last_timestamp_ms,
+                "lastSequence": entry.batches[-1].last_sequence if entry.batches else -1,
+                "lastOffset": entry.batches[-1].last_offset if entry.batches else -1,
+            }
+            for entry in decode_snapshot(data)
+        ]
+    return [
+        {
+            "producerId": aborted.producer_id,
+            "firstOffset": aborted.first_offset,
+            "lastOffset": aborted.last_offset,
+            "lastStableOffset": aborted.last_stable_offset,
+        }
+        for aborted in decode_aborted(data)
+    ]

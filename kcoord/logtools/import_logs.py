@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a new data folder from the log folders of a stopped broker (Kafka 4.x, or ours).
+
+Group records keep their history and their timestamps; each goes to the partition that the new partition count gives
+its group. Transactions are resolved on the way: pending and aborted offsets are left out. Topic folders are copied,
+checked, and their open transactions ended. The folder appears under its name when it is complete.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.result import CoordinatorRecord
+from kcoord.coordinator.runtime.serde import CoordinatorSerde, MetadataSerde
+from kcoord.coordinator.service import partition_for
+from kcoord.logtools.decode import TRANSACTION_RECORDS
+from kcoord.logtools.folders import FolderReader, NoLogsError, Partition, partitions_at
+from kcoord.logtools.import_metadata import MetadataImport
+from kcoord.logtools.import_topics import TopicImporter
+from kcoord.logtools.live_state import LiveState
+from kcoord.logtools.metadata_source import SourceMetadata, read_metadata
+from kcoord.logtools.topic_clues import TopicClues
+from kcoord.logtools.transactions import TransactionCounts, TransactionResolver
+from kcoord.metadata.image import CLUSTER_METADATA_TOPIC
+from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from kcoord.storage.checkpoints import read_offset_checkpoint, read_properties
+from kcoord.storage.errors import StorageError
+from kcoord.storage.file_system import FileSystem, join, make_durable_dirs, parent
+from kcoord.storage.log import Log
+from kcoord.storage.log_dir import LOG_START_OFFSET_FILE, META_PROPERTIES_FILE, Identity, LogDir
+from kcoord.storage.segment import LogConfig
+from protocol.errors import DecodeError
+from protocol.messages import TransactionLogKey, TransactionLogValue
+from protocol.record_batch import Record, decode_header, encode_batch, encode_batch_from_parts
+from protocol.uuid import uuid_from_string, uuid_to_string
+
+INCOMPLETE_SUFFIX: Final = ".incomplete"
+_BATCH_RECORDS: Final = 500
+_PREPARE_COMMIT: Final = 2
+_COMPLETE: Final = (0, 4, 5, 6)
+"""Transaction states without a transaction: Empty, CompleteCommit, CompleteAbort, Dead."""
+
+
+@dataclass(slots=True)
+class ImportReport:
+    """What was found and what became of it."""
+
+    groups: Counter[str] = field(default_factory=Counter)
+    """By type."""
+    offsets: int = 0
+    group_records: int = 0
+    rerouted_records: int = 0
+    kept_unknown: Counter[str] = field(default_factory=Counter)
+    transactions: TransactionCounts = field(default_factory=TransactionCounts)
+    topics: int = 0
+    partitions: int = 0
+    copied_partitions: int = 0
+    ended_transactions: int = 0
+    from_metadata: bool = False
+    skipped: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+
+class LogImport:
+    """See the module's text. `config` is the configuration that the new folder is to be served with."""
+
+    def __init__(
+        self, fs: FileSystem, config: BrokerConfig, target: str, now_ms: int, new_uuid: Callable[[], bytes]
+    ) -> None:
+        self._fs = fs
+        self._config = config
+        self._target = target
+        self._building = target + INCOMPLETE_SUFFIX
+        self._now_ms = now_ms
+        self._new_uuid = new_uuid
+        self._serde = CoordinatorSerde()
+        self._clues = TopicClues()
+        self._live = LiveState()
+        self._max_producer_id = -1
+        self.report = ImportReport()
+
+    def run(self, sources: Iterable[str]) -> ImportReport:
+        sources = list(sources)
+        partitions = self._find(sources)
+        for path in (self._target, self._building):
+            if self._fs.exists(path) and (path == self._building or self._fs.list_dir(path)):
+                raise StorageError(f"{path}: is there already; an import makes a new folder")
+        metadata = self._source_metadata(partitions)
+        prepared = self._prepared_producers(partitions)
+        identity = Identity(self._cluster_id(sources), self._config.node_id, uuid_to_string(self._new_uuid()))
+        make_durable_dirs(self._fs, self._building)
+        log_dir = LogDir.open(self._fs, self._building, identity)
+        try:
+            self._import_groups(
+                log_dir, [each for each in partitions if each.topic == CONSUMER_OFFSETS_TOPIC], prepared
+            )
+            made = self._import_metadata(log_dir, metadata)
+            if metadata is not None:
+                self._import_topics(log_dir, partitions, metadata, prepared, sources)
+            elif any(not each.topic.startswith("__") for each in partitions):
+                self.report.notes.append("topic folders were left out: only the metadata log says whose they are")
+            self._count(made)
+        finally:
+            log_dir.close()
+        if self._fs.exists(self._target):
+            self._fs.remove_dir(self._target)
+        self._fs.rename(self._building, self._target)
+        self._fs.sync_dir(parent(self._target))
+        return self.report
+
+    # --- sources ------------------------------------------------------------------------------------------------------
+
+    def _find(self, sources: list[str]) -> list[Partition]:
+        found = [partition for source in sources for partition in partitions_at(self._fs, source)]
+        names = Counter(each.name for each in found)
+        twice = sorted(name for name, count in names.items() if count > 1)
+        if twice:
+            raise StorageError(f"{twice[0]} is in more than one of the given folders")
+        if not any(each.topic in (CONSUMER_OFFSETS_TOPIC, CLUSTER_METADATA_TOPIC) for each in found):
+            raise NoLogsError(f"{sources[0]}: neither {CONSUMER_OFFSETS_TOPIC} nor {CLUSTER_METADATA_TOPIC} is there")
+        return sorted(found)
+
+    def _source_metadata(self, partitions: list[Partition]) -> SourceMetadata | None:
+        folder = next((each.path for each in partitions if each.topic == CLUSTER_METADATA_TOPIC), None)
+        if folder is None:
+            return None
+        metadata = read_metadata(self._fs, folder)
+        self.report.from_metadata = True
+        for name in ("AccessControlEntryRecord", "ClientQuotaRecord", "UserScramCredentialRecord"):
+            if metadata.records[name]:
+                self.report.skipped[name] += metadata.records[name]
+        self.report.skipped.update(metadata.unknown)
+        return metadata
+
+    def _prepared_producers(self, partitions: list[Partition]) -> dict[int, int]:
+        """Producer ids of transactions that were decided as committed before every partition was told, with the
+        epoch of their coordinator.
+        """
+        serde = CoordinatorSerde(TRANSACTION_RECORDS)
+        last: dict[str, tuple[int, TransactionLogValue]] = {}
+        for partition in partitions:
+            if partition.topic != TRANSACTION_STATE_TOPIC:
+                continue
+            for record, epoch in _plain_records(FolderReader(self._fs, partition.path)):
+                found = self._deserialize(serde, partition, record)
+                key, value = (found.key, found.value) if found is not None else (None, None)
+                if isinstance(key, TransactionLogKey) and isinstance(value, TransactionLogValue):
+                    last[key.transactional_id] = (epoch, value)
+                    self._max_producer_id = max(self._max_producer_id, value.producer_id)
+                elif isinstance(key, TransactionLogKey):
+                    last.pop(key.transactional_id, None)
+        unfinished = sum(value.transaction_status not in _COMPLETE for _, value in last.values())
+        if unfinished:
+            self.report.notes.append(f"{unfinished} transactions were under way; those not decided as committed abort")
+        return {
+            value.producer_id: epoch for epoch, value in last.values() if value.transaction_status == _PREPARE_COMMIT
+        }
+
+    def _cluster_id(self, sources: list[str]) -> str:
+        for source in sources:
+            for folder in (source, parent(source)):
+                properties = read_properties(self._fs, join(folder, META_PROPERTIES_FILE))
+                if properties and properties.get("cluster.id"):
+                    return properties["cluster.id"]
+        return uuid_to_string(self._new_uuid())
+
+    # --- groups -------------------------------------------------------------------------------------------------------
+
+    def _import_groups(self, log_dir: LogDir, partitions: list[Partition], prepared: dict[int, int]) -> None:
+        writers: defaultdict[int, list[Record]] = defaultdict(list)
+        logs: dict[int, Log] = {}
+        count = self._config.offsets_topic_num_partitions
+        log_config = LogConfig(segment_bytes=self._config.offsets_topic_segment_bytes)
+
+        def flush(number: int) -> None:
+            log = logs.get(number)
+            if log is None:
+                log = logs[number] = log_dir.open_log(CONSUMER_OFFSETS_TOPIC, number, log_config, self._now_ms)
+            records = [replace(record, offset=-1) for record in writers.pop(number, ())]
+            log.append(encode_batch(records, base_offset=log.end_offset), now_ms=self._now_ms)
+
+        for partition in (each for each in partitions if each.topic == CONSUMER_OFFSETS_TOPIC):
+            for record in self._resolved(partition, prepared):
+                number = self._target_partition(partition, record, count)
+                writers[number].append(record)
+                if len(writers[number]) >= _BATCH_RECORDS:
+                    flush(number)
+        for number in sorted(writers):
+            flush(number)
+
+    def _resolved(self, partition: Partition, prepared: dict[int, int]) -> Iterator[Record]:
+        resolver = TransactionResolver(prepared)
+        resolver.counts = self.report.transactions
+        reader = FolderReader(self._fs, partition.path)
+        for frame in reader.batches():
+            batch = frame.batch
+            self._max_producer_id = max(self._max_producer_id, decode_header(batch).producer_id)
+            try:
+                yield from resolver.feed(batch)
+            except DecodeError as error:
+                raise StorageError(f"{partition.path}: the batch at offset {frame.base_offset}: {error}") from error
+        yield from resolver.finish()
+        if reader.torn is not None:
+            self.report.notes.append(f"{partition.name}: the torn end was left out: {reader.torn}")
+
+    def _target_partition(self, partition: Partition, record: Record, count: int) -> int:
+        """Also takes the record into the state that is built to know which groups and topics are alive."""
+        self.report.group_records += 1
+        found = self._deserialize(self._serde, partition, record)
+        if found is not None:
+            self._clues.note(found)
+            self._live.note(found)
+        else:
+            self.report.kept_unknown[self._serde.describe(record.key, record.value)] += 1
+        group_id = group_id_of(record.key)
+        target = partition.number % count if group_id is None else partition_for(group_id, count)
+        self.report.rerouted_records += target != partition.number
+        return target
+
+    def _deserialize(self, serde: CoordinatorSerde, partition: Partition, record: Record) -> CoordinatorRecord | None:
+        try:
+            return serde.deserialize(record.key, record.value)
+        except DecodeError as error:
+            raise StorageError(
+                f"{partition.path}: the record at offset {record.offset} is malformed: {error}"
+            ) from error
+
+    # --- metadata and topics ------------------------------------------------------------------------------------------
+
+    def _import_metadata(self, log_dir: LogDir, metadata: SourceMetadata | None) -> list[CoordinatorRecord]:
+        directory_id = uuid_from_string(log_dir.identity.directory_id)
+        maker = MetadataImport(self._config, directory_id, self._new_uuid, self.report.skipped)
+        if metadata is not None:
+            metadata.image.next_producer_id = max(metadata.image.next_producer_id, self._max_producer_id + 1)
+            made = maker.from_image(metadata.image)
+        else:
+            made = maker.from_clues(
+                self._clues.topics(self._live.topic_names, self._live.topic_ids), self._max_producer_id + 1
+            )
+        log = log_dir.open_log(
+            CLUSTER_METADATA_TOPIC, 0, LogConfig(segment_bytes=self._config.metadata_log_segment_bytes), self._now_ms
+        )
+        serde = MetadataSerde()
+        for start in range(0, len(made), _BATCH_RECORDS):
+            pairs = [serde.serialize(record) for record in made[start : start + _BATCH_RECORDS]]
+            log.append(encode_batch_from_parts(pairs, self._now_ms, log.end_offset), now_ms=self._now_ms)
+        return made
+
+    def _import_topics(
+        self,
+        log_dir: LogDir,
+        partitions: list[Partition],
+        metadata: SourceMetadata,
+        prepared: dict[int, int],
+        sources: list[str],
+    ) -> None:
+        starts: dict[tuple[str, int], int] = {}
+        for folder in {*sources, *(parent(each.path) for each in partitions)}:
+            starts.update(read_offset_checkpoint(self._fs, join(folder, LOG_START_OFFSET_FILE)))
+        importer = TopicImporter(self._fs, log_dir, self._config, self._now_ms, prepared)
+        for partition in partitions:
+            if partition.topic.startswith("__"):
+                continue
+            if metadata.image.partition(partition.topic, partition.number) is None:
+                self.report.skipped[f"folder {partition.name}: the metadata does not know it"] += 1
+                continue
+            start = starts.get((partition.topic, partition.number), 0)
+            self.report.ended_transactions += importer.copy(partition, metadata.image, start)
+            self.report.copied_partitions += 1
+        self.report.notes += importer.notes
+
+    def _count(self, made: list[CoordinatorRecord]) -> None:
+        names = Counter(record.value.message_name for record in made if record.value is not None)
+        self.report.topics = names["TopicRecord"] - 1
+        self.report.partitions = names["PartitionRecord"] - self._config.offsets_topic_num_partitions
+        self.report.groups = self._live.groups
+        self.report.offsets = self._live.offsets
+
+
+def group_id_of(key: bytes | None) -> str | None:
+    """The group of a coordinator record of any type, also of those that are not known here: keys begin with it."""
+    if key is None or len(key) < 4:
+        return None
+    end = 4 + int.from_bytes(key[2:4], "big", signed=True)
+    if not 4 <= end <= len(key):
+        return None
+    try:
+        return key[4:end].decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _plain_records(reader: FolderReader) -> Iterator[tuple[Record, int]]:
+    """Records with the leader epoch of their batch, which is the epoch of the coordinator."""
+    resolver = TransactionResolver()
+    for frame in reader.batches():
+        for record in resolver.feed(frame.batch):
+            yield record, frame.leader_epoch

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metadata log that an imported data folder begins with: one broker, which leads and holds every partition.
+
+Topic ids, partition counts, leader epochs, configs and the next producer id are kept. Creation times are -1 where the
+source did not record them (KIP-1327).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from kcoord.config import BROKER_KEYS, BrokerConfig, ConfigError, check_group_configs, check_topic_configs
+from kcoord.coordinator.result import CoordinatorRecord
+from kcoord.logtools.topic_clues import GuessedTopic
+from kcoord.metadata import records
+from kcoord.metadata.image import (
+    BROKER_RESOURCE,
+    CLIENT_METRICS_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+    MetadataImage,
+    PartitionImage,
+    TopicImage,
+)
+from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC, internal_topic_configs
+from protocol.messages import PartitionRecord
+from protocol.uuid import ZERO_UUID
+
+
+@dataclass(slots=True)
+class MetadataImport:
+    """Makes the records. `new_uuid` gives fresh random ids."""
+
+    config: BrokerConfig
+    directory_id: bytes
+    new_uuid: Callable[[], bytes]
+    skipped: Counter[str] = field(default_factory=Counter)
+    """What of the source has no place here."""
+
+    def from_image(self, image: MetadataImage) -> list[CoordinatorRecord]:
+        """The records for what a source's metadata log says."""
+        made: list[CoordinatorRecord] = []
+        known = image.topics.get(CONSUMER_OFFSETS_TOPIC)
+        made += self._offsets_topic(known.id if known is not None else self.new_uuid(), known)
+        for name, topic in sorted(image.topics.items()):
+            if topic.internal:
+                if name != CONSUMER_OFFSETS_TOPIC:
+                    self.skipped[f"internal topic {name}"] += 1
+                continue
+            made.append(records.new_topic_record(name, topic.id))
+            made += self._configs(TOPIC_RESOURCE, name, image.topic_configs(name))
+            made += (self._partition(topic.id, partition) for partition in topic.partitions)
+        made += self._other_configs(image)
+        if image.next_producer_id:
+            made.append(records.new_producer_ids_record(self.config.node_id, -1, image.next_producer_id))
+        return made
+
+    def from_clues(self, topics: Iterable[GuessedTopic], next_producer_id: int) -> list[CoordinatorRecord]:
+        """The records for what the offsets alone tell."""
+        made = list(self._offsets_topic(self.new_uuid(), None))
+        for topic in topics:
+            topic_id = self.new_uuid() if topic.id == ZERO_UUID else topic.id
+            made.append(records.new_topic_record(topic.name, topic_id))
+            made += (self._new_partition(topic_id, number, -1) for number in range(topic.partitions))
+        if next_producer_id:
+            made.append(records.new_producer_ids_record(self.config.node_id, -1, next_producer_id))
+        return made
+
+    def _offsets_topic(self, topic_id: bytes, known: TopicImage | None) -> Iterator[CoordinatorRecord]:
+        """With as many partitions as this broker is configured to have; its groups are routed anew."""
+        configs = internal_topic_configs(self.config, CONSUMER_OFFSETS_TOPIC)
+        yield records.new_topic_record(CONSUMER_OFFSETS_TOPIC, topic_id)
+        yield from records.new_config_records(TOPIC_RESOURCE, CONSUMER_OFFSETS_TOPIC, {}, configs)
+        creation_time_ms = known.partitions[0].creation_time_ms if known is not None and known.partitions else -1
+        for number in range(self.config.offsets_topic_num_partitions):
+            yield self._new_partition(topic_id, number, creation_time_ms)
+
+    def _new_partition(self, topic_id: bytes, number: int, creation_time_ms: int) -> CoordinatorRecord:
+        return records.new_partition_record(
+            topic_id, number, [self.config.node_id], [self.directory_id], creation_time_ms
+        )
+
+    def _partition(self, topic_id: bytes, partition: PartitionImage) -> CoordinatorRecord:
+        """Leader epochs must not go back: the stored batches carry them."""
+        record = self._new_partition(topic_id, partition.partition_id, partition.creation_time_ms)
+        assert isinstance(record.value, PartitionRecord)
+        record.value.leader_epoch = partition.leader_epoch + 1
+        record.value.partition_epoch = partition.partition_epoch + 1
+        return record
+
+    def _other_configs(self, image: MetadataImage) -> Iterator[CoordinatorRecord]:
+        for resource_type, name in sorted(image.configs):
+            configs = image.configs[resource_type, name]
+            if resource_type == BROKER_RESOURCE and name not in ("", str(self.config.node_id)):
+                self.skipped[f"configs of broker {name}"] += len(configs)
+            elif resource_type in (BROKER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE):
+                yield from self._configs(resource_type, name, configs)
+
+    def _configs(self, resource_type: int, name: str, configs: Mapping[str, str]) -> list[CoordinatorRecord]:
+        """Those that this broker would take from a client."""
+        kept: dict[str, str] = {}
+        for key, value in sorted(configs.items()):
+            try:
+                self._check(resource_type, {**kept, key: value})
+            except ConfigError as error:
+                self.skipped[f"config {key}={value}: {error}"] += 1
+            else:
+                kept[key] = value
+        return records.new_config_records(resource_type, name, {}, kept)
+
+    def _check(self, resource_type: int, configs: Mapping[str, str]) -> None:
+        if resource_type == TOPIC_RESOURCE:
+            check_topic_configs(self.config, configs)
+        elif resource_type == GROUP_RESOURCE:
+            check_group_configs(self.config, configs)
+        elif resource_type == BROKER_RESOURCE:
+            for key, value in configs.items():
+                if key not in BROKER_KEYS:
+                    raise ConfigError(f"Unknown broker config name: {key}")
+                BROKER_KEYS[key].parse(value)

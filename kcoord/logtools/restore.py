@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group's committed offsets as they were at a time, from the records that compaction has left, and what to commit to
+have them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, TypeAlias
+
+from kcoord.coordinator.runtime.serde import CoordinatorSerde
+from kcoord.coordinator.service import partition_for
+from kcoord.logtools.folders import FolderReader, NoLogsError, is_metadata_topic, partitions_in
+from kcoord.logtools.metadata_source import read_metadata
+from kcoord.logtools.transactions import TransactionResolver
+from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
+from kcoord.storage.file_system import FileSystem
+from protocol.messages import OffsetCommitKey, OffsetCommitValue
+from protocol.record_batch import Record
+from protocol.uuid import ZERO_UUID
+
+PartitionKey: TypeAlias = tuple[str, int]
+_OFFSET_COMMIT_TYPES: Final = (b"\x00\x00", b"\x00\x01")
+
+
+@dataclass(slots=True)
+class PastOffset:
+    """A committed offset, and when its record was written."""
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    topic_id: bytes
+    written_ms: int
+
+
+@dataclass(slots=True)
+class Deletion:
+    """When an offset was deleted, and why, where the tombstone says so."""
+
+    written_ms: int
+    why: str
+
+
+@dataclass(slots=True)
+class PastOffsets:
+    """What a group had at a time; for what was deleted since, when; and what is known to be lost."""
+
+    offsets: dict[PartitionKey, PastOffset] = field(default_factory=dict)
+    deletions: dict[PartitionKey, Deletion] = field(default_factory=dict)
+    lost: set[PartitionKey] = field(default_factory=set)
+    """Deleted since, but compaction has removed what they were."""
+
+
+def offsets_at(batches: Iterable[bytes], group_id: str, time_ms: int) -> PastOffsets:
+    """`batches` are those of the group's partition of `__consumer_offsets`, in order."""
+    past = PastOffsets()
+    serde = CoordinatorSerde(("OffsetCommit",))
+    prefix = group_id.encode()
+    begin = tuple(number + len(prefix).to_bytes(2, "big") + prefix for number in _OFFSET_COMMIT_TYPES)
+    resolver = TransactionResolver()
+    seen: set[PartitionKey] = set()
+    for batch in batches:
+        for record in resolver.feed(batch):
+            if record.key is None or not record.key.startswith(begin):
+                continue
+            found = serde.deserialize(record.key, record.value)
+            if found is not None and isinstance(found.key, OffsetCommitKey):
+                value = found.value if isinstance(found.value, OffsetCommitValue) else None
+                _note(past, seen, (found.key.topic, found.key.partition), value, record, time_ms)
+    return past
+
+
+def batches_in_folder(fs: FileSystem, path: str, group_id: str) -> Iterator[bytes]:
+    """The batches of a group's partition in a data folder. Without a metadata log all partitions have to be there."""
+    partitions = partitions_in(fs, path)
+    count = 0
+    for partition in partitions:
+        if partition.topic == CONSUMER_OFFSETS_TOPIC:
+            count = max(count, partition.number + 1)
+    for partition in partitions:
+        if is_metadata_topic(partition.topic):
+            topic = read_metadata(fs, partition.path).image.topics.get(CONSUMER_OFFSETS_TOPIC)
+            count = len(topic.partitions) if topic is not None else count
+    if not count:
+        raise NoLogsError(f"{path}: there is no folder of {CONSUMER_OFFSETS_TOPIC}")
+    home = partition_for(group_id, count)
+    for partition in partitions:
+        if partition.topic == CONSUMER_OFFSETS_TOPIC and partition.number == home:
+            for frame in FolderReader(fs, partition.path).batches():
+                yield frame.batch
+
+
+def _note(
+    past: PastOffsets,
+    seen: set[PartitionKey],
+    key: PartitionKey,
+    value: OffsetCommitValue | None,
+    record: Record,
+    time_ms: int,
+) -> None:
+    is_later = record.timestamp_ms > time_ms
+    if value is None:
+        if is_later and key not in seen:
+            past.lost.add(key)
+        elif is_later:
+            past.deletions[key] = Deletion(record.timestamp_ms, _why(record))
+        else:
+            past.offsets.pop(key, None)
+    elif is_later:
+        past.deletions.pop(key, None)
+    else:
+        past.offsets[key] = PastOffset(
+            value.offset, value.leader_epoch, value.metadata, value.topic_id, record.timestamp_ms
+        )
+    seen.add(key)
+
+
+def _why(record: Record) -> str:
+    """Our own tombstones carry their reason as a header."""
+    return ", ".join(value.decode(errors="replace") for _, value in record.headers if value is not None)
+
+
+class RestoreAction(Enum):
+    """What a restore does with one partition."""
+
+    RESTORE = "restore"
+    CHANGE = "change"
+    SAME = "as it is"
+    NEWER = "leave: newer than that time"
+    TOPIC_GONE = "skip: there is no such topic or partition"
+    TOPIC_MADE_AGAIN = "skip: the topic was made again since"
+    LOST = "skip: compaction has removed it"
+
+
+COMMITTING: Final = frozenset({RestoreAction.RESTORE, RestoreAction.CHANGE})
+
+
+@dataclass(slots=True)
+class RestoreRow:
+    """One partition: what it had, what it has, what is to be done."""
+
+    topic: str
+    partition: int
+    then: PastOffset | None
+    now: int | None
+    action: RestoreAction
+    deletion: Deletion | None = None
+
+
+@dataclass(slots=True)
+class KnownTopic:
+    """A topic as the broker has it now."""
+
+    id: bytes
+    partitions: int
+
+
+def plan_restore(
+    past: PastOffsets, present: Mapping[PartitionKey, int], topics: Mapping[str, KnownTopic]
+) -> list[RestoreRow]:
+    """`present` are the offsets that the group has now. Nothing is deleted: what is newer stays."""
+    rows = []
+    for key in sorted({*past.offsets, *past.lost, *present}):
+        then, now = past.offsets.get(key), present.get(key)
+        action = _action(key, then, now, topics.get(key[0]), is_lost=key in past.lost)
+        rows.append(RestoreRow(*key, then, now, action, past.deletions.get(key) if now is None else None))
+    return rows
+
+
+def _action(
+    key: PartitionKey, then: PastOffset | None, now: int | None, topic: KnownTopic | None, *, is_lost: bool
+) -> RestoreAction:
+    if then is None:
+        return RestoreAction.LOST if is_lost and now is None else RestoreAction.NEWER
+    if topic is None or key[1] >= topic.partitions:
+        return RestoreAction.TOPIC_GONE
+    if ZERO_UUID not in (then.topic_id, topic.id) and then.topic_id != topic.id:
+        return RestoreAction.TOPIC_MADE_AGAIN
+    if now is None:
+        return RestoreAction.RESTORE
+    return RestoreAction.SAME if now == then.offset else RestoreAction.CHANGE

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks data folders whole: every batch, record, index, checkpoint and small file. Nothing is written or locked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from kcoord.logtools.findings import Finding, FindingKind
+from kcoord.logtools.folders import (
+    Partition,
+    is_coordinator_topic,
+    is_metadata_topic,
+    partition_at,
+    partitions_at,
+    segments_in,
+)
+from kcoord.logtools.metadata_source import read_metadata
+from kcoord.logtools.verify_log import LogCheck, LogFacts
+from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
+from kcoord.storage.checkpoints import (
+    TopicPartition,
+    read_leader_epochs,
+    read_offset_checkpoint,
+    read_properties,
+    read_topic_id,
+)
+from kcoord.storage.errors import MalformedCheckpointError, MetaPropertiesError, StorageError
+from kcoord.storage.file_system import FileSystem, join, read_file
+from kcoord.storage.log_dir import (
+    CLEAN_SHUTDOWN_FILE,
+    HIGH_WATERMARK_FILE,
+    LEADER_EPOCH_FILE,
+    LOG_START_OFFSET_FILE,
+    META_PROPERTIES_FILE,
+    PARTITION_METADATA_FILE,
+    RECOVERY_POINT_FILE,
+    partition_folder,
+)
+from kcoord.storage.scan import Damage, walk
+from kcoord.storage.snapshot import SNAPSHOT_FILE, SnapshotError, read_snapshot
+from kcoord.topics.producer_files import SNAPSHOT_SUFFIX, InvalidSnapshotError, decode_snapshot
+
+CLEANER_FILE: Final = "cleaner-offset-checkpoint"
+_OFFSET_CHECKPOINTS: Final = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE, CLEANER_FILE)
+
+
+@dataclass(slots=True)
+class Totals:
+    """What was looked at."""
+
+    partitions: int = 0
+    batches: int = 0
+    records: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class FolderCheck:
+    """Checks a data folder, or one partition folder. `in_use`: a broker may be writing meanwhile."""
+
+    fs: FileSystem
+    path: str
+    in_use: bool = False
+    totals: Totals = field(default_factory=Totals)
+    _checkpoints: dict[str, Mapping[TopicPartition, int]] = field(default_factory=dict)
+    _image: MetadataImage | None = None
+    _is_clean: bool = False
+
+    def run(self) -> Iterator[Finding]:
+        partitions = partitions_at(self.fs, self.path)
+        one = partition_at(self.path)
+        if one is None or one not in partitions:
+            yield from self._folder_files()
+            self._read_image(partitions)
+        ends: dict[TopicPartition, tuple[int, int]] = {}
+        for partition in partitions:
+            check = LogCheck(self.fs, partition, self._facts(partition))
+            yield from check.run()
+            yield from self._side_files(partition, check)
+            ends[partition.topic, partition.number] = check.start_offset, check.end_offset
+            self.totals.partitions += 1
+            self.totals.batches += check.batches
+            self.totals.records += check.records
+            self.totals.size_bytes += sum(self.fs.size(each.path) for each in segments_in(self.fs, partition.path))
+        if not self.in_use:
+            yield from self._checkpoint_values(ends)
+
+    # --- files of the data folder -------------------------------------------------------------------------------------
+
+    def _folder_files(self) -> Iterator[Finding]:
+        path = join(self.path, META_PROPERTIES_FILE)
+        try:
+            properties = read_properties(self.fs, path)
+            if properties is not None and not ({"cluster.id", "node.id", "version"} <= properties.keys()):
+                raise MetaPropertiesError("cluster.id, node.id or version is missing")
+        except MetaPropertiesError as error:
+            yield Finding(FindingKind.IDENTITY, path, 0, -1, str(error))
+        for name in _OFFSET_CHECKPOINTS:
+            path = join(self.path, name)
+            if name == CLEANER_FILE and self.fs.exists(path) and self.fs.size(path) == 0:
+                # So does Kafka make it; it writes it when it has cleaned something.
+                continue
+            try:
+                if self.fs.exists(path):
+                    self._checkpoints[name] = read_offset_checkpoint(self.fs, path)
+            except MalformedCheckpointError as error:
+                yield Finding(FindingKind.CHECKPOINT, path, 0, -1, str(error))
+        marker = join(self.path, CLEAN_SHUTDOWN_FILE)
+        self._is_clean = self.fs.exists(marker)
+        if self._is_clean:
+            try:
+                json.loads(read_file(self.fs, marker) or b"{}")
+            except ValueError as error:
+                yield Finding(FindingKind.CHECKPOINT, marker, 0, -1, f"it is no JSON: {error}")
+
+    def _read_image(self, partitions: list[Partition]) -> None:
+        folder = next((each.path for each in partitions if is_metadata_topic(each.topic)), None)
+        if folder is not None:
+            try:
+                self._image = read_metadata(self.fs, folder).image
+            except StorageError:
+                # The check of that log says why; the others are checked without what it tells.
+                self._image = None
+
+    def _checkpoint_values(self, ends: Mapping[TopicPartition, tuple[int, int]]) -> Iterator[Finding]:
+        for name in (LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE):
+            for key, offset in sorted(self._checkpoints.get(name, {}).items()):
+                if key in ends and not 0 <= offset <= ends[key][1]:
+                    reason = f"{key[0]}-{key[1]} ends at offset {ends[key][1]}, so it cannot be {offset}"
+                    yield Finding(FindingKind.CHECKPOINT, join(self.path, name), 0, offset, reason)
+        yield from self._recovery_points(ends)
+
+    def _recovery_points(self, ends: Mapping[TopicPartition, tuple[int, int]]) -> Iterator[Finding]:
+        """After an orderly stop they say exactly where each log ends; otherwise only that it does not end before."""
+        points = self._checkpoints.get(RECOVERY_POINT_FILE, {})
+        path = join(self.path, RECOVERY_POINT_FILE)
+        for key, offset in sorted(points.items()):
+            name = partition_folder(*key)
+            reason = f"{name} has a negative recovery point" if offset < 0 else None
+            if self._is_clean and key not in ends:
+                reason = f"there is no folder {name}"
+            elif self._is_clean and 0 <= offset < ends[key][1]:
+                reason = f"{name} was closed at offset {ends[key][1]}, not at {offset}"
+            if reason is not None:
+                yield Finding(FindingKind.CHECKPOINT, path, 0, offset, reason)
+        if self._is_clean and points:
+            for key, (_, end) in sorted(ends.items()):
+                # Kafka keeps its metadata log apart.
+                if key not in points and end > 0 and not is_metadata_topic(key[0]):
+                    yield Finding(FindingKind.CHECKPOINT, path, 0, end, f"{partition_folder(*key)} is not in it")
+
+    # --- what is known of a log ---------------------------------------------------------------------------------------
+
+    def _facts(self, partition: Partition) -> LogFacts:
+        key = (partition.topic, partition.number)
+        recovery_points = self._checkpoints.get(RECOVERY_POINT_FILE, {})
+        facts = LogFacts(recovery_points.get(key, 0), self._is_clean and key in recovery_points, self.in_use)
+        facts.may_have_gaps = self._may_be_compacted(partition)
+        if is_metadata_topic(partition.topic):
+            facts.highest_epoch = self._highest_metadata_epoch(partition)
+        topic = self._image.topics.get(partition.topic) if self._image is not None else None
+        if topic is not None and partition.number < len(topic.partitions):
+            facts.highest_epoch = max(topic.partitions[partition.number].leader_epoch, 0)
+            if partition.topic == CONSUMER_OFFSETS_TOPIC:
+                facts.partitions = len(topic.partitions)
+        return facts
+
+    def _highest_metadata_epoch(self, partition: Partition) -> int | None:
+        """Kafka's controllers note the epochs of their log; ours has one writer and one epoch."""
+        path = join(partition.path, LEADER_EPOCH_FILE)
+        try:
+            entries = read_leader_epochs(self.fs, path)
+        except MalformedCheckpointError:
+            return None
+        return entries[-1][0] if entries else 0
+
+    def _may_be_compacted(self, partition: Partition) -> bool:
+        """A cleaner notes in its checkpoint which logs it has cleaned; without any checkpoint nothing is known."""
+        if is_metadata_topic(partition.topic):
+            return False
+        policy = self._image.topic_configs(partition.topic).get("cleanup.policy") if self._image is not None else None
+        if not is_coordinator_topic(partition.topic) and policy is not None and "compact" not in policy:
+            return False
+        is_whole_folder = self.fs.exists(join(self.path, RECOVERY_POINT_FILE))
+        return not is_whole_folder or CLEANER_FILE in self._checkpoints
+
+    # --- files beside the segments ------------------------------------------------------------------------------------
+
+    def _side_files(self, partition: Partition, check: LogCheck) -> Iterator[Finding]:
+        for name in self.fs.list_dir(partition.path):
+            path = join(partition.path, name)
+            reason = None
+            if name.endswith(SNAPSHOT_SUFFIX):
+                reason = self._producer_snapshot(path)
+            elif name.endswith(".checkpoint") and is_metadata_topic(partition.topic):
+                reason = self._metadata_snapshot(path)
+            elif name == LEADER_EPOCH_FILE:
+                reason = self._leader_epochs(path, check.end_offset)
+            elif name == SNAPSHOT_FILE:
+                reason = self._shard_snapshot(partition.path)
+            elif name == PARTITION_METADATA_FILE:
+                yield from self._topic_id(path, partition)
+            if reason is not None:
+                yield Finding(FindingKind.SIDE_FILE, path, 0, -1, reason)
+
+    def _producer_snapshot(self, path: str) -> str | None:
+        try:
+            decode_snapshot(read_file(self.fs, path))
+        except InvalidSnapshotError as error:
+            return str(error)
+        return None
+
+    def _shard_snapshot(self, folder: str) -> str | None:
+        try:
+            read_snapshot(self.fs, folder)
+        except SnapshotError as error:
+            return str(error)
+        return None
+
+    def _metadata_snapshot(self, path: str) -> str | None:
+        file = self.fs.open_read(path)
+        try:
+            for _ in walk(file, 0, file.size(), 0):
+                pass
+        except Damage as damage:
+            return f"position {damage.position}: {damage.reason}"
+        finally:
+            file.close()
+        return None
+
+    def _leader_epochs(self, path: str, end_offset: int) -> str | None:
+        try:
+            entries = read_leader_epochs(self.fs, path)
+        except MalformedCheckpointError as error:
+            return str(error)
+        for before, after in pairwise(entries):
+            if not (before[0] < after[0] and before[1] < after[1]):
+                return f"epoch {after[0]} from offset {after[1]} follows epoch {before[0]} from offset {before[1]}"
+        if entries and entries[-1][1] > end_offset and not self.in_use:
+            return f"epoch {entries[-1][0]} begins at offset {entries[-1][1]}, but the log ends at {end_offset}"
+        return None
+
+    def _topic_id(self, path: str, partition: Partition) -> Iterator[Finding]:
+        try:
+            topic_id = read_topic_id(self.fs, path)
+        except MalformedCheckpointError as error:
+            yield Finding(FindingKind.IDENTITY, path, 0, -1, str(error))
+            return
+        topic = self._image.topics.get(partition.topic) if self._image is not None else None
+        if topic is not None and topic_id != topic.id and not self.in_use:
+            yield Finding(FindingKind.IDENTITY, path, 0, -1, "the metadata log has another id for the topic")

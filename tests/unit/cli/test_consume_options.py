@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which options of `kcoord consume` go together, and how it prints records."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kcoord.cli.consume import find_problem, make_parser, record_line
+from kcoord.client.types import ConsumerRecord
+from protocol.batch_header import TimestampType
+
+RECORD = ConsumerRecord("t", 1, 7, 5, TimestampType.CREATE_TIME, None, b"\xffv", [("h", b"x"), ("n", None)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["t", "u", "--from-beginning"], None),
+        (["t", "--group", "g"], None),
+        (["--include", "a.*", "--group", "g"], None),
+        (["t", "--partition", "0", "--offset", "5"], None),
+        ([], "is needed"),
+        (["t", "--include", "a", "--group", "g"], "not both"),
+        (["--include", "a"], "needs --group"),
+        (["t", "u", "--partition", "0"], "goes with one TOPIC"),
+        (["t", "--group", "g", "--partition", "0"], "goes with one TOPIC"),
+        (["t", "--offset", "5"], "goes with --partition"),
+        (["t", "--partition", "0", "--offset", "middle"], "is none of"),
+    ],
+)
+def test_options(arguments: list[str], problem: str | None) -> None:
+    found = find_problem(make_parser().parse_args(arguments))
+    assert (found is None) if problem is None else (problem in (found or ""))
+
+
+def test_lines() -> None:
+    assert record_line(RECORD, make_parser().parse_args(["t"])) == "\\xffv"
+    assert record_line(RECORD, make_parser().parse_args(["t", "--key-separator", "="])) == "null=\\xffv"
+    assert json.loads(record_line(RECORD, make_parser().parse_args(["t", "--json"]))) == {
+        "topic": "t",
+        "partition": 1,
+        "offset": 7,
+        "timestamp_ms": 5,
+        "key": None,
+        "value": "\\xffv",
+        "headers": {"h": "x", "n": None},
+    }

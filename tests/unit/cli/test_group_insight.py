@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `kcoord groups explain` and `watch` say about groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kcoord.cli.group_insight import Settings, changes, explain
+from kcoord.client.admin.model import ConsumerGroupDescription, MemberDescription
+from kcoord.client.types import Node, TopicPartition
+
+SETTINGS = Settings(["uniform", "range"], 45_000)
+
+
+def partitions(*numbers: int) -> frozenset[TopicPartition]:
+    return frozenset(TopicPartition("t", number) for number in numbers)
+
+
+def member(
+    name: str, owned: tuple[int, ...], target: tuple[int, ...], epoch: int = 3, instance: str | None = None
+) -> MemberDescription:
+    return MemberDescription(
+        name, instance, "app", "/h", partitions(*owned), None, epoch, partitions(*target), ("t",), None, True
+    )
+
+
+def group(
+    *members: MemberDescription, epoch: int = 3, target_epoch: int = 3, **fields: str
+) -> ConsumerGroupDescription:
+    description = ConsumerGroupDescription(
+        "g", "Consumer", "Stable", "consumer", "uniform", list(members), Node(1, "h", 1), epoch, target_epoch, 0
+    )
+    return replace(description, **fields)  # type: ignore[arg-type]
+
+
+def explained(description: ConsumerGroupDescription, settings: Settings = SETTINGS) -> list[tuple[str, str]]:
+    return [(finding.subject, finding.text) for finding in explain(description, settings)]
+
+
+def told(before: ConsumerGroupDescription | None, after: ConsumerGroupDescription | None) -> list[tuple[str, str]]:
+    return [(finding.subject, finding.text) for finding in changes(before, after)]
+
+
+def test_a_group_that_has_converged() -> None:
+    assert explained(group(member("a", (0,), (0,)))) == [
+        (
+            "group",
+            "Consumer group, Stable, 1 member, epoch 3, target assignment of epoch 3, made 1970-01-01T00:00:00.000Z",
+        ),
+        ("assignor", "uniform: the broker's default, the first of group.consumer.assignors"),
+        ("convergence", "complete: nobody is waited for"),
+    ]
+
+
+def test_who_holds_a_rebalance_back() -> None:
+    found = explained(group(member("a", (0, 1), (0,)), member("b", (), (1, 2))))
+    assert ("convergence", "a (app on /h) has to give up t:1") in found
+    assert ("convergence", "b (app on /h) waits for t:1 from a, gets t:2 with its next heartbeat") in found
+
+
+def test_a_target_that_is_out_of_date_and_a_member_behind() -> None:
+    texts = [text for subject, text in explained(group(member("a", (0,), (0,), epoch=2), epoch=4))]
+    assert any("out of date" in text for text in texts)
+    assert "a (app on /h) learns of epoch 3 with its next heartbeat" in texts
+
+
+def test_an_assignor_that_members_asked_for() -> None:
+    texts = dict(explained(group(assignor="range")))
+    assert texts["assignor"].startswith("range: most of the members that name one want it")
+
+
+def test_static_members() -> None:
+    found = explained(
+        group(member("a", (0,), (0,), epoch=-2, instance="i"), member("b", (1,), (1,), instance="j")),
+    )
+    statics = [text for subject, text in found if subject == "static member"]
+    assert statics == [
+        "i left and may return: t:0 stay its own until consumer.session.timeout.ms=45000 is over",
+        "j is held by b until that is silent for consumer.session.timeout.ms=45000",
+    ]
+
+
+def test_members_of_the_classic_protocol() -> None:
+    mixed = explained(group(replace(member("a", (0,), (0,)), upgraded=False)))
+    assert ("protocol", "a (app on /h) still uses the classic protocol") in mixed
+    classic = explained(group(group_type="Classic", state="PreparingRebalance"))
+    assert any(text.startswith("waits for members that have not joined") for _, text in classic)
+
+
+def test_a_join_and_what_it_moves() -> None:
+    alone = group(member("a", (0, 1), (0, 1)))
+    both = group(member("a", (0, 1), (0,), epoch=3), member("b", (), (1,)), epoch=4, target_epoch=4)
+    found = told(alone, both)
+    assert found[0][1].endswith("because members joined")
+    assert found[1:] == [("joined", "b (app on /h)"), ("member", "a is asked to give up t:1")]
+    done = group(member("a", (0,), (0,)), member("b", (1,), (1,)), epoch=4, target_epoch=4)
+    assert told(both, done) == [("member", "a gave up t:1"), ("member", "b took t:1")]
+    assert told(done, done) == []
+
+
+def test_other_causes() -> None:
+    before = group(member("a", (0,), (0,)), member("b", (1,), (1,)))
+    left = told(before, group(member("a", (0,), (0,)), epoch=4))
+    assert left[0][1].endswith("because members left")
+    assert left[1] == ("left", "b (app on /h)")
+    other = replace(member("a", (0,), (0,)), subscribed_topic_names=("u",))
+    assert told(before, group(other, member("b", (1,), (1,)), epoch=4))[0][1].endswith("because subscriptions changed")
+    assert told(before, replace(before, group_epoch=4))[0][1].endswith("subscribed topics or settings changed")
+    assert told(before, replace(before, state="Reconciling"))[0][1].endswith("target assignment of epoch 3")
+    assert told(before, replace(before, target_assignment_epoch=4))[0][1].endswith("target assignment was computed")
+    assert told(replace(before, group_type="Classic"), before)[0][1].endswith("converted from Classic")
+
+
+def test_groups_come_and_go() -> None:
+    first = told(None, group(member("a", (0,), (0,), epoch=-2, instance="i")))
+    assert [subject for subject, _ in first] == ["group", "joined", "member", "member"]
+    assert first[-1] == ("member", "a left and may return")
+    assert told(group(), None) == [("group", "is gone")]
+    assert told(None, None) == []

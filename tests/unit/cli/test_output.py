@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows as tables and as JSON, and the rows of groups and topics."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from kcoord.cli.group_descriptions import member_rows, offset_rows, state_row
+from kcoord.cli.output import Column, assignment_text, format_rows, node_text, print_rows, time_text
+from kcoord.cli.session import CommandError, client_config
+from kcoord.cli.topics import topic_json, topic_lines
+from kcoord.client.admin.model import (
+    ConsumerGroupDescription,
+    MemberDescription,
+    TopicDescription,
+    TopicPartitionInfo,
+)
+from kcoord.client.config import AdminConfig
+from kcoord.client.types import Node, OffsetAndMetadata, TopicPartition
+
+NODE = Node(1, "host", 9092)
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+BUSY = MemberDescription(
+    "busy", None, "app", "/10.0.0.1", frozenset({T0}), member_epoch=3, target_assignment=frozenset()
+)
+IDLE = MemberDescription("idle", None, "app", "/10.0.0.2", frozenset())
+GROUP = ConsumerGroupDescription("g", "Consumer", "Stable", "consumer", "range", [IDLE, BUSY], NODE, 4, 3, 1000)
+
+
+def test_tables_keep_every_cell() -> None:
+    columns = [Column("NAME", "name"), Column("COUNT", "count"), Column("AT", "at", time_text)]
+    rows: list[dict[str, object]] = [{"name": "a", "count": 10, "at": 0}, {"name": None, "count": None, "at": None}]
+    assert format_rows(columns, rows).splitlines() == [
+        "NAME  COUNT  AT",
+        "a        10  1970-01-01T00:00:00.000Z",
+        "-         -  N/A",
+    ]
+
+
+def test_json_has_the_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    print_rows([Column("A", "a")], [{"a": 1, "b": 2}], as_json=True)
+    assert json.loads(capsys.readouterr().out) == [{"a": 1}]
+
+
+def test_cells() -> None:
+    assert assignment_text({"u": [2], "t": [0, 1]}) == "t:0,1;u:2"
+    assert assignment_text({}) == assignment_text(None) == "-"
+    assert node_text({"id": 1, "host": "h", "port": 9092}) == "h:9092 (1)"
+
+
+def test_offsets_of_members_and_of_nobody() -> None:
+    rows = offset_rows(GROUP, {T0: OffsetAndMetadata(7, "", 2), T1: OffsetAndMetadata(4)}, {T0: 10})
+    known = ("topic", "partition", "leader_epoch", "current_offset", "log_end_offset", "lag", "consumer_id")
+    assert [tuple(row[key] for key in known) for row in rows] == [
+        ("t", 0, 2, 7, 10, 3, "busy"),
+        ("t", 1, None, 4, None, None, None),
+        (None, None, None, None, None, None, "idle"),
+    ]
+
+
+def test_an_assigned_partition_may_have_no_offset() -> None:
+    row = offset_rows(GROUP, {T1: None}, {T0: 10})[0]
+    assert (row["partition"], row["current_offset"], row["log_end_offset"], row["lag"]) == (0, None, 10, None)
+
+
+def test_members_and_state() -> None:
+    busy, idle = member_rows(GROUP)
+    assert (busy["consumer_id"], busy["partitions"], busy["current_assignment"]) == ("busy", 1, {"t": [0]})
+    assert (busy["current_epoch"], busy["target_epoch"], busy["target_assignment"]) == (3, 3, {})
+    assert (idle["consumer_id"], idle["target_assignment"]) == ("idle", None)
+    state = state_row(GROUP)
+    assert (state["members"], state["group_epoch"], state["group_creation_time_ms"]) == (2, 4, 1000)
+
+
+def test_topics_tell_creation_times_as_kip_1327_does() -> None:
+    partitions = [
+        TopicPartitionInfo(0, NODE, 0, [1, 2], [1], [], 1_736_937_000_000, [], []),
+        TopicPartitionInfo(1, None, 0, [1, 2], [], []),
+    ]
+    topic = TopicDescription("foo", bytes(16), False, partitions)
+    head, first, second = topic_lines(topic, {"retention.ms": "1"})
+    assert head.split("\t")[2:] == ["PartitionCount: 2", "ReplicationFactor: 2", "Configs: retention.ms=1"]
+    assert first == (
+        "\tTopic: foo\tPartition: 0\tLeader: 1\tReplicas: 1,2\tIsr: 1\tElr: \tLastKnownElr: "
+        "\tCreationTimeMs: 2025-01-15T10:30:00.000Z"
+    )
+    assert second.endswith("Leader: none\tReplicas: 1,2\tIsr: \tElr: N/A\tLastKnownElr: N/A\tCreationTimeMs: N/A")
+    assert json.loads(json.dumps(topic_json(topic, {})))["partitions"][1]["creation_time_ms"] is None
+
+
+def _options(file: Path | None) -> argparse.Namespace:
+    return argparse.Namespace(bootstrap_server="h:1", command_config=file, timeout=50)
+
+
+def test_command_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("bootstrap.servers=other:2\nrequest.timeout.ms=10\nsend.buffer.bytes=1\nclient.id=me\n")
+    config = client_config(AdminConfig, _options(file))
+    assert (config.bootstrap_addresses, config.request_timeout_ms, config.client_id) == ([("h", 1)], 10, "me")
+    assert config.default_api_timeout_ms == 50
+    assert capsys.readouterr().err == "warning: send.buffer.bytes has no effect here\n"
+
+
+def test_a_connection_is_never_less_secure_than_configured(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("security.protocol=SASL_SSL\n")
+    with pytest.raises(CommandError, match="SASL_SSL"):
+        client_config(AdminConfig, _options(file))

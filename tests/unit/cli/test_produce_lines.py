@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How `kcoord produce` reads lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.cli import main
+from kcoord.cli.produce import InputRecord, NotARecord, make_parser, parse_line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line", "record"),
+    [
+        ([], b"a:b", InputRecord(b"a:b")),
+        ([], b"", InputRecord(b"")),
+        (["--key-separator", ":"], b"a:b:c", InputRecord(b"b:c", b"a")),
+        (["--key-separator", "=>", "--null-marker", "NULL"], b"a=>NULL", InputRecord(None, b"a")),
+        (["--null-marker", "NULL"], b"NULL", InputRecord(None)),
+        (["--json"], b'{"value": "v", "key": "k"}', InputRecord(b"v", b"k")),
+        (["--json"], b'{"value": {"a": 1}, "partition": 2}', InputRecord(b'{"a": 1}', partition=2)),
+        (["--json"], b'{"headers": {"h": "x", "n": null}}', InputRecord(None, None, (("h", b"x"), ("n", None)))),
+        (["--json"], b'{"topic": "t", "offset": 3, "value": "v"}', InputRecord(b"v")),
+        (["--json"], b'{"timestamp_ms": 5}', InputRecord(None, timestamp_ms=5)),
+    ],
+)
+def test_lines(arguments: list[str], line: bytes, record: InputRecord) -> None:
+    assert parse_line(line, make_parser().parse_args(["topic", *arguments])) == record
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line", "problem"),
+    [
+        (["--key-separator", ":"], b"ab", "no ':' between key and value"),
+        (["--json"], b"x", "no JSON"),
+        (["--json"], b"[1]", "not a JSON object"),
+        (["--json"], b'{"x": 1}', "x: unknown field"),
+        (["--json"], b'{"headers": 1}', "headers: not an object"),
+        (["--json"], b'{"partition": "1"}', "partition: not a number"),
+        (["--json"], b'{"partition": true}', "partition: not a number"),
+    ],
+)
+def test_lines_that_are_no_records(arguments: list[str], line: bytes, problem: str) -> None:
+    with pytest.raises(NotARecord, match=problem):
+        parse_line(line, make_parser().parse_args(["topic", *arguments]))
+
+
+def test_json_has_its_own_keys_and_nulls() -> None:
+    with pytest.raises(SystemExit):
+        main(["produce", "topic", "--json", "--key-separator", ":"])

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which options of `kcoord topics` and `kcoord configs` go together, and what they mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.cli import configs, topics
+from kcoord.cli.configs import parse_assignments
+from kcoord.cli.topics import parse_configs, parse_replica_assignment
+
+TOPIC = ["--topic", "t"]
+GROUP = ["--entity-type", "groups", "--entity-name", "g"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--list"], None),
+        (["--list", "--topic", "a.*", "--exclude-internal"], None),
+        (["--describe", "--topics-with-overrides"], None),
+        (
+            ["--create", *TOPIC, "--partitions", "3", "--replication-factor", "1", "--config", "a=b", "--config", "c="],
+            None,
+        ),
+        (["--create", *TOPIC, "--replica-assignment", "1:2,2:1", "--if-not-exists"], None),
+        (["--alter", *TOPIC, "--partitions", "3", "--if-exists"], None),
+        (["--delete", *TOPIC], None),
+        ([], "exactly one action"),
+        (["--list", "--create", *TOPIC], "exactly one action"),
+        (["--create"], "--create needs --topic"),
+        (["--delete"], "--delete needs --topic"),
+        (["--alter", *TOPIC], "--alter needs --partitions"),
+        (["--list", "--config", "a=b"], "--config does not go with --list"),
+        (["--create", *TOPIC, "--if-exists"], "--if-exists does not go with --create"),
+        (["--create", *TOPIC, "--config", "a"], "is not KEY=VALUE"),
+        (["--create", *TOPIC, "--replica-assignment", "1:x"], "is not BROKER"),
+        (["--create", *TOPIC, "--replica-assignment", "1", "--partitions", "1"], "takes the place of"),
+        (["--list", "--topic", "a("], "unterminated"),
+    ],
+)
+def test_topics_options(arguments: list[str], problem: str | None) -> None:
+    found = topics.find_problem(topics.make_parser().parse_args(arguments))
+    assert (found is None) if problem is None else (problem in (found or ""))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--describe", *GROUP], None),
+        (["--describe", "--entity-type", "topics", "--all"], None),
+        (["--alter", *GROUP, "--add-config", "a=1", "--delete-config", "b"], None),
+        (["--alter", "--entity-type", "brokers", "--entity-default", "--add-config-file", "f"], None),
+        (["--alter", *GROUP], "--alter needs --add-config"),
+        (["--alter", "--entity-type", "groups", "--add-config", "a=1"], "needs --entity-name"),
+        (["--alter", *GROUP, "--add-config", "a"], "is not KEY=VALUE"),
+        (["--alter", *GROUP, "--add-config", "a=1", "--add-config-file", "f"], "not both"),
+        (["--alter", *GROUP, "--add-config", "a=1", "--all"], "--all goes with --describe"),
+        (["--describe", *GROUP, "--add-config", "a=1"], "--describe changes nothing"),
+        (["--describe", "--entity-type", "topics", "--entity-default"], "--entity-type brokers"),
+    ],
+)
+def test_configs_options(arguments: list[str], problem: str | None) -> None:
+    found = configs.find_problem(configs.make_parser().parse_args(arguments))
+    assert (found is None) if problem is None else (problem in (found or ""))
+
+
+def test_values() -> None:
+    assert parse_configs(["a=b", "c = d=e"]) == {"a": "b", "c": "d=e"}
+    assert parse_replica_assignment("1:2, 2:3") == [[1, 2], [2, 3]]
+    assert parse_assignments("a=1,b=[x,y] , c=") == {"a": "1", "b": "x,y", "c": ""}
+    assert parse_assignments("") == {}

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data folders made from the log folders of another broker."""
+
+from __future__ import annotations
+
+import tarfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.coordinator.result import CoordinatorRecord
+from kcoord.coordinator.runtime.serde import CoordinatorSerde
+from kcoord.coordinator.service import partition_for
+from kcoord.logtools.decode import TRANSACTION_RECORDS
+from kcoord.logtools.folders import FolderReader, NoLogsError, partitions_in
+from kcoord.logtools.import_logs import ImportReport, LogImport, group_id_of
+from kcoord.logtools.metadata_source import read_metadata
+from kcoord.logtools.verify import FolderCheck
+from kcoord.metadata import records
+from kcoord.metadata.image import MetadataImage
+from kcoord.storage.checkpoints import write_offset_checkpoint
+from kcoord.storage.errors import CorruptLogError, StorageError
+from kcoord.storage.file_system import RealFileSystem
+from protocol.messages import TransactionLogKey, TransactionLogValue
+from protocol.record_batch import (
+    ControlRecordType,
+    Record,
+    decode_control_key,
+    decode_header,
+    decode_records,
+    encode_batch,
+    encode_batch_from_parts,
+    encode_control_batch,
+    end_txn_marker,
+)
+from protocol.uuid import uuid_from_string
+from tests.support.shared import shared
+from tests.unit.logtools.support import (
+    NOW_MS,
+    OFFSETS_ID,
+    TOPIC_ID,
+    append,
+    broker_config,
+    commit_record,
+    commit_tombstone,
+    make_small_folder,
+    metadata_records,
+    open_folder,
+    uuids,
+    write_metadata,
+)
+
+FS = RealFileSystem()
+
+
+def run(source: Path, target: Path, **settings: str) -> ImportReport:
+    work = LogImport(FS, broker_config(**settings), str(target), NOW_MS, uuids())
+    return work.run([str(source)])
+
+
+def image_of(folder: Path) -> MetadataImage:
+    return read_metadata(FS, str(folder / "__cluster_metadata-0")).image
+
+
+def records_in(folder: Path, topic: str) -> list[tuple[int, Record]]:
+    """(partition, record) of all partitions of a topic."""
+    return [
+        (partition.number, record)
+        for partition in partitions_in(FS, str(folder))
+        if partition.topic == topic
+        for frame in FolderReader(FS, partition.path).batches()
+        for record in decode_records(frame.batch)
+    ]
+
+
+def served_offsets(folder: Path) -> Mapping[tuple[str, str, int], int]:
+    """What the shards of a broker have after replaying the folder."""
+    offsets: dict[tuple[str, str, int], int] = {}
+    serde = CoordinatorSerde()
+    shards: dict[int, GroupCoordinatorShard] = {}
+    config, image = broker_config(), image_of(folder)
+    for number, record in records_in(folder, "__consumer_offsets"):
+        found = serde.deserialize(record.key, record.value)
+        if found is not None:
+            shards.setdefault(number, GroupCoordinatorShard(config, image)).replay(found)
+    for shard in shards.values():
+        state = shard.hard_state()["offsets"]
+        assert isinstance(state, dict)
+        offsets.update({key: committed.offset for key, committed in state.items()})
+    return offsets
+
+
+# --- the sample of a real broker --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sample")
+    with tarfile.open(shared("spark-sample", "consumer_offsets.tar.xz")) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def imported(sample: Path) -> tuple[Path, ImportReport]:
+    target = sample.parent / "imported"
+    return target, run(sample, target, offsets_topic_num_partitions="50")
+
+
+def described_by_kafka() -> dict[tuple[str, str, int], int]:
+    lines = shared("spark-sample", "describe-offsets.txt").read_text().splitlines()
+    rows = [line.split() for line in lines if len(line.split()) > 5 and line.split()[2].isdigit()]
+    return {(row[0], row[1], int(row[2])): int(row[3]) for row in rows}
+
+
+def test_all_offsets_of_the_sample_are_as_kafka_described_them(imported: tuple[Path, ImportReport]) -> None:
+    folder, report = imported
+    truth = described_by_kafka()
+    assert len(truth) == report.offsets == 68
+    assert served_offsets(folder) == truth
+
+
+def test_groups_transactions_and_unknown_records_of_the_sample_are_counted(
+    imported: tuple[Path, ImportReport],
+) -> None:
+    _, report = imported
+    assert report.groups == Counter(consumer=5, classic=4)
+    counts = report.transactions
+    assert (counts.committed, counts.aborted, counts.pending) == (274, 135, 0)
+    assert sum(report.kept_unknown.values()) == 15
+    assert report.group_records == 24_368 - (274 + 135) - 135
+
+
+def test_every_group_of_the_sample_is_in_the_partition_of_its_hash(imported: tuple[Path, ImportReport]) -> None:
+    groups = {(group_id_of(record.key), number) for number, record in records_in(imported[0], "__consumer_offsets")}
+    assert all(group_id is not None and partition_for(group_id, 50) == number for group_id, number in groups)
+    assert ("share-1", partition_for("share-1", 50)) in groups
+
+
+def test_records_of_unknown_types_are_kept_byte_for_byte(sample: Path, imported: tuple[Path, ImportReport]) -> None:
+    def share_records(folder: Path) -> list[tuple[bytes | None, bytes | None]]:
+        found = [record for _, record in records_in(folder, "__consumer_offsets")]
+        return [(one.key, one.value) for one in found if group_id_of(one.key) == "share-1"]
+
+    assert len(share_records(sample)) == 15
+    assert share_records(imported[0]) == share_records(sample)
+
+
+def test_topics_of_the_sample_are_found_with_their_ids_and_partitions(imported: tuple[Path, ImportReport]) -> None:
+    truth = {}
+    for line in shared("spark-sample", "topics.txt").read_text().splitlines():
+        if line.startswith("Topic: ") and not line.startswith("Topic: __"):
+            words = line.replace(":", "").split()
+            truth[words[1]] = uuid_from_string(words[3]), int(words[5])
+    topics = dict(image_of(imported[0]).topics)
+    # Offsets that are committed in transactions come without the id of their topic.
+    truth["in-tx"] = topics["in-tx"].id, truth["in-tx"][1]
+    assert len(topics.pop("__consumer_offsets").partitions) == 50
+    assert {name: (topic.id, len(topic.partitions)) for name, topic in topics.items()} == truth
+    assert {part.creation_time_ms for topic in topics.values() for part in topic.partitions} == {-1}
+
+
+def test_the_imported_folder_is_sound(imported: tuple[Path, ImportReport]) -> None:
+    assert list(FolderCheck(FS, str(imported[0])).run()) == []
+
+
+# --- small folders ----------------------------------------------------------------------------------------------------
+
+
+def test_an_import_of_our_own_folder_keeps_everything(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    make_small_folder(str(source))
+    report = run(source, target, offsets_topic_num_partitions="7")
+    assert report.from_metadata
+    assert (report.topics, report.partitions, report.copied_partitions) == (1, 2, 2)
+    assert served_offsets(target) == served_offsets(source)
+    for number in range(2):
+        ours, theirs = (sorted((folder / f"orders-{number}").glob("*.log")) for folder in (target, source))
+        assert [path.read_bytes() for path in ours] == [path.read_bytes() for path in theirs]
+    before, after = image_of(source), image_of(target)
+    assert after.topics["orders"].id == TOPIC_ID
+    assert after.topics["__consumer_offsets"].id == OFFSETS_ID
+    assert [part.creation_time_ms for part in after.topics["orders"].partitions] == [NOW_MS, NOW_MS]
+    assert after.topics["orders"].partitions[0].leader_epoch > before.topics["orders"].partitions[0].leader_epoch
+    assert list(FolderCheck(FS, str(target)).run()) == []
+
+
+def test_history_is_kept_with_its_times_and_headers(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    log_dir = open_folder(str(source))
+    home = partition_for("g", 4)
+    history = [commit_record("g", "orders", 0, 1, 100), commit_tombstone("g", "orders", 0, 200, "expired")]
+    append(log_dir, "__consumer_offsets", home, [encode_batch([record]) for record in history])
+    log_dir.close()
+    run(source, target)
+    kept = [record for _, record in records_in(target, "__consumer_offsets")]
+    assert [record.timestamp_ms for record in kept] == [100, 200]
+    assert kept[1].headers == [("reason", b"expired")]
+
+
+def test_configs_are_taken_where_they_are_valid(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    made = metadata_records()
+    made.append(records.new_config_record(2, "orders", "retention.ms", "1234"))
+    made.append(records.new_config_record(2, "orders", "no.such.config", "1"))
+    made.append(records.new_config_record(32, "readers", "consumer.session.timeout.ms", "46000"))
+    made.append(records.new_config_record(4, "9", "log.cleaner.threads", "2"))
+    made.append(records.new_producer_ids_record(1, 0, 5000))
+    log_dir = open_folder(str(source))
+    write_metadata(log_dir, made)
+    log_dir.close()
+    report = run(source, target)
+    image = image_of(target)
+    assert image.topic_configs("orders") == {"retention.ms": "1234"}
+    assert image.group_configs("readers") == {"consumer.session.timeout.ms": "46000"}
+    assert image.next_producer_id == 5000
+    skipped = sorted(report.skipped)
+    assert len(skipped) == 2
+    assert skipped[0].startswith("config no.such.config=1")
+    assert skipped[1] == "configs of broker 9"
+
+
+def transactional_batch(producer_id: int, value: bytes = b"v") -> bytes:
+    record = Record(b"k", value, timestamp_ms=NOW_MS)
+    return encode_batch([record], producer_id=producer_id, producer_epoch=3, base_sequence=0, is_transactional=True)
+
+
+def transaction_log(statuses: Mapping[int, int]) -> list[bytes]:
+    """Of producers 7, 8, ... what their coordinator noted last."""
+    serde = CoordinatorSerde(TRANSACTION_RECORDS)
+    made = []
+    for producer_id, status in statuses.items():
+        key = TransactionLogKey(transactional_id=f"t{producer_id}")
+        value = TransactionLogValue(producer_id=producer_id, transaction_status=status, transaction_partitions=[])
+        made.append(encode_batch_from_parts([serde.serialize(CoordinatorRecord(key, value, 0))], NOW_MS))
+    return made
+
+
+def test_open_transactions_are_ended_as_their_coordinator_had_decided(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    log_dir = open_folder(str(source))
+    write_metadata(log_dir, metadata_records())
+    marker = encode_control_batch(
+        ControlRecordType.COMMIT, end_txn_marker(0), timestamp_ms=NOW_MS, producer_id=9, producer_epoch=3
+    )
+    append(log_dir, "orders", 0, [transactional_batch(7), transactional_batch(8), transactional_batch(9), marker])
+    home = partition_for("g", 4)
+    for producer_id, offset in ((7, 70), (8, 80)):
+        batch = encode_batch(
+            [commit_record("g", "orders", producer_id - 7, offset)],
+            producer_id=producer_id,
+            producer_epoch=3,
+            is_transactional=True,
+        )
+        append(log_dir, "__consumer_offsets", home, [batch])
+    append(log_dir, "__transaction_state", 0, transaction_log({7: 2, 8: 1}))
+    log_dir.close()
+    report = run(source, target)
+    assert report.ended_transactions == 2
+    assert served_offsets(target) == {("g", "orders", 0): 70}
+    ended = {}
+    for frame in FolderReader(FS, str(target / "orders-0")).batches():
+        header = decode_header(frame.batch)
+        if header.is_control:
+            ended[header.producer_id] = decode_control_key(decode_records(frame.batch)[0].key)
+    assert ended == {
+        7: ControlRecordType.COMMIT,
+        8: ControlRecordType.ABORT,
+        9: ControlRecordType.COMMIT,
+    }
+    assert image_of(target).next_producer_id == 9
+
+
+def test_a_moved_start_offset_is_kept(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    make_small_folder(str(source))
+    write_offset_checkpoint(FS, str(source / "log-start-offset-checkpoint"), {("orders", 0): 4})
+    run(source, target)
+    log_dir = open_folder(str(target))
+    assert log_dir.recovery_of("orders", 0).start_offset == 4
+    log_dir.close()
+
+
+def test_a_torn_end_is_left_out_and_damage_refused(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    make_small_folder(str(source))
+    log = sorted((source / "__consumer_offsets-0").glob("*.log"))[-1]
+    whole = log.read_bytes()
+    log.write_bytes(whole + whole[:40])
+    report = run(source, tmp_path / "target")
+    assert any("torn end" in note for note in report.notes)
+    first = sorted((source / "__consumer_offsets-0").glob("*.log"))[0]
+    data = bytearray(first.read_bytes())
+    data[100] ^= 1
+    first.write_bytes(data)
+    with pytest.raises(CorruptLogError):
+        run(source, tmp_path / "second")
+    assert not (tmp_path / "second").exists()
+
+
+def test_an_import_makes_a_new_folder_only(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    make_small_folder(str(source))
+    target.mkdir()
+    run(source, target)
+    with pytest.raises(StorageError, match="is there already"):
+        run(source, target)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NoLogsError):
+        run(tmp_path / "empty", tmp_path / "other")
+
+
+@pytest.mark.parametrize("key", [None, b"\0", b"\0\1\0\5abc", b"\0\1\xff\xff", b"\0\1\0\1\xff"])
+def test_keys_without_a_group(key: bytes | None) -> None:
+    assert group_id_of(key) is None

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A repair takes out what the check named and nothing else; what it takes is kept, and the folder is sound then."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kcoord.logtools.findings import FindingKind
+from kcoord.logtools.folders import FolderReader, NoLogsError
+from kcoord.logtools.repair import Repair, RepairMode, kept_files
+from kcoord.logtools.verify import FolderCheck
+from kcoord.storage.errors import DirectoryLockedError
+from kcoord.storage.file_system import RealFileSystem
+from protocol.record_batch import decode_header, decode_records, rewrite_header
+from tests.unit.logtools import test_verify as damages
+from tests.unit.logtools.support import NOW_MS, SMALL, make_small_folder, open_folder
+from tests.unit.logtools.test_verify import Damage, check, logs, positions
+
+FS = RealFileSystem()
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sound") / "data"
+    make_small_folder(str(folder))
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "data"))
+
+
+def repair(folder: Path, mode: RepairMode = RepairMode.SKIP) -> Path:
+    keep = folder.parent / "kept"
+    Repair(FS, str(folder), mode, str(keep), FolderCheck(FS, str(folder)).run()).run()
+    return keep
+
+
+def offsets(folder: Path, partition: str) -> list[int]:
+    """Of all records that can be read."""
+    batches = FolderReader(FS, str(folder / partition)).batches()
+    return [record.offset for frame in batches for record in decode_records(frame.batch)]
+
+
+def flip(path: Path, number: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[positions(path)[number] + 70] ^= 1
+    path.write_bytes(data)
+
+
+def test_skipping_leaves_out_one_batch_and_bridges_its_offsets(folder: Path) -> None:
+    path = logs(folder, "orders-0")[0]
+    flip(path, 1)
+    damaged = path.read_bytes()
+    before = offsets(folder, "orders-1")
+    keep = repair(folder)
+    assert check(folder) == []
+    assert offsets(folder, "orders-0") == [offset for offset in before if offset not in (3, 4, 5)]
+    bridge = next(
+        decode_header(frame.batch)
+        for frame in FolderReader(FS, str(folder / "orders-0")).batches()
+        if frame.base_offset == 3
+    )
+    assert (bridge.records_count, bridge.last_offset) == (0, 5)
+    (kept,) = (entry for entry in kept_files(FS, str(keep)) if entry["file"] == str(path))
+    start = kept["position"]
+    assert isinstance(start, int) and isinstance(kept["bytes"], int)
+    assert Path(str(kept["kept"])).read_bytes() == damaged[start : start + kept["bytes"]]
+
+
+def test_truncating_ends_the_log_before_the_first_damage(folder: Path) -> None:
+    first, second, third = logs(folder, "orders-0")
+    whole = [path.read_bytes() for path in (first, second, third)]
+    flip(second, 0)
+    flip(first, 2)
+    cut_at = positions(first)[2]
+    damaged = first.read_bytes()
+    keep = repair(folder, RepairMode.TRUNCATE)
+    assert check(folder) == []
+    assert offsets(folder, "orders-0") == list(range(6))
+    assert first.read_bytes() == whole[0][:cut_at]
+    assert not second.exists() and not third.exists()
+    assert (keep / "orders-0" / third.name).read_bytes() == whole[2]
+    assert (keep / "orders-0" / f"{first.name}.{cut_at}.removed").read_bytes() == damaged[cut_at:]
+
+
+@pytest.mark.parametrize("mode", list(RepairMode))
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damages.remove_middle_segment,
+        damages.remove_last_segment,
+        damages.repeat_a_batch,
+        damages.insert_garbage,
+        damages.append_zeros,
+        damages.swap_two_segments,
+        damages.write_old_format,
+        damages.truncate_index,
+        damages.other_index,
+        damages.put_foreign_group,
+        damages.put_malformed_record,
+        damages.break_leader_epochs,
+        damages.break_checkpoint,
+        damages.promise_too_much,
+        damages.break_snapshot,
+    ],
+)
+def test_after_a_repair_the_folder_is_sound_and_opens(folder: Path, damage: Damage, mode: RepairMode) -> None:
+    damage(folder)
+    untouched = {path: path.read_bytes() for path in logs(folder, "orders-1")}
+    repair(folder, mode)
+    assert check(folder) == []
+    assert {path: path.read_bytes() for path in logs(folder, "orders-1")} == untouched
+    log_dir = open_folder(str(folder))
+    for topic, number in log_dir.partitions():
+        log = log_dir.open_log(topic, number, SMALL, NOW_MS)
+        assert log.recovery_report.cuts == []
+        last = None
+        for header, _ in log.batches():
+            last = header
+        assert last is None or last.next_offset == log.end_offset
+    assert log_dir.close()
+
+
+def test_a_bad_leader_epoch_is_corrected_without_a_loss(folder: Path) -> None:
+    path = logs(folder, "orders-0")[0]
+    whole = path.read_bytes()
+    data = bytearray(whole)
+    rewrite_header(data, positions(path)[1], partition_leader_epoch=9)
+    path.write_bytes(data)
+    repair(folder, RepairMode.TRUNCATE)
+    assert path.read_bytes() == whole
+    assert check(folder) == []
+
+
+def test_a_plan_changes_nothing(folder: Path) -> None:
+    flip(logs(folder, "orders-0")[0], 1)
+    damages.break_checkpoint(folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    work = Repair(FS, str(folder), RepairMode.SKIP, str(folder.parent / "kept"), FolderCheck(FS, str(folder)).run())
+    steps = work.plan()
+    assert any(step.lost_bytes > 0 and "left out" in step.what for step in steps)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert not (folder.parent / "kept").exists()
+
+
+def test_what_an_operator_has_to_decide_is_left(folder: Path) -> None:
+    path = damages.break_topic_id(folder)
+    repair(folder)
+    assert [(finding.kind, finding.file) for finding in check(folder)] == [(FindingKind.IDENTITY, str(path))]
+
+
+def test_a_folder_in_use_is_not_repaired(folder: Path) -> None:
+    flip(logs(folder, "orders-0")[0], 1)
+    work = Repair(FS, str(folder), RepairMode.SKIP, str(folder.parent / "kept"), FolderCheck(FS, str(folder)).run())
+    lock = FS.lock(str(folder / ".lock"))
+    try:
+        with pytest.raises(DirectoryLockedError):
+            work.run()
+    finally:
+        lock.release()
+    with pytest.raises(NoLogsError):
+        Repair(FS, str(folder / "orders-0"), RepairMode.SKIP, str(folder.parent / "kept"), [])

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the group records alone tell about topics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kcoord.coordinator.group import records
+from kcoord.coordinator.group.consumer.member import ConsumerGroupMember
+from kcoord.coordinator.result import CoordinatorRecord
+from kcoord.logtools.topic_clues import GuessedTopic, TopicClues
+from protocol.messages import OffsetCommitKey, OffsetCommitValue
+from protocol.uuid import ZERO_UUID
+
+A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
+
+
+def commit(topic: str, partition: int, topic_id: bytes = ZERO_UUID) -> CoordinatorRecord:
+    value = OffsetCommitValue(offset=1, topic_id=topic_id)
+    return CoordinatorRecord(OffsetCommitKey(group="g", topic=topic, partition=partition), value, 4)
+
+
+def subscribed(member_id: str, names: Sequence[str]) -> CoordinatorRecord:
+    member = ConsumerGroupMember(member_id, subscribed_topic_names=tuple(names))
+    return records.new_member_subscription_record("g", member)
+
+
+def target(member_id: str, *assigned: tuple[bytes, Sequence[int]]) -> CoordinatorRecord:
+    return records.new_target_assignment_record(
+        "g", member_id, {each: frozenset(numbers) for each, numbers in assigned}
+    )
+
+
+def clues(*noted: CoordinatorRecord) -> TopicClues:
+    made = TopicClues()
+    for record in noted:
+        made.note(record)
+    return made
+
+
+def test_commits_name_topics_ids_and_partitions() -> None:
+    found = clues(commit("orders", 4, A), commit("orders", 1, A), commit("old", 2))
+    assert found.topics(["orders", "old"], []) == [GuessedTopic("old", ZERO_UUID, 3), GuessedTopic("orders", A, 5)]
+
+
+def test_a_topic_that_was_made_again_has_its_new_id_and_partitions() -> None:
+    assert clues(commit("orders", 9, A), commit("orders", 1, B)).topics(["orders"], []) == [
+        GuessedTopic("orders", B, 2)
+    ]
+
+
+def test_assignments_tell_partitions_that_nobody_has_committed() -> None:
+    found = clues(commit("orders", 0, A), subscribed("m", ["orders"]), target("m", (A, range(12))))
+    assert found.topics(["orders"], []) == [GuessedTopic("orders", A, 12)]
+
+
+def test_an_id_belongs_to_the_only_name_that_is_left() -> None:
+    found = clues(
+        subscribed("one", ["a", "b"]),
+        target("one", (A, [0]), (B, [0, 1])),
+        subscribed("two", ["a"]),
+        target("two", (A, [1])),
+    )
+    assert found.topics([], [A, B]) == [GuessedTopic("a", A, 2), GuessedTopic("b", B, 2)]
+
+
+def test_what_does_not_follow_is_not_guessed() -> None:
+    found = clues(subscribed("one", ["a", "b"]), target("one", (A, [0]), (B, [0])))
+    assert found.topics([], [A, B, C]) == []
+
+
+def test_only_topics_that_are_asked_for_are_given() -> None:
+    assert clues(commit("gone", 0, A), commit("here", 0, B)).topics(["here"], []) == [GuessedTopic("here", B, 1)]
