@@ -29,7 +29,8 @@ class Producer(NamedTuple):
 class CoordinatorRecord:
     """One record of a state machine's log; `value` None is a tombstone, `key` None is usual in the metadata log alone.
 
-    `value_version` is the version in which `value` is written. A record with a `producer` is part of that producer's
+    `value_version` is the version in which `value` is written. `reason` says, in a record header, why a tombstone was
+    written; replay does not see it. A record with a `producer` is part of that producer's
     transaction: it counts once the transaction's marker, itself such a record, says that it was committed.
     """
 
@@ -37,6 +38,7 @@ class CoordinatorRecord:
     value: Message | None
     value_version: int = 0
     producer: Producer | None = None
+    reason: str = ""
 
     @property
     def is_control(self) -> bool:

@@ -24,6 +24,8 @@ from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
 from protocol.messages import SyncGroupResponse
 
+MIGRATION: Final = records.TombstoneReason.MIGRATION
+
 CUSTOM_ASSIGNOR_TEXT: Final = (
     "Cannot upgrade classic group {} to consumer group because an unsupported custom assignor is in use. "
     "Please refer to the documentation or switch to a default assignor before re-attempting the upgrade."
@@ -51,7 +53,9 @@ def upgrade(
     new.group_epoch = new.assignment_epoch = epoch
     new.creation_time_ms = creation_time_ms
     new.metadata_hash = metadata_hash(image, names)
-    result: CoordinatorResult[object] = CoordinatorResult(None, [records.new_classic_group_tombstone(group_id)])
+    result: CoordinatorResult[object] = CoordinatorResult(
+        None, [records.new_classic_group_tombstone(group_id, MIGRATION)]
+    )
     result.records += [records.new_member_subscription_record(group_id, member) for member in members]
     result.records.append(
         records.new_group_epoch_record(
@@ -171,9 +175,9 @@ def downgrade(
     left = [member for member in group.members.values() if member.member_id not in gone]
     result = CoordinatorResult(None)
     for member_id in group.members:
-        result.records += records.new_member_tombstones(group_id, member_id)
+        result.records += records.new_member_tombstones(group_id, member_id, MIGRATION)
         result.timers += cancel_member_timers(group_id, member_id)
-    result.records += records.new_consumer_group_tombstones(group_id, group.resolved_regexes)
+    result.records += records.new_consumer_group_tombstones(group_id, group.resolved_regexes, MIGRATION)
     classic = ClassicGroup(group_id)
     classic.protocol_type = consumer_protocol.PROTOCOL_TYPE
     classic.generation = group.group_epoch

@@ -343,7 +343,11 @@ def delete_offsets(
             elif offsets.get(request.group_id, topic.name, partition) is not None or pending.is_pending(
                 request.group_id, topic.name, partition
             ):
-                deleted.append(records.new_offset_commit_tombstone(request.group_id, topic.name, partition))
+                deleted.append(
+                    records.new_offset_commit_tombstone(
+                        request.group_id, topic.name, partition, records.TombstoneReason.OFFSET_DELETE
+                    )
+                )
             answers.append(
                 OffsetDeleteResponse.OffsetDeleteResponsePartition(partition_index=partition, error_code=error)
             )

@@ -49,6 +49,20 @@ class EpochReason(Enum):
     MIGRATION = "migration"
 
 
+class TombstoneReason(Enum):
+    """Why something was deleted; a record header of the tombstone."""
+
+    EXPIRED = "expired"
+    OFFSET_DELETE = "offset-delete"
+    GROUP_DELETE = "group-delete"
+    TOPIC_DELETE = "topic-delete"
+    LEAVE = "leave"
+    FENCED = "fenced"
+    REPLACED = "replaced"
+    UNSUBSCRIBED = "unsubscribed"
+    MIGRATION = "migration"
+
+
 EPOCH_REASON_TAG: Final = 1000
 EMPTY_SINCE_TAG: Final = 1001
 """Our own tagged fields of ConsumerGroupMetadataValue: an EpochReason as text, and an int64 in ms. Kafka skips both."""
@@ -82,8 +96,8 @@ def empty_since_from(value: ConsumerGroupMetadataValue) -> int:
     )
 
 
-def new_group_epoch_tombstone(group_id: str) -> CoordinatorRecord:
-    return CoordinatorRecord(ConsumerGroupMetadataKey(group_id=group_id), None)
+def new_group_epoch_tombstone(group_id: str, reason: TombstoneReason) -> CoordinatorRecord:
+    return CoordinatorRecord(ConsumerGroupMetadataKey(group_id=group_id), None, reason=reason.value)
 
 
 def new_member_subscription_record(group_id: str, member: ConsumerGroupMember) -> CoordinatorRecord:
@@ -115,8 +129,10 @@ def _classic_metadata(
     )
 
 
-def new_member_subscription_tombstone(group_id: str, member_id: str) -> CoordinatorRecord:
-    return CoordinatorRecord(ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member_id), None)
+def new_member_subscription_tombstone(group_id: str, member_id: str, reason: TombstoneReason) -> CoordinatorRecord:
+    return CoordinatorRecord(
+        ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member_id), None, reason=reason.value
+    )
 
 
 def new_target_assignment_epoch_record(group_id: str, assignment_epoch: int, timestamp_ms: int) -> CoordinatorRecord:
@@ -126,8 +142,8 @@ def new_target_assignment_epoch_record(group_id: str, assignment_epoch: int, tim
     return CoordinatorRecord(ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id), value)
 
 
-def new_target_assignment_epoch_tombstone(group_id: str) -> CoordinatorRecord:
-    return CoordinatorRecord(ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id), None)
+def new_target_assignment_epoch_tombstone(group_id: str, reason: TombstoneReason) -> CoordinatorRecord:
+    return CoordinatorRecord(ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id), None, reason=reason.value)
 
 
 def new_target_assignment_record(group_id: str, member_id: str, assignment: Assignment) -> CoordinatorRecord:
@@ -142,8 +158,10 @@ def new_target_assignment_record(group_id: str, member_id: str, assignment: Assi
     )
 
 
-def new_target_assignment_tombstone(group_id: str, member_id: str) -> CoordinatorRecord:
-    return CoordinatorRecord(ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id), None)
+def new_target_assignment_tombstone(group_id: str, member_id: str, reason: TombstoneReason) -> CoordinatorRecord:
+    return CoordinatorRecord(
+        ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id), None, reason=reason.value
+    )
 
 
 def new_current_assignment_record(group_id: str, member: ConsumerGroupMember) -> CoordinatorRecord:
@@ -173,8 +191,10 @@ def _partitions_with_epochs(
     return topics
 
 
-def new_current_assignment_tombstone(group_id: str, member_id: str) -> CoordinatorRecord:
-    return CoordinatorRecord(ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member_id), None)
+def new_current_assignment_tombstone(group_id: str, member_id: str, reason: TombstoneReason) -> CoordinatorRecord:
+    return CoordinatorRecord(
+        ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member_id), None, reason=reason.value
+    )
 
 
 def new_regular_expression_record(
@@ -187,31 +207,37 @@ def new_regular_expression_record(
     )
 
 
-def new_regular_expression_tombstone(group_id: str, regular_expression: str) -> CoordinatorRecord:
+def new_regular_expression_tombstone(
+    group_id: str, regular_expression: str, reason: TombstoneReason
+) -> CoordinatorRecord:
     return CoordinatorRecord(
-        ConsumerGroupRegularExpressionKey(group_id=group_id, regular_expression=regular_expression), None
+        ConsumerGroupRegularExpressionKey(group_id=group_id, regular_expression=regular_expression),
+        None,
+        reason=reason.value,
     )
 
 
-def new_classic_group_tombstone(group_id: str) -> CoordinatorRecord:
-    return CoordinatorRecord(GroupMetadataKey(group=group_id), None)
+def new_classic_group_tombstone(group_id: str, reason: TombstoneReason) -> CoordinatorRecord:
+    return CoordinatorRecord(GroupMetadataKey(group=group_id), None, reason=reason.value)
 
 
-def new_member_tombstones(group_id: str, member_id: str) -> list[CoordinatorRecord]:
+def new_member_tombstones(group_id: str, member_id: str, reason: TombstoneReason) -> list[CoordinatorRecord]:
     """Everything a consumer group knows of one member, in the order in which it may go."""
     return [
-        new_current_assignment_tombstone(group_id, member_id),
-        new_target_assignment_tombstone(group_id, member_id),
-        new_member_subscription_tombstone(group_id, member_id),
+        new_current_assignment_tombstone(group_id, member_id, reason),
+        new_target_assignment_tombstone(group_id, member_id, reason),
+        new_member_subscription_tombstone(group_id, member_id, reason),
     ]
 
 
-def new_consumer_group_tombstones(group_id: str, regular_expressions: Iterable[str]) -> list[CoordinatorRecord]:
+def new_consumer_group_tombstones(
+    group_id: str, regular_expressions: Iterable[str], reason: TombstoneReason
+) -> list[CoordinatorRecord]:
     """Everything an empty consumer group has left besides its offsets."""
     return [
-        new_target_assignment_epoch_tombstone(group_id),
-        *(new_regular_expression_tombstone(group_id, regex) for regex in sorted(regular_expressions)),
-        new_group_epoch_tombstone(group_id),
+        new_target_assignment_epoch_tombstone(group_id, reason),
+        *(new_regular_expression_tombstone(group_id, regex, reason) for regex in sorted(regular_expressions)),
+        new_group_epoch_tombstone(group_id, reason),
     ]
 
 
@@ -229,8 +255,12 @@ def new_offset_commit_record(group_id: str, topic: str, partition: int, offset: 
     return CoordinatorRecord(OffsetCommitKey(group=group_id, topic=topic, partition=partition), value, version)
 
 
-def new_offset_commit_tombstone(group_id: str, topic: str, partition: int) -> CoordinatorRecord:
-    return CoordinatorRecord(OffsetCommitKey(group=group_id, topic=topic, partition=partition), None)
+def new_offset_commit_tombstone(
+    group_id: str, topic: str, partition: int, reason: TombstoneReason
+) -> CoordinatorRecord:
+    return CoordinatorRecord(
+        OffsetCommitKey(group=group_id, topic=topic, partition=partition), None, reason=reason.value
+    )
 
 
 def target_assignment_from(value: ConsumerGroupTargetAssignmentMemberValue) -> Assignment:

@@ -31,6 +31,7 @@ from kcoord.coordinator.group.expiration import MAX_TOMBSTONES, OFFSETS_EXPIRATI
 from kcoord.coordinator.group.group import Group, GroupState
 from kcoord.coordinator.group.offset_records import OffsetCommitReader
 from kcoord.coordinator.group.offsets import CommittedOffsets
+from kcoord.coordinator.group.records import TombstoneReason
 from kcoord.coordinator.group.regex import ResolvedRegexes
 from kcoord.coordinator.group.replay import GroupReplay
 from kcoord.coordinator.group.steady import SteadyHeartbeat
@@ -224,10 +225,10 @@ class GroupCoordinatorShard:
     def _offset_tombstones_of_topic(self, topic: str) -> Iterable[CoordinatorRecord]:
         for group_id, partitions in self._offsets.of_topic(topic):
             for partition in partitions:
-                yield records.new_offset_commit_tombstone(group_id, topic, partition)
+                yield records.new_offset_commit_tombstone(group_id, topic, partition, TombstoneReason.TOPIC_DELETE)
         for key in self._pending.of_topic(topic):
             if self._offsets.get(*key) is None:
-                yield records.new_offset_commit_tombstone(*key)
+                yield records.new_offset_commit_tombstone(*key, TombstoneReason.TOPIC_DELETE)
 
     # Groups.
 
@@ -270,7 +271,7 @@ class GroupCoordinatorShard:
             conversion.completions += upgraded.completions
             return new
         if group is not None:
-            conversion.records.append(records.new_classic_group_tombstone(group_id))
+            conversion.records.append(records.new_classic_group_tombstone(group_id, TombstoneReason.MIGRATION))
         new = ConsumerGroup(group_id)
         new.creation_time_ms = creation_time_ms
         return new
@@ -315,7 +316,9 @@ class GroupCoordinatorShard:
         except KafkaError as error:
             return CoordinatorResult(refused_join(error.error, request.member_id))
         if isinstance(present, ConsumerGroup):
-            result.records[:0] = records.new_consumer_group_tombstones(request.group_id, present.resolved_regexes)
+            result.records[:0] = records.new_consumer_group_tombstones(
+                request.group_id, present.resolved_regexes, TombstoneReason.MIGRATION
+            )
         self._groups[request.group_id] = group
         return result
 
@@ -436,22 +439,22 @@ class GroupCoordinatorShard:
 
     def _group_tombstones(self, group: Group) -> list[CoordinatorRecord]:
         tombstones = [
-            records.new_offset_commit_tombstone(group.group_id, topic, partition)
+            records.new_offset_commit_tombstone(group.group_id, topic, partition, TombstoneReason.GROUP_DELETE)
             for topic, partitions in sorted(self._offsets.of_group(group.group_id).items())
             for partition in sorted(partitions)
         ]
         tombstones += [
-            records.new_offset_commit_tombstone(*key)
+            records.new_offset_commit_tombstone(*key, TombstoneReason.GROUP_DELETE)
             for key in self._pending.of_group(group.group_id)
             if self._offsets.get(*key) is None
         ]
-        return tombstones + self._tombstones_of_group_alone(group)
+        return tombstones + self._tombstones_of_group_alone(group, TombstoneReason.GROUP_DELETE)
 
     @staticmethod
-    def _tombstones_of_group_alone(group: Group) -> list[CoordinatorRecord]:
+    def _tombstones_of_group_alone(group: Group, reason: TombstoneReason) -> list[CoordinatorRecord]:
         if isinstance(group, ConsumerGroup):
-            return records.new_consumer_group_tombstones(group.group_id, group.resolved_regexes)
-        return [records.new_classic_group_tombstone(group.group_id)]
+            return records.new_consumer_group_tombstones(group.group_id, group.resolved_regexes, reason)
+        return [records.new_classic_group_tombstone(group.group_id, reason)]
 
     @property
     def image_epoch(self) -> int:
@@ -557,9 +560,12 @@ class GroupCoordinatorShard:
         if pending:
             candidates = ((topic, p) for topic, p in candidates if OffsetKey(group.group_id, topic, p) not in pending)
         expired = list(itertools.islice(candidates, MAX_TOMBSTONES))
-        tombstones = [records.new_offset_commit_tombstone(group.group_id, topic, p) for topic, p in expired]
+        tombstones = [
+            records.new_offset_commit_tombstone(group.group_id, topic, partition, TombstoneReason.EXPIRED)
+            for topic, partition in expired
+        ]
         if not pending and expiration.may_remove(group) and len(expired) == sum(map(len, offsets.values())):
-            tombstones += self._tombstones_of_group_alone(group)
+            tombstones += self._tombstones_of_group_alone(group, TombstoneReason.EXPIRED)
         return tombstones
 
     def _next_expiration(self, context: OperationContext) -> Schedule:

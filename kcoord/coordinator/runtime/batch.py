@@ -18,25 +18,34 @@ from protocol.errors import Errors, KafkaError
 from protocol.messages import ControlRecordTypeSchema, EndTxnMarker
 from protocol.record_batch import BATCH_OVERHEAD_BYTES, Record, encode_batch, encode_batch_from_parts
 
-# Lengths, deltas and flags around a record's key and value take at most this much.
-_RECORD_OVERHEAD_BOUND_BYTES: Final = 32
+# Lengths, deltas, flags and the reason of a tombstone around a record's key and value take at most this much.
+_RECORD_OVERHEAD_BOUND_BYTES: Final = 72
 
 
-class TransactionStamp(NamedTuple):
-    """What the header of a batch says about the transaction that it is part of, or that it ends as a control batch."""
-
-    producer: Producer
-    is_control: bool
+REASON_HEADER: Final = "kcoord.reason"
+"""The record header that says why a tombstone was written. Kafka skips it."""
 
 
-def stamp_of(records: Sequence[CoordinatorRecord]) -> TransactionStamp | None:
-    """The stamp of the batch for a result's records, None outside of transactions."""
+class BatchStamp(NamedTuple):
+    """What sets the batch of one result apart: the transaction that it is part of or ends, or reasons of tombstones.
+
+    `reasons` has one entry per record, "" for none.
+    """
+
+    producer: Producer | None
+    is_control: bool = False
+    reasons: tuple[str, ...] = ()
+
+
+def stamp_of(records: Sequence[CoordinatorRecord]) -> BatchStamp | None:
+    """The stamp of the batch for a result's records, None for records that may share one with others."""
     first = records[0]
     if first.producer is None:
-        return None
+        reasons = tuple(record.reason for record in records)
+        return BatchStamp(None, reasons=reasons) if any(reasons) else None
     assert all(record.producer == first.producer for record in records), "one result, one transaction"
     assert len(records) == 1 or not first.is_control, "a marker has a batch of its own"
-    return TransactionStamp(first.producer, first.is_control)
+    return BatchStamp(first.producer, first.is_control)
 
 
 def serialize_control(record: CoordinatorRecord) -> SerializedRecord:
@@ -52,7 +61,7 @@ class OpenBatch:
 
     __slots__ = ("_records", "base_offset", "size_bound_bytes", "stamp", "timestamp_ms")
 
-    def __init__(self, base_offset: int, timestamp_ms: int, stamp: TransactionStamp | None = None) -> None:
+    def __init__(self, base_offset: int, timestamp_ms: int, stamp: BatchStamp | None = None) -> None:
         self.base_offset = base_offset
         self.timestamp_ms = timestamp_ms
         self.stamp = stamp
@@ -68,13 +77,21 @@ class OpenBatch:
         self._records += records
         self.size_bound_bytes += bound_bytes
 
-    def takes(self, stamp: TransactionStamp | None, bound_bytes: int, max_batch_bytes: int) -> bool:
-        """Whether a result may join. A transactional one never does: its batch is its own, as in Kafka."""
+    def takes(self, stamp: BatchStamp | None, bound_bytes: int, max_batch_bytes: int) -> bool:
+        """Whether a result may join. A stamped one never does: its batch is its own, as a transaction's is in Kafka."""
         return stamp is None and self.stamp is None and self.size_bound_bytes + bound_bytes <= max_batch_bytes
 
     def encode(self) -> bytes:
         if self.stamp is None:
             return encode_batch_from_parts(self._records, base_offset=self.base_offset, timestamp_ms=self.timestamp_ms)
+        if self.stamp.producer is None:
+            return encode_batch(
+                [
+                    Record(key, value, [(REASON_HEADER, reason.encode())] if reason else [], self.timestamp_ms)
+                    for (key, value), reason in zip(self._records, self.stamp.reasons, strict=True)
+                ],
+                base_offset=self.base_offset,
+            )
         producer_id, producer_epoch = self.stamp.producer
         if not self.stamp.is_control:
             return encode_batch_from_parts(

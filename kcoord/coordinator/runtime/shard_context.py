@@ -27,8 +27,8 @@ from kcoord.coordinator.result import (
     TimerKey,
 )
 from kcoord.coordinator.runtime.batch import (
+    BatchStamp,
     OpenBatch,
-    TransactionStamp,
     check_size,
     serialize_control,
     size_bound_bytes,
@@ -369,7 +369,7 @@ class ShardContext(Generic[M]):
 
     # The log.
 
-    def _append(self, records: list[SerializedRecord], stamp: TransactionStamp | None, now_ms: int) -> None:
+    def _append(self, records: list[SerializedRecord], stamp: BatchStamp | None, now_ms: int) -> None:
         bound_bytes = size_bound_bytes(records)
         batches = self._batches
         if not batches:

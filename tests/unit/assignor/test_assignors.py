@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TypedDict
@@ -248,7 +249,9 @@ def test_uniform_with_one_subscription_is_balanced_and_moves_as_little_as_possib
 @given(group=groups(), data=st.data())
 def test_uniform_moves_only_the_partitions_of_a_member_that_leaves(group: Group, data: st.DataObject) -> None:
     members, counts = group
-    assume(len(members) > 1 and len({frozenset(member.subscribed_topic_ids) for member in members.values()}) == 1)
+    assume(len(members) > 1)
+    shared = next(iter(members.values())).subscribed_topic_ids
+    members = {member_id: replace(member, subscribed_topic_ids=shared) for member_id, member in members.items()}
     first = ASSIGNORS["uniform"].assign(members, counts)
     leaving = data.draw(st.sampled_from(sorted(members)))
     rest = after(first, {member_id: member for member_id, member in members.items() if member_id != leaving})

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.offsets import CommittedOffset, CommittedOffsets
-from kcoord.coordinator.group.records import new_offset_commit_record, new_offset_commit_tombstone
+from kcoord.coordinator.group.records import TombstoneReason, new_offset_commit_record, new_offset_commit_tombstone
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.coordinator.runtime.serde import CoordinatorSerde
@@ -36,7 +36,7 @@ CHANGES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(CHANGES)
 def test_rows_are_a_dictionary(changes: list[tuple[str, str, int, CommittedOffset | None]]) -> None:
     offsets = CommittedOffsets()
@@ -74,7 +74,7 @@ def new_shard() -> GroupCoordinatorShard:
 
 def record(group_id: str, topic: str, partition: int, offset: CommittedOffset | None) -> CoordinatorRecord:
     if offset is None:
-        return new_offset_commit_tombstone(group_id, topic, partition)
+        return new_offset_commit_tombstone(group_id, topic, partition, TombstoneReason.EXPIRED)
     return new_offset_commit_record(group_id, topic, partition, offset)
 
 
@@ -103,7 +103,7 @@ COMMITS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(st.lists(COMMITS, max_size=6))
 def test_the_short_way_gives_the_same_state(
     batches: list[list[tuple[str, str, int, CommittedOffset | None]]],
@@ -169,7 +169,7 @@ def test_a_tombstone_in_between_is_not_forgotten() -> None:
     assert _group_ids(quick) == _group_ids(slow) == ["g"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_damaged_records_are_left_to_the_ordinary_way(position: int, flip: int) -> None:
     """What the short way takes must be what the ordinary way would take, also of bytes that nobody meant."""

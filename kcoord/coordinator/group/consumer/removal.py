@@ -84,15 +84,15 @@ def remove_members(
     now_ms: int,
 ) -> CoordinatorResult[None]:
     """Everything of the members goes, and the group epoch grows once; the next heartbeat computes the new target."""
-    group_id = group.group_id
+    group_id, why = group.group_id, records.TombstoneReason(reason.value)
     result = CoordinatorResult(None)
     for member in members:
-        result.records += records.new_member_tombstones(group_id, member.member_id)
+        result.records += records.new_member_tombstones(group_id, member.member_id, why)
         result.timers += cancel_member_timers(group_id, member.member_id)
     for regex in sorted({member.subscribed_topic_regex or "" for member in members} & group.resolved_regexes.keys()):
         leaving = sum(member.subscribed_topic_regex == regex for member in members)
         if group.regex_subscribers(regex) == leaving:
-            result.records.append(records.new_regular_expression_tombstone(group_id, regex))
+            result.records.append(records.new_regular_expression_tombstone(group_id, regex, why))
     new_hash = metadata_hash(image, group.subscribed_topic_names(removed=members))
     empty_since_ms = now_ms if len(members) == len(group.members) else -1
     result.records.append(

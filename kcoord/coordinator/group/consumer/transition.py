@@ -21,7 +21,7 @@ from kcoord.coordinator.group.consumer.member import (
 )
 from kcoord.coordinator.group.consumer.settings import GroupSettings
 from kcoord.coordinator.group.consumer.target_assignment import build_target_assignment, topic_ids_of
-from kcoord.coordinator.group.records import EpochReason
+from kcoord.coordinator.group.records import EpochReason, TombstoneReason
 from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
@@ -108,7 +108,9 @@ class MemberTransition:
         if old and old in group.resolved_regexes:
             bump = bump or bool(group.resolved_regexes[old].topics)
             if group.regex_subscribers(old) == 1:
-                self.records.append(records.new_regular_expression_tombstone(group.group_id, old))
+                self.records.append(
+                    records.new_regular_expression_tombstone(group.group_id, old, TombstoneReason.UNSUBSCRIBED)
+                )
         return True, bump
 
     def _replace_static_member(self, copy: ConsumerGroupMember, updated: ConsumerGroupMember) -> None:
@@ -116,7 +118,7 @@ class MemberTransition:
         assert predecessor is not None
         group_id = self.group.group_id
         if predecessor.member_id != copy.member_id:
-            self.records += records.new_member_tombstones(group_id, predecessor.member_id)
+            self.records += records.new_member_tombstones(group_id, predecessor.member_id, TombstoneReason.REPLACED)
             target = self.group.target_assignment_of(predecessor.member_id)
             self.records.append(records.new_member_subscription_record(group_id, updated))
             self.records.append(records.new_target_assignment_record(group_id, updated.member_id, target))
