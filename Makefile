@@ -19,7 +19,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-versio
 export KCOORD_SHARED := $(abspath $(SHARED))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint types imports format generate generate-check simulate conformance vectors schemas-check bench \
+.PHONY: help run test test-clients peersuite check lint types imports format generate generate-check simulate conformance vectors schemas-check bench \
 	docker docker-test lock env clean
 
 help: ## this list
@@ -31,6 +31,12 @@ run: $(RUN) ## start kcoord on 127.0.0.1:9092 with data under ./kcoord-data (ARG
 
 test: $(DEV) ## all tests (WORKERS=2 processes; ARGS="tests/unit -k offsets" for some)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
+
+test-clients: $(DEV) ## Kafka's Java client (Maven) and franz-go (Go's module proxy) in groups (ARGS=java or ARGS=go for one)
+	$(BIN)/python -m tests.clients $(ARGS)
+
+peersuite: $(DEV) ## Kafka 4.3.1's own integration tests against kcoord, an hour (ARGS="--suite wire --classes JoinGroup"; needs SHARED=../shared)
+	$(BIN)/python -m tests.conformance.peersuite $(ARGS)
 
 check: lint types imports generate-check ## everything that needs no running server: lint, types, rings, generated files
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -84,7 +85,11 @@ class Broker:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._process.terminate()
+        self.end(signal.SIGTERM)
+
+    def end(self, how: signal.Signals) -> None:
+        """Sends the signal and waits for the end."""
+        self._process.send_signal(how)
         self._process.wait(10)
         assert self._process.stdout is not None
         self._process.stdout.close()

@@ -66,7 +66,8 @@ def _summary(group: ConsumerGroupDescription) -> str:
 
 
 def _made(group: ConsumerGroupDescription) -> str:
-    return "" if group.group_epoch is None else f", made {time_text(group.group_creation_time_ms)}"
+    """When, where the broker knows (KIP-1327)."""
+    return "" if group.group_creation_time_ms is None else f", made {time_text(group.group_creation_time_ms)}"
 
 
 def _assignor(group: ConsumerGroupDescription, settings: Settings) -> str:

@@ -174,7 +174,7 @@ async def _create(admin: AdminClient, options: argparse.Namespace) -> int:
 
 
 async def _alter(admin: AdminClient, options: argparse.Namespace) -> int:
-    names = _chosen_names(await _topics(admin, options), options)
+    names = chosen_names(await _topics(admin, options), options)
     replicas = parse_replica_assignment(options.replica_assignment or "") or None
     new_partitions = {}
     described = await admin.describe_topics(names)
@@ -185,7 +185,7 @@ async def _alter(admin: AdminClient, options: argparse.Namespace) -> int:
 
 
 async def _delete(admin: AdminClient, options: argparse.Namespace) -> int:
-    names = _chosen_names(await _topics(admin, options), options)
+    names = chosen_names(await _topics(admin, options), options)
     results = await admin.delete_topics(names)
     return _finish(results, options, "Deleted", _ignored(options.if_exists, Errors.UNKNOWN_TOPIC_OR_PARTITION))
 
@@ -201,7 +201,7 @@ async def _list(admin: AdminClient, options: argparse.Namespace) -> int:
 
 
 async def _describe(admin: AdminClient, options: argparse.Namespace) -> int:
-    names = _chosen_names(await _topics(admin, options), options)
+    names = chosen_names(await _topics(admin, options), options)
     topics = (await admin.describe_topics(names)).all()
     configs = await _own_configs(admin, names)
     shown = [topics[name] for name in names if configs[name] or not options.topics_with_overrides]
@@ -223,13 +223,20 @@ def _is_chosen(name: str, options: argparse.Namespace) -> bool:
     return not options.topic or any(re.fullmatch(pattern, name) for pattern in options.topic)
 
 
-def _chosen_names(topics: Iterable[TopicListing], options: argparse.Namespace) -> list[str]:
-    """The topics that --topic matches; CommandError where one matches nothing, unless that is welcome."""
+def chosen_names(topics: Iterable[TopicListing], options: argparse.Namespace) -> list[str]:
+    """The topics that --topic names or, where there is none of that name, matches: `a.b` is not meant to delete `a-b`.
+    CommandError where one matches nothing, unless that is welcome.
+    """
     names = [topic.name for topic in topics]
+    if not options.topic:
+        return names
+    chosen: set[str] = set()
     for pattern in options.topic:
-        if not options.if_exists and not any(re.fullmatch(pattern, name) for name in names):
+        found = {pattern} & set(names) or {name for name in names if re.fullmatch(pattern, name)}
+        if not found and not options.if_exists:
             raise CommandError(f"Topic '{pattern}' does not exist")
-    return [name for name in names if _is_chosen(name, options)]
+        chosen |= found
+    return [name for name in names if name in chosen]
 
 
 def _ignored(is_wanted: bool, error: Errors) -> tuple[Errors, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python tests/conformance/peer_server.py DATA PROPERTIES`: kcoord as the server of one of Kafka's own integration tests.
+"""`python tests/conformance/peer_server.py DATA PROPERTIES`: kcoord as the server of one of Kafka's integration tests.
 
 The properties file holds what the test sets, and `peer.*` facts about the cluster that it wants; the facts become
 settings of ours. The process becomes the broker itself, so signals reach it.

@@ -7,7 +7,9 @@ import pytest
 
 from kcoord.cli import configs, topics
 from kcoord.cli.configs import parse_assignments
+from kcoord.cli.session import CommandError
 from kcoord.cli.topics import parse_configs, parse_replica_assignment
+from kcoord.client.admin.model import TopicListing
 
 TOPIC = ["--topic", "t"]
 GROUP = ["--entity-type", "groups", "--entity-name", "g"]
@@ -70,3 +72,16 @@ def test_values() -> None:
     assert parse_replica_assignment("1:2, 2:3") == [[1, 2], [2, 3]]
     assert parse_assignments("a=1,b=[x,y] , c=") == {"a": "1", "b": "x,y", "c": ""}
     assert parse_assignments("") == {}
+
+
+def test_a_name_is_not_a_pattern_if_there_is_such_a_topic() -> None:
+    listed = [TopicListing(name, bytes(16), False) for name in ("a-b", "a.b", "c")]
+
+    def chosen(*arguments: str) -> list[str]:
+        return topics.chosen_names(listed, topics.make_parser().parse_args(["--delete", *arguments]))
+
+    assert chosen("--topic", "a.b") == ["a.b"]
+    assert chosen("--topic", "a..*", "--topic", "c") == ["a-b", "a.b", "c"]
+    assert chosen("--topic", "d", "--if-exists") == []
+    with pytest.raises(CommandError, match="'d' does not exist"):
+        chosen("--topic", "d")

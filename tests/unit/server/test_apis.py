@@ -10,7 +10,7 @@ import pytest
 
 from kcoord.config import BrokerConfig
 from kcoord.server import handlers
-from kcoord.server.apis import KIP_1327_VERSIONS, SERVED_VERSIONS, build_api_table
+from kcoord.server.apis import KIP_1327_VERSIONS, SERVED_VERSIONS, UNSTABLE_VERSIONS, build_api_table
 from protocol.api_keys import ApiKey, request_class, response_class
 
 
@@ -49,6 +49,13 @@ def test_lookup_by_the_first_bytes_of_a_request() -> None:
         b"",
     ):
         assert table.bound(unserved) is None
+
+
+def test_versions_that_are_not_final_are_shown_on_request() -> None:
+    for shown in (False, True):
+        table = build_api_table(BrokerConfig.from_properties({"unstable.api.versions.enable": str(shown).lower()}))
+        for key, first in UNSTABLE_VERSIONS.items():
+            assert table.apis[key].versions.stop == first + shown
 
 
 def test_kip_1327_can_be_hidden() -> None:

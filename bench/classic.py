@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Broker CPU for one classic group of many members, each with a connection of its own: everybody joins, everybody joins
+again because of one more member, everybody sends heartbeats.
+"""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+from pathlib import Path
+
+from bench.heartbeats import create_topic
+from bench.wire import Broker, Connection
+from protocol.api_keys import ApiKey
+from protocol.errors import Errors
+from protocol.headers import decode_response_header, encode_request
+from protocol.messages import (
+    ConsumerProtocolSubscription,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    Message,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+
+SIZES = (250, 500, 1000, 2000)
+GROUP = "storm"
+ASSIGNMENT = b"\x00\x00" + bytes(8)
+"""An assignment of no partitions: who gets what is the members' affair."""
+HEARTBEATS = 10
+SETTINGS = ("group.initial.rebalance.delay.ms=1000", "group.max.session.timeout.ms=1800000")
+
+
+class Member:
+    """One connection. Requests are sent by `send`, answers awaited by a later `receive`, so that all wait at once."""
+
+    def __init__(self, port: int) -> None:
+        self.connection = Connection(port)
+        self.member_id = ""
+        self.generation = -1
+        self.others: list[str] = []
+
+    def send_join(self, subscription: bytes) -> None:
+        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=subscription)
+        request = JoinGroupRequest(
+            group_id=GROUP,
+            session_timeout_ms=600_000,
+            rebalance_timeout_ms=600_000,
+            member_id=self.member_id,
+            protocol_type="consumer",
+            protocols=[protocol],
+        )
+        self._send(ApiKey.JOIN_GROUP, 9, request)
+
+    def receive_join(self) -> Errors:
+        answer = JoinGroupResponse.decode(self._receive(ApiKey.JOIN_GROUP, 9), 9)
+        self.member_id = answer.member_id
+        self.generation = answer.generation_id
+        self.others = [member.member_id for member in answer.members]
+        return Errors(answer.error_code)
+
+    def send_sync(self) -> None:
+        assignments = [
+            SyncGroupRequest.SyncGroupRequestAssignment(member_id=each, assignment=ASSIGNMENT) for each in self.others
+        ]
+        request = SyncGroupRequest(
+            group_id=GROUP,
+            generation_id=self.generation,
+            member_id=self.member_id,
+            protocol_type="consumer",
+            protocol_name="range",
+            assignments=assignments,
+        )
+        self._send(ApiKey.SYNC_GROUP, 5, request)
+
+    def receive_sync(self) -> Errors:
+        return Errors(SyncGroupResponse.decode(self._receive(ApiKey.SYNC_GROUP, 5), 5).error_code)
+
+    def send_heartbeat(self) -> None:
+        request = HeartbeatRequest(group_id=GROUP, generation_id=self.generation, member_id=self.member_id)
+        self._send(ApiKey.HEARTBEAT, 4, request)
+
+    def receive_heartbeat(self) -> Errors:
+        return Errors(HeartbeatResponse.decode(self._receive(ApiKey.HEARTBEAT, 4), 4).error_code)
+
+    def _send(self, api_key: ApiKey, version: int, request: Message) -> None:
+        self.connection.send(encode_request(api_key, version, 1, "bench", request.encode(version)))
+
+    def _receive(self, api_key: ApiKey, version: int) -> bytes:
+        frame = self.connection.receive()
+        return frame[decode_response_header(frame, api_key, version)[1] :]
+
+
+def main() -> None:
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    print("| members | all join and sync, CPU s | all join again, CPU s | heartbeat, CPU us |\n|---|---|---|---|")
+    for size in SIZES:
+        with tempfile.TemporaryDirectory() as folder, Broker(Path(folder), *SETTINGS) as broker:
+            print(measure(broker, size), flush=True)
+
+
+def measure(broker: Broker, size: int) -> str:
+    first = Connection(broker.port)
+    create_topic(first)
+    first.find_coordinator(GROUP)
+    subscription = b"\x00\x03" + ConsumerProtocolSubscription(topics=["t"]).encode(3)
+    members = [Member(broker.port) for _ in range(size)]
+    cpu = broker.cpu_seconds()
+    join_all(members, subscription, Errors.MEMBER_ID_REQUIRED)
+    join_all(members, subscription, Errors.NONE)
+    sync_all(members)
+    joined = broker.cpu_seconds() - cpu
+    heartbeats = steady(broker, members)
+    late = Member(broker.port)
+    late.send_join(subscription)
+    assert late.receive_join() is Errors.MEMBER_ID_REQUIRED
+    late.send_join(subscription)
+    everybody = [*members, late]
+    cpu = broker.cpu_seconds()
+    beat(members, (Errors.NONE, Errors.REBALANCE_IN_PROGRESS))
+    for member in members:
+        member.send_join(subscription)
+    for member in everybody:
+        assert member.receive_join() is Errors.NONE
+    sync_all(everybody)
+    again = broker.cpu_seconds() - cpu
+    for connection in (first, *(member.connection for member in everybody)):
+        connection.close()
+    return f"| {size} | {joined:.2f} | {again:.2f} | {heartbeats * 1e6:.0f} |"
+
+
+def join_all(members: list[Member], subscription: bytes, expected: Errors) -> None:
+    for member in members:
+        member.send_join(subscription)
+    for member in members:
+        assert member.receive_join() is expected
+
+
+def sync_all(members: list[Member]) -> None:
+    """The leader, who alone knows the others, is not the first to ask."""
+    for member in sorted(members, key=lambda member: len(member.others)):
+        member.send_sync()
+    for member in members:
+        assert member.receive_sync() is Errors.NONE
+
+
+def beat(members: list[Member], expected: tuple[Errors, ...]) -> None:
+    for member in members:
+        member.send_heartbeat()
+    for member in members:
+        assert member.receive_heartbeat() in expected
+
+
+def steady(broker: Broker, members: list[Member]) -> float:
+    """CPU seconds per heartbeat."""
+    cpu = broker.cpu_seconds()
+    for _ in range(HEARTBEATS):
+        beat(members, (Errors.NONE,))
+    return (broker.cpu_seconds() - cpu) / HEARTBEATS / len(members)
+
+
+if __name__ == "__main__":
+    main()

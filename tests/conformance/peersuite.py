@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m tests.conformance.peersuite [--suite wire,txn,data,restart] [--classes REGEX] [--methods REGEX]`: Kafka
+4.3.1's own integration tests against kcoord, compared with what Kafka itself passes.
+
+Tests that want several brokers are left out. The exit code is 1 where a test fails that Kafka passes, unless
+`DIFFERENCES` says why; docs/conformance.md tells the results.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.conformance.peer_server import SEVERAL_BROKERS
+from tests.support.shared import shared
+
+SUITES = "wire,txn,data,restart"
+SERVER = Path(__file__).with_name("peer_server.py")
+RESULTS = "kafka-4.3.1-results.txt"
+
+_ALL_OF_KAFKA = "compares the list of APIs and features with all of Kafka's, share and streams groups among them"
+_STREAMS = "streams groups (KIP-1071) are not served"
+DIFFERENCES = {
+    "testApiVersionsRequest": _ALL_OF_KAFKA,
+    "testApiVersionsRequestIncludesUnreleasedApis": _ALL_OF_KAFKA,
+    "testApiVersionsRequestValidationV0": _ALL_OF_KAFKA,
+    "testCoordinatorFailoverAfterCompactingPartitionWithUpgradedSimpleStreamsGroup": _STREAMS,
+    "testCoordinatorFailoverAfterCompactingPartitionWithUpgradedStreamsGroup": _STREAMS,
+    "testCoordinatorFailoverAfterCompactingPartitionWithUpgradedStreamsGroupAndTombstoneRemoved": _STREAMS,
+}
+"""Test method -> why it fails here and should."""
+
+_ROW = re.compile(r'^(PASS|FAIL|NA) +(\S+) (\S+) "(.*)" [\d.]+s(?: \| (.*))?$')
+_NO_SERVER = f"the server process ended with status {SEVERAL_BROKERS}"
+
+
+@dataclass(slots=True)
+class Row:
+    """One test as the suite prints it."""
+
+    status: str
+    test_class: str
+    method: str
+    display_name: str
+    detail: str
+
+    @property
+    def wants_several_brokers(self) -> bool:
+        return _NO_SERVER in self.detail
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.test_class, self.display_name
+
+
+def run(*options: str) -> Iterator[Row]:
+    """The rows as they come."""
+    suite = shared("peersuite", "run.sh")
+    work = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kcoord-tests" / "peersuite"
+    work.mkdir(parents=True, exist_ok=True)
+    server = shlex.join([sys.executable, str(SERVER)]) + " {data} {props}"
+    process = subprocess.Popen(
+        [str(suite), "--cmd", server, *options],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=SERVER.parents[2],
+        env={**os.environ, "WORK": str(work)},
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := _ROW.match(line):
+                status, test_class, method, display_name, detail = found.groups()
+                yield Row(status, test_class, method, display_name, detail or "")
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def passed_by_kafka() -> set[tuple[str, str]]:
+    """Class and display name."""
+    rows = (line.split("\t") for line in shared("peersuite", RESULTS).read_text().splitlines() if line[:1] != "#")
+    return {(row[2], row[4]) for row in rows if row[1] == "PASS"}
+
+
+def judge(row: Row, passes_in_kafka: bool) -> str:
+    """How a row counts: passed, failed, or left out and why."""
+    if row.status == "PASS":
+        return "passed"
+    if row.wants_several_brokers:
+        return "left out: several brokers"
+    if row.status == "NA" or not passes_in_kafka:
+        return "left out: Kafka does not pass it either"
+    reason = DIFFERENCES.get(row.method)
+    return "failed" if reason is None else f"left out: {reason}"
+
+
+def main(options: Sequence[str]) -> int:
+    if "--suite" not in options:
+        options = ["--suite", SUITES, *options]
+    by_kafka = passed_by_kafka()
+    counts = {"passed": 0, "failed": 0, "left out": 0}
+    for row in run(*options):
+        verdict = judge(row, row.key in by_kafka)
+        counts[verdict.partition(":")[0]] += 1
+        print(f"{row.test_class} {row.display_name}: {verdict}", flush=True)
+        if verdict == "failed":
+            print(f"    {row.detail}", flush=True)
+    print(", ".join(f"{count} {name}" for name, count in counts.items()))
+    return 1 if counts["failed"] or not counts["passed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The facts about a cluster that Kafka's own tests ask for become settings; results are judged by Kafka's."""
+
+from __future__ import annotations
+
+from tests.conformance.peer_server import read_facts, settings
+from tests.conformance.peersuite import DIFFERENCES, Row, judge
+
+
+def test_feature_levels_become_a_setting() -> None:
+    properties = "peer.brokers=1\npeer.feature.group.version=0\npeer.feature.transaction.version=1\nnode.id=0\n"
+    assert settings(read_facts(properties)) == ["kcoord.bootstrap.features=group.version=0,transaction.version=1"]
+    assert settings(read_facts("peer.brokers=1\npeer.feature.share.version=1\n")) == []
+
+
+def test_a_failure_counts_where_kafka_passes_and_no_difference_is_known() -> None:
+    def row(status: str, method: str = "testX", detail: str = "") -> Row:
+        return Row(status, "C", method, f"{method} [1]", detail)
+
+    known = next(iter(DIFFERENCES))
+    assert judge(row("PASS"), True) == "passed"
+    assert judge(row("FAIL"), True) == "failed"
+    assert judge(row("FAIL"), False).startswith("left out")
+    assert judge(row("NA"), True).startswith("left out")
+    assert judge(row("FAIL", known), True) == f"left out: {DIFFERENCES[known]}"
+    assert judge(row("FAIL", detail="the server process ended with status 3, see x"), True) == (
+        "left out: several brokers"
+    )

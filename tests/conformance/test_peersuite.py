@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A quick part of Kafka 4.3.1's own integration tests against kcoord; `make peersuite` runs all of them."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.conformance import peersuite
+from tests.support.shared import missing
+
+pytestmark = pytest.mark.java
+
+CLASSES = (
+    "ConsumerGroupHeartbeat|ConsumerGroupDescribe|ConsumerProtocolMigration|Offset(Commit|Fetch|Delete)|DeleteGroups"
+    "|LeaveGroup"
+)
+METHODS = (
+    "WithNewConsumerGroupProtocol|FeatureFlag|StaticConfig|SimpleGroup|DowngradeMigrationPolicy|Fenced|EmptyConsumerGroupId"
+    "|InvalidRegular|Duplicate|Recreated|GroupErrors|PendingRevocation|WithNewGroupCoordinator"
+    "|CooperativeAssignmentStrategyAndStatic"
+)
+
+
+def test_what_kafka_passes_is_passed_here() -> None:
+    for needed in ("java", "mvn"):
+        if shutil.which(needed) is None:
+            missing(f"{needed} is not installed")
+    by_kafka = peersuite.passed_by_kafka()
+    rows = list(peersuite.run("--suite", "wire", "--classes", CLASSES, "--methods", METHODS))
+    failed = [row for row in rows if peersuite.judge(row, row.key in by_kafka) == "failed"]
+    assert not failed
+    assert sum(row.status == "PASS" for row in rows) >= 20

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord consumer-groups`: what it tells is what Kafka's own tool tells, and what it changes is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import CommandLine, rows, titles
+from tests.support.confluent import PolledConsumer, committed, create_topic, produce
+from tests.support.kafka_jars import KafkaJars
+from tests.support.kcoord_process import KcoordProcess
+
+COMMAND = "consumer-groups"
+
+
+@pytest.fixture
+def kcoord(broker: KcoordProcess) -> CommandLine:
+    return CommandLine(broker.address)
+
+
+@pytest.fixture
+def idle(broker: KcoordProcess, name: str) -> str:
+    """A group without members that has read 10 records of each of the two partitions of a topic of the same name."""
+    create_topic(broker.address, name, 2)
+    produce(broker.address, name, 2, 10)
+    with PolledConsumer(broker.address, name, [name], commit_each=True) as member:
+        member.wait_for(20)
+    return name
+
+
+@pytest.fixture
+def live(broker: KcoordProcess, idle: str) -> Iterator[str]:
+    """A group with a member that has read all of that."""
+    with PolledConsumer(broker.address, f"{idle}-live", [idle], commit_each=True) as member:
+        member.wait_for(20)
+        yield f"{idle}-live"
+
+
+def offsets(broker: KcoordProcess, group_id: str, topic: str) -> list[int]:
+    found = committed(broker.address, group_id, [(topic, 0), (topic, 1)])
+    return [found[topic, 0], found[topic, 1]]
+
+
+@pytest.mark.java
+def test_tables_are_those_of_kafka(kcoord: CommandLine, idle: str, live: str) -> None:
+    jars = KafkaJars()
+
+    def kafka(*arguments: str) -> str:
+        return jars.tool(COMMAND, "--bootstrap-server", kcoord.address, *arguments)
+
+    assert rows(kcoord.succeed(COMMAND, "--list", "--state", "--type").out) == rows(
+        kafka("--list", "--state", "--type")
+    )
+    groups = ["--describe", "--group", live, "--group", idle]
+    for detail in (["--verbose"], ["--members", "--verbose"]):
+        ours, theirs = kcoord.succeed(COMMAND, *groups, *detail).out, kafka(*groups, *detail)
+        assert titles(ours, "GROUP") == titles(theirs, "GROUP")
+        assert rows(ours) == rows(theirs)
+    ours, theirs = kcoord.succeed(COMMAND, *groups, "--state", "--verbose").out, kafka(*groups, "--state", "--verbose")
+    assert titles(ours, "GROUP") == [*titles(theirs, "GROUP"), "GROUP-CREATION-TIME"]
+    assert [{key: row[key] for key in row if key != "GROUP-CREATION-TIME"} for row in rows(ours)] == rows(theirs)
+
+
+@pytest.mark.java
+def test_changes_are_those_of_kafka(kcoord: CommandLine, idle: str, tmp_path: Path) -> None:
+    jars = KafkaJars()
+    reset = ["--reset-offsets", "--group", idle, "--topic", idle]
+    file = tmp_path / "plan.csv"
+    file.write_text(kcoord.succeed(COMMAND, *reset, "--shift-by", "-4", "--export").out)
+    command = [COMMAND, "--bootstrap-server", kcoord.address]
+    theirs = jars.tool(*command, "--reset-offsets", "--group", idle, "--from-file", str(file), "--execute")
+    again = kcoord.succeed(COMMAND, *reset, "--to-current", "--dry-run").out
+    assert rows(again) == rows(theirs)
+    theirs = jars.tool(*command, "--delete-offsets", "--group", idle, "--topic", f"{idle}:1", "--topic", "absent")
+    ours = kcoord.run(COMMAND, "--delete-offsets", "--group", idle, "--topic", f"{idle}:1", "--topic", "absent")
+    assert titles(ours.out, "TOPIC") == titles(theirs, "TOPIC") == ["TOPIC", "PARTITION", "STATUS"]
+    assert ours.out.splitlines()[-1].split() == theirs.splitlines()[-1].split() == [idle, "1", "Successful"]
+    assert ours.code == 1
+
+
+def test_lists(kcoord: CommandLine, idle: str, live: str) -> None:
+    assert {idle, live} <= set(kcoord.succeed(COMMAND, "--list").out.split())
+    stable = kcoord.succeed(COMMAND, "--list", "--state", "stable").out
+    assert {"GROUP": live, "STATE": "Stable"} in rows(stable)
+    assert idle not in [row["GROUP"] for row in rows(stable)]
+    assert rows(kcoord.succeed(COMMAND, "--list", "--type", "generic").out) == []
+    found = {row["group"]: row for row in kcoord.succeed(COMMAND, "--list", "--json").json}
+    assert found[idle] == {"group": idle, "type": "Consumer", "state": "Empty"}
+
+
+def test_lag(broker: KcoordProcess, kcoord: CommandLine, idle: str) -> None:
+    produce(broker.address, idle, 1, 3)
+    described = kcoord.succeed(COMMAND, "--describe", "--group", idle)
+    assert "no active members" in described.err
+    first, second = rows(described.out)
+    assert (first["CURRENT-OFFSET"], first["LOG-END-OFFSET"], first["LAG"]) == ("10", "13", "3")
+    assert (second["LAG"], second["CONSUMER-ID"]) == ("0", "-")
+    assert [row["lag"] for row in kcoord.succeed(COMMAND, "--describe", "--group", idle, "--json").json] == [3, 0]
+
+
+def test_creation_time(kcoord: CommandLine, idle: str) -> None:
+    """KIP-1327."""
+    (row,) = rows(kcoord.succeed(COMMAND, "--describe", "--group", idle, "--state", "--verbose").out)
+    created = datetime.fromisoformat(row["GROUP-CREATION-TIME"])
+    assert timedelta(0) <= datetime.now(UTC) - created < timedelta(minutes=5)
+    (found,) = kcoord.succeed(COMMAND, "--describe", "--group", idle, "--state", "--json").json
+    assert found["group_creation_time_ms"] == round(created.timestamp() * 1000)
+    assert rows(kcoord.succeed(COMMAND, "--describe", "--group", idle, "--type").out) == [
+        {"GROUP": idle, "TYPE": "Consumer"}
+    ]
+
+
+def test_the_time_of_a_classic_group_is_unknown(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
+    create_topic(broker.address, name)
+    produce(broker.address, name, 1, 1)
+    with PolledConsumer(broker.address, name, [name], classic="range") as member:
+        member.wait_for(1)
+        (row,) = rows(kcoord.succeed(COMMAND, "--describe", "--group", name, "--state", "--verbose").out)
+        assert (row["GROUP-CREATION-TIME"], row["GROUP-EPOCH"]) == ("N/A", "-")
+
+
+def test_a_group_that_is_not_there(kcoord: CommandLine, idle: str) -> None:
+    described = kcoord.run(COMMAND, "--describe", "--group", "absent", "--group", idle)
+    assert described.code == 1
+    assert "GROUP_ID_NOT_FOUND" in described.err
+    assert {row["GROUP"] for row in rows(described.out)} == {idle}
+
+
+def test_reset_is_a_dry_run_unless_told_otherwise(broker: KcoordProcess, kcoord: CommandLine, idle: str) -> None:
+    reset = ["--reset-offsets", "--group", idle]
+    for mode in ([], ["--dry-run"], ["--export"]):
+        kcoord.succeed(COMMAND, *reset, "--all-topics", "--to-earliest", *mode)
+    assert offsets(broker, idle, idle) == [10, 10]
+    done = kcoord.succeed(COMMAND, *reset, "--topic", f"{idle}:1", "--shift-by", "-3", "--execute", "--json")
+    assert done.json == [{"group": idle, "topic": idle, "partition": 1, "current_offset": 10, "new_offset": 7}]
+    kcoord.succeed(COMMAND, *reset, "--topic", f"{idle}:0", "--to-offset", "1000", "--execute")
+    assert offsets(broker, idle, idle) == [10, 7]
+    kcoord.succeed(COMMAND, *reset, "--all-topics", "--by-duration", "PT1H", "--execute")
+    assert offsets(broker, idle, idle) == [0, 0]
+    kcoord.succeed(COMMAND, *reset, "--all-topics", "--to-datetime", "2100-01-01T00:00:00.000", "--execute")
+    assert offsets(broker, idle, idle) == [10, 10]
+
+
+def test_a_plan_of_groups_from_a_file(broker: KcoordProcess, kcoord: CommandLine, idle: str, tmp_path: Path) -> None:
+    """The second group is made by its first offsets."""
+    groups = ["--reset-offsets", "--group", idle, "--group", f"{idle}-2"]
+    plan = kcoord.succeed(COMMAND, *groups, "--topic", idle, "--to-earliest", "--export").out
+    file = tmp_path / "plan.csv"
+    file.write_text(plan.replace(",0\n", ",4\n"))
+    kcoord.succeed(COMMAND, *groups, "--from-file", str(file), "--execute")
+    assert offsets(broker, idle, idle) == offsets(broker, f"{idle}-2", idle) == [4, 4]
+
+
+def test_an_active_group_keeps_its_offsets(broker: KcoordProcess, kcoord: CommandLine, idle: str, live: str) -> None:
+    reset = kcoord.run(COMMAND, "--reset-offsets", "--group", live, "--all-topics", "--to-earliest", "--execute")
+    assert (reset.code, reset.out) == (1, "")
+    assert "its state is Stable" in reset.err
+    deleted = kcoord.run(COMMAND, "--delete-offsets", "--group", live, "--topic", f"{idle}:0", "--json")
+    assert deleted.code == 1
+    assert deleted.json[0]["error"] == "GROUP_SUBSCRIBED_TO_TOPIC"
+    assert "NON_EMPTY_GROUP" in kcoord.run(COMMAND, "--delete", "--group", live).err
+    assert offsets(broker, live, idle) == [10, 10]
+
+
+def test_delete_offsets(broker: KcoordProcess, kcoord: CommandLine, idle: str) -> None:
+    """KIP-496."""
+    delete = ["--delete-offsets", "--group", idle, "--topic", f"{idle}:0"]
+    assert "Would delete offset 10" in kcoord.succeed(COMMAND, *delete, "--dry-run").out
+    assert offsets(broker, idle, idle) == [10, 10]
+    assert kcoord.succeed(COMMAND, *delete, "--json").json == [
+        {"topic": idle, "partition": 0, "error": None, "message": None}
+    ]
+    assert offsets(broker, idle, idle) == [-1001, 10]
+    nobody = kcoord.run(COMMAND, "--delete-offsets", "--group", "absent", "--topic", f"{idle}:0")
+    assert nobody.code == 1
+    assert "GROUP_ID_NOT_FOUND" in nobody.out
+
+
+def test_delete(kcoord: CommandLine, idle: str) -> None:
+    """KIP-229: each group succeeds or fails by itself."""
+    deleted = kcoord.run(COMMAND, "--delete", "--group", idle, "--group", "absent")
+    assert deleted.code == 1
+    assert f"('{idle}') was successful" in deleted.out
+    assert "'absent' could not be deleted due to: GROUP_ID_NOT_FOUND" in deleted.err
+    assert idle not in kcoord.succeed(COMMAND, "--list").out.split()
+
+
+def test_nobody_answers(name: str) -> None:
+    failed = CommandLine("127.0.0.1:1").run(COMMAND, "--list", "--timeout", "200")
+    assert (failed.code, failed.out) == (1, "")
+    assert failed.err.startswith("kcoord consumer-groups: ")

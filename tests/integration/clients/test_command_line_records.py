@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord produce` and `kcoord consume`; `kcoord groups explain` and `watch`; `kcoord migrate --check`."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kcoord.cli import main
+from tests.support.command_line import CommandLine
+from tests.support.confluent import PolledConsumer, committed, create_topic, produce
+from tests.support.kcoord_process import KcoordProcess
+
+
+@pytest.fixture
+def kcoord(broker: KcoordProcess) -> CommandLine:
+    return CommandLine(broker.address)
+
+
+def consume(kcoord: CommandLine, *arguments: str) -> list[str]:
+    return kcoord.succeed("consume", *arguments, "--idle-timeout", "5000").out.splitlines()
+
+
+def test_lines_come_back(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
+    create_topic(broker.address, name, 2)
+    kcoord.succeed("produce", name, "--key-separator", ":", "--null-marker", "-", stdin="a:1\nb:2\r\na:-")
+    found = consume(kcoord, name, "--from-beginning", "--max-messages", "3", "--key-separator", "=")
+    assert sorted(found) == ["a=1", "a=null", "b=2"]
+    assert [line for line in found if line.startswith("a")] == ["a=1", "a=null"]
+
+
+def test_a_partition_is_copied_as_json(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
+    create_topic(broker.address, name)
+    create_topic(broker.address, f"{name}-copy")
+    lines = [json.dumps({"key": "k", "value": f"ü{n}", "headers": {"n": str(n)}, "timestamp_ms": n}) for n in range(20)]
+    kcoord.succeed("produce", name, "--json", "--compression", "zstd", stdin="\n".join(lines))
+    last = consume(kcoord, name, "--partition", "0", "--offset", "15", "--max-messages", "5", "--json")
+    assert json.loads(last[0]) == {
+        "topic": name,
+        "partition": 0,
+        "offset": 15,
+        "timestamp_ms": 15,
+        "key": "k",
+        "value": "ü15",
+        "headers": {"n": "15"},
+    }
+    kcoord.succeed("produce", f"{name}-copy", "--json", stdin="\n".join(last))
+    copied = consume(kcoord, f"{name}-copy", "--from-beginning", "--max-messages", "5", "--json")
+    assert [json.loads(line)["timestamp_ms"] for line in copied] == [15, 16, 17, 18, 19]
+
+
+def test_a_line_that_is_no_record_fails(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
+    create_topic(broker.address, name)
+    failed = kcoord.run("produce", name, "--json", stdin='{"value": "v"}\nodd\n')
+    assert failed.code == 1
+    assert "line 2: no JSON" in failed.err
+    assert consume(kcoord, name, "--from-beginning", "--max-messages", "1") == ["v"]
+
+
+def test_a_group_goes_on_where_it_was(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
+    create_topic(broker.address, name)
+    produce(broker.address, name, 1, 5)
+    group = (name, "--group", name, "--from-beginning", "--max-messages")
+    assert consume(kcoord, *group, "3") == ["0:0", "0:1", "0:2"]
+    assert committed(broker.address, name, [(name, 0)]) == {(name, 0): 3}
+    assert consume(kcoord, *group, "2") == ["0:3", "0:4"]
+
+
+def test_nothing_to_read(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
+    create_topic(broker.address, name)
+    assert kcoord.succeed("consume", name, "--from-beginning", "--idle-timeout", "100").out == ""
+    missing = kcoord.run("consume", name, "--partition", "7", "--idle-timeout", "100")
+    assert (missing.code, missing.err) == (1, f"kcoord consume: {name} has no partition 7\n")
+
+
+def test_groups_explained_and_watched(
+    broker: KcoordProcess, kcoord: CommandLine, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_topic(broker.address, name, 2)
+    watch = ["groups", "watch", name, "--interval", "0.1", "--duration", "2.5", "--bootstrap-server", broker.address]
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(main, watch)
+        with PolledConsumer(broker.address, name, [name], instance_id="one") as member:
+            produce(broker.address, name, 2, 1)
+            member.wait_for(2)
+            explained = main(["groups", "explain", name, "--bootstrap-server", broker.address])
+        assert (explained, watching.result()) == (0, 0)
+    told = capsys.readouterr().out
+    for text in (
+        "convergence    complete: nobody is waited for",
+        "static member  one is held by",
+        "joined",
+        f" took {name}:0,1",
+        "left and may return",
+    ):
+        assert text in told
+
+
+def test_migration(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
+    create_topic(broker.address, name)
+    produce(broker.address, name, 1, 1)
+    check = ("--check", name, "--json")
+    assert kcoord.run("migrate", *check).code == 1
+    with PolledConsumer(broker.address, name, [name], classic="range") as member:
+        member.wait_for(1)
+        answer = json.loads(kcoord.succeed("migrate", *check).out)
+        assert (answer["can_convert"], len(answer["reasons"])) == (True, 1)
+    with PolledConsumer(broker.address, name, [name]) as member:
+        produce(broker.address, name, 1, 1)
+        member.wait_for(1)
+        assert "already" in kcoord.succeed("migrate", *check).out

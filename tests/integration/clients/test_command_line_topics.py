@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord topics` and `kcoord configs`: what they tell is what Kafka's own tools tell."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.support.command_line import CommandLine
+from tests.support.kafka_jars import KafkaJars
+from tests.support.kcoord_process import KcoordProcess
+
+CREATION_TIME = re.compile(r"\tCreationTimeMs: (\S+)$", re.MULTILINE)
+
+
+@pytest.fixture
+def kcoord(broker: KcoordProcess) -> CommandLine:
+    return CommandLine(broker.address)
+
+
+@pytest.mark.java
+def test_topics_as_kafka_tells_them(kcoord: CommandLine, name: str) -> None:
+    jars = KafkaJars()
+    settings = ["--config", "retention.ms=120000", "--config", "segment.bytes=1048576"]
+    kcoord.succeed("topics", "--create", "--topic", name, "--partitions", "3", "--replication-factor", "1", *settings)
+    ours = kcoord.succeed("topics", "--describe", "--topic", name).out
+    theirs = jars.tool("topics", "--bootstrap-server", kcoord.address, "--describe", "--topic", name)
+    assert len(CREATION_TIME.findall(ours)) == 3
+    assert CREATION_TIME.sub("", ours).splitlines() == theirs.splitlines()
+    kcoord.succeed("topics", "--delete", "--topic", name)
+
+
+@pytest.mark.java
+def test_configs_as_kafka_tells_them(kcoord: CommandLine, name: str) -> None:
+    jars = KafkaJars()
+    group = ["--entity-type", "groups", "--entity-name", name]
+    settings = "consumer.session.timeout.ms=4000,consumer.heartbeat.interval.ms=400"
+    assert kcoord.succeed("configs", *group, "--alter", "--add-config", settings).out == (
+        f"Completed updating config for group {name}.\n"
+    )
+    ours = kcoord.succeed("configs", *group, "--describe").out
+    theirs = jars.tool("configs", "--bootstrap-server", kcoord.address, *group, "--describe")
+    assert ours.splitlines()[0] == theirs.splitlines()[0]
+    assert sorted(ours.splitlines()) == sorted(theirs.splitlines())
+
+
+def test_a_partition_is_as_old_as_it_is(kcoord: CommandLine, name: str) -> None:
+    """KIP-1327: partitions that are added later are younger."""
+    kcoord.succeed("topics", "--create", "--topic", name, "--partitions", "2")
+    kcoord.succeed("topics", "--alter", "--topic", name, "--partitions", "3")
+    described = kcoord.succeed("topics", "--describe", "--topic", name).out
+    times = [datetime.fromisoformat(text) for text in CREATION_TIME.findall(described)]
+    assert times[0] == times[1] <= times[2]
+    assert timedelta(0) <= datetime.now(UTC) - times[2] < timedelta(minutes=5)
+    (topic,) = kcoord.succeed("topics", "--describe", "--topic", name, "--json").json
+    partitions = topic["partitions"]
+    assert isinstance(partitions, list)
+    assert [each["creation_time_ms"] for each in partitions] == [round(time.timestamp() * 1000) for time in times]
+
+
+def test_topics(kcoord: CommandLine, name: str) -> None:
+    create = ["--create", "--topic", name, "--partitions", "2"]
+    assert kcoord.succeed("topics", *create).out == f"Created topic {name}.\n"
+    again = kcoord.run("topics", *create)
+    assert again.code == 1
+    assert "TOPIC_ALREADY_EXISTS" in again.err
+    kcoord.succeed("topics", *create, "--if-not-exists")
+    assert kcoord.succeed("topics", "--list", "--topic", f"{name[:-1]}.").out == f"{name}\n"
+    shrunk = kcoord.run("topics", "--alter", "--topic", name, "--partitions", "1")
+    assert shrunk.code == 1
+    assert "INVALID_PARTITIONS" in shrunk.err
+    assert kcoord.succeed("topics", "--describe", "--topics-with-overrides", "--topic", name).out == ""
+    assert kcoord.succeed("topics", "--delete", "--topic", name, "--json").json == [
+        {"topic": name, "error": None, "message": None}
+    ]
+    for action in (["--delete"], ["--describe"], ["--alter", "--partitions", "4"]):
+        assert kcoord.run("topics", *action, "--topic", name).code == 1
+        kcoord.succeed("topics", *action, "--topic", name, "--if-exists")
+
+
+def test_internal_topics(kcoord: CommandLine, name: str) -> None:
+    kcoord.succeed("topics", "--create", "--topic", name)
+    kcoord.run("consumer-groups", "--reset-offsets", "--group", name, "--topic", name, "--to-earliest", "--execute")
+    assert "__consumer_offsets" in kcoord.succeed("topics", "--list").out.split()
+    assert "__consumer_offsets" not in kcoord.succeed("topics", "--list", "--exclude-internal").out.split()
+
+
+def test_configs(kcoord: CommandLine, name: str) -> None:
+    kcoord.succeed("topics", "--create", "--topic", name)
+    topic = ["--entity-type", "topics", "--entity-name", name]
+    kcoord.succeed("configs", *topic, "--alter", "--add-config", "cleanup.policy=[compact,delete],retention.ms=5000")
+    described = kcoord.succeed("configs", *topic, "--describe").out.splitlines()
+    assert [line.split()[0] for line in described[1:]] == ["cleanup.policy=compact,delete", "retention.ms=5000"]
+    kcoord.succeed("configs", *topic, "--alter", "--delete-config", "retention.ms")
+    assert "retention.ms" not in kcoord.succeed("configs", *topic, "--describe").out
+    assert "  retention.ms=604800000 " in kcoord.succeed("configs", *topic, "--describe", "--all").out
+    refused = kcoord.run("configs", *topic, "--alter", "--add-config", "odd=1")
+    assert refused.code == 1
+    assert "INVALID_CONFIG" in refused.err
+    assert kcoord.run("configs", "--entity-type", "topics", "--entity-name", "absent", "--describe").code == 1
+    (found,) = kcoord.succeed("configs", *topic, "--describe", "--json").json
+    assert found["entity_name"] == name
+    brokers = kcoord.succeed("configs", "--entity-type", "brokers", "--describe", "--all").out
+    assert "All configs for broker 1 are:" in brokers

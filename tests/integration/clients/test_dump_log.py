@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kafka 4.3.1's own kafka-dump-log reads every file that a broker process wrote, and prints what we decode."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from kcoord.logtools.decode import Json, kind_of
+from kcoord.logtools.dump import Selection, dump_file
+from kcoord.logtools.folders import partition_at
+from kcoord.storage.file_system import RealFileSystem
+from tests.integration.clients.conftest import StartBroker
+from tests.support.confluent import PolledConsumer, create_topic, produce
+from tests.support.kafka_jars import KafkaJars
+
+pytestmark = pytest.mark.java
+
+DECODERS = {
+    "offsets": "--offsets-decoder",
+    "metadata": "--cluster-metadata-decoder",
+    "transactions": "--transaction-log-decoder",
+    "data": "--print-data-log",
+}
+RECORD = re.compile(
+    r"\| offset: (?P<offset>\d+) (?:CreateTime|LogAppendTime): (?P<timestamp>-?\d+) keySize: (?P<key_size>-?\d+) "
+    r"valueSize: (?P<value_size>-?\d+) sequence: (?P<sequence>-?\d+) headerKeys: \[(?P<headers>[^]]*)\]"
+    r"(?: endTxnMarker: (?P<marker>\w+) coordinatorEpoch: (?P<epoch>\d+))?"
+    r"(?: key: (?P<key>.*?))?(?: payload: (?P<value>.*))?"
+)
+
+
+def printed_by_kafka(jars: KafkaJars, decoder: str, files: list[Path]) -> dict[tuple[str, int], Json]:
+    """By file and offset: what the tool printed of each record."""
+    text = jars.tool("dump-log", decoder, "--deep-iteration", "--files", ",".join(map(str, files)))
+    assert "isvalid: false" not in text and "Exception" not in text, text
+    found: dict[tuple[str, int], Json] = {}
+    file = ""
+    for line in text.splitlines():
+        if line.startswith("Dumping "):
+            file = line.removeprefix("Dumping ")
+        elif line.startswith("| offset"):
+            match = RECORD.fullmatch(line)
+            assert match is not None, line
+            fields = match.groupdict()
+            row: Json = {
+                "timestamp": int(fields["timestamp"]),
+                "sequence": int(fields["sequence"]),
+                "headers": [name for name in fields["headers"].split(",") if name],
+            }
+            if fields["marker"]:
+                row["key"] = {"control": fields["marker"]}
+                row["value"] = {"coordinatorEpoch": int(fields["epoch"])}
+            else:
+                row["key"], row["value"] = content(fields["key"]), content(fields["value"])
+            found[file, int(fields["offset"])] = row
+    return found
+
+
+def content(text: str | None) -> object:
+    if text is None or text == "<DELETE>":
+        return None
+    return json.loads(text) if text.startswith("{") else text
+
+
+def decoded_by_us(files: list[Path]) -> dict[tuple[str, int], Json]:
+    found: dict[tuple[str, int], Json] = {}
+    for file in files:
+        for row in dump_file(RealFileSystem(), str(file), Selection()):
+            assert "damage" not in row
+            offset, headers, value = row["offset"], row["headers"], row["value"]
+            assert isinstance(offset, int) and isinstance(headers, list)
+            if isinstance(value, dict):
+                # Tagged fields that Kafka 4.3.1 passes over: our own, and KIP-1327's.
+                value.pop("unknownTaggedFields", None)
+                value.get("data", {}).pop("creationTimeMs", None)
+            found[str(file), offset] = {
+                "timestamp": row["timestamp"],
+                "sequence": row["sequence"],
+                "headers": [header["key"] for header in headers],
+                "key": row["key"],
+                "value": value,
+            }
+    return found
+
+
+def write_everything(address: str, name: str) -> None:
+    create_topic(address, name, 2)
+    produce(address, name, 2, 40)
+    with PolledConsumer(address, f"{name}-848", [name], commit_each=True) as member:
+        member.wait_for(80)
+    with PolledConsumer(address, f"{name}-classic", [name], commit_each=True, classic="range") as member:
+        member.wait_for(80)
+    for transactional_id, commits in (("yes", True), ("no", False)):
+        producer = Producer({"bootstrap.servers": address, "transactional.id": transactional_id})
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        producer.produce(name, b"in a transaction", partition=0)
+        consumer = Consumer({"bootstrap.servers": address, "group.id": f"{name}-tx"})
+        offsets = [TopicPartition(name, 0, 7)]
+        producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), 20)
+        consumer.close()
+        if commits:
+            producer.commit_transaction(20)
+        else:
+            producer.abort_transaction(20)
+
+
+def test_every_file_is_read_and_every_record_is_the_same(start_broker: StartBroker, name: str) -> None:
+    jars = KafkaJars()
+    broker = start_broker(offsets_topic_num_partitions="2", transaction_state_log_num_partitions="2")
+    write_everything(broker.address, name)
+    assert broker.stop() == 0
+    files: dict[str, list[Path]] = {}
+    for log in sorted(broker.data.glob("*/*.log")):
+        partition = partition_at(str(log.parent))
+        assert partition is not None
+        files.setdefault(kind_of(partition.topic).value, []).append(log)
+    assert files.keys() == DECODERS.keys()
+    for kind, logs in files.items():
+        ours = decoded_by_us(logs)
+        assert ours
+        theirs = printed_by_kafka(jars, DECODERS[kind], logs)
+        assert theirs.keys() == ours.keys()
+        for place, row in theirs.items():
+            assert row == ours[place], place
+    check_indexes(jars, broker.data)
+
+
+def check_indexes(jars: KafkaJars, data: Path) -> None:
+    """The tool compares their entries with the log files, and prints the snapshots and transaction indexes."""
+    indexes = [path for path in data.glob("*/*") if path.suffix in (".index", ".timeindex")]
+    text = jars.tool("dump-log", "--index-sanity-check", "--files", ",".join(map(str, indexes)))
+    empty = sum(path.stat().st_size == 0 for path in indexes)
+    assert text.count("passed sanity check") == len(indexes) - empty > 0
+    others = [*indexes, *data.glob("*/*.snapshot"), *data.glob("*/*.txnindex")]
+    text = jars.tool("dump-log", "--files", ",".join(map(str, others)))
+    assert "Mismatches" not in text and "not properly" not in text and "Exception" not in text, text
+    assert "producerEpoch: 0" in text and "firstOffset" in text

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of the disk under live shards: nothing is acknowledged that is not on disk, and members stay alive."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kcoord.server import shard_service
+from kcoord.storage.file_system import RealFileSystem, make_durable_dirs
+from kcoord.storage.log import Log
+from kcoord.storage.log_dir import Identity, LogDir
+from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, keep_nothing, no_fault
+from kcoord.storage.recovery import Recovery
+from kcoord.storage.segment import LogConfig
+from protocol.errors import Errors
+from protocol.messages import ConsumerGroupHeartbeatRequest
+from tests.storage.support import batch
+
+from .harness import SHARDS, Harness
+from .test_group_handlers import commit, errors_of, join
+from .test_shard_snapshots import GROUP, fetched, restarted
+
+SESSION_TIMEOUT_MS = 3000
+
+
+class Stored(Harness):
+    """With its logs in a data folder, which knows after a failure how a log has to be opened again."""
+
+    def _open_log(self, shard_id: int) -> Log:
+        if self._log_dir is None:
+            self._log_dir = LogDir.open(self.file_system, "data", Identity("cluster", 1, "directory"))
+        return self._log_dir.open_log("__consumer_offsets", shard_id, LogConfig(), self.now)
+
+    _log_dir: LogDir | None = None
+
+
+@pytest.fixture
+async def broker(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
+    monkeypatch.setattr(shard_service, "FIRST_RELOAD_SECONDS", 0.01)
+    settings = {
+        "group_consumer_min_session_timeout_ms": "1000",
+        "group_consumer_session_timeout_ms": str(SESSION_TIMEOUT_MS),
+        "group_consumer_heartbeat_interval_ms": "500",
+        "group_consumer_min_heartbeat_interval_ms": "1",
+        "kcoord_log_flush_policy": "fsync",
+        "offsets_retention_minutes": "1",
+        "offsets_retention_check_interval_ms": "1000",
+    }
+    file_system = MemoryFileSystem()
+    make_durable_dirs(file_system, "data")
+    made = Stored(file_system=file_system, **settings)
+    yield await made.open()
+    memory(made).fault = no_fault
+    made.worker.close(5)
+    made.groups.close()
+
+
+def memory(broker: Harness) -> MemoryFileSystem:
+    assert isinstance(broker.file_system, MemoryFileSystem)
+    return broker.file_system
+
+
+async def put(broker: Harness, offset: int) -> int:
+    (errors,) = errors_of(await broker.call(commit(GROUP, ("t3", {0: offset})), 9)).values()
+    return errors[0]
+
+
+async def until_served(broker: Harness) -> object:
+    for _ in range(400):
+        found = await fetched(broker)
+        if isinstance(found, dict):
+            return found
+        await asyncio.sleep(0.005)
+    raise AssertionError("the shard did not come back")
+
+
+@pytest.mark.parametrize("code", [5, 28, 122], ids=["EIO", "ENOSPC", "EDQUOT"])
+@pytest.mark.parametrize("kind", ["write", "datasync", "sync_dir"])
+async def test_what_the_disk_refused_is_not_acknowledged(broker: Harness, kind: str, code: int) -> None:
+    """D-3, D-4: the shard fails, is loaded again from what is on disk by then, and takes new commits."""
+    assert await put(broker, 1) == 0
+    memory(broker).fault = lambda operation: OSError(code, "planted") if operation.kind == kind else None
+    answer = await put(broker, 2)
+    # A folder is synced with the first batch of its log alone.
+    assert answer == (0 if kind == "sync_dir" else Errors.NOT_COORDINATOR)
+    memory(broker).fault = no_fault
+    found = await until_served(broker)
+    assert found in {"write": [{0: 1}], "datasync": [{0: 1}, {0: 2}], "sync_dir": [{0: 2}]}[kind]
+    memory(broker).crash(keep_nothing)
+    again = await Stored(file_system=memory(broker)).open()
+    assert await fetched(again) == found, "what was served is on disk"
+    again.groups.close()
+
+
+async def test_a_shard_takes_commits_again_after_a_fault(broker: Harness) -> None:
+    memory(broker).fault = lambda operation: OSError(5, "planted") if operation.kind == "datasync" else None
+    assert await put(broker, 2) == Errors.NOT_COORDINATOR
+    memory(broker).fault = no_fault
+    await until_served(broker)
+    assert await put(broker, 3) == 0
+    memory(broker).crash(keep_nothing)
+    again = await Stored(file_system=memory(broker)).open()
+    assert await fetched(again) == {0: 3}
+    again.groups.close()
+
+
+async def test_a_slow_disk_fences_nobody(broker: Harness) -> None:
+    """D-12: while a sync takes longer than the session timeout, heartbeats are answered and keep their members."""
+    joined = await broker.call(join("steady"), 1)
+    assert joined.error_code == 0
+    released, begun = threading.Event(), threading.Event()
+
+    def stall(operation: Operation) -> None:
+        if operation.kind == "datasync":
+            begun.set()
+            assert released.wait(10)
+
+    memory(broker).fault = stall
+    # Another shard than that of the steady group: what depends on the stalled write has to wait for it.
+    name = next(f"g{n}" for n in range(99) if broker.groups.shard_of(f"g{n}") != broker.groups.shard_of("steady"))
+    waiting = broker.send(commit(name, ("t3", {0: 1})), 9)
+    assert asyncio.isfuture(waiting)
+    await asyncio.sleep(0)
+    assert await asyncio.get_running_loop().run_in_executor(None, begun.wait, 5)
+    beat = ConsumerGroupHeartbeatRequest(group_id="steady", member_id="m1", member_epoch=joined.member_epoch)
+    for _ in range(10):
+        broker.now += SESSION_TIMEOUT_MS // 2
+        assert (await broker.call(beat, 1)).error_code == 0
+    assert not waiting.done()
+    released.set()
+    assert errors_of(await asyncio.wait_for(waiting, 5)) == {"t3": {0: 0}}
+    assert (await broker.call(beat, 1)).error_code == 0
+
+
+async def test_a_disk_that_is_full_when_offsets_expire(broker: Harness) -> None:
+    """D-14: the tombstones fail like any write; the offsets are still there, and expire when there is space again."""
+    assert await put(broker, 1) == 0
+    memory(broker).fault = lambda operation: OSError(28, "planted") if operation.kind == "write" else None
+    broker.now += 120_000
+    broker.wake()
+    await asyncio.sleep(0.05)
+    memory(broker).fault = no_fault
+    assert await until_served(broker) in ({0: 1}, {})
+    for _ in range(50):
+        broker.now += 2000
+        broker.wake()
+        await asyncio.sleep(0.005)
+        if await fetched(broker) == {}:
+            break
+    assert await until_served(broker) == {}
+    again = await restarted(broker).open()
+    assert await fetched(again) == {}
+    again.groups.close()
+
+
+async def test_a_lost_directory_entry_of_a_log_loses_nothing_that_was_acknowledged(broker: Harness) -> None:
+    """D-5."""
+    for number in range(SHARDS * 3):
+        answer = errors_of(await broker.call(commit(f"g{number}", ("t3", {0: number})), 9))
+        assert answer == {"t3": {0: 0}}
+    memory(broker).crash(keep_nothing)
+    again = await Stored(file_system=memory(broker)).open()
+    names = {name for name in memory(again).list_dir("data") if name.startswith("__consumer_offsets")}
+    assert len(names) == len({broker.groups.shard_of(f"g{number}") for number in range(SHARDS * 3)})
+    again.groups.close()
+
+
+def test_the_times_of_files_do_not_matter(tmp_path: Path) -> None:
+    """D-13."""
+    directory = str(tmp_path / "t-0")
+    log = Log.open(RealFileSystem(), directory, LogConfig(), 1000)
+    for offset in range(3):
+        log.append(batch(offset), now_ms=1000)
+        log.roll(1000)
+    log.close()
+    for number, path in enumerate(sorted(Path(directory).iterdir())):
+        os.utime(path, ns=(0, 0) if number % 2 else (2**61, 2**61))
+    for clean in (True, False):
+        again = Log.open(RealFileSystem(), directory, LogConfig(), 5, recovery=Recovery(recovery_point=3, clean=clean))
+        assert (again.start_offset, again.end_offset, len(list(again.batches()))) == (0, 3, 3)
+        assert again.delete_old_segments(lambda segment: (segment.largest_timestamp or (0, 0))[0] < 5, 5) == 0
+        again.close()

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cleaner's thread beside a live event loop: logs stay small, state stays the same, an end comes quickly."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+
+import pytest
+
+from kcoord.server import cleanable_logs, log_cleaner
+from kcoord.server.log_cleaner import CleanableLog, CleaningStopped, LogCleaner
+from kcoord.storage.cleaner import CleaningRules
+from kcoord.storage.log_dir import Identity, LogDir
+from kcoord.storage.memory_file_system import MemoryFileSystem
+from protocol.messages import OffsetCommitRequest
+from tests.storage.cleaning import Writer, committed_state, offsets_left, records, state
+from tests.storage.support import DIRECTORY
+
+from .harness import Harness
+from .test_shard_snapshots import GROUP, fetched, folder, restarted
+
+
+class Running:
+    """A cleaner over the logs of a harness, or over given ones."""
+
+    def __init__(self, broker: Harness, *targets: CleanableLog) -> None:
+        self.log_dir = LogDir.open(broker.file_system, "cleaned", Identity("c", 1, "d"))
+        self.targets = list(targets)
+        self.broker = broker
+        self.cleaner = LogCleaner(broker.config, self.log_dir, broker.file_system, self._logs, broker.now_ms)
+
+    def _logs(self) -> list[CleanableLog]:
+        if self.targets:
+            return self.targets
+        logs = self.broker.groups._logs
+        return cleanable_logs.of_coordinator(
+            "__consumer_offsets", logs, self.broker.config, self.broker.image, lambda shard_id, offsets: None
+        )
+
+    async def until_cleaned(self, topic: str, partition: int, offset: int) -> None:
+        for _ in range(1000):
+            if self.log_dir.cleaned_offset(topic, partition) >= offset:
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("nothing was cleaned")
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Harness]:
+    made = await Harness(log_cleaner_backoff_ms="5", kcoord_log_flush_policy="fsync").open()
+    yield made
+    made.worker.close(5)
+    made.groups.close()
+
+
+def many(offset: int) -> OffsetCommitRequest:
+    partitions = [
+        OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=index, committed_offset=offset)
+        for index in range(3)
+    ]
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="t3", partitions=partitions)
+    return OffsetCommitRequest(group_id=GROUP, generation_id_or_member_epoch=-1, topics=[topic])
+
+
+async def test_the_log_of_a_busy_coordinator_stays_small(broker: Harness) -> None:
+    """Its active segment is closed early; live traffic, restart and the log itself agree afterwards."""
+    running = Running(broker)
+    running.cleaner.start()
+    size = 0
+    for offset in range(1500):
+        await broker.call(many(offset), 9)
+        size = max(size, _size(broker))
+    await running.until_cleaned("__consumer_offsets", broker.groups.shard_of(GROUP), 1500)
+    assert running.cleaner.close(5)
+    written = broker.runtime.statistics.bytes_appended
+    assert written > 300_000
+    assert _size(broker) < 40_000
+    assert size < written / 3
+    assert await fetched(broker) == {0: 1499, 1: 1499, 2: 1499}
+    again = await restarted(broker).open()
+    assert await fetched(again) == {0: 1499, 1: 1499, 2: 1499}
+    again.groups.close()
+
+
+def _size(broker: Harness) -> int:
+    directory = folder(broker)
+    return sum(broker.file_system.size(f"{directory}/{name}") for name in broker.file_system.list_dir(directory))
+
+
+def target_of(writer: Writer, running: Running) -> CleanableLog:
+    return CleanableLog("topic", 0, writer.log, CleaningRules(), writer.log.end_offset, running.cleaner.in_loop)
+
+
+async def test_topics_are_changed_in_the_event_loop_and_the_checkpoint_remembers(broker: Harness) -> None:
+    assert isinstance(broker.file_system, MemoryFileSystem)
+    writer = Writer(broker.file_system)
+    for number in range(10):
+        writer.put(("a", str(number)), ("b", "x"))
+    writer.roll()
+    expected = state(records(writer.log))
+    running = Running(broker)
+    running.targets = [target_of(writer, running)]
+    running.cleaner.start()
+    await running.until_cleaned("topic", 0, 20)
+    assert running.cleaner.close(5)
+    assert offsets_left(writer.log) == [18, 19]
+    assert state(records(writer.log)) == expected
+    assert running.log_dir.close()
+    again = LogDir.open(broker.file_system, "cleaned", Identity("c", 1, "d"))
+    assert again.cleaned_offset("topic", 0) == 0, "a partition without a folder is forgotten"
+
+
+async def test_damage_is_reported_once_and_the_others_go_on(broker: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    file_system = broker.file_system
+    assert isinstance(file_system, MemoryFileSystem)
+    writer = Writer(file_system)
+    writer.put(("a", "1"))
+    writer.put(("a", "2"))
+    writer.roll()
+    file_system.damage(writer.log.segments[0].log_path, lambda data: data[:-3] + b"xyz")
+    running = Running(broker)
+    running.targets = [target_of(writer, running), *running._logs()]
+    running.cleaner.start()
+    for _ in range(200):
+        if "was not cleaned" in caplog.text:
+            break
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+    assert running.cleaner.close(5)
+    assert caplog.text.count("topic-0 was not cleaned") == 1
+    assert "the CRC" in caplog.text
+    assert file_system.list_dir(DIRECTORY)
+
+
+async def test_an_open_transaction_holds_up_its_log_alone(broker: Harness) -> None:
+    assert isinstance(broker.file_system, MemoryFileSystem)
+    writer = Writer(broker.file_system)
+    writer.put(("a", "1"), producer_id=1, sequence=0, is_transactional=True)
+    writer.roll()
+    writer.put(("a", "2"))
+    writer.roll()
+    expected = committed_state(writer.log)
+    running = Running(broker)
+    running.targets = [target_of(writer, running)]
+    running.cleaner.start()
+    await asyncio.sleep(0.05)
+    assert running.cleaner.close(5)
+    assert (offsets_left(writer.log), committed_state(writer.log)) == ([0, 1], expected)
+
+
+async def test_it_ends_at_once_also_in_the_middle_of_a_pass(broker: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_cleaner, "_SHORTEST_REST_SECONDS", 60.0)
+    assert isinstance(broker.file_system, MemoryFileSystem)
+    writer = Writer(broker.file_system)
+    for number in range(4):
+        writer.put(("a", str(number)))
+        writer.roll()
+    running = Running(broker)
+    running.targets = [target_of(writer, running)]
+    running.cleaner.start()
+    await asyncio.sleep(0.05)
+    began = time.monotonic()
+    assert running.cleaner.close(5)
+    assert time.monotonic() - began < 2
+    assert offsets_left(writer.log) == [0, 1, 2, 3]
+
+
+async def test_it_ends_while_it_waits_for_the_event_loop(broker: Harness) -> None:
+    cleaner = Running(broker).cleaner
+    waiting = asyncio.get_running_loop().run_in_executor(None, partial(_ask, cleaner))
+    cleaner._stopping.set()
+    time.sleep(0.3)  # the event loop is stopping, too: it answers nobody
+    assert await waiting == "stopped"
+
+
+def _ask(cleaner: LogCleaner) -> str:
+    try:
+        cleaner.in_loop(lambda: time.sleep(0.0))
+    except CleaningStopped:
+        return "stopped"
+    return "answered"
+
+
+async def test_errors_of_the_event_loop_come_back(broker: Harness) -> None:
+    cleaner = Running(broker).cleaner
+
+    def fail() -> None:
+        raise OSError(5, "planted")
+
+    with pytest.raises(OSError, match="planted"):
+        await asyncio.get_running_loop().run_in_executor(None, partial(cleaner.in_loop, fail))
+
+
+async def test_the_configured_rate_is_kept(broker: Harness) -> None:
+    cleaner = Running(broker).cleaner
+    broker.config.apply_dynamic({"log.cleaner.io.max.bytes.per.second": "1000000"})
+    began = time.monotonic()
+    cleaner._slice_began = time.perf_counter()
+    await asyncio.get_running_loop().run_in_executor(None, partial(cleaner._pause, 100_000))
+    assert 0.09 < time.monotonic() - began < 2
