@@ -6,7 +6,6 @@ One method per operation, each from state and request to a CoordinatorResult; `r
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias, cast
@@ -18,7 +17,7 @@ from kcoord.coordinator.group.classic import operations as classic_operations
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.rebalance import Rebalance, heartbeat_timer, refused_join
 from kcoord.coordinator.group.consumer import classic_members, heartbeat, removal, timers
-from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
+from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.member import (
     JOIN_GROUP_EPOCH,
     LEAVE_GROUP_MEMBER_EPOCH,
@@ -26,7 +25,9 @@ from kcoord.coordinator.group.consumer.member import (
     ConsumerGroupMember,
     MemberState,
 )
+from kcoord.coordinator.group.consumer.resolved_regexes import update_resolved_regexes
 from kcoord.coordinator.group.consumer.settings import GroupSettings
+from kcoord.coordinator.group.deletion import Deletion
 from kcoord.coordinator.group.expiration import MAX_TOMBSTONES, OFFSETS_EXPIRATION, Expiration
 from kcoord.coordinator.group.group import Group, GroupState
 from kcoord.coordinator.group.offset_records import OffsetCommitReader
@@ -35,7 +36,7 @@ from kcoord.coordinator.group.records import TombstoneReason
 from kcoord.coordinator.group.regex import ResolvedRegexes
 from kcoord.coordinator.group.replay import GroupReplay
 from kcoord.coordinator.group.steady import SteadyHeartbeat
-from kcoord.coordinator.group.transactional_offsets import OffsetKey, TransactionalOffsets
+from kcoord.coordinator.group.transactional_offsets import TransactionalOffsets
 from kcoord.coordinator.result import (
     CoordinatorRecord,
     CoordinatorResult,
@@ -93,6 +94,7 @@ class GroupCoordinatorShard:
         self._offsets = CommittedOffsets()
         self._pending = TransactionalOffsets()
         self._verifications = Verifications()
+        self._deletion = Deletion(self._offsets, self._pending)
         self._replay = GroupReplay(self._groups, self._offsets, self._pending)
 
     # The state machine.
@@ -174,35 +176,7 @@ class GroupCoordinatorShard:
             return CoordinatorResult(None)
         group.regex_refreshed_at_ms = context.now_ms
         group.regex_stale = value.version < self._image.epoch
-        return self._update_resolved_regexes(context, group, value)
-
-    def _update_resolved_regexes(
-        self, context: OperationContext, group: ConsumerGroup, value: ResolvedRegexes
-    ) -> CoordinatorResult[None]:
-        """Each new resolution is a record; one that changes the subscribed topics bumps the group epoch."""
-        result = CoordinatorResult(None)
-        subscribed = group.subscribed_topic_names()
-        changed = False
-        reason = records.EpochReason.METADATA
-        for regex in sorted(group.regexes & value.topics.keys()):
-            topics = value.topics[regex]
-            old = group.resolved_regexes.get(regex)
-            if old is None or old.topics != topics:
-                changed = changed or topics != (old.topics if old is not None else frozenset())
-                if old is None:
-                    reason = records.EpochReason.SUBSCRIPTION
-                result.records.append(
-                    records.new_regular_expression_record(group.group_id, regex, topics, value.version, context.now_ms)
-                )
-                subscribed |= topics
-        if changed:
-            new_hash = metadata_hash(self._image, subscribed)
-            result.records.append(
-                records.new_group_epoch_record(
-                    group.group_id, group.group_epoch + 1, new_hash, group.creation_time_ms, reason
-                )
-            )
-        return result
+        return update_resolved_regexes(self._image, group, value, context.now_ms)
 
     def on_metadata_update(self, context: OperationContext, image: MetadataImage) -> CoordinatorResult[None]:
         """Groups that depend on a changed topic look again at their next heartbeat; offsets of deleted topics go."""
@@ -220,15 +194,7 @@ class GroupCoordinatorShard:
             if not group.metadata_stale and not changed.isdisjoint(group.subscribed_topic_names()):
                 group.metadata_stale = True
         gone = sorted({*deleted, *made_again})
-        return CoordinatorResult(None, list(itertools.chain.from_iterable(map(self._offset_tombstones_of_topic, gone))))
-
-    def _offset_tombstones_of_topic(self, topic: str) -> Iterable[CoordinatorRecord]:
-        for group_id, partitions in self._offsets.of_topic(topic):
-            for partition in partitions:
-                yield records.new_offset_commit_tombstone(group_id, topic, partition, TombstoneReason.TOPIC_DELETE)
-        for key in self._pending.of_topic(topic):
-            if self._offsets.get(*key) is None:
-                yield records.new_offset_commit_tombstone(*key, TombstoneReason.TOPIC_DELETE)
+        return CoordinatorResult(None, [tombstone for topic in gone for tombstone in self._deletion.of_topic(topic)])
 
     # Groups.
 
@@ -433,28 +399,9 @@ class GroupCoordinatorShard:
             elif not group.is_empty():
                 error = Errors.NON_EMPTY_GROUP
             else:
-                result.records += self._group_tombstones(group)
+                result.records += self._deletion.of_group(group)
             result.response.append(DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=error))
         return result
-
-    def _group_tombstones(self, group: Group) -> list[CoordinatorRecord]:
-        tombstones = [
-            records.new_offset_commit_tombstone(group.group_id, topic, partition, TombstoneReason.GROUP_DELETE)
-            for topic, partitions in sorted(self._offsets.of_group(group.group_id).items())
-            for partition in sorted(partitions)
-        ]
-        tombstones += [
-            records.new_offset_commit_tombstone(*key, TombstoneReason.GROUP_DELETE)
-            for key in self._pending.of_group(group.group_id)
-            if self._offsets.get(*key) is None
-        ]
-        return tombstones + self._tombstones_of_group_alone(group, TombstoneReason.GROUP_DELETE)
-
-    @staticmethod
-    def _tombstones_of_group_alone(group: Group, reason: TombstoneReason) -> list[CoordinatorRecord]:
-        if isinstance(group, ConsumerGroup):
-            return records.new_consumer_group_tombstones(group.group_id, group.resolved_regexes, reason)
-        return [records.new_classic_group_tombstone(group.group_id, reason)]
 
     @property
     def image_epoch(self) -> int:
@@ -546,27 +493,12 @@ class GroupCoordinatorShard:
         expiration = Expiration(self._config, self._image, context.now_ms)
         result = CoordinatorResult(None)
         for group in self._groups.values():
-            result.records += self._expired(expiration, group)
+            result.records += self._deletion.of_expired(expiration, group)
             if len(result.records) >= MAX_TOMBSTONES:
                 result.timers.append(Schedule(OFFSETS_EXPIRATION, context.now_ms))
                 return result
         result.timers.append(self._next_expiration(context))
         return result
-
-    def _expired(self, expiration: Expiration, group: Group) -> list[CoordinatorRecord]:
-        offsets = self._offsets.of_group(group.group_id)
-        pending = set(self._pending.of_group(group.group_id))
-        candidates = expiration.expired(group, offsets)
-        if pending:
-            candidates = ((topic, p) for topic, p in candidates if OffsetKey(group.group_id, topic, p) not in pending)
-        expired = list(itertools.islice(candidates, MAX_TOMBSTONES))
-        tombstones = [
-            records.new_offset_commit_tombstone(group.group_id, topic, partition, TombstoneReason.EXPIRED)
-            for topic, partition in expired
-        ]
-        if not pending and expiration.may_remove(group) and len(expired) == sum(map(len, offsets.values())):
-            tombstones += self._tombstones_of_group_alone(group, TombstoneReason.EXPIRED)
-        return tombstones
 
     def _next_expiration(self, context: OperationContext) -> Schedule:
         return Schedule(OFFSETS_EXPIRATION, context.now_ms + self._config.offsets_retention_check_interval_ms)

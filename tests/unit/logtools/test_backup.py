@@ -11,9 +11,10 @@ import pytest
 from kcoord.coordinator.service import partition_for
 from kcoord.logtools.backup import Backup, BackupReport
 from kcoord.logtools.replay_check import replay_folder
-from kcoord.logtools.verify import CLEANER_FILE, FolderCheck
+from kcoord.logtools.verify import FolderCheck
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import File, RealFileSystem
+from kcoord.storage.log_dir import CLEANER_OFFSET_FILE
 from protocol.record_batch import encode_batch
 from tests.unit.logtools.support import NOW_MS, SMALL, commit_record, make_small_folder, open_folder
 
@@ -131,17 +132,17 @@ def test_a_cleaner_that_never_ends_is_an_error(folder: Path, backup: Path) -> No
     (folder / "orders-0" / "00000000000000000000.log.swap").write_bytes(b"")
     with pytest.raises(StorageError, match="changed all the time"):
         back_up(folder, wait=lambda: None)
-    assert not backup.exists()
+    assert [path.name for path in folder.parent.iterdir()] == ["data"]
 
 
 def test_a_first_cleaning_meanwhile_is_remembered(folder: Path, backup: Path) -> None:
-    checkpoint = folder / CLEANER_FILE
+    checkpoint = folder / CLEANER_OFFSET_FILE
 
     def clean() -> None:
         checkpoint.write_text("0\n1\n__consumer_offsets 0 5\n")
 
     back_up(folder, Interrupting("orders-0/00000000000000000000.log", clean))
-    assert (backup / CLEANER_FILE).read_text() == "0\n0\n"
+    assert (backup / CLEANER_OFFSET_FILE).read_text() == "0\n0\n"
 
 
 def test_a_topic_that_is_deleted_meanwhile_is_left_out(folder: Path, backup: Path) -> None:

@@ -14,9 +14,9 @@ from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.coordinator.service import partition_for
-from kcoord.logtools.decode import TRANSACTION_RECORDS
+from kcoord.logtools.decode import TRANSACTION_RECORDS, group_id_of
 from kcoord.logtools.folders import FolderReader, NoLogsError, partitions_in
-from kcoord.logtools.import_logs import ImportReport, LogImport, group_id_of
+from kcoord.logtools.import_logs import ImportReport, LogImport
 from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.verify import FolderCheck
 from kcoord.metadata import records
@@ -298,7 +298,7 @@ def test_a_torn_end_is_left_out_and_damage_refused(tmp_path: Path) -> None:
     first.write_bytes(data)
     with pytest.raises(CorruptLogError):
         run(source, tmp_path / "second")
-    assert not (tmp_path / "second").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
 
 
 def test_an_import_makes_a_new_folder_only(tmp_path: Path) -> None:

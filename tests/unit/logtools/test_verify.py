@@ -11,10 +11,14 @@ import pytest
 
 from kcoord.coordinator.service import partition_for
 from kcoord.logtools.findings import Finding, FindingKind
-from kcoord.logtools.verify import CLEANER_FILE, FolderCheck
+from kcoord.logtools.verify import FolderCheck
 from kcoord.storage.checkpoints import write_offset_checkpoint
 from kcoord.storage.file_system import RealFileSystem
-from protocol.record_batch import encode_batch, iter_headers, rewrite_header
+from kcoord.storage.log_dir import CLEANER_OFFSET_FILE
+from kcoord.storage.memory_file_system import MemoryFileSystem
+from protocol.record_batch import Compression, encode_batch, iter_headers, rewrite_header
+from tests.storage.cleaning import Writer, clean
+from tests.storage.support import DIRECTORY
 from tests.unit.logtools.support import append, commit_record, make_small_folder, open_folder
 
 FS = RealFileSystem()
@@ -292,7 +296,7 @@ def test_gaps_are_no_finding_where_a_cleaner_has_been(folder: Path) -> None:
     for index in (folder / "__consumer_offsets-0").glob("00000000000000000000.*index"):
         index.unlink()
     assert [finding.kind for finding in check(folder)] == [FindingKind.GAP]
-    write_offset_checkpoint(FS, str(folder / CLEANER_FILE), {("__consumer_offsets", 0): 5})
+    write_offset_checkpoint(FS, str(folder / CLEANER_OFFSET_FILE), {("__consumer_offsets", 0): 5})
     assert check(folder) == []
 
 
@@ -316,3 +320,19 @@ def test_the_batch_with_the_wrong_leader_epoch_is_named_and_not_its_neighbour(fo
     path.write_bytes(data)
     (found,) = check(folder)
     assert (found.kind, found.position, found.leader_epoch) == (FindingKind.WRONG_EPOCH, second, 0)
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_what_our_cleaner_leaves_is_sound(compression: Compression) -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    for number in range(60):
+        writer.put((f"k{number % 7}", str(number)), (f"gone{number % 3}", None), compression=compression)
+        if number % 10 == 9:
+            writer.roll()
+    writer.put(("a", "1"), producer_id=7, sequence=0)
+    clean(writer.log, file_system)
+    writer.log.close()
+    check = FolderCheck(file_system, DIRECTORY)
+    assert list(check.run()) == []
+    assert check.totals.records < 60

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows when the matches of a group's regular expressions have been found (KIP-848 Topic Subscription)."""
+
+from __future__ import annotations
+
+from kcoord.coordinator.group import records
+from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
+from kcoord.coordinator.group.regex import ResolvedRegexes
+from kcoord.coordinator.result import CoordinatorResult
+from kcoord.metadata.image import MetadataImage
+
+
+def update_resolved_regexes(
+    image: MetadataImage, group: ConsumerGroup, value: ResolvedRegexes, now_ms: int
+) -> CoordinatorResult[None]:
+    """Each new resolution is a record; one that changes the subscribed topics bumps the group epoch."""
+    result = CoordinatorResult(None)
+    subscribed = group.subscribed_topic_names()
+    changed = False
+    reason = records.EpochReason.METADATA
+    for regex in sorted(group.regexes & value.topics.keys()):
+        topics = value.topics[regex]
+        old = group.resolved_regexes.get(regex)
+        if old is None or old.topics != topics:
+            changed = changed or topics != (old.topics if old is not None else frozenset())
+            if old is None:
+                reason = records.EpochReason.SUBSCRIPTION
+            result.records.append(
+                records.new_regular_expression_record(group.group_id, regex, topics, value.version, now_ms)
+            )
+            subscribed |= topics
+    if changed:
+        new_hash = metadata_hash(image, subscribed)
+        result.records.append(
+            records.new_group_epoch_record(
+                group.group_id, group.group_epoch + 1, new_hash, group.creation_time_ms, reason
+            )
+        )
+    return result

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes together: a group with its offsets, the offsets of a topic, what has expired. Each tombstone says why."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from kcoord.coordinator.group import records
+from kcoord.coordinator.group.consumer.group import ConsumerGroup
+from kcoord.coordinator.group.expiration import MAX_TOMBSTONES, Expiration
+from kcoord.coordinator.group.group import Group
+from kcoord.coordinator.group.offsets import CommittedOffsets
+from kcoord.coordinator.group.records import TombstoneReason
+from kcoord.coordinator.group.transactional_offsets import OffsetKey, TransactionalOffsets
+from kcoord.coordinator.result import CoordinatorRecord
+
+
+class Deletion:
+    """Reads a shard's offsets; `pending` are those of transactions under way."""
+
+    def __init__(self, offsets: CommittedOffsets, pending: TransactionalOffsets) -> None:
+        self._offsets = offsets
+        self._pending = pending
+
+    def of_topic(self, topic: str) -> Iterator[CoordinatorRecord]:
+        """The offsets of a topic that is gone, of all groups."""
+        for group_id, partitions in self._offsets.of_topic(topic):
+            for partition in partitions:
+                yield records.new_offset_commit_tombstone(group_id, topic, partition, TombstoneReason.TOPIC_DELETE)
+        for key in self._pending.of_topic(topic):
+            if self._offsets.get(*key) is None:
+                yield records.new_offset_commit_tombstone(*key, TombstoneReason.TOPIC_DELETE)
+
+    def of_group(self, group: Group) -> list[CoordinatorRecord]:
+        """KIP-229: a group and its offsets, those within transactions too."""
+        tombstones = [
+            records.new_offset_commit_tombstone(group.group_id, topic, partition, TombstoneReason.GROUP_DELETE)
+            for topic, partitions in sorted(self._offsets.of_group(group.group_id).items())
+            for partition in sorted(partitions)
+        ]
+        tombstones += [
+            records.new_offset_commit_tombstone(*key, TombstoneReason.GROUP_DELETE)
+            for key in self._pending.of_group(group.group_id)
+            if self._offsets.get(*key) is None
+        ]
+        return tombstones + _group_alone(group, TombstoneReason.GROUP_DELETE)
+
+    def of_expired(self, expiration: Expiration, group: Group) -> list[CoordinatorRecord]:
+        """KIP-211: what has expired, at most MAX_TOMBSTONES at a time, and with the last offset an empty group."""
+        offsets = self._offsets.of_group(group.group_id)
+        pending = set(self._pending.of_group(group.group_id))
+        candidates = expiration.expired(group, offsets)
+        if pending:
+            candidates = ((topic, p) for topic, p in candidates if OffsetKey(group.group_id, topic, p) not in pending)
+        expired = list(itertools.islice(candidates, MAX_TOMBSTONES))
+        tombstones = [
+            records.new_offset_commit_tombstone(group.group_id, topic, partition, TombstoneReason.EXPIRED)
+            for topic, partition in expired
+        ]
+        if not pending and expiration.may_remove(group) and len(expired) == sum(map(len, offsets.values())):
+            tombstones += _group_alone(group, TombstoneReason.EXPIRED)
+        return tombstones
+
+
+def _group_alone(group: Group, reason: TombstoneReason) -> list[CoordinatorRecord]:
+    if isinstance(group, ConsumerGroup):
+        return records.new_consumer_group_tombstones(group.group_id, group.resolved_regexes, reason)
+    return [records.new_classic_group_tombstone(group.group_id, reason)]

@@ -1,0 +1,525 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The member's state machine: examples by the KIP's rules; then members against the real coordinator core, with lost
+requests and answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kcoord.client.consumer.membership import (
+    IN_GROUP,
+    LEAVE_EPOCH,
+    LEAVE_STATIC_EPOCH,
+    Membership,
+    MemberState,
+    Partitions,
+    StepKind,
+)
+from kcoord.client.types import TopicIdPartition
+from protocol.errors import Errors, KafkaError
+from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from tests.unit.group.group_context import GroupContext
+
+TOPIC = bytes(range(16))
+RETRY_MS = 100
+NETWORK = KafkaError(Errors.NETWORK_EXCEPTION)
+
+
+def partitions(*numbers: int, topic: bytes = TOPIC) -> Partitions:
+    return frozenset(TopicIdPartition(topic, number) for number in numbers)
+
+
+def answer(
+    epoch: int,
+    *,
+    assigned: Iterable[int] | None = None,
+    creation_time_ms: int = -1,
+    error: Errors = Errors.NONE,
+) -> ConsumerGroupHeartbeatResponse:
+    assignment = None
+    if assigned is not None:
+        topic = ConsumerGroupHeartbeatResponse.TopicPartitions(topic_id=TOPIC, partitions=list(assigned))
+        assignment = ConsumerGroupHeartbeatResponse.Assignment(topic_partitions=[topic] if topic.partitions else [])
+    return ConsumerGroupHeartbeatResponse(
+        error_code=error,
+        member_epoch=epoch,
+        heartbeat_interval_ms=5000,
+        group_creation_time_ms=creation_time_ms,
+        assignment=assignment,
+    )
+
+
+def owned_in(request: ConsumerGroupHeartbeatRequest) -> set[int] | None:
+    if request.topic_partitions is None:
+        return None
+    return {partition for topic in request.topic_partitions for partition in topic.partitions}
+
+
+def finish_steps(
+    member: Membership, now_ms: float, known: Iterable[bytes] = (TOPIC,)
+) -> list[tuple[StepKind, set[int]]]:
+    done = []
+    while (step := member.next_step(set(known))) is not None:
+        done.append((step.kind, {each.partition for each in step.partitions}))
+        member.step_done(step, now_ms)
+    return done
+
+
+def joined(assigned: Iterable[int] = (0, 1), *, instance_id: str | None = None) -> Membership:
+    member = Membership("g", "m", instance_id=instance_id, rebalance_timeout_ms=60_000)
+    member.subscribe({"t"}, None, 0)
+    member.make_heartbeat()
+    member.on_response(answer(1, assigned=assigned), 0)
+    finish_steps(member, 0)
+    member.make_heartbeat()
+    member.on_response(answer(1), 0)
+    assert member.state is MemberState.STABLE
+    return member
+
+
+class TestJoin:
+    def test_says_everything_and_owns_nothing(self) -> None:
+        member = Membership("g", "m", rack_id="r", server_assignor="range", rebalance_timeout_ms=60_000)
+        assert member.heartbeat_due_ms() is None
+        member.subscribe({"b", "a"}, None, 10)
+        assert member.state is MemberState.JOINING
+        assert member.heartbeat_due_ms() == 0
+        assert member.make_heartbeat() == ConsumerGroupHeartbeatRequest(
+            group_id="g",
+            member_id="m",
+            member_epoch=0,
+            rack_id="r",
+            server_assignor="range",
+            rebalance_timeout_ms=60_000,
+            subscribed_topic_names=["a", "b"],
+            topic_partitions=[],
+        )
+        assert member.heartbeat_due_ms() is None
+
+    def test_assigns_and_then_acknowledges(self) -> None:
+        member = Membership("g", "m")
+        member.subscribe({"t"}, None, 0)
+        member.make_heartbeat()
+        member.on_response(answer(3, assigned=[0, 1], creation_time_ms=77), 20)
+        assert member.state is MemberState.RECONCILING
+        assert (member.member_epoch, member.group_creation_time_ms) == (3, 77)
+        assert member.heartbeat_due_ms() == 5020
+        step = member.next_step({TOPIC})
+        assert step is not None and step == (StepKind.ASSIGN, partitions(0, 1))
+        assert member.next_step({TOPIC}) is None
+        assert member.owned == frozenset()
+        member.step_done(step, 30)
+        assert member.state is MemberState.ACKNOWLEDGING
+        assert member.heartbeat_due_ms() == 0
+        request = member.make_heartbeat()
+        assert (request.member_epoch, owned_in(request), request.subscribed_topic_names) == (3, {0, 1}, None)
+        member.on_response(answer(3), 40)
+        assert member.state is MemberState.STABLE
+        assert member.heartbeat_due_ms() == 5040
+        assert owned_in(member.make_heartbeat()) is None
+
+    def test_an_empty_assignment_is_stable_at_once(self) -> None:
+        member = Membership("g", "m")
+        member.subscribe({"t"}, None, 0)
+        member.make_heartbeat()
+        member.on_response(answer(1, assigned=[]), 0)
+        assert member.state is MemberState.STABLE
+        assert member.next_step({TOPIC}) is None
+
+    def test_a_topic_without_a_name_waits(self) -> None:
+        member = Membership("g", "m")
+        member.subscribe(set(), "t.*", 0)
+        assert member.make_heartbeat().subscribed_topic_regex == "t.*"
+        member.on_response(answer(1, assigned=[0]), 0)
+        assert member.unresolved_topics({}) == {TOPIC}
+        assert member.next_step(set()) is None
+        assert member.state is MemberState.RECONCILING
+        assert finish_steps(member, 0) == [(StepKind.ASSIGN, {0})]
+
+    def test_a_failed_join_is_repeated_in_full_after_the_backoff(self) -> None:
+        member = Membership("g", "m")
+        member.subscribe({"t"}, None, 0)
+        first = member.make_heartbeat()
+        member.on_failure(NETWORK, 50, RETRY_MS)
+        assert member.heartbeat_due_ms() == 150
+        assert member.make_heartbeat() == first
+
+    def test_refused_for_good(self) -> None:
+        member = Membership("g", "m")
+        member.subscribe({"t"}, None, 0)
+        member.make_heartbeat()
+        member.on_response(answer(0, error=Errors.UNRELEASED_INSTANCE_ID), 0)
+        assert member.state is MemberState.FATAL
+        assert member.fatal_error is not None and member.fatal_error.error is Errors.UNRELEASED_INSTANCE_ID
+        assert member.heartbeat_due_ms() is None
+        member.leave(0)
+        assert member.is_unsubscribed
+        member.subscribe({"t"}, None, 0)
+        assert member.fatal_error is None
+
+    def test_a_dynamic_member_that_never_had_a_pattern_says_nothing_of_it(self) -> None:
+        for instance_id, expected in ((None, None), ("i", "")):
+            member = Membership("g", "m", instance_id=instance_id)
+            member.subscribe({"t"}, None, 0)
+            assert member.make_heartbeat().subscribed_topic_regex == expected
+
+
+class TestReconciliation:
+    def test_revokes_before_it_acknowledges_and_before_it_assigns(self) -> None:
+        member = joined([0, 1])
+        member.make_heartbeat()
+        member.on_response(answer(2, assigned=[1, 2]), 0)
+        revoke = member.next_step({TOPIC})
+        assert revoke is not None and revoke == (StepKind.REVOKE, partitions(0))
+        assert member.heartbeat_due_ms() == 5000  # the revocation is not acknowledged while it is under way
+        member.step_done(revoke, 0)
+        assign = member.next_step({TOPIC})
+        assert assign is not None and assign == (StepKind.ASSIGN, partitions(2))
+        member.step_done(assign, 0)
+        assert owned_in(member.make_heartbeat()) == {1, 2}
+
+    def test_a_revocation_is_acknowledged_although_a_new_topic_has_no_name_yet(self) -> None:
+        member = joined([0])
+        member.make_heartbeat()
+        other = ConsumerGroupHeartbeatResponse.TopicPartitions(topic_id=b"o" * 16, partitions=[0])
+        response = answer(2, assigned=[])
+        assert response.assignment is not None
+        response.assignment.topic_partitions.append(other)
+        member.on_response(response, 0)
+        assert finish_steps(member, 0) == [(StepKind.REVOKE, {0})]
+        assert member.state is MemberState.RECONCILING
+        assert member.heartbeat_due_ms() == 0
+        assert owned_in(member.make_heartbeat()) == set()
+
+    def test_heartbeats_go_on_during_a_step(self) -> None:
+        member = joined([0])
+        member.make_heartbeat()
+        member.on_response(answer(2, assigned=[]), 100)
+        assert member.next_step({TOPIC}) is not None
+        assert member.heartbeat_due_ms() == 5100
+        assert owned_in(member.make_heartbeat()) is None
+
+    def test_a_target_that_changes_during_a_step(self) -> None:
+        member = joined([0, 1])
+        member.make_heartbeat()
+        member.on_response(answer(2, assigned=[1]), 0)
+        step = member.next_step({TOPIC})
+        assert step is not None
+        member.make_heartbeat()
+        member.on_response(answer(3, assigned=[0, 1]), 0)
+        member.step_done(step, 0)
+        assert finish_steps(member, 0) == [(StepKind.ASSIGN, {0})]
+        assert member.owned == partitions(0, 1)
+
+    def test_what_was_given_and_taken_back_is_acknowledged(self) -> None:
+        member = joined([0])
+        member.make_heartbeat()
+        member.on_response(answer(2, assigned=[0, 1]), 0)
+        assert member.heartbeat_due_ms() == 5000
+        assert owned_in(member.make_heartbeat()) is None
+        member.on_response(answer(2, assigned=[0]), 10)
+        assert member.state is MemberState.ACKNOWLEDGING
+        assert member.heartbeat_due_ms() == 0
+        assert owned_in(member.make_heartbeat()) == {0}
+        member.on_response(answer(3), 20)
+        assert (member.state, member.heartbeat_due_ms()) == (MemberState.STABLE, 5020)
+
+    def test_a_lost_answer_makes_the_next_heartbeat_full(self) -> None:
+        member = joined([0])
+        member.make_heartbeat()
+        member.on_failure(NETWORK, 0, RETRY_MS)
+        request = member.make_heartbeat()
+        assert (owned_in(request), request.subscribed_topic_names, request.rebalance_timeout_ms) == ({0}, ["t"], 60_000)
+        assert request.member_epoch == 1
+
+    def test_another_subscription_is_told_at_once(self) -> None:
+        member = joined([0])
+        assert member.heartbeat_due_ms() == 5000
+        member.subscribe({"t", "u"}, None, 0)
+        assert member.heartbeat_due_ms() == 0
+        request = member.make_heartbeat()
+        assert (request.subscribed_topic_names, owned_in(request)) == (["t", "u"], None)
+        member.on_response(answer(2), 0)
+        member.subscribe(set(), "x", 0)
+        request = member.make_heartbeat()
+        assert (request.subscribed_topic_names, request.subscribed_topic_regex) == ([], "x")
+        member.on_response(answer(3), 0)
+        member.subscribe({"t"}, None, 0)
+        request = member.make_heartbeat()
+        assert (request.subscribed_topic_names, request.subscribed_topic_regex) == (["t"], "")
+
+
+class TestFencing:
+    @pytest.mark.parametrize("error", [Errors.FENCED_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID, Errors.GROUP_ID_NOT_FOUND])
+    def test_gives_everything_up_and_joins_again_with_the_same_id(self, error: Errors) -> None:
+        member = joined([0, 1])
+        member.make_heartbeat()
+        member.on_response(answer(0, error=error), 1000, RETRY_MS)
+        assert member.state is MemberState.FENCED
+        assert not member.may_commit
+        assert member.heartbeat_due_ms() is None
+        assert finish_steps(member, 1000) == [(StepKind.LOSE, {0, 1})]
+        assert member.state is MemberState.JOINING
+        assert member.heartbeat_due_ms() == 1000 + RETRY_MS
+        request = member.make_heartbeat()
+        assert (request.member_id, request.member_epoch, owned_in(request)) == ("m", 0, set())
+
+    def test_during_a_step(self) -> None:
+        member = joined([0])
+        member.make_heartbeat()
+        member.on_response(answer(2, assigned=[0, 1]), 0)
+        step = member.next_step({TOPIC})
+        assert step is not None
+        member.make_heartbeat()
+        member.on_response(answer(0, error=Errors.FENCED_MEMBER_EPOCH), 0)
+        assert member.next_step({TOPIC}) is None
+        member.step_done(step, 0)
+        assert finish_steps(member, 0) == [(StepKind.LOSE, {0, 1})]
+        assert member.state is MemberState.JOINING
+
+    @pytest.mark.parametrize("error", [Errors.UNKNOWN_MEMBER_ID, Errors.FENCED_MEMBER_EPOCH])
+    def test_a_join_that_is_fenced_is_repeated(self, error: Errors) -> None:
+        member = Membership("g", "m")
+        member.subscribe({"t"}, None, 0)
+        member.make_heartbeat()
+        member.on_response(answer(0, error=error), 0, RETRY_MS)
+        assert (member.state, member.heartbeat_due_ms()) == (MemberState.JOINING, RETRY_MS)
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            Errors.FENCED_INSTANCE_ID,
+            Errors.GROUP_AUTHORIZATION_FAILED,
+            Errors.GROUP_MAX_SIZE_REACHED,
+            Errors.INVALID_REGULAR_EXPRESSION,
+            Errors.INVALID_REQUEST,
+            Errors.UNSUPPORTED_ASSIGNOR,
+            Errors.UNSUPPORTED_VERSION,
+        ],
+    )
+    def test_fatal_errors(self, error: Errors) -> None:
+        member = joined([0])
+        member.make_heartbeat()
+        member.on_response(answer(0, error=error), 0)
+        assert member.state is MemberState.FATAL
+        assert finish_steps(member, 0) == [(StepKind.LOSE, {0})]
+
+    def test_a_forbidden_topic_is_reported_once_and_the_member_stays(self) -> None:
+        member = joined([0])
+        member.make_heartbeat()
+        member.on_response(answer(0, error=Errors.TOPIC_AUTHORIZATION_FAILED), 0, RETRY_MS)
+        reported = member.take_reported()
+        assert reported is not None and reported.error is Errors.TOPIC_AUTHORIZATION_FAILED
+        assert member.take_reported() is None
+        assert member.is_in_group
+        assert member.heartbeat_due_ms() == 5000
+
+    def test_an_error_code_of_the_future_is_fatal(self) -> None:
+        member = joined([0])
+        member.make_heartbeat()
+        response = answer(0)
+        response.error_code = 9999
+        member.on_response(response, 0)
+        assert member.state is MemberState.FATAL
+
+
+class TestLeave:
+    @pytest.mark.parametrize(
+        ("instance_id", "static_stays", "epoch"),
+        [(None, True, LEAVE_EPOCH), ("i", True, LEAVE_STATIC_EPOCH), ("i", False, LEAVE_EPOCH)],
+    )
+    def test_gives_back_and_says_good_bye(self, instance_id: str | None, static_stays: bool, epoch: int) -> None:
+        member = joined([0, 1], instance_id=instance_id)
+        member.leave(0, static_stays=static_stays)
+        assert member.state is MemberState.PREPARE_LEAVING
+        assert member.may_commit
+        assert member.heartbeat_due_ms() == 5000
+        assert finish_steps(member, 0) == [(StepKind.REVOKE, {0, 1})]
+        assert member.state is MemberState.LEAVING
+        assert member.heartbeat_due_ms() == 0
+        request = member.make_heartbeat()
+        assert (request.member_epoch, request.instance_id) == (epoch, instance_id)
+        member.on_failure(NETWORK, 0, RETRY_MS)
+        assert member.is_unsubscribed
+        member.subscribe({"t"}, None, 0)
+        assert member.make_heartbeat().member_epoch == 0
+
+    def test_before_it_was_heard(self) -> None:
+        member = Membership("g", "m")
+        member.subscribe({"t"}, None, 0)
+        member.leave(0)
+        assert member.is_unsubscribed
+
+    def test_while_it_joins(self) -> None:
+        member = Membership("g", "m")
+        member.subscribe({"t"}, None, 0)
+        member.make_heartbeat()
+        member.leave(0)
+        assert member.state is MemberState.LEAVING
+        member.on_response(answer(1, assigned=[0]), 0)
+        assert member.state is MemberState.LEAVING
+        assert member.make_heartbeat().member_epoch == LEAVE_EPOCH
+
+    def test_fenced_meanwhile(self) -> None:
+        member = joined([0])
+        member.make_heartbeat()
+        member.leave(0)
+        member.on_response(answer(0, error=Errors.UNKNOWN_MEMBER_ID), 0)
+        assert member.heartbeat_due_ms() is None
+        assert finish_steps(member, 0) == [(StepKind.LOSE, {0})]
+        assert member.is_unsubscribed
+
+
+class TestPollInterval:
+    @pytest.mark.parametrize(("instance_id", "epoch"), [(None, LEAVE_EPOCH), ("i", LEAVE_STATIC_EPOCH)])
+    def test_leaves_and_comes_back_with_the_next_poll(self, instance_id: str | None, epoch: int) -> None:
+        member = joined([0], instance_id=instance_id)
+        member.poll_expired(100)
+        assert member.state is MemberState.STALE
+        assert not member.may_commit
+        assert member.make_heartbeat().member_epoch == epoch
+        member.on_response(answer(epoch), 100)
+        member.polled(200)
+        assert member.state is MemberState.STALE
+        assert finish_steps(member, 200) == [(StepKind.LOSE, {0})]
+        member.polled(200)
+        assert member.state is MemberState.JOINING
+
+    def test_an_answer_that_comes_after_it(self) -> None:
+        member = joined([0])
+        member.make_heartbeat()
+        member.poll_expired(100)
+        member.on_response(answer(5, assigned=[0, 1]), 110)
+        assert member.state is MemberState.STALE
+        assert member.make_heartbeat().member_epoch == LEAVE_EPOCH
+
+
+class MembersAndCoordinator(RuleBasedStateMachine):
+    """Several members of one group; requests and answers may be lost, the coordinator may restart."""
+
+    members = Bundle("members")
+
+    @initialize()
+    def start(self) -> None:
+        self.context = GroupContext({"a": 3, "b": 2})
+        self.all: list[Membership] = []
+
+    @rule(target=members, is_static=st.booleans(), both=st.booleans())
+    @precondition(lambda self: len(self.all) < 4)
+    def add(self, is_static: bool, both: bool) -> Membership:
+        number = len(self.all)
+        member = Membership("g", f"m{number}", instance_id=f"i{number}" if is_static else None)
+        member.subscribe({"a", "b"} if both else {"a"}, None, self.context.now_ms)
+        self.all.append(member)
+        return member
+
+    @rule(member=members, loss=st.sampled_from(["", "", "", "request", "answer"]))
+    def heartbeat(self, member: Membership, loss: str) -> None:
+        if member.heartbeat_due_ms() is None:
+            return
+        request = member.make_heartbeat()
+        assert request.member_epoch != 0 or request.topic_partitions == []
+        now_ms = self.context.now_ms
+        if loss == "request":
+            member.on_failure(NETWORK, now_ms, RETRY_MS)
+            return
+        response = self._ask(request)
+        if loss == "answer":
+            member.on_failure(NETWORK, now_ms, RETRY_MS)
+        else:
+            member.on_response(response, now_ms, RETRY_MS)
+
+    def _ask(self, request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatResponse:
+        try:
+            return self.context.run(
+                lambda context: self.context.shard.consumer_group_heartbeat(context, request), api_version=1
+            )
+        except KafkaError as error:
+            return ConsumerGroupHeartbeatResponse(error_code=error.error)
+
+    @rule(member=members)
+    def do_step(self, member: Membership) -> None:
+        owned, target = member.owned, member.target
+        step = member.next_step(self.context.image.topics_by_id.keys())
+        if step is None:
+            return
+        if step.kind is StepKind.ASSIGN:
+            assert step.partitions <= target - owned
+        else:
+            assert step.partitions <= owned
+        member.step_done(step, self.context.now_ms)
+
+    @rule(member=members)
+    def leave(self, member: Membership) -> None:
+        member.leave(self.context.now_ms)
+
+    @rule(member=members, both=st.booleans())
+    def subscribe(self, member: Membership, both: bool) -> None:
+        if member.is_in_group or member.is_unsubscribed:
+            member.subscribe({"a", "b"} if both else {"a"}, None, self.context.now_ms)
+
+    @rule(member=members)
+    def poll_expires(self, member: Membership) -> None:
+        member.poll_expired(self.context.now_ms)
+
+    @rule(member=members)
+    def poll(self, member: Membership) -> None:
+        member.polled(self.context.now_ms)
+
+    @rule()
+    def restart(self) -> None:
+        self.context.restart()
+
+    @rule(count=st.integers(1, 6))
+    def grow(self, count: int) -> None:
+        self.context.update_metadata(self.context.topics | {"a": max(count, self.context.topics["a"])})
+
+    @invariant()
+    def nobody_shares_a_partition(self) -> None:
+        """A member that left because it was not polled does not process anything, so what it holds does not count."""
+        holding = [member for member in self.all if member.state not in (MemberState.STALE, MemberState.FENCED)]
+        held = [each for member in holding for each in member.owned]
+        assert len(held) == len(set(held))
+
+    @invariant()
+    def a_settled_member_owns_its_target(self) -> None:
+        for member in self.all:
+            if member.state in (MemberState.STABLE, MemberState.ACKNOWLEDGING):
+                assert member.owned == member.target
+            if member.state in (MemberState.UNSUBSCRIBED, MemberState.JOINING, MemberState.LEAVING):
+                assert not member.owned
+
+    def teardown(self) -> None:
+        """Without faults the group converges: everything that is subscribed to is owned, by members that are stable."""
+        if not hasattr(self, "all"):
+            return
+        for _ in range(16):
+            self.context.sleep(5000)  # in the end those who left without a word have timed out
+            for member in self.all:
+                self.poll(member)
+                self.heartbeat(member, "")
+                for _ in range(3):
+                    self.do_step(member)
+                self.nobody_shares_a_partition()
+        here = [member for member in self.all if member.state in IN_GROUP]
+        assert all(member.state is MemberState.STABLE for member in here), [member.state for member in here]
+        owned = {each for member in here for each in member.owned}
+        topics = {name for member in here for name in member.subscribed_names}
+        expected = {
+            TopicIdPartition(self.context.topic_id(name), partition)
+            for name in topics
+            for partition in range(self.context.topics[name])
+        }
+        assert owned == expected
+
+
+MembersAndCoordinator.TestCase.settings = settings(
+    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestMembersAndCoordinator = MembersAndCoordinator.TestCase

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partitioning and batching."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.partitioner.default import murmur2 as other_murmur2
+
+from kcoord.client.producer.batches import Accumulator, ProducerBatch, Sequences, record_size
+from kcoord.client.producer.partitioner import StickyPartitions, murmur2, partition_for_key
+from kcoord.client.types import TopicPartition
+from protocol.record_batch import Compression, Record, decode_header, decode_records
+
+ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+class TestPartitioner:
+    @pytest.mark.parametrize(
+        ("key", "expected"),
+        [
+            (b"21", -973932308),
+            (b"foobar", -790332482),
+            (b"a-little-bit-long-string", -985981536),
+            (b"a-little-bit-longer-string", -1486304829),
+            (b"abc", 479470107),
+        ],
+    )
+    def test_murmur2_as_java(self, key: bytes, expected: int) -> None:
+        assert murmur2(key) == expected
+
+    @given(st.binary(max_size=40))
+    def test_murmur2_as_another_client(self, key: bytes) -> None:
+        assert murmur2(key) & 0xFFFF_FFFF == other_murmur2(key) & 0xFFFF_FFFF
+
+    @given(st.binary(max_size=20), st.integers(1, 50))
+    def test_keys_stay_where_they_are(self, key: bytes, count: int) -> None:
+        assert 0 <= partition_for_key(key, count) < count
+        assert partition_for_key(key, count) == partition_for_key(key, count)
+
+    def test_sticks_until_the_batch_is_closed(self) -> None:
+        sticky = StickyPartitions(random.Random(1).random)
+        first = sticky.partition("t", [0, 1, 2])
+        assert {sticky.partition("t", [0, 1, 2]) for _ in range(10)} == {first}
+        sticky.batch_closed("t", first, [0, 1, 2])
+        second = sticky.partition("t", [0, 1, 2])
+        assert second != first
+        sticky.batch_closed("t", first, [0, 1, 2])
+        assert sticky.partition("t", [0, 1, 2]) == second
+        assert sticky.partition("t", [first]) == first
+
+
+def record(text: str = "", size: int = 0) -> Record:
+    return Record(value=text.encode() or b"x" * size, timestamp_ms=1)
+
+
+class TestAccumulator:
+    def test_lingers(self) -> None:
+        batches: Accumulator[int] = Accumulator(1000, linger_ms=50)
+        assert batches.next_due_ms() is None
+        batches.append(ZERO, record("a"), 1, 100)
+        assert batches.ready(149) == []
+        assert batches.next_due_ms() == 150
+        assert batches.ready(150) == [ZERO]
+        assert batches.take(ZERO).done == [1]
+
+    def test_a_full_batch_does_not_wait(self) -> None:
+        batches: Accumulator[int] = Accumulator(300, linger_ms=1000)
+        assert not batches.append(ZERO, record(size=100), 1, 0)
+        assert batches.ready(0) == []
+        assert batches.append(ZERO, record(size=200), 2, 0)
+        assert batches.ready(0) == [ZERO]
+        assert batches.take(ZERO).done == [1]
+
+    def test_a_record_larger_than_a_batch_is_one(self) -> None:
+        batches: Accumulator[int] = Accumulator(10, linger_ms=1000)
+        assert batches.append(ZERO, record(size=200), 1, 0)
+        assert batches.ready(0) == [ZERO]
+
+    def test_a_flush_does_not_wait(self) -> None:
+        batches: Accumulator[int] = Accumulator(1000, linger_ms=1000)
+        batches.append(ZERO, record("a"), 1, 0)
+        batches.flushing += 1
+        assert batches.ready(0) == [ZERO]
+
+    def test_one_batch_per_partition_is_under_way(self) -> None:
+        batches: Accumulator[int] = Accumulator(1, linger_ms=0)
+        for number in range(2):
+            batches.append(ZERO, record("a"), number, 0)
+            batches.append(ONE, record("a"), number, 0)
+        first = batches.take(ZERO)
+        assert batches.ready(0) == [ONE]
+        batches.finished(first)
+        assert batches.ready(0) == [ZERO, ONE]
+
+    def test_a_repetition_comes_before_everything_else_after_its_backoff(self) -> None:
+        batches: Accumulator[int] = Accumulator(1, linger_ms=0)
+        batches.append(ZERO, record("a"), 1, 0)
+        batches.append(ZERO, record("b"), 2, 0)
+        batches.put_back(batches.take(ZERO), retry_at_ms=100)
+        assert batches.ready(99) == []
+        assert batches.next_due_ms() == 100
+        assert batches.ready(100) == [ZERO]
+        assert batches.take(ZERO).done == [1]
+
+    def test_nothing_is_added_to_a_batch_that_was_sent(self) -> None:
+        batches: Accumulator[int] = Accumulator(1000, linger_ms=0)
+        batches.append(ZERO, record("a"), 1, 0)
+        batches.put_back(batches.take(ZERO), retry_at_ms=100)
+        batches.append(ZERO, record("b"), 2, 0)
+        assert [batch.done for batch in batches.pending()] == [[1], [2]]
+
+    def test_expiry_spares_the_batch_under_way_and_what_waits_behind_it(self) -> None:
+        batches: Accumulator[int] = Accumulator(1, linger_ms=0)
+        for partition in (ZERO, ONE):
+            for number in range(2):
+                batches.append(partition, record("a"), number, number * 10)
+        batches.take(ZERO)
+        assert [(batch.partition, batch.done) for batch in batches.expired(5)] == [(ONE, [0])]
+
+    @settings(max_examples=50)
+    @given(
+        st.lists(st.tuples(st.sampled_from([ZERO, ONE]), st.integers(0, 300), st.sampled_from("asfrd")), max_size=60)
+    )
+    def test_nothing_is_lost_doubled_or_reordered(self, steps: list[tuple[TopicPartition, int, str]]) -> None:
+        batches: Accumulator[int] = Accumulator(400, linger_ms=0)
+        added: dict[TopicPartition, list[int]] = defaultdict(list)
+        got: dict[TopicPartition, list[int]] = defaultdict(list)
+        for number, (partition, size, action) in enumerate(steps):
+            if action == "a":
+                batches.append(partition, record(size=size), number, number)
+                added[partition].append(number)
+            elif partition in batches.ready(10**6):
+                batch = batches.take(partition)
+                if action == "s" and len(batch.records) > 1:
+                    batches.split(batch)
+                elif action == "r":
+                    batches.put_back(batch, 0)
+                else:
+                    batches.finished(batch)
+                    got[partition] += batch.done
+        for batch in batches.drain():
+            got[batch.partition] += batch.done
+        assert got == added
+        assert batches.buffered_bytes == 0
+
+
+class TestBatch:
+    def test_encodes_within_its_estimate(self) -> None:
+        batch: ProducerBatch[int] = ProducerBatch(ZERO, 0)
+        for number in range(100):
+            each = Record(b"key", b"v" * number, [("h", None), ("\u00fc", b"x")], 10**12 + number)
+            batch.add(each, number, record_size(each))
+        data = batch.encode(Compression.NONE, False)
+        assert len(data) <= batch.size_bytes
+        assert [each.value for each in decode_records(data)] == [each.value for each in batch.records]
+
+    def test_sequences(self) -> None:
+        sequences = Sequences(7, 1)
+        first: ProducerBatch[int] = ProducerBatch(ZERO, 0)
+        for number in range(3):
+            first.add(record("a"), number, 1)
+        sequences.assign(first)
+        assert (first.producer_id, first.producer_epoch, first.base_sequence) == (7, 1, 0)
+        sequences.assign(first)
+        sequences.stored(first)
+        second: ProducerBatch[int] = ProducerBatch(ZERO, 0)
+        second.add(record("b"), 0, 1)
+        sequences.assign(second)
+        assert second.base_sequence == 3
+        header = decode_header(second.encode(Compression.NONE, True))
+        assert (header.producer_id, header.base_sequence, header.is_transactional) == (7, 3, True)
+        sequences.reset(8, 0)
+        sequences.stored(second)
+        third: ProducerBatch[int] = ProducerBatch(ZERO, 0)
+        sequences.assign(third)
+        assert (third.producer_id, third.base_sequence) == (8, 0)
+
+    def test_sequences_wrap(self) -> None:
+        sequences = Sequences(1, 0)
+        batch: ProducerBatch[int] = ProducerBatch(ZERO, 0, [record("a"), record("b")], [1, 2])
+        batch.producer_id, batch.producer_epoch, batch.base_sequence = 1, 0, 0x7FFF_FFFF
+        sequences.stored(batch)
+        following: ProducerBatch[int] = ProducerBatch(ZERO, 0)
+        sequences.assign(following)
+        assert following.base_sequence == 1

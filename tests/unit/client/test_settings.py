@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings: defaults, checks, properties files, reset policies and durations, addresses."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcoord.client import AdminClient, AdminConfig, ConfigException, Consumer, ConsumerConfig, Producer, ProducerConfig
+from kcoord.client.backoff import Backoff
+from kcoord.client.config import AdminOptions, ConsumerOptions, ProducerOptions, parse_addresses
+from kcoord.client.reset_policy import EARLIEST, LATEST, NONE, parse_duration_ms, parse_reset_policy
+
+SERVER = "localhost:9092"
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [(AdminConfig, AdminOptions), (ProducerConfig, ProducerOptions), (ConsumerConfig, ConsumerOptions)],
+)
+def test_keyword_arguments_are_the_settings(config: type, options: type) -> None:
+    assert options.__annotations__.keys() == {field.name for field in fields(config)}
+
+
+class TestConsumerSettings:
+    def test_new_partitions_policy(self) -> None:
+        config = ConsumerConfig(bootstrap_servers=SERVER, auto_offset_reset_new_partitions="earliest")
+        assert (config.reset_policy, config.new_partitions_policy) == (LATEST, EARLIEST)
+        assert ConsumerConfig(bootstrap_servers=SERVER).new_partitions_policy is None
+
+    def test_the_classic_protocol_has_no_policy_for_new_partitions(self) -> None:
+        with pytest.raises(ConfigException, match="auto_offset_reset_new_partitions"):
+            Consumer(
+                bootstrap_servers=SERVER,
+                group_id="g",
+                group_protocol="classic",
+                auto_offset_reset_new_partitions="earliest",
+            )
+
+    def test_the_classic_protocol_is_not_offered(self) -> None:
+        with pytest.raises(ConfigException, match="group_protocol"):
+            Consumer(bootstrap_servers=SERVER, group_id="g", group_protocol="classic")
+
+    @pytest.mark.parametrize("text", ["none", "", "early", "by_duration:", "by_duration:5s", "by_duration:-PT1S"])
+    def test_bad_new_partitions_policy(self, text: str) -> None:
+        with pytest.raises(ConfigException, match="auto_offset_reset_new_partitions"):
+            ConsumerConfig(bootstrap_servers=SERVER, auto_offset_reset_new_partitions=text)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("group_id", " "),
+            ("auto_offset_reset", "sometimes"),
+            ("isolation_level", "serializable"),
+            ("max_poll_records", 0),
+            ("fetch_max_wait_ms", -1),
+            ("request_timeout_ms", "soon"),
+            ("bootstrap_servers", ""),
+            ("bootstrap_servers", "nowhere"),
+        ],
+    )
+    def test_bad_values_name_the_setting(self, name: str, value: object) -> None:
+        with pytest.raises(ConfigException, match=name):
+            Consumer(**({"bootstrap_servers": SERVER} | {name: value}))  # type: ignore[arg-type]
+
+    def test_unknown_setting(self) -> None:
+        with pytest.raises(ConfigException, match="fetch_size"):
+            Consumer(bootstrap_servers=SERVER, fetch_size=1)  # type: ignore[call-arg]
+
+    def test_a_config_and_keyword_arguments_at_once(self) -> None:
+        with pytest.raises(ConfigException):
+            AdminClient(AdminConfig(bootstrap_servers=SERVER), client_id="x")
+
+
+class TestProducerSettings:
+    @pytest.mark.parametrize(
+        ("options", "name"),
+        [
+            ({"acks": 1}, "acks"),
+            ({"acks": 2}, "acks"),
+            ({"transactional_id": "t", "enable_idempotence": False}, "enable_idempotence"),
+            ({"transactional_id": ""}, "transactional_id"),
+            ({"delivery_timeout_ms": 1}, "delivery_timeout_ms"),
+            ({"compression_type": "rar"}, "compression_type"),
+            ({"batch_size": 1 << 31}, "batch_size"),
+        ],
+    )
+    def test_bad_combinations(self, options: dict[str, object], name: str) -> None:
+        with pytest.raises(ConfigException, match=name):
+            Producer(bootstrap_servers=SERVER, **options)  # type: ignore[arg-type]
+
+    def test_acks(self) -> None:
+        assert ProducerConfig(bootstrap_servers=SERVER).required_acks == -1
+        assert ProducerConfig(bootstrap_servers=SERVER, acks=0, enable_idempotence=False).required_acks == 0
+
+
+class TestProperties:
+    def test_kafka_spelling(self) -> None:
+        config = ConsumerConfig.from_properties(
+            {
+                "bootstrap.servers": "a:1,b:2",
+                "group.id": "12",
+                "max.poll.records": "7",
+                "enable.auto.commit": "False",
+                "auto.offset.reset.new.partitions": "by_duration:P1D",
+            }
+        )
+        assert config.bootstrap_addresses == [("a", 1), ("b", 2)]
+        assert (config.group_id, config.max_poll_records, config.enable_auto_commit) == ("12", 7, False)
+        assert str(config.new_partitions_policy) == "by_duration:86400000ms"
+
+    def test_acks_as_word_and_number(self) -> None:
+        for text, expected in (("all", -1), ("-1", -1)):
+            assert ProducerConfig.from_properties({"bootstrap.servers": SERVER, "acks": text}).required_acks == expected
+
+    @pytest.mark.parametrize(
+        ("key", "text"), [("max.poll.records", "x"), ("check.crcs", "yes"), ("no.such.key", "1"), ("acks", "many")]
+    )
+    def test_bad_ones_are_named(self, key: str, text: str) -> None:
+        cls = ProducerConfig if key == "acks" else ConsumerConfig
+        with pytest.raises(ConfigException, match=key):
+            cls.from_properties({"bootstrap.servers": SERVER, key: text})
+
+
+def test_addresses() -> None:
+    assert parse_addresses(" a:1 , [::1]:2,") == [("a", 1), ("::1", 2)]
+    assert parse_addresses(["h:9092"]) == [("h", 9092)]
+    for text in (":1", "h:", "h:0", "h:65536", "h:x"):
+        with pytest.raises(ConfigException):
+            parse_addresses(text)
+
+
+class TestDurations:
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("PT5S", 5_000),
+            ("PT1H", 3_600_000),
+            ("P1D", 86_400_000),
+            ("P2DT3H4M5.678S", 183_845_678),
+            ("pt0.5s", 500),
+            ("PT-0.5S", -500),
+            ("-PT1M", -60_000),
+            ("PT+3M", 180_000),
+            ("PT1.123456789S", 1_123),
+            ("PT0S", 0),
+        ],
+    )
+    def test_java_durations(self, text: str, expected: int) -> None:
+        assert parse_duration_ms(text) == expected
+
+    @pytest.mark.parametrize(
+        "text", ["", "P", "PT", "P1DT", "5s", "1H", "P1H", "PT1D", "P1M", "PT1.5M", "PT1S2M", "P 1D"]
+    )
+    def test_what_is_none(self, text: str) -> None:
+        assert parse_duration_ms(text) is None
+
+    @given(st.integers(0, 500), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59), st.integers(0, 999))
+    def test_parts_add_up(self, days: int, hours: int, minutes: int, seconds: int, millis: int) -> None:
+        text = f"by_duration:P{days}DT{hours}H{minutes}M{seconds}.{millis:03}S"
+        expected = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + millis
+        assert parse_reset_policy("x", text).duration_ms == expected
+
+
+def test_reset_policies() -> None:
+    assert parse_reset_policy("x", "LATEST") is LATEST
+    assert parse_reset_policy("x", "none") is NONE
+    assert LATEST.timestamp(10) == -1
+    assert EARLIEST.timestamp(10) == -2
+    assert parse_reset_policy("x", "by_duration:PT1S").timestamp(500) == 0
+
+
+@given(st.integers(0, 100), st.floats(0, 1, exclude_max=True))
+def test_backoff_grows_within_its_limits(failures: int, random: float) -> None:
+    backoff = Backoff(100, 1000)
+    delay = backoff.delay_ms(failures, random)
+    assert 0 <= delay <= 1200
+    assert backoff.delay_ms(0, random) == 0
+    assert backoff.delay_ms(1, 0.5) == 100
+    assert backoff.delay_ms(3, 0.5) == 400
+    if failures:
+        assert delay >= 80

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of log files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kcoord.coordinator.group import records
+from kcoord.logtools.decode import Json, LogKind, RecordDescriber
+from kcoord.logtools.dump import Selection, dump_file, files_at
+from kcoord.logtools.folders import NoLogsError
+from kcoord.storage.file_system import RealFileSystem
+from kcoord.topics.producer_files import encode_aborted, encode_snapshot
+from kcoord.topics.producer_state import AbortedTransaction, CachedBatch, ProducerEntry
+from protocol.errors import DecodeError
+from protocol.record_batch import Record, iter_headers
+from tests.unit.logtools.support import NOW_MS, commit_record, commit_tombstone, make_small_folder, record_of
+
+FS = RealFileSystem()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_small_folder(str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def rows(path: Path, selection: Selection | None = None) -> list[Json]:
+    return list(dump_file(FS, str(path), selection or Selection()))
+
+
+def test_a_folder_a_partition_and_a_file_can_be_given(folder: Path) -> None:
+    everything = files_at(FS, str(folder), frozenset())
+    assert everything == sorted(str(path) for path in folder.glob("*/*.log"))
+    orders = [path for path in everything if "/orders-1/" in path]
+    assert files_at(FS, str(folder), frozenset({"orders-1"})) == orders
+    assert files_at(FS, str(folder / "orders-1"), frozenset()) == orders
+    index = str(folder / "orders-1" / "00000000000000000000.index")
+    assert files_at(FS, index, frozenset()) == [index]
+    with pytest.raises(NoLogsError):
+        files_at(FS, str(folder), frozenset({"orders-9"}))
+
+
+def test_rows_of_data(folder: Path) -> None:
+    found = rows(folder / "orders-0" / "00000000000000000000.log", Selection(from_offset=2, to_offset=4))
+    assert [(row["offset"], row["key"], row["value"]) for row in found] == [
+        (2, "k0", "value-2" * 3),
+        (3, "k1", "value-0" * 3),
+        (4, "k1", "value-1" * 3),
+    ]
+    assert [row["compression"] for row in found] == ["none", "zstd", "zstd"]
+    assert {row["partition"] for row in found} == {"orders-0"}
+
+
+def test_rows_of_metadata(folder: Path) -> None:
+    first = rows(folder / "__cluster_metadata-0" / "00000000000000000000.log")[0]
+    assert first["value"] == {
+        "type": "TOPIC_RECORD",
+        "version": 0,
+        "data": {"name": "orders", "topicId": "AAECAwQFBgcICQoLDA0ODw"},
+    }
+
+
+def test_damage_is_shown_and_what_follows_too(folder: Path) -> None:
+    path = folder / "orders-0" / "00000000000000000000.log"
+    data = bytearray(path.read_bytes())
+    second = list(iter_headers(bytes(data)))[1][0]
+    data[second + 70] ^= 1
+    path.write_bytes(data)
+    found = rows(path)
+    (damage,) = (row for row in found if "damage" in row)
+    assert (damage["position"], damage["offset"]) == (second, 3)
+    assert [row["offset"] for row in found if "damage" not in row][:4] == [0, 1, 2, 6]
+
+
+def test_rows_of_the_files_beside_a_segment(folder: Path) -> None:
+    stem = folder / "orders-0" / "00000000000000000015"
+    assert rows(stem.with_suffix(".index"))[0].keys() == {"file", "offset", "position"}
+    assert rows(stem.with_suffix(".timeindex"))[0].keys() == {"file", "timestamp", "offset"}
+    stem.with_suffix(".snapshot").write_bytes(
+        encode_snapshot([ProducerEntry(7, 1, 0, NOW_MS, None, [CachedBatch(4, 14, 2, NOW_MS)])])
+    )
+    (entry,) = rows(stem.with_suffix(".snapshot"))
+    assert (entry["producerId"], entry["lastSequence"], entry["lastOffset"]) == (7, 4, 14)
+    stem.with_suffix(".txnindex").write_bytes(encode_aborted(AbortedTransaction(7, 3, 9, 10)))
+    (aborted,) = rows(stem.with_suffix(".txnindex"))
+    assert (aborted["producerId"], aborted["firstOffset"], aborted["lastOffset"]) == (7, 3, 9)
+    stem.with_suffix(".snapshot").write_bytes(b"\0\1\0")
+    assert "damage" in rows(stem.with_suffix(".snapshot"))[0]
+
+
+def test_group_records_have_kafkas_names() -> None:
+    describer = RecordDescriber(LogKind.OFFSETS)
+    key, value = describer.describe(commit_record("g", "orders", 3, 12))
+    assert key == {"type": "1", "data": {"group": "g", "topic": "orders", "partition": 3}}
+    assert isinstance(value, dict)
+    assert value["version"] == "4"
+    assert value["data"]["offset"] == 12
+    assert describer.describe(commit_tombstone("g", "orders", 3))[1] is None
+
+
+def test_our_own_tagged_fields_are_shown() -> None:
+    record = records.new_group_epoch_record("g", 3, 0, -1, records.EpochReason.JOIN)
+    value = RecordDescriber(LogKind.OFFSETS).describe(record_of(record))[1]
+    assert isinstance(value, dict)
+    assert value["unknownTaggedFields"] == {str(records.EPOCH_REASON_TAG): "join"}
+
+
+def test_unknown_and_malformed_records_are_shown_as_bytes() -> None:
+    describer = RecordDescriber(LogKind.OFFSETS)
+    key, value = describer.describe(Record(b"\0\x63\0\1g", b"\0\7x"))
+    assert key == {"type": "99", "base64": "AGMAAWc="}
+    assert value == {"version": "7", "base64": "AAd4"}
+    malformed = commit_record("g", "orders", 0, 1)
+    malformed.value = b"\0\4\0"
+    key, value = describer.describe(malformed)
+    assert isinstance(key, dict) and "error" in key
+    assert value == {"base64": "AAQA"}
+    with pytest.raises(DecodeError):
+        describer.check(malformed)
+
+
+def test_bytes_that_are_no_text_are_base64() -> None:
+    assert RecordDescriber(LogKind.DATA).describe(Record(None, b"\xff")) == (None, {"base64": "/w=="})
