@@ -23,7 +23,6 @@ from kcoord.config import BrokerConfig, Listener, SecurityProtocol
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, LoadError
 from kcoord.coordinator.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde, MetadataSerde
-from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.records import BrokerRegistration
 from kcoord.server.apis import build_api_table
@@ -43,6 +42,7 @@ from protocol.errors import KafkaError
 from protocol.uuid import uuid_from_string
 
 if TYPE_CHECKING:
+    from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
     from kcoord.metadata.image import MetadataImage
     from kcoord.storage.log import Log
 
@@ -222,6 +222,9 @@ class BrokerProcess:
         return GroupCoordinatorShard(self._config, self._broker.image)
 
     def _new_transaction_shard(self, shard_id: int) -> TransactionCoordinatorShard:
+        # Most brokers never see a transaction: its modules are not loaded at the start.
+        from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+
         image = self._broker.image
         partition = image.partition(TRANSACTION_STATE_TOPIC, shard_id)
         return TransactionCoordinatorShard(self._config, image, partition.leader_epoch if partition is not None else 0)

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION, Partitions
-from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
-from kcoord.coordinator.transaction.work import WriteMarkers
 from kcoord.server.broker import map_reply
 from kcoord.server.request_context import internal_operation_context
 from kcoord.server.shard_service import ShardOwner, ShardService
@@ -25,6 +23,8 @@ if TYPE_CHECKING:
     from kcoord.coordinator.group.shard import GroupCoordinatorShard
     from kcoord.coordinator.result import CoordinatorResult, OperationContext, Producer, Task
     from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
+    from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+    from kcoord.coordinator.transaction.work import WriteMarkers
     from kcoord.server.broker import GroupOperation, Reply
     from kcoord.server.shard_logs import ShardLogs
     from kcoord.topics.store import TopicStore
@@ -53,7 +53,7 @@ class GroupShards(Protocol):
     def run_on_shard(self, shard_id: int, operation: GroupOperation[T], context: OperationContext) -> Reply[T]: ...
 
 
-class LocalTransactionService(ShardService[TransactionCoordinatorShard]):
+class LocalTransactionService(ShardService["TransactionCoordinatorShard"]):
     """Serves `Broker.transactions`; see the module's text."""
 
     def __init__(

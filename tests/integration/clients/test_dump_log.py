@@ -100,6 +100,8 @@ def write_everything(address: str, name: str) -> None:
         producer.init_transactions(20)
         producer.begin_transaction()
         producer.produce(name, b"in a transaction", partition=0)
+        # An abort would drop what was not sent yet.
+        producer.flush(20)
         consumer = Consumer({"bootstrap.servers": address, "group.id": f"{name}-tx"})
         offsets = [TopicPartition(name, 0, 7)]
         producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), 20)

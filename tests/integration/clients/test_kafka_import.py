@@ -33,12 +33,12 @@ def transaction(address: str, transactional_id: str, offset: int, end: str) -> P
     metadata = consumer.consumer_group_metadata()
     producer.send_offsets_to_transaction([TopicPartition("orders", 0, offset)], metadata, 30)
     consumer.close()
+    # An abort would drop what was not sent yet.
+    producer.flush(30)
     if end == "commit":
         producer.commit_transaction(30)
     elif end == "abort":
         producer.abort_transaction(30)
-    else:
-        producer.flush(10)
     return producer
 
 

@@ -80,7 +80,7 @@ def end_offset(address: str, topic: str, *, committed: bool) -> int:
     admin = AdminClient({"bootstrap.servers": address})
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     partition = TopicPartition(topic, 0)
-    future = admin.list_offsets({partition: OffsetSpec.latest()}, isolation_level=level)[partition]
+    future = admin.list_offsets({partition: OffsetSpec.latest()}, isolation_level=level)[partition]  # type: ignore[no-untyped-call]
     return int(future.result(TIMEOUT_SECONDS).offset)
 
 
