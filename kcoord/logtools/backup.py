@@ -15,14 +15,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
-from kcoord.logtools.copying import copy_file, copy_range
+from kcoord.logtools.copying import copy_file, copy_range, remove_tree
 from kcoord.logtools.folders import Partition, SegmentFile, is_metadata_topic, partitions_in, segments_in
-from kcoord.logtools.verify import CLEANER_FILE
 from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord.storage.checkpoints import write_offset_checkpoint
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import File, FileSystem, join, make_durable_dirs, parent
 from kcoord.storage.log_dir import (
+    CLEANER_OFFSET_FILE,
     HIGH_WATERMARK_FILE,
     LEADER_EPOCH_FILE,
     LOG_START_OFFSET_FILE,
@@ -38,7 +38,7 @@ from kcoord.topics.producer_files import SNAPSHOT_SUFFIX, TRANSACTION_INDEX_SUFF
 
 INCOMPLETE_SUFFIX: Final = ".incomplete"
 _ATTEMPTS: Final = 100
-_CHECKPOINTS: Final = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE, CLEANER_FILE)
+_CHECKPOINTS: Final = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE)
 _FIRST_TOPICS: Final = (TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC)
 
 
@@ -72,21 +72,29 @@ class Backup:
         if not fs.exists(join(self._source, META_PROPERTIES_FILE)):
             raise StorageError(f"{self._source}: this is no data folder: it has no {META_PROPERTIES_FILE}")
         make_durable_dirs(fs, self._building)
-        had_cleaner = fs.exists(join(self._source, CLEANER_FILE))
-        for name in _CHECKPOINTS:
-            self._copy_small(self._source, self._building, name)
-        for partition in sorted(partitions_in(fs, self._source), key=_order):
-            self._partition(partition)
-        if not had_cleaner and fs.exists(join(self._source, CLEANER_FILE)):
-            # The first cleaning fell into the copying: nothing counts as cleaned, but gaps are no surprise.
-            write_offset_checkpoint(fs, join(self._building, CLEANER_FILE), {})
-        self._copy_small(self._source, self._building, META_PROPERTIES_FILE)
-        fs.sync_dir(self._building)
+        try:
+            self._build()
+        except BaseException:
+            remove_tree(fs, self._building)
+            raise
         if fs.exists(self._target):
             fs.remove_dir(self._target)
         fs.rename(self._building, self._target)
         fs.sync_dir(parent(self._target))
         return self.report
+
+    def _build(self) -> None:
+        fs = self._fs
+        had_cleaner = fs.exists(join(self._source, CLEANER_OFFSET_FILE))
+        for name in _CHECKPOINTS:
+            self._copy_small(self._source, self._building, name)
+        for partition in sorted(partitions_in(fs, self._source), key=_order):
+            self._partition(partition)
+        if not had_cleaner and fs.exists(join(self._source, CLEANER_OFFSET_FILE)):
+            # The first cleaning fell into the copying: nothing counts as cleaned, but gaps are no surprise.
+            write_offset_checkpoint(fs, join(self._building, CLEANER_OFFSET_FILE), {})
+        self._copy_small(self._source, self._building, META_PROPERTIES_FILE)
+        fs.sync_dir(self._building)
 
     def _copy_small(self, source: str, target: str, name: str) -> None:
         """Such files are replaced as a whole, so any copy is one of their versions."""

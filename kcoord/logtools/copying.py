@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kcoord.storage.file_system import File, FileSystem, write_all
+from kcoord.storage.file_system import File, FileSystem, join, write_all
 
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -34,3 +34,18 @@ def copy_range(fs: FileSystem, file: File, position: int, end: int, target: str)
     finally:
         copy.close()
     return position - begin
+
+
+def remove_tree(fs: FileSystem, path: str) -> None:
+    """Remove a folder of files and of folders of files."""
+    for name in fs.list_dir(path):
+        entry = join(path, name)
+        try:
+            names = fs.list_dir(entry)
+        except NotADirectoryError:
+            fs.remove(entry)
+            continue
+        for each in names:
+            fs.remove(join(entry, each))
+        fs.remove_dir(entry)
+    fs.remove_dir(path)

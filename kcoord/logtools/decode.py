@@ -68,11 +68,10 @@ def kind_of(topic: str) -> LogKind:
 
 
 class RecordDescriber:
-    """Turns keys and values into JSON. Bytes that contradict their own type are a DecodeError where `strict`."""
+    """Turns keys and values into JSON; bytes that contradict their own type are shown as they are."""
 
-    def __init__(self, kind: LogKind, *, strict: bool = False) -> None:
+    def __init__(self, kind: LogKind) -> None:
         self.kind = kind
-        self._strict = strict
         self._describe: Callable[[Record], Described] = {
             LogKind.OFFSETS: self._coordinator,
             LogKind.TRANSACTIONS: self._coordinator,
@@ -89,9 +88,16 @@ class RecordDescriber:
         try:
             return _control(record) if is_control else self._describe(record)
         except DecodeError as error:
-            if self._strict:
-                raise
             return {"error": str(error), **_raw(record.key)}, _raw(record.value)
+
+    def check(self, record: Record, *, is_control: bool = False) -> None:
+        """DecodeError where the bytes contradict their own type: quicker than describing them."""
+        if is_control:
+            _control(record)
+        elif self.kind is LogKind.METADATA:
+            self._metadata_serde.deserialize(record.key, record.value)
+        elif self.kind is not LogKind.DATA:
+            self._coordinator_serde.deserialize(record.key, record.value)
 
     def _coordinator(self, record: Record) -> Described:
         found = self._coordinator_serde.deserialize(record.key, record.value)
@@ -200,3 +206,16 @@ def headers_json(headers: list[tuple[str, bytes | None]]) -> list[Json]:
 def _constant_case(name: str) -> str:
     """TopicRecord -> TOPIC_RECORD."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
+
+
+def group_id_of(key: bytes | None) -> str | None:
+    """The group of a coordinator record of any type, also of those that are not known here: keys begin with it."""
+    if key is None or len(key) < 4:
+        return None
+    end = 4 + int.from_bytes(key[2:4], "big", signed=True)
+    if not 4 <= end <= len(key):
+        return None
+    try:
+        return key[4:end].decode()
+    except UnicodeDecodeError:
+        return None

@@ -17,7 +17,8 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.coordinator.runtime.serde import CoordinatorSerde, MetadataSerde
 from kcoord.coordinator.service import partition_for
-from kcoord.logtools.decode import TRANSACTION_RECORDS
+from kcoord.logtools.copying import remove_tree
+from kcoord.logtools.decode import TRANSACTION_RECORDS, group_id_of
 from kcoord.logtools.folders import FolderReader, NoLogsError, Partition, partitions_at
 from kcoord.logtools.import_metadata import MetadataImport
 from kcoord.logtools.import_topics import TopicImporter
@@ -93,11 +94,28 @@ class LogImport:
         prepared = self._prepared_producers(partitions)
         identity = Identity(self._cluster_id(sources), self._config.node_id, uuid_to_string(self._new_uuid()))
         make_durable_dirs(self._fs, self._building)
+        try:
+            self._build(identity, partitions, metadata, prepared, sources)
+        except BaseException:
+            remove_tree(self._fs, self._building)
+            raise
+        if self._fs.exists(self._target):
+            self._fs.remove_dir(self._target)
+        self._fs.rename(self._building, self._target)
+        self._fs.sync_dir(parent(self._target))
+        return self.report
+
+    def _build(
+        self,
+        identity: Identity,
+        partitions: list[Partition],
+        metadata: SourceMetadata | None,
+        prepared: dict[int, int],
+        sources: list[str],
+    ) -> None:
         log_dir = LogDir.open(self._fs, self._building, identity)
         try:
-            self._import_groups(
-                log_dir, [each for each in partitions if each.topic == CONSUMER_OFFSETS_TOPIC], prepared
-            )
+            self._import_groups(log_dir, partitions, prepared)
             made = self._import_metadata(log_dir, metadata)
             if metadata is not None:
                 self._import_topics(log_dir, partitions, metadata, prepared, sources)
@@ -106,11 +124,6 @@ class LogImport:
             self._count(made)
         finally:
             log_dir.close()
-        if self._fs.exists(self._target):
-            self._fs.remove_dir(self._target)
-        self._fs.rename(self._building, self._target)
-        self._fs.sync_dir(parent(self._target))
-        return self.report
 
     # --- sources ------------------------------------------------------------------------------------------------------
 
@@ -279,19 +292,6 @@ class LogImport:
         self.report.partitions = names["PartitionRecord"] - self._config.offsets_topic_num_partitions
         self.report.groups = self._live.groups
         self.report.offsets = self._live.offsets
-
-
-def group_id_of(key: bytes | None) -> str | None:
-    """The group of a coordinator record of any type, also of those that are not known here: keys begin with it."""
-    if key is None or len(key) < 4:
-        return None
-    end = 4 + int.from_bytes(key[2:4], "big", signed=True)
-    if not 4 <= end <= len(key):
-        return None
-    try:
-        return key[4:end].decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _plain_records(reader: FolderReader) -> Iterator[tuple[Record, int]]:

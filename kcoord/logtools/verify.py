@@ -33,6 +33,7 @@ from kcoord.storage.errors import MalformedCheckpointError, MetaPropertiesError,
 from kcoord.storage.file_system import FileSystem, join, read_file
 from kcoord.storage.log_dir import (
     CLEAN_SHUTDOWN_FILE,
+    CLEANER_OFFSET_FILE,
     HIGH_WATERMARK_FILE,
     LEADER_EPOCH_FILE,
     LOG_START_OFFSET_FILE,
@@ -45,8 +46,7 @@ from kcoord.storage.scan import Damage, walk
 from kcoord.storage.snapshot import SNAPSHOT_FILE, SnapshotError, read_snapshot
 from kcoord.topics.producer_files import SNAPSHOT_SUFFIX, InvalidSnapshotError, decode_snapshot
 
-CLEANER_FILE: Final = "cleaner-offset-checkpoint"
-_OFFSET_CHECKPOINTS: Final = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE, CLEANER_FILE)
+_OFFSET_CHECKPOINTS: Final = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE)
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class FolderCheck:
             yield Finding(FindingKind.IDENTITY, path, 0, -1, str(error))
         for name in _OFFSET_CHECKPOINTS:
             path = join(self.path, name)
-            if name == CLEANER_FILE and self.fs.exists(path) and self.fs.size(path) == 0:
+            if name == CLEANER_OFFSET_FILE and self.fs.exists(path) and self.fs.size(path) == 0:
                 # So does Kafka make it; it writes it when it has cleaned something.
                 continue
             try:
@@ -180,14 +180,14 @@ class FolderCheck:
         return entries[-1][0] if entries else 0
 
     def _may_be_compacted(self, partition: Partition) -> bool:
-        """A cleaner notes in its checkpoint which logs it has cleaned; without any checkpoint nothing is known."""
+        """A cleaner notes which logs it has cleaned, at the end of each pass. Without checkpoints nothing is known."""
         if is_metadata_topic(partition.topic):
             return False
         policy = self._image.topic_configs(partition.topic).get("cleanup.policy") if self._image is not None else None
         if not is_coordinator_topic(partition.topic) and policy is not None and "compact" not in policy:
             return False
         is_whole_folder = self.fs.exists(join(self.path, RECOVERY_POINT_FILE))
-        return not is_whole_folder or CLEANER_FILE in self._checkpoints
+        return not is_whole_folder or not self._is_clean or CLEANER_OFFSET_FILE in self._checkpoints
 
     # --- files beside the segments ------------------------------------------------------------------------------------
 

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kcoord.coordinator.service import partition_for
-from kcoord.logtools.decode import LogKind, RecordDescriber, kind_of
+from kcoord.logtools.decode import LogKind, RecordDescriber, group_id_of, kind_of
 from kcoord.logtools.dump import frames_and_damage
 from kcoord.logtools.findings import Finding, FindingKind
 from kcoord.logtools.folders import Partition, SegmentFile, segments_in
-from kcoord.logtools.import_logs import group_id_of
 from kcoord.logtools.verify_index import IndexCheck
 from kcoord.storage.file_system import FileSystem
 from kcoord.storage.scan import BatchFrame, Damage, DamageKind
@@ -56,7 +55,7 @@ class LogCheck:
         self._fs = fs
         self._partition = partition
         self._facts = facts
-        self._describer = RecordDescriber(kind_of(partition.topic), strict=True)
+        self._describer = RecordDescriber(kind_of(partition.topic))
         self._due = 0
         self._epoch = -1
         self._last: _Seen | None = None
@@ -209,7 +208,7 @@ class LogCheck:
                 self.records += 1
                 if self._describer.kind is LogKind.DATA:
                     continue
-                self._describer.describe(record, is_control=header.is_control)
+                self._describer.check(record, is_control=header.is_control)
                 group_id = group_id_of(record.key) if self._facts.partitions and not header.is_control else None
                 home = partition_for(group_id, self._facts.partitions) if group_id else self._partition.number
                 if home != self._partition.number:
