@@ -193,12 +193,13 @@ class TestSubscriptionState:
         state = self.assigned()
         partition = state[self.PARTITION]
         partition.jump(0)
-        assert partition.is_fetchable
+        seen = [partition.is_fetchable]
         partition.is_paused = True
-        assert not partition.is_fetchable and state.paused() == {self.PARTITION}
+        seen.append(partition.is_fetchable)
+        assert state.paused() == {self.PARTITION}
         partition.is_paused = False
         state.fence_off([self.PARTITION])
-        assert not partition.is_fetchable
+        assert [*seen, partition.is_fetchable] == [True, False, False]
 
     def test_user_assignment_keeps_positions(self) -> None:
         state = SubscriptionState()

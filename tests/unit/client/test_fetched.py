@@ -23,7 +23,7 @@ def batch(
         [Record(value=value.encode(), timestamp_ms=base_offset) for value in values],
         base_offset=base_offset,
         last_offset=last_offset,
-        partition_leader_epoch=epoch,
+        partition_leader_epoch=2,
         producer_id=producer_id,
         producer_epoch=0 if producer_id >= 0 else -1,
         base_sequence=0 if producer_id >= 0 else -1,

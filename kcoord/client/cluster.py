@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client's way to the brokers: bootstrap, metadata, one connection per broker and purpose, coordinators, retries.
+
+Everything is asked with a deadline; a failure that may pass is tried again after an exponential backoff with jitter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from enum import Enum, IntEnum
+from typing import Final, TypeVar
+
+from kcoord.client.backoff import Backoff
+from kcoord.client.config import CommonConfig
+from kcoord.client.connection import Connection, open_connection
+from kcoord.client.errors import DisconnectException, IllegalStateException, TimeoutException, is_retriable
+from kcoord.client.metadata import NO_NODE, ClusterMetadata
+from kcoord.client.tasks import spawn, stop
+from kcoord.client.types import Node
+from protocol.errors import Errors, KafkaError
+from protocol.message import Message
+from protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse, MetadataRequest, MetadataResponse
+
+_log = logging.getLogger(__name__)
+
+Response = TypeVar("Response", bound=Message)
+T = TypeVar("T")
+
+COORDINATOR_MOVED: Final = frozenset({Errors.NOT_COORDINATOR, Errors.COORDINATOR_NOT_AVAILABLE})
+_FIRST_VERSION_WITH_KEYS: Final = 4
+_FIRST_VERSION_WITH_TOPIC_IDS: Final = 12
+
+
+class CoordinatorType(IntEnum):
+    """The key types of FindCoordinator."""
+
+    GROUP = 0
+    TRANSACTION = 1
+
+
+class Purpose(Enum):
+    """A broker answers in order, so a long poll must not stand before a heartbeat: each purpose has its connection."""
+
+    REQUESTS = "requests"
+    FETCHES = "fetches"
+    COORDINATOR = "coordinator"
+
+
+class Deadline:
+    """A point in time on the event loop's clock."""
+
+    __slots__ = ("_at", "timeout_ms")
+
+    def __init__(self, timeout_ms: float) -> None:
+        self.timeout_ms = timeout_ms
+        self._at = asyncio.get_running_loop().time() + timeout_ms / 1000
+
+    def left_ms(self) -> float:
+        return (self._at - asyncio.get_running_loop().time()) * 1000
+
+    @property
+    def is_over(self) -> bool:
+        return self.left_ms() <= 0
+
+
+class Cluster:
+    """Shared by the parts of one client."""
+
+    def __init__(self, config: CommonConfig) -> None:
+        self.config = config
+        self.metadata = ClusterMetadata()
+        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
+        self._reconnect_backoff = Backoff(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
+        self._connections: dict[tuple[int, Purpose], Connection] = {}
+        self._locks: dict[tuple[int, Purpose], asyncio.Lock] = {}
+        self._bootstrap: Connection | None = None
+        self._bootstrap_lock = asyncio.Lock()
+        self._connect_failures: dict[int, int] = {}
+        self._coordinators: dict[tuple[CoordinatorType, str], Node] = {}
+        self._random = random.Random()
+        self._is_closed = False
+        self._refresher: asyncio.Task[None] | None = None
+
+    # Time and retries.
+
+    @staticmethod
+    def wall_clock_ms() -> int:
+        return int(time.time() * 1000)
+
+    def deadline(self, timeout_ms: float | None = None) -> Deadline:
+        return Deadline(self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms)
+
+    async def sleep_backoff(self, failures: int, deadline: Deadline | None = None) -> None:
+        delay = self._backoff.delay_ms(failures, self._random.random())
+        if deadline is not None:
+            delay = min(delay, max(deadline.left_ms(), 0))
+        await asyncio.sleep(delay / 1000)
+
+    async def retry(self, what: str, deadline: Deadline, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Runs `attempt` until it succeeds, fails for good, or the deadline is over."""
+        failures = 0
+        while True:
+            try:
+                async with asyncio.timeout(max(deadline.left_ms(), 0) / 1000):
+                    return await attempt()
+            except KafkaError as error:
+                failures += 1
+                if not is_retriable(error) or self._is_closed:
+                    raise
+                if deadline.is_over:
+                    raise TimeoutException(f"{what}: not within {deadline.timeout_ms:g} ms: {error}") from error
+            except TimeoutError as error:
+                raise TimeoutException(f"{what}: not within {deadline.timeout_ms:g} ms") from error
+            await self.sleep_backoff(failures, deadline)
+
+    # Connections.
+
+    async def close(self) -> None:
+        self._is_closed = True
+        await stop([self._refresher])
+        connections = [*self._connections.values()]
+        if self._bootstrap is not None:
+            connections.append(self._bootstrap)
+        self._connections.clear()
+        self._bootstrap = None
+        await asyncio.gather(*(connection.close() for connection in connections))
+
+    async def connection(self, node_id: int, purpose: Purpose = Purpose.REQUESTS) -> Connection:
+        """The connection to a broker, made if there is none."""
+        key = node_id, purpose
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            self._check_open()
+            connection = self._connections.get(key)
+            if connection is None or connection.is_closed:
+                connection = self._connections[key] = await self._connect_node(node_id)
+            return connection
+
+    async def _connect_node(self, node_id: int) -> Connection:
+        node = self.metadata.brokers.get(node_id) or self._coordinator_node(node_id)
+        if node is None:
+            raise DisconnectException(f"broker {node_id} is not known")
+        failures = self._connect_failures.get(node_id, 0)
+        await asyncio.sleep(self._reconnect_backoff.delay_ms(failures, self._random.random()) / 1000)
+        try:
+            connection = await self._open(node.host, node.port)
+        except KafkaError:
+            self._connect_failures[node_id] = failures + 1
+            raise
+        self._connect_failures.pop(node_id, None)
+        return connection
+
+    def _coordinator_node(self, node_id: int) -> Node | None:
+        return next((node for node in self._coordinators.values() if node.node_id == node_id), None)
+
+    async def _open(self, host: str, port: int) -> Connection:
+        config = self.config
+        self._check_open()
+        connection = await open_connection(
+            host,
+            port,
+            client_id=config.client_id,
+            request_timeout_ms=config.request_timeout_ms,
+            connect_timeout_ms=config.socket_connection_setup_timeout_ms,
+            max_frame_bytes=config.receive_message_max_bytes,
+            security=config.security,
+        )
+        if self._is_closed:
+            await connection.close()
+            self._check_open()
+        return connection
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise IllegalStateException("the client is closed")
+
+    async def any_connection(self) -> Connection:
+        """To the least busy broker that is connected, else to any that can be reached, else by the bootstrap list."""
+        connected = [
+            connection
+            for (_, purpose), connection in self._connections.items()
+            if purpose is Purpose.REQUESTS and not connection.is_closed
+        ]
+        if connected:
+            return min(connected, key=lambda connection: connection.in_flight)
+        if self._bootstrap is not None and not self._bootstrap.is_closed:
+            return self._bootstrap
+        nodes = list(self.metadata.brokers)
+        self._random.shuffle(nodes)
+        for node_id in nodes:
+            try:
+                return await self.connection(node_id)
+            except KafkaError as error:
+                if not error.error.retriable:
+                    raise
+        return await self._connect_bootstrap()
+
+    async def _connect_bootstrap(self) -> Connection:
+        async with self._bootstrap_lock:
+            if self._bootstrap is not None and not self._bootstrap.is_closed:
+                return self._bootstrap
+            addresses = list(self.config.bootstrap_addresses)
+            self._random.shuffle(addresses)
+            failure: KafkaError | None = None
+            for host, port in addresses:
+                try:
+                    self._bootstrap = await self._open(host, port)
+                    return self._bootstrap
+                except KafkaError as error:
+                    failure = error
+            assert failure is not None
+            raise failure
+
+    async def call_any(
+        self, request: Message, response: type[Response], *, lowest: int = 0, highest: int | None = None
+    ) -> Response:
+        """Asks whichever broker is near."""
+        return await (await self.any_connection()).call(request, response, lowest=lowest, highest=highest)
+
+    async def call_controller(self, request: Message, response: type[Response]) -> Response:
+        """Asks the broker that takes changes to topics and configs."""
+        if self.metadata.controller_id not in self.metadata.brokers:
+            await self.refresh_metadata(())
+        if self.metadata.controller_id not in self.metadata.brokers:
+            raise KafkaError(Errors.NOT_CONTROLLER, "no controller is known")
+        try:
+            return await (await self.connection(self.metadata.controller_id)).call(request, response)
+        except KafkaError:
+            self.forget_controller()
+            raise
+
+    def forget_controller(self) -> None:
+        """The next request for the controller asks first who it is."""
+        self.metadata.controller_id = NO_NODE
+
+    # Metadata.
+
+    async def start(self, deadline: Deadline) -> None:
+        """Finds the cluster; the deadline bounds how long it may be away."""
+        await self.retry("find the cluster", deadline, lambda: self.refresh_metadata(()))
+
+    def keep_metadata_fresh(self) -> None:
+        """From now on asks every `metadata_max_age_ms` about the topics in use: they may grow."""
+        self._refresher = spawn(self._refresh_periodically(), "kcoord metadata")
+
+    async def _refresh_periodically(self) -> None:
+        while True:
+            await asyncio.sleep(max(self.config.metadata_max_age_ms, 1) / 1000)
+            try:
+                await self.refresh_metadata(self.metadata.topics.keys())
+            except KafkaError as error:
+                _log.warning("metadata could not be refreshed: %s", error)
+
+    async def refresh_metadata(
+        self, topics: Collection[str] | None, *, allow_auto_topic_creation: bool = False
+    ) -> MetadataResponse:
+        """Asks about some topics by name, or about all (None)."""
+        request = MetadataRequest(
+            topics=None
+            if topics is None
+            else [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(set(topics))],
+            allow_auto_topic_creation=allow_auto_topic_creation,
+        )
+        return await self._ask_metadata(request, all_topics=topics is None)
+
+    async def refresh_topic_ids(self, topic_ids: Iterable[bytes]) -> MetadataResponse:
+        """Asks about topics by id, as assignments name them."""
+        wanted = [MetadataRequest.MetadataRequestTopic(name=None, topic_id=each) for each in sorted(set(topic_ids))]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+        return await self._ask_metadata(request, lowest=_FIRST_VERSION_WITH_TOPIC_IDS)
+
+    async def _ask_metadata(
+        self, request: MetadataRequest, *, lowest: int = 0, all_topics: bool = False
+    ) -> MetadataResponse:
+        response = await self.call_any(request, MetadataResponse, lowest=lowest)
+        if response.error_code:
+            raise KafkaError(Errors(response.error_code))
+        self.metadata.merge(response, all_topics=all_topics)
+        return response
+
+    # Coordinators.
+
+    async def find_coordinators(self, kind: CoordinatorType, keys: Collection[str]) -> dict[str, Node | KafkaError]:
+        """The coordinator of each key, from the cache where it is there."""
+        missing = [key for key in keys if (kind, key) not in self._coordinators]
+        failed: dict[str, Node | KafkaError] = {}
+        if missing:
+            connection = await self.any_connection()
+            answers = await self._ask_coordinators(connection, kind, missing)
+            for answer in answers:
+                if answer.error_code:
+                    failed[answer.key] = KafkaError(Errors(answer.error_code), answer.error_message)
+                else:
+                    self._coordinators[kind, answer.key] = Node(answer.node_id, answer.host, answer.port)
+        absent = KafkaError(Errors.COORDINATOR_NOT_AVAILABLE)
+        return {key: self._coordinators.get((kind, key)) or failed.get(key, absent) for key in keys}
+
+    async def _ask_coordinators(
+        self, connection: Connection, kind: CoordinatorType, keys: list[str]
+    ) -> list[FindCoordinatorResponse.Coordinator]:
+        version = connection.versions.choose(FindCoordinatorRequest)
+        if version >= _FIRST_VERSION_WITH_KEYS:
+            request = FindCoordinatorRequest(key_type=kind, coordinator_keys=keys)
+            return (await connection.call_version(request, FindCoordinatorResponse, version)).coordinators
+        answers = []
+        for key in keys:
+            single = FindCoordinatorRequest(key_type=kind, key=key)
+            answer = await connection.call_version(single, FindCoordinatorResponse, version)
+            answers.append(
+                FindCoordinatorResponse.Coordinator(
+                    key=key,
+                    node_id=answer.node_id,
+                    host=answer.host,
+                    port=answer.port,
+                    error_code=answer.error_code,
+                    error_message=answer.error_message,
+                )
+            )
+        return answers
+
+    async def coordinator(self, kind: CoordinatorType, key: str) -> Connection:
+        """The connection to the coordinator of a group or a transactional id."""
+        found = (await self.find_coordinators(kind, [key]))[key]
+        if isinstance(found, KafkaError):
+            raise found
+        try:
+            return await self.connection(found.node_id, Purpose.COORDINATOR)
+        except KafkaError:
+            self.forget_coordinator(kind, key)
+            raise
+
+    def forget_coordinator(self, kind: CoordinatorType, key: str) -> None:
+        self._coordinators.pop((kind, key), None)
+
+    async def call_coordinator(
+        self,
+        kind: CoordinatorType,
+        key: str,
+        request: Message,
+        response: type[Response],
+        error_codes: Callable[[Response], Iterable[int]],
+        *,
+        lowest: int = 0,
+        highest: int | None = None,
+    ) -> Response:
+        """Asks the coordinator once. An answer of which `error_codes` has a coordinator's error is raised as that
+        error, so that `retry` looks for the coordinator again.
+        """
+        connection = await self.coordinator(kind, key)
+        try:
+            answer = await connection.call(request, response, lowest=lowest, highest=highest)
+        except KafkaError as error:
+            if error.error.retriable:
+                self.forget_coordinator(kind, key)
+            raise
+        for code in error_codes(answer):
+            if code in COORDINATOR_MOVED:
+                self.forget_coordinator(kind, key)
+            if code in COORDINATOR_MOVED or code == Errors.COORDINATOR_LOAD_IN_PROGRESS:
+                raise KafkaError(Errors(code))
+        return answer

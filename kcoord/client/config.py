@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Client settings: Kafka's names in snake_case, Kafka's defaults, checked when they are made.
+
+Each kind has a dataclass, which owns names, types and defaults, and a TypedDict of the same names, by which keyword
+arguments are typed.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, Self, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from kcoord.client.errors import ConfigException
+from kcoord.client.reset_policy import ResetPolicy, parse_reset_policy
+from kcoord.client.security import Security
+
+GroupProtocol = Literal["consumer", "classic"]
+IsolationLevel = Literal["read_uncommitted", "read_committed"]
+CompressionType = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+Acks = Literal[0, 1, -1, "all"]
+
+BATCH_SIZE_LIMIT: Final = 1 << 30
+
+
+class CommonOptions(TypedDict, total=False):
+    """Keyword arguments of every client."""
+
+    bootstrap_servers: str | Sequence[str]
+    client_id: str
+    request_timeout_ms: int
+    default_api_timeout_ms: int
+    retry_backoff_ms: int
+    retry_backoff_max_ms: int
+    reconnect_backoff_ms: int
+    reconnect_backoff_max_ms: int
+    socket_connection_setup_timeout_ms: int
+    metadata_max_age_ms: int
+    receive_message_max_bytes: int
+    security: Security | None
+
+
+class AdminOptions(CommonOptions, total=False):
+    """Keyword arguments of AdminClient."""
+
+
+class ProducerOptions(CommonOptions, total=False):
+    """Keyword arguments of Producer."""
+
+    acks: Acks
+    enable_idempotence: bool
+    compression_type: CompressionType
+    linger_ms: int
+    batch_size: int
+    buffer_memory: int
+    max_block_ms: int
+    max_request_size: int
+    delivery_timeout_ms: int
+    partitioner_ignore_keys: bool
+    transactional_id: str | None
+    transaction_timeout_ms: int
+
+
+class ConsumerOptions(CommonOptions, total=False):
+    """Keyword arguments of Consumer."""
+
+    group_id: str | None
+    group_protocol: GroupProtocol
+    group_instance_id: str | None
+    group_remote_assignor: str | None
+    client_rack: str
+    auto_offset_reset: str
+    auto_offset_reset_new_partitions: str | None
+    enable_auto_commit: bool
+    auto_commit_interval_ms: int
+    isolation_level: IsolationLevel
+    check_crcs: bool
+    fetch_min_bytes: int
+    fetch_max_bytes: int
+    fetch_max_wait_ms: int
+    max_partition_fetch_bytes: int
+    max_poll_records: int
+    max_poll_interval_ms: int
+    allow_auto_create_topics: bool
+
+
+def _at_least(lowest: int, config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+            raise ConfigException(f"{name}: {value!r} is not a whole number of at least {lowest}")
+
+
+def _one_of(config: object, name: str, allowed: Sequence[object]) -> None:
+    value = getattr(config, name)
+    if value not in allowed:
+        raise ConfigException(f"{name}: {value!r} is none of {', '.join(map(str, allowed))}")
+
+
+@dataclass(kw_only=True)
+class CommonConfig:
+    """What every client needs."""
+
+    bootstrap_servers: str | Sequence[str] = ()
+    client_id: str = "kcoord-client"
+    request_timeout_ms: int = 30_000
+    default_api_timeout_ms: int = 60_000
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 1_000
+    reconnect_backoff_ms: int = 50
+    reconnect_backoff_max_ms: int = 1_000
+    socket_connection_setup_timeout_ms: int = 10_000
+    metadata_max_age_ms: int = 300_000
+    receive_message_max_bytes: int = 256 << 20
+    security: Security | None = None
+
+    def __post_init__(self) -> None:
+        self.bootstrap_addresses = parse_addresses(self.bootstrap_servers)
+        _at_least(0, self, "retry_backoff_ms", "retry_backoff_max_ms", "reconnect_backoff_ms")
+        _at_least(0, self, "reconnect_backoff_max_ms", "metadata_max_age_ms")
+        _at_least(1, self, "request_timeout_ms", "default_api_timeout_ms", "socket_connection_setup_timeout_ms")
+        _at_least(1, self, "receive_message_max_bytes")
+
+    @classmethod
+    def from_properties(cls, properties: Mapping[str, str]) -> Self:
+        """From Kafka's spelling, as in the properties files of its tools: `{"bootstrap.servers": "host:9092"}`."""
+        hints = get_type_hints(cls)
+        known = {field.name for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for key, text in properties.items():
+            name = key.replace(".", "_")
+            if name not in known:
+                raise ConfigException(f"{key}: unknown setting")
+            values[name] = _from_text(key, text, hints[name])
+        return cls(**values)
+
+
+@dataclass(kw_only=True)
+class AdminConfig(CommonConfig):
+    """Settings of AdminClient."""
+
+
+@dataclass(kw_only=True)
+class ProducerConfig(CommonConfig):
+    """Settings of Producer."""
+
+    acks: Acks = "all"
+    enable_idempotence: bool = True
+    compression_type: CompressionType = "none"
+    linger_ms: int = 5
+    batch_size: int = 16_384
+    buffer_memory: int = 32 << 20
+    max_block_ms: int = 60_000
+    max_request_size: int = 1 << 20
+    delivery_timeout_ms: int = 120_000
+    partitioner_ignore_keys: bool = False
+    transactional_id: str | None = None
+    transaction_timeout_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _one_of(self, "acks", (0, 1, -1, "all"))
+        _one_of(self, "compression_type", get_args(CompressionType))
+        _at_least(0, self, "linger_ms", "batch_size", "max_block_ms", "max_request_size")
+        _at_least(1, self, "buffer_memory", "delivery_timeout_ms", "transaction_timeout_ms")
+        if self.batch_size > BATCH_SIZE_LIMIT:
+            raise ConfigException(f"batch_size: {self.batch_size} is more than {BATCH_SIZE_LIMIT}")
+        if self.delivery_timeout_ms < self.linger_ms + self.request_timeout_ms:
+            raise ConfigException("delivery_timeout_ms: must be at least linger_ms + request_timeout_ms")
+        if self.enable_idempotence and self.required_acks != -1:
+            raise ConfigException("acks: must be all with enable_idempotence")
+        if self.transactional_id is not None and not self.enable_idempotence:
+            raise ConfigException("enable_idempotence: must be true with a transactional_id")
+        if self.transactional_id == "":
+            raise ConfigException("transactional_id: must not be empty")
+
+    @property
+    def required_acks(self) -> int:
+        """-1 for all, as in requests."""
+        return -1 if self.acks == "all" else self.acks
+
+
+@dataclass(kw_only=True)
+class ConsumerConfig(CommonConfig):
+    """Settings of Consumer."""
+
+    group_id: str | None = None
+    group_protocol: GroupProtocol = "consumer"
+    group_instance_id: str | None = None
+    group_remote_assignor: str | None = None
+    client_rack: str = ""
+    auto_offset_reset: str = "latest"
+    auto_offset_reset_new_partitions: str | None = None
+    enable_auto_commit: bool = True
+    auto_commit_interval_ms: int = 5_000
+    isolation_level: IsolationLevel = "read_uncommitted"
+    check_crcs: bool = True
+    fetch_min_bytes: int = 1
+    fetch_max_bytes: int = 52_428_800
+    fetch_max_wait_ms: int = 500
+    max_partition_fetch_bytes: int = 1 << 20
+    max_poll_records: int = 500
+    max_poll_interval_ms: int = 300_000
+    allow_auto_create_topics: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _one_of(self, "group_protocol", get_args(GroupProtocol))
+        _one_of(self, "isolation_level", get_args(IsolationLevel))
+        _at_least(0, self, "auto_commit_interval_ms", "fetch_min_bytes", "fetch_max_bytes", "fetch_max_wait_ms")
+        _at_least(0, self, "max_partition_fetch_bytes")
+        _at_least(1, self, "max_poll_records", "max_poll_interval_ms")
+        for name in ("group_id", "group_instance_id", "group_remote_assignor"):
+            value = getattr(self, name)
+            if value is not None and not value.strip():
+                raise ConfigException(f"{name}: must not be blank")
+        self.reset_policy = parse_reset_policy("auto_offset_reset", self.auto_offset_reset)
+        self.new_partitions_policy = self._new_partitions_policy()
+        if self.group_protocol == "classic":
+            raise ConfigException("group_protocol: this client has the consumer protocol only (KIP-848)")
+
+    def _new_partitions_policy(self) -> ResetPolicy | None:
+        """KIP-1327: null, or a policy other than none; only the consumer protocol knows when a group was made."""
+        text = self.auto_offset_reset_new_partitions
+        if text is None:
+            return None
+        if self.group_protocol == "classic":
+            raise ConfigException("auto_offset_reset_new_partitions: requires group_protocol consumer (KIP-1327)")
+        return parse_reset_policy("auto_offset_reset_new_partitions", text, none_allowed=False)
+
+
+_Config = TypeVar("_Config", bound=CommonConfig)
+
+
+def make_config(cls: type[_Config], config: _Config | None, options: Mapping[str, Any]) -> _Config:
+    """A ready config, or one from keyword arguments; both at once would be ambiguous."""
+    if config is not None:
+        if options:
+            raise ConfigException("give a config or keyword arguments, not both")
+        return config
+    unknown = sorted(options.keys() - {field.name for field in fields(cls)})
+    if unknown:
+        raise ConfigException(f"{unknown[0]}: unknown setting")
+    return cls(**options)
+
+
+def parse_addresses(servers: str | Sequence[str]) -> list[tuple[str, int]]:
+    """`host:port` pairs from a list or a comma-separated text; IPv6 hosts stand in brackets."""
+    texts = servers.split(",") if isinstance(servers, str) else servers
+    addresses = [_parse_address(text.strip()) for text in texts if text.strip()]
+    if not addresses:
+        raise ConfigException("bootstrap_servers: at least one host:port is needed")
+    return addresses
+
+
+def _parse_address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigException(f"bootstrap_servers: {text!r} is not host:port")
+    return host, int(port)
+
+
+def _from_text(key: str, text: str, hint: object) -> object:
+    """A value from a properties file by the type of its field."""
+    choices = [hint]
+    if get_origin(hint) in (Union, types.UnionType):
+        choices = list(get_args(hint))
+    if int in choices or int in {type(each) for each in get_args(hint) if get_origin(hint) is Literal}:
+        if text.lstrip("+-").isdecimal():
+            return int(text)
+        if int in choices:
+            raise ConfigException(f"{key}: {text!r} is not a whole number")
+    if bool in choices:
+        if text.lower() not in ("true", "false"):
+            raise ConfigException(f"{key}: {text!r} is neither true nor false")
+        return text.lower() == "true"
+    return text

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection to one broker: requests are pipelined, answers come in the same order.
+
+An answer that does not come in time, or cannot be read, closes the connection: what follows it could not be trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from kcoord.client.api_versions import ApiVersions
+from kcoord.client.errors import DisconnectException, TimeoutException
+from kcoord.client.security import Security
+from kcoord.client.version import SOFTWARE_NAME, SOFTWARE_VERSION
+from protocol.api_keys import ApiKey
+from protocol.errors import DecodeError, Errors, FramingError, KafkaError
+from protocol.framing import FrameReader
+from protocol.headers import decode_response_header, encode_request
+from protocol.message import Message
+from protocol.messages import ApiVersionsRequest, ApiVersionsResponse
+
+Response = TypeVar("Response", bound=Message)
+
+_MAX_CORRELATION_ID: Final = 0x7FFF_FFFF
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request that was sent and not yet answered."""
+
+    correlation_id: int
+    api_key: int
+    version: int
+    answer: asyncio.Future[bytes]
+
+
+class Connection(asyncio.Protocol):
+    """Made by `open_connection`; `call` is all that most users need."""
+
+    def __init__(self, address: str, client_id: str, request_timeout_ms: int, max_frame_bytes: int) -> None:
+        self.address = address
+        self.versions = ApiVersions({})
+        self._client_id = client_id
+        self._request_timeout_ms = request_timeout_ms
+        self._reader = FrameReader(max_frame_bytes)
+        self._waiting: deque[_Waiting] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._correlation_id = 0
+        self._failure: KafkaError | None = None
+        self._writable = asyncio.Event()
+        self._closed = asyncio.Event()
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            frames = self._reader.feed(data)
+        except FramingError as error:
+            self._fail(DisconnectException(f"{self.address} sent what is no frame: {error}"))
+            return
+        for frame in frames:
+            self._take(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(DisconnectException(f"{self.address} closed the connection{f': {exc}' if exc else ''}"))
+        self._closed.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    # What the client calls.
+
+    @property
+    def is_closed(self) -> bool:
+        return self._failure is not None
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests wait for an answer."""
+        return len(self._waiting)
+
+    async def call(
+        self,
+        request: Message,
+        response: type[Response],
+        *,
+        lowest: int = 0,
+        highest: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> Response:
+        """Sends a request in the highest common version within `lowest` and `highest`; returns its answer."""
+        version = self.versions.choose(type(request), lowest, highest)
+        return await self.call_version(request, response, version, timeout_ms=timeout_ms)
+
+    async def call_version(
+        self, request: Message, response: type[Response], version: int, *, timeout_ms: int | None = None
+    ) -> Response:
+        """Sends a request in exactly this version; returns its answer."""
+        body = request.encode(version)
+        await self._writable.wait()
+        waiting = self._send(request.api_key, version, body)
+        frame = await self._receive(waiting, timeout_ms or self._request_timeout_ms, request.message_name)
+        try:
+            _, position = decode_response_header(frame, waiting.api_key, version)
+            return response.decode(frame[position:], version)
+        except DecodeError as error:
+            self._fail(DisconnectException(f"{self.address} sent a malformed {response.message_name}: {error}"))
+            assert self._failure is not None
+            raise self._failure from error
+
+    async def send_unanswered(self, request: Message, *, highest: int | None = None) -> None:
+        """Sends a request that has no answer: a Produce with acks=0."""
+        version = self.versions.choose(type(request), 0, highest)
+        body = request.encode(version)
+        await self._writable.wait()
+        self._write(request.api_key, version, body)
+
+    async def negotiate(self) -> None:
+        """Asks what the broker offers; one that does not know our version says which it knows (KIP-511)."""
+        request = ApiVersionsRequest(client_software_name=SOFTWARE_NAME, client_software_version=SOFTWARE_VERSION)
+        version = ApiVersionsRequest.valid_versions.stop - 1
+        while True:
+            answer = await self._ask_versions(request, version)
+            if answer.error_code != Errors.UNSUPPORTED_VERSION:
+                break
+            offered = max((api.max_version for api in answer.api_keys if api.api_key == ApiKey.API_VERSIONS), default=0)
+            if version == 0:
+                break
+            version = min(offered, version - 1)
+        if answer.error_code:
+            raise KafkaError(Errors(answer.error_code), f"{self.address} refuses ApiVersions")
+        self.versions = ApiVersions.from_response(answer)
+
+    async def _ask_versions(self, request: ApiVersionsRequest, version: int) -> ApiVersionsResponse:
+        """The answer to an unknown version is always in version 0."""
+        await self._writable.wait()
+        waiting = self._send(ApiKey.API_VERSIONS, version, request.encode(version))
+        frame = await self._receive(waiting, self._request_timeout_ms, request.message_name)
+        body = frame[4:]
+        error = int.from_bytes(body[:2], "big", signed=True)
+        return ApiVersionsResponse.decode(body, 0 if error == Errors.UNSUPPORTED_VERSION else version)
+
+    async def close(self) -> None:
+        """Closes the connection; requests in flight fail."""
+        self._fail(DisconnectException(f"the connection to {self.address} was closed"))
+        if self._transport is not None:
+            await self._closed.wait()
+
+    def _send(self, api_key: int, version: int, body: bytes) -> _Waiting:
+        correlation_id = self._write(api_key, version, body)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(correlation_id, api_key, version, answer)
+        self._waiting.append(waiting)
+        return waiting
+
+    def _write(self, api_key: int, version: int, body: bytes) -> int:
+        if self._failure is not None:
+            raise DisconnectException(self._failure.message or "closed")
+        assert self._transport is not None
+        correlation_id = self._correlation_id
+        self._correlation_id = (correlation_id + 1) & _MAX_CORRELATION_ID
+        self._transport.write(encode_request(api_key, version, correlation_id, self._client_id, body))
+        return correlation_id
+
+    async def _receive(self, waiting: _Waiting, timeout_ms: int, what: str) -> bytes:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await waiting.answer
+        except TimeoutError:
+            error = TimeoutException(f"{self.address} did not answer {what} within {timeout_ms} ms")
+            self._fail(error)
+            raise error from None
+
+    def _take(self, frame: bytes) -> None:
+        """An answer; its request may have been given up meanwhile."""
+        if not self._waiting:
+            self._fail(DisconnectException(f"{self.address} answered what was not asked"))
+            return
+        waiting = self._waiting.popleft()
+        correlation_id = int.from_bytes(frame[:4], "big", signed=True)
+        if len(frame) < 4 or correlation_id != waiting.correlation_id:
+            self._waiting.appendleft(waiting)
+            self._fail(
+                DisconnectException(
+                    f"{self.address} answered request {correlation_id}, the next is {waiting.correlation_id}"
+                )
+            )
+        elif not waiting.answer.done():
+            waiting.answer.set_result(frame)
+
+    def _fail(self, error: KafkaError) -> None:
+        """The connection is of no more use; everything that waits fails. Only the first failure counts."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        self._writable.set()
+        while self._waiting:
+            answer = self._waiting.popleft().answer
+            if not answer.done():
+                answer.set_exception(DisconnectException(error.message or str(error)))
+                answer.exception()  # nobody may be waiting any more
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def open_connection(
+    host: str,
+    port: int,
+    *,
+    client_id: str,
+    request_timeout_ms: int,
+    connect_timeout_ms: int,
+    max_frame_bytes: int,
+    security: Security | None = None,
+) -> Connection:
+    """A connection that has negotiated its versions and is authenticated."""
+    address = f"{host}:{port}"
+    loop = asyncio.get_running_loop()
+    context: ssl.SSLContext | None = security.ssl_context() if security is not None else None
+    try:
+        async with asyncio.timeout(connect_timeout_ms / 1000):
+            _, connection = await loop.create_connection(
+                lambda: Connection(address, client_id, request_timeout_ms, max_frame_bytes), host, port, ssl=context
+            )
+    except TimeoutError:
+        raise TimeoutException(f"no connection to {address} within {connect_timeout_ms} ms") from None
+    except OSError as error:
+        raise DisconnectException(f"no connection to {address}: {error}") from error
+    try:
+        await connection.negotiate()
+        if security is not None:
+            await security.authenticate(connection)
+    except BaseException:
+        await connection.close()
+        raise
+    return connection

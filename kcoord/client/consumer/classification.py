@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a consumer begins to read a partition: KIP-1327's classification flow, step by step. Pure.
+
+A function of the committed offset, whether it was out of range, the two policies and the two creation times; of nothing
+else, so that every member of the group and every retry decides alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from kcoord.client.reset_policy import ResetPolicy
+from kcoord.client.types import TopicIdPartition
+
+UNKNOWN_TIME_MS: Final = -1
+
+
+class Reason(Enum):
+    """Why a policy was chosen."""
+
+    OUT_OF_RANGE = "the position is out of range"
+    NOT_SET = "auto_offset_reset_new_partitions is not set"
+    UNKNOWN_TIME = "a creation time is not known"
+    NEWLY_EXPANDED = "the partition is newer than the group"
+    PRE_EXISTING = "the partition is not newer than the group"
+
+
+@dataclass(frozen=True, slots=True)
+class UseCommitted:
+    """Go on where the group stopped."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsePolicy:
+    """Reset by this policy; `none` means that the user is to be told."""
+
+    policy: ResetPolicy
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshMetadata:
+    """The partition is not in the metadata: ask for it, then decide."""
+
+
+Decision = UseCommitted | UsePolicy | RefreshMetadata
+
+
+def decide(
+    *,
+    committed_offset: int | None,
+    is_out_of_range: bool,
+    base_policy: ResetPolicy,
+    new_partitions_policy: ResetPolicy | None,
+    group_creation_time_ms: int,
+    partition_creation_time_ms: int | None,
+) -> Decision:
+    """Times are -1 where the broker does not know them; None is a partition that the metadata does not have yet.
+
+    A committed offset is taken to be in range until a fetch says otherwise.
+    """
+    # 1. Check committed offset.
+    if committed_offset is not None and not is_out_of_range:
+        return UseCommitted(committed_offset)
+    # 2. Check out-of-range: unambiguously pre-existing.
+    if is_out_of_range:
+        return UsePolicy(base_policy, Reason.OUT_OF_RANGE)
+    # 3. Check auto.offset.reset.new.partitions.
+    if new_partitions_policy is None:
+        return UsePolicy(base_policy, Reason.NOT_SET)
+    # 4. Read timestamps. Without the group's the partition's would change nothing.
+    if partition_creation_time_ms is None and group_creation_time_ms != UNKNOWN_TIME_MS:
+        return RefreshMetadata()
+    # 5. Classify and apply.
+    if partition_creation_time_ms is None or UNKNOWN_TIME_MS in (group_creation_time_ms, partition_creation_time_ms):
+        return UsePolicy(base_policy, Reason.UNKNOWN_TIME)
+    if partition_creation_time_ms > group_creation_time_ms:
+        return UsePolicy(new_partitions_policy, Reason.NEWLY_EXPANDED)
+    return UsePolicy(base_policy, Reason.PRE_EXISTING)
+
+
+def topics_to_refresh(
+    assigned: Iterable[TopicIdPartition],
+    creation_time_ms: Callable[[TopicIdPartition], int | None],
+    new_partitions_policy: ResetPolicy | None,
+) -> set[bytes]:
+    """Topics of an assignment whose metadata is to be asked for at once, although they may be known (KIP-1327 "Metadata
+    Refresh for Newly Assigned Partitions"): none unless the option is set.
+    """
+    if new_partitions_policy is None:
+        return set()
+    return {each.topic_id for each in assigned if creation_time_ms(each) is None}

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commits of what the consumer has read: on demand, by interval, and before partitions go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from kcoord.client.cluster import Cluster, Deadline
+from kcoord.client.config import ConsumerConfig
+from kcoord.client.consumer.membership import Membership
+from kcoord.client.consumer.offsets import GroupOffsetsClient
+from kcoord.client.consumer.subscription import SubscriptionState
+from kcoord.client.errors import ClientException, IllegalStateException
+from kcoord.client.tasks import stop
+from kcoord.client.types import Offsets
+from protocol.errors import KafkaError
+
+_log = logging.getLogger(__name__)
+
+
+class Commits:
+    """The commits of one consumer; without a group id there are none."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        subscription: SubscriptionState,
+        membership: Membership | None,
+        offsets: GroupOffsetsClient | None,
+    ) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._subscription = subscription
+        self._membership = membership
+        self._offsets = offsets
+        self._is_automatic = config.enable_auto_commit and offsets is not None
+        self._due_ms = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @staticmethod
+    def _now_ms() -> float:
+        return asyncio.get_running_loop().time() * 1000
+
+    @property
+    def client(self) -> GroupOffsetsClient:
+        if self._offsets is None:
+            raise IllegalStateException("a group_id is needed for committed offsets")
+        return self._offsets
+
+    async def stop(self) -> None:
+        await stop(self._tasks)
+
+    async def commit(self, offsets: Offsets, deadline: Deadline) -> None:
+        """Returns when it is stored."""
+        await self.client.commit(offsets, deadline, as_member=self._subscription.uses_group)
+
+    def begin(self, offsets: Offsets) -> asyncio.Task[None]:
+        """Returns at once; the task ends as the commit does."""
+        work = self._commit_logged(self.client, offsets, self._subscription.uses_group)
+        task = asyncio.create_task(work, name="kcoord commit")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_retrieve)
+        return task
+
+    async def _commit_logged(self, client: GroupOffsetsClient, offsets: Offsets, as_member: bool) -> None:
+        try:
+            await client.commit(offsets, self._cluster.deadline(), as_member=as_member)
+        except (KafkaError, ClientException) as error:
+            _log.warning("group %s: the commit failed: %s", self._config.group_id, error)
+            raise
+
+    # Automatic commits.
+
+    def restart_interval(self) -> None:
+        self._due_ms = self._now_ms() + self._config.auto_commit_interval_ms
+
+    def wait_ms(self) -> float | None:
+        """How long it is until the next automatic commit; None without them."""
+        return max(self._due_ms - self._now_ms(), 1) if self._is_automatic else None
+
+    def commit_if_due(self) -> None:
+        """One at a time: a slow coordinator gets no queue of them."""
+        if not self._is_automatic or self._now_ms() < self._due_ms:
+            return
+        self.restart_interval()
+        consumed = self._subscription.consumed()
+        if consumed and not self._tasks and self._can_commit():
+            self.begin(consumed)
+
+    def _can_commit(self) -> bool:
+        """A member between two memberships has nothing that it could commit."""
+        return not self._subscription.uses_group or (self._membership is not None and self._membership.may_commit)
+
+    async def before_revocation(self) -> None:
+        """What was consumed belongs to the next owner; if the commit fails, some of it is read twice."""
+        consumed = self._subscription.consumed()
+        if not self._is_automatic or not consumed or not self._can_commit():
+            return
+        try:
+            await self.commit(consumed, self._cluster.deadline())
+        except (KafkaError, ClientException) as error:
+            _log.warning("group %s: the commit before a revocation failed: %s", self._config.group_id, error)
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """A failure has been logged; nobody needs to look at the task."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of one partition in one Fetch answer, decoded piece by piece as they are taken. Pure.
+
+Batches may begin before the offset that was asked for, and the log may have gaps. With `read_committed`, batches of
+aborted transactions are left out, by the broker's list of them (KIP-98).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from kcoord.client.types import ConsumerRecord, TopicPartition
+from protocol.control_records import ControlRecordType, decode_control_key
+from protocol.errors import CorruptBatchError
+from protocol.record_batch import BatchHeader, decode_records, iter_headers, iter_records, verify_crc
+
+
+class AbortedTransaction(NamedTuple):
+    """From `first_offset` on, up to its abort marker, what the producer wrote does not count."""
+
+    first_offset: int
+    producer_id: int
+
+
+class FetchedRecords:
+    """`next_offset` is where the partition goes on after what was taken."""
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        fetch_offset: int,
+        data: bytes,
+        *,
+        generation: int,
+        check_crcs: bool = True,
+        aborted: Sequence[AbortedTransaction] | None = None,
+    ) -> None:
+        self.partition = partition
+        self.generation = generation
+        self.size_bytes = len(data)
+        self.next_offset = fetch_offset
+        self.leader_epoch = -1
+        self.is_drained = False
+        self._data = data
+        self._check_crcs = check_crcs
+        self._aborted = sorted(aborted, reverse=True) if aborted is not None else []
+        self._aborting: set[int] = set()
+        self._records = self._read()
+        self.end_offset = self._find_end(fetch_offset)
+
+    def _find_end(self, fetch_offset: int) -> int:
+        """Where the next fetch begins, before anything is decoded."""
+        end = fetch_offset
+        for _, header in iter_headers(self._data):
+            end = header.next_offset
+        return max(end, fetch_offset)
+
+    def take(self, count: int) -> list[ConsumerRecord]:
+        """Up to `count` records; fewer mean that there are no more."""
+        taken: list[ConsumerRecord] = []
+        while len(taken) < count:
+            record = next(self._records, None)
+            if record is None:
+                self.is_drained = True
+                break
+            taken.append(record)
+        return taken
+
+    def _read(self) -> Iterator[ConsumerRecord]:
+        topic, index = self.partition
+        for position, header in iter_headers(self._data):
+            if self._check_crcs and not verify_crc(self._data, position):
+                raise CorruptBatchError(f"{self.partition}: wrong checksum of the batch at {header.base_offset}")
+            if not self._skip(position, header):
+                for record in iter_records(self._data, position):
+                    if record.offset < self.next_offset:
+                        continue
+                    self.next_offset = record.offset + 1
+                    self.leader_epoch = header.partition_leader_epoch
+                    yield ConsumerRecord(
+                        topic,
+                        index,
+                        record.offset,
+                        record.timestamp_ms,
+                        header.timestamp_type,
+                        record.key,
+                        record.value,
+                        record.headers,
+                        header.partition_leader_epoch,
+                    )
+            self.next_offset = max(self.next_offset, header.next_offset)
+            self.leader_epoch = header.partition_leader_epoch
+
+    def _skip(self, position: int, header: BatchHeader) -> bool:
+        """Whether the batch has nothing for the reader: a control batch, or one of an aborted transaction."""
+        while self._aborted and self._aborted[-1].first_offset <= header.last_offset:
+            self._aborting.add(self._aborted.pop().producer_id)
+        if header.is_control:
+            if header.producer_id in self._aborting and self._is_abort(position):
+                self._aborting.discard(header.producer_id)
+            return True
+        return header.is_transactional and header.producer_id in self._aborting
+
+    def _is_abort(self, position: int) -> bool:
+        records = decode_records(self._data, position)
+        return bool(records) and decode_control_key(records[0].key) is ControlRecordType.ABORT

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetches ahead of the application: one request per leader at a time, for all partitions that have room."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Final, NamedTuple
+
+from kcoord.client.cluster import Cluster, Purpose
+from kcoord.client.config import ConsumerConfig
+from kcoord.client.consumer.fetched import AbortedTransaction, FetchedRecords
+from kcoord.client.consumer.metadata_updater import MetadataUpdater
+from kcoord.client.consumer.positions import Positions
+from kcoord.client.consumer.subscription import PartitionState, SubscriptionState
+from kcoord.client.results import error_of
+from kcoord.client.signal import Signal
+from kcoord.client.tasks import spawn, stop
+from kcoord.client.types import ConsumerRecord, TopicPartition
+from protocol.errors import CorruptBatchError, Errors, KafkaError
+from protocol.messages import FetchRequest, FetchResponse
+from protocol.uuid import ZERO_UUID
+
+_log = logging.getLogger(__name__)
+
+_CHUNKS_AHEAD: Final = 2
+_FIRST_VERSION_WITH_TOPIC_IDS: Final = 13
+_READ_COMMITTED: Final = "read_committed"
+# The leader has moved, or the broker does not know it yet.
+_OUTDATED: Final = frozenset(
+    {
+        Errors.NOT_LEADER_OR_FOLLOWER,
+        Errors.FENCED_LEADER_EPOCH,
+        Errors.UNKNOWN_LEADER_EPOCH,
+        Errors.UNKNOWN_TOPIC_OR_PARTITION,
+        Errors.UNKNOWN_TOPIC_ID,
+        Errors.INCONSISTENT_TOPIC_ID,
+        Errors.REPLICA_NOT_AVAILABLE,
+        Errors.LEADER_NOT_AVAILABLE,
+        Errors.KAFKA_STORAGE_ERROR,
+        Errors.OFFSET_NOT_AVAILABLE,
+    }
+)
+
+
+class _Asked(NamedTuple):
+    """A partition in a request."""
+
+    state: PartitionState
+    generation: int
+    offset: int
+    leader_epoch: int
+
+
+class Fetcher:
+    """A buffer of fetched records per partition, and the tasks that fill it."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        subscription: SubscriptionState,
+        positions: Positions,
+        updater: MetadataUpdater,
+        changed: Signal,
+    ) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._subscription = subscription
+        self._positions = positions
+        self._updater = updater
+        self._changed = changed
+        self._buffers: dict[TopicPartition, deque[FetchedRecords]] = {}
+        self._order: deque[TopicPartition] = deque()
+        self._busy: dict[int, asyncio.Task[None]] = {}
+        self._failures: dict[int, int] = {}
+        self._failure: KafkaError | CorruptBatchError | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = spawn(self._run(), "kcoord consumer fetches")
+
+    async def stop(self) -> None:
+        await stop([self._task, *self._busy.values()])
+
+    # What poll takes.
+
+    def take_failure(self) -> KafkaError | CorruptBatchError | None:
+        failure, self._failure = self._failure, None
+        return failure
+
+    def take(self, count: int) -> list[ConsumerRecord]:
+        """Up to `count` records; the positions move behind them. Partitions take turns."""
+        records: list[ConsumerRecord] = []
+        for _ in range(len(self._order)):
+            if len(records) >= count:
+                break
+            partition = self._order[0]
+            records += self._take_from(partition, count - len(records))
+            if partition not in self._buffers:
+                self._order.popleft()
+            elif len(records) < count:
+                self._order.rotate(-1)
+        return records
+
+    def _take_from(self, partition: TopicPartition, count: int) -> list[ConsumerRecord]:
+        state = self._subscription.get(partition)
+        buffer = self._buffers[partition]
+        taken: list[ConsumerRecord] = []
+        while buffer and len(taken) < count:
+            fetched = buffer[0]
+            if state is None or fetched.generation != state.generation:
+                buffer.popleft()
+                continue
+            if not state.is_fetchable:
+                return taken
+            try:
+                taken += fetched.take(count - len(taken))
+            except CorruptBatchError:
+                state.generation += 1
+                raise
+            state.position = fetched.next_offset
+            if fetched.leader_epoch >= 0:
+                state.leader_epoch = fetched.leader_epoch
+            if fetched.is_drained:
+                buffer.popleft()
+                self._changed.notify()
+        if not buffer:
+            del self._buffers[partition]
+        return taken
+
+    # Fetching.
+
+    async def _run(self) -> None:
+        while True:
+            ticket = self._changed.ticket()
+            for leader, asked in self._plan().items():
+                self._busy[leader] = spawn(self._fetch(leader, asked), f"kcoord fetch from {leader}")
+            await ticket.wait()
+
+    def _plan(self) -> dict[int, dict[TopicPartition, _Asked]]:
+        """What to ask of leaders that are not being asked."""
+        plan: dict[int, dict[TopicPartition, _Asked]] = {}
+        metadata = self._cluster.metadata
+        for partition, state in self._subscription.items():
+            if not state.is_fetchable or not self._has_room(partition, state):
+                continue
+            leader = metadata.leader(partition)
+            if state.topic_id == ZERO_UUID:
+                state.topic_id = metadata.topic_id(partition.topic)
+            if leader is None:
+                self._updater.request(names=[partition.topic])
+            elif leader not in self._busy:
+                asked = _Asked(
+                    state, state.generation, self._fetch_offset(partition, state), metadata.leader_epoch(partition)
+                )
+                plan.setdefault(leader, {})[partition] = asked
+        return plan
+
+    def _current(self, partition: TopicPartition, state: PartitionState) -> list[FetchedRecords]:
+        return [each for each in self._buffers.get(partition, ()) if each.generation == state.generation]
+
+    def _has_room(self, partition: TopicPartition, state: PartitionState) -> bool:
+        return len(self._current(partition, state)) < _CHUNKS_AHEAD
+
+    def _fetch_offset(self, partition: TopicPartition, state: PartitionState) -> int:
+        """Behind what is buffered."""
+        buffered = self._current(partition, state)
+        return buffered[-1].end_offset if buffered else state.position
+
+    async def _fetch(self, leader: int, asked: dict[TopicPartition, _Asked]) -> None:
+        try:
+            await self._try_fetch(leader, asked)
+            if self._failures[leader]:
+                await self._cluster.sleep_backoff(self._failures[leader])
+        finally:
+            del self._busy[leader]
+            self._changed.notify()
+
+    async def _try_fetch(self, leader: int, asked: dict[TopicPartition, _Asked]) -> None:
+        try:
+            response = await self._request(leader, asked)
+            if response.error_code:
+                raise KafkaError(error_of(response.error_code), "Fetch")
+            is_outdated = self._take_response(response, asked)
+            self._failures[leader] = self._failures.get(leader, 0) + 1 if is_outdated else 0
+        except KafkaError as error:
+            _log.debug("fetch from broker %d: %s", leader, error)
+            self._failures[leader] = self._failures.get(leader, 0) + 1
+            if error.error.retriable:
+                self._updater.request(names={partition.topic for partition in asked})
+            else:
+                self._failure = error
+                self._changed.notify()
+
+    async def _request(self, leader: int, asked: dict[TopicPartition, _Asked]) -> FetchResponse:
+        connection = await self._cluster.connection(leader, Purpose.FETCHES)
+        knows_ids = all(each.state.topic_id != ZERO_UUID for each in asked.values())
+        version = connection.versions.choose(FetchRequest, 4, None if knows_ids else _FIRST_VERSION_WITH_TOPIC_IDS - 1)
+        config = self._config
+        topics: dict[tuple[str, bytes], list[FetchRequest.FetchPartition]] = {}
+        for partition, each in asked.items():
+            topics.setdefault((partition.topic, each.state.topic_id), []).append(
+                FetchRequest.FetchPartition(
+                    partition=partition.partition,
+                    current_leader_epoch=each.leader_epoch,
+                    fetch_offset=each.offset,
+                    partition_max_bytes=config.max_partition_fetch_bytes,
+                )
+            )
+        request = FetchRequest(
+            max_wait_ms=config.fetch_max_wait_ms,
+            min_bytes=config.fetch_min_bytes,
+            max_bytes=config.fetch_max_bytes,
+            isolation_level=int(config.isolation_level == _READ_COMMITTED),
+            topics=[
+                FetchRequest.FetchTopic(topic=name, topic_id=topic_id, partitions=partitions)
+                for (name, topic_id), partitions in topics.items()
+            ],
+            rack_id=config.client_rack,
+        )
+        timeout_ms = config.request_timeout_ms + config.fetch_max_wait_ms
+        return await connection.call_version(request, FetchResponse, version, timeout_ms=timeout_ms)
+
+    def _take_response(self, response: FetchResponse, asked: dict[TopicPartition, _Asked]) -> bool:
+        """Whether some partition has to be asked elsewhere or later."""
+        names = {each.state.topic_id: partition.topic for partition, each in asked.items()}
+        is_outdated = False
+        for topic in response.responses:
+            name = topic.topic or names.get(topic.topic_id, "")
+            for data in topic.partitions:
+                partition = TopicPartition(name, data.partition_index)
+                each = asked.get(partition)
+                if each is None or self._subscription.get(partition) is not each.state:
+                    continue
+                if each.generation == each.state.generation:
+                    is_outdated |= self._take_partition(partition, each, data)
+        return is_outdated
+
+    def _take_partition(self, partition: TopicPartition, asked: _Asked, data: FetchResponse.PartitionData) -> bool:
+        error = error_of(data.error_code)
+        if error is Errors.NONE:
+            if data.records:
+                self._buffer(partition, asked, data)
+            return False
+        if error is Errors.OFFSET_OUT_OF_RANGE:
+            return not self._out_of_range(partition, asked)
+        if error in _OUTDATED:
+            self._updater.request(names=[partition.topic])
+            return True
+        self._failure = KafkaError(error, f"Fetch of {partition} at {asked.offset}")
+        self._changed.notify()
+        return True
+
+    def _buffer(self, partition: TopicPartition, asked: _Asked, data: FetchResponse.PartitionData) -> None:
+        aborted = None
+        if self._config.isolation_level == _READ_COMMITTED:
+            aborted = [
+                AbortedTransaction(each.first_offset, each.producer_id) for each in data.aborted_transactions or ()
+            ]
+        try:
+            fetched = FetchedRecords(
+                partition,
+                asked.offset,
+                data.records or b"",
+                generation=asked.generation,
+                check_crcs=self._config.check_crcs,
+                aborted=aborted,
+            )
+        except CorruptBatchError as error:
+            self._failure = error
+            self._changed.notify()
+            return
+        if partition not in self._buffers:
+            self._buffers[partition] = deque()
+            self._order.append(partition)
+        self._buffers[partition].append(fetched)
+
+    def _out_of_range(self, partition: TopicPartition, asked: _Asked) -> bool:
+        """Only if the position itself is out of range: what is buffered before that can still be read."""
+        if asked.offset != asked.state.position:
+            return False
+        _log.info("%s: position %d is out of range", partition, asked.offset)
+        asked.state.out_of_range()
+        self._positions.wake()
+        return True

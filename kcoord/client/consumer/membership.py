@@ -1,0 +1,469 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A member of a consumer group (KIP-848, client side) as a pure state machine.
+
+In go the time, what the user wants, answers to heartbeats, and that a rebalance step is done. Out come heartbeats and
+when they are due, and the next rebalance step: what to revoke, to assign, or to give up as lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+from kcoord.client.types import TopicIdPartition
+from protocol.errors import Errors, KafkaError
+from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+
+JOIN_EPOCH: Final = 0
+LEAVE_EPOCH: Final = -1
+LEAVE_STATIC_EPOCH: Final = -2
+UNKNOWN_TIME_MS: Final = -1
+DEFAULT_HEARTBEAT_INTERVAL_MS: Final = 5_000
+
+Partitions = frozenset[TopicIdPartition]
+NO_PARTITIONS: Final[Partitions] = frozenset()
+
+
+class MemberState(Enum):
+    """Where the member is."""
+
+    UNSUBSCRIBED = "unsubscribed"
+    JOINING = "joining"
+    RECONCILING = "reconciling"
+    ACKNOWLEDGING = "acknowledging"
+    STABLE = "stable"
+    FENCED = "fenced"
+    PREPARE_LEAVING = "prepare leaving"
+    LEAVING = "leaving"
+    STALE = "stale"
+    FATAL = "fatal"
+
+
+_TRANSITIONS: Final[dict[MemberState, frozenset[MemberState]]] = {
+    MemberState.UNSUBSCRIBED: frozenset({MemberState.JOINING}),
+    MemberState.JOINING: frozenset(
+        {
+            MemberState.RECONCILING,
+            MemberState.STABLE,
+            MemberState.FENCED,
+            MemberState.PREPARE_LEAVING,
+            MemberState.STALE,
+            MemberState.FATAL,
+        }
+    ),
+    MemberState.RECONCILING: frozenset(
+        {
+            MemberState.ACKNOWLEDGING,
+            MemberState.STABLE,
+            MemberState.FENCED,
+            MemberState.PREPARE_LEAVING,
+            MemberState.STALE,
+            MemberState.FATAL,
+        }
+    ),
+    MemberState.ACKNOWLEDGING: frozenset(
+        {
+            MemberState.RECONCILING,
+            MemberState.STABLE,
+            MemberState.FENCED,
+            MemberState.PREPARE_LEAVING,
+            MemberState.STALE,
+            MemberState.FATAL,
+        }
+    ),
+    MemberState.STABLE: frozenset(
+        {
+            MemberState.RECONCILING,
+            MemberState.ACKNOWLEDGING,
+            MemberState.FENCED,
+            MemberState.PREPARE_LEAVING,
+            MemberState.STALE,
+            MemberState.FATAL,
+        }
+    ),
+    MemberState.FENCED: frozenset({MemberState.JOINING, MemberState.PREPARE_LEAVING}),
+    MemberState.PREPARE_LEAVING: frozenset({MemberState.LEAVING, MemberState.FATAL}),
+    MemberState.LEAVING: frozenset({MemberState.UNSUBSCRIBED, MemberState.FATAL}),
+    MemberState.STALE: frozenset({MemberState.JOINING, MemberState.PREPARE_LEAVING, MemberState.FATAL}),
+    MemberState.FATAL: frozenset({MemberState.PREPARE_LEAVING}),
+}
+
+IN_GROUP: Final = frozenset(
+    {MemberState.JOINING, MemberState.RECONCILING, MemberState.ACKNOWLEDGING, MemberState.STABLE}
+)
+_FENCING: Final = frozenset({Errors.FENCED_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID, Errors.GROUP_ID_NOT_FOUND})
+
+
+class StepKind(Enum):
+    """What a rebalance step does with its partitions."""
+
+    REVOKE = "revoke"
+    ASSIGN = "assign"
+    LOSE = "lose"
+
+
+class Step(NamedTuple):
+    """To be carried out and then reported by `step_done`; there is one at a time."""
+
+    kind: StepKind
+    partitions: Partitions
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the coordinator is known to have heard; a heartbeat repeats none of it."""
+
+    names: frozenset[str]
+    regex: str | None
+    owned: Partitions
+    acks: bool
+
+
+class Membership:
+    """One member, from its first subscription to the end of the consumer."""
+
+    def __init__(
+        self,
+        group_id: str,
+        member_id: str,
+        *,
+        instance_id: str | None = None,
+        rack_id: str | None = None,
+        server_assignor: str | None = None,
+        rebalance_timeout_ms: int = 300_000,
+    ) -> None:
+        self.group_id = group_id
+        self.member_id = member_id
+        self.instance_id = instance_id
+        self.state = MemberState.UNSUBSCRIBED
+        self.member_epoch = JOIN_EPOCH
+        self.group_creation_time_ms = UNKNOWN_TIME_MS
+        self.owned: Partitions = NO_PARTITIONS
+        self.target: Partitions = NO_PARTITIONS
+        self.fatal_error: KafkaError | None = None
+        self._rack_id = rack_id
+        self._server_assignor = server_assignor
+        self._rebalance_timeout_ms = rebalance_timeout_ms
+        self._heartbeat_interval_ms = DEFAULT_HEARTBEAT_INTERVAL_MS
+        self._names: frozenset[str] = frozenset()
+        self._regex: str | None = None
+        self._had_regex = False
+        self._told: _Told | None = None
+        self._telling: _Told | None = None
+        self._ack_is_due = False
+        self._in_flight = False
+        self._is_leave_in_flight = False
+        self._due_ms: float = 0
+        self._not_before_ms: float = 0
+        self._step: Step | None = None
+        self._was_heard = False
+        self._leave_is_due = False
+        self._stays_in_group = False
+        self._reported: list[KafkaError] = []
+
+    # What the user does.
+
+    def subscribe(self, names: Collection[str], regex: str | None, now_ms: float) -> None:
+        """Joins, or tells the group about other topics."""
+        self._names, self._regex = frozenset(names), regex
+        self._had_regex = self._had_regex or regex is not None
+        if self.state is MemberState.UNSUBSCRIBED:
+            self._move(MemberState.JOINING)
+            self.fatal_error = None
+            self._reset_for_join(now_ms)
+
+    def leave(self, now_ms: float, *, static_stays: bool = True) -> None:
+        """Gives everything back; then leaves, a static member for good only if `static_stays` is false."""
+        if self.state in (MemberState.UNSUBSCRIBED, MemberState.PREPARE_LEAVING, MemberState.LEAVING):
+            return
+        self._stays_in_group = static_stays
+        was_in_group = self.state in IN_GROUP or self._leave_is_due
+        self._move(MemberState.PREPARE_LEAVING)
+        self._leave_is_due = was_in_group and self._was_heard
+        self._not_before_ms = 0
+        self._advance(now_ms)
+
+    def polled(self, now_ms: float) -> None:
+        """The application is alive: a member that left because it was not comes back."""
+        if self.state is MemberState.STALE and not self.owned and self._step is None and not self._leave_is_due:
+            self._move(MemberState.JOINING)
+            self._reset_for_join(now_ms)
+
+    def poll_expired(self, now_ms: float) -> None:
+        """`max_poll_interval_ms` passed without a poll: leave, so that others can go on with the partitions."""
+        if self.state in IN_GROUP:
+            self._move(MemberState.STALE)
+            self._leave_is_due = self._was_heard
+            self._not_before_ms = now_ms
+
+    # Heartbeats.
+
+    @property
+    def is_in_group(self) -> bool:
+        return self.state in IN_GROUP
+
+    @property
+    def subscribed_names(self) -> frozenset[str]:
+        return self._names
+
+    @property
+    def may_commit(self) -> bool:
+        """Whether the epoch is one that the coordinator gave, and has not taken back as far as is known."""
+        return self.member_epoch > 0 and (self.state in IN_GROUP or self.state is MemberState.PREPARE_LEAVING)
+
+    @property
+    def is_unsubscribed(self) -> bool:
+        return self.state is MemberState.UNSUBSCRIBED
+
+    def heartbeat_due_ms(self) -> float | None:
+        """When the next heartbeat is to be sent; None while there is nothing to send, or one is on its way."""
+        if self._in_flight:
+            return None
+        if self._leave_is_due and self.state is not MemberState.PREPARE_LEAVING:
+            return self._not_before_ms
+        if self.state in IN_GROUP or (self.state is MemberState.PREPARE_LEAVING and self.member_epoch > 0):
+            return self._regular_due_ms()
+        return None
+
+    def _regular_due_ms(self) -> float:
+        return self._not_before_ms if self._has_news() else max(self._due_ms, self._not_before_ms)
+
+    def _has_news(self) -> bool:
+        """Whether the coordinator should hear something before the interval is over."""
+        if self.state not in IN_GROUP:
+            return False
+        told = self._told
+        if told is None:
+            return True
+        if (told.names, told.regex) != (self._names, self._regex):
+            return True
+        return self._step is None and (told.owned != self.owned or self._must_ack())
+
+    def _must_ack(self) -> bool:
+        """Whether a new assignment is carried out, although that may have changed nothing: the coordinator waits for a
+        partition that it gave and took back before the member had got round to it.
+        """
+        return self._ack_is_due and self.owned == self.target
+
+    def make_heartbeat(self) -> ConsumerGroupHeartbeatRequest:
+        """The heartbeat that is due; its answer, or that there is none, has to be reported."""
+        assert not self._in_flight
+        self._in_flight = True
+        request = ConsumerGroupHeartbeatRequest(
+            group_id=self.group_id,
+            member_id=self.member_id,
+            member_epoch=self.member_epoch,
+            instance_id=self.instance_id,
+            rebalance_timeout_ms=-1,
+            subscribed_topic_names=None,
+            topic_partitions=None,
+        )
+        if self._leave_is_due and self.state is not MemberState.PREPARE_LEAVING:
+            is_static = self.instance_id is not None and (self.state is MemberState.STALE or self._stays_in_group)
+            request.member_epoch = LEAVE_STATIC_EPOCH if is_static else LEAVE_EPOCH
+            self._is_leave_in_flight = True
+            return request
+        self._fill(request)
+        self._was_heard = True
+        return request
+
+    def _fill(self, request: ConsumerGroupHeartbeatRequest) -> None:
+        """Everything when joining or when it is not sure what was heard; else only what is new."""
+        told = self._told
+        if told is None:
+            request.rebalance_timeout_ms = self._rebalance_timeout_ms
+            request.rack_id = self._rack_id
+            request.server_assignor = self._server_assignor
+        if told is None or told.names != self._names:
+            request.subscribed_topic_names = sorted(self._names)
+        if told is None or told.regex != self._regex:
+            # Null keeps what a predecessor with the same instance id had; the empty text takes it away.
+            keeps = not self._had_regex and self.instance_id is None
+            request.subscribed_topic_regex = self._regex or (None if keeps else "")
+        if told is None or told.owned != self.owned or self._must_ack():
+            request.topic_partitions = _by_topic(self.owned)
+        acks = request.topic_partitions is not None and self.owned == self.target and self._step is None
+        self._telling = _Told(self._names, self._regex, self.owned, acks)
+
+    def on_response(self, response: ConsumerGroupHeartbeatResponse, now_ms: float, retry_after_ms: float = 0) -> None:
+        """Takes the answer to the heartbeat under way. After an error the next one waits for `retry_after_ms`."""
+        self._in_flight = False
+        if self._finish_leave():
+            return
+        if response.error_code:
+            self._on_error(_error(response), now_ms, retry_after_ms)
+            return
+        if self.state not in IN_GROUP and self.state is not MemberState.PREPARE_LEAVING:
+            return
+        self._told, self._telling = self._telling, None
+        if self._told is not None and self._told.acks:
+            self._ack_is_due = False
+        self.member_epoch = response.member_epoch
+        self.group_creation_time_ms = response.group_creation_time_ms
+        self._heartbeat_interval_ms = response.heartbeat_interval_ms
+        self._due_ms = now_ms + response.heartbeat_interval_ms
+        self._not_before_ms = 0
+        if response.assignment is not None:
+            self._take_target(response.assignment)
+        self._settle()
+
+    def _take_target(self, assignment: ConsumerGroupHeartbeatResponse.Assignment) -> None:
+        target = frozenset(
+            TopicIdPartition(topic.topic_id, partition)
+            for topic in assignment.topic_partitions
+            for partition in topic.partitions
+        )
+        self._ack_is_due = self._ack_is_due or target != self.target
+        self.target = target
+
+    def on_failure(self, error: KafkaError, now_ms: float, retry_after_ms: float) -> None:
+        """There is no answer, or one that means elsewhere or later: nobody knows what was heard."""
+        self._in_flight = False
+        if not self._finish_leave():
+            self._on_error(error, now_ms, retry_after_ms)
+
+    def _finish_leave(self) -> bool:
+        """One attempt to leave is enough: the session ends by itself."""
+        if not self._is_leave_in_flight:
+            return False
+        self._is_leave_in_flight = self._leave_is_due = self._was_heard = False
+        if self.state is MemberState.LEAVING:
+            self._move(MemberState.UNSUBSCRIBED)
+        return True
+
+    def _on_error(self, error: KafkaError, now_ms: float, retry_after_ms: float) -> None:
+        self._told = self._telling = None
+        self._not_before_ms = now_ms + retry_after_ms
+        code = error.error
+        if code in _FENCING and self.member_epoch != JOIN_EPOCH:
+            self._fence(now_ms)
+        elif code is Errors.TOPIC_AUTHORIZATION_FAILED:
+            # Others of the topics may be allowed, or this one later: the user is told, the member goes on.
+            self._reported.append(error)
+            self._not_before_ms = now_ms + self._heartbeat_interval_ms
+        elif not code.retriable and code not in (Errors.UNKNOWN_MEMBER_ID, Errors.FENCED_MEMBER_EPOCH):
+            self._fail(error)
+
+    def _fence(self, now_ms: float) -> None:
+        """KIP-848: the member abandons its partitions at once and joins again with the same id and epoch 0."""
+        self.member_epoch = JOIN_EPOCH
+        if self.state is MemberState.PREPARE_LEAVING:
+            self._leave_is_due = False
+        if self.state not in IN_GROUP:
+            return
+        self._move(MemberState.FENCED)
+        self.target = NO_PARTITIONS
+        self._advance(now_ms)
+
+    def _fail(self, error: KafkaError) -> None:
+        if self.state is MemberState.STALE or self.state in IN_GROUP:
+            self._move(MemberState.FATAL)
+            self.fatal_error = error
+            self.member_epoch = JOIN_EPOCH
+            self._leave_is_due = False
+            self.target = NO_PARTITIONS
+
+    def take_reported(self) -> KafkaError | None:
+        """An error that the user should see once, and that does not end the membership."""
+        return self._reported.pop(0) if self._reported else None
+
+    # Rebalance steps.
+
+    def next_step(self, known_topics: Collection[bytes]) -> Step | None:
+        """The next thing to do; topics whose names are not known yet have to wait."""
+        if self._step is not None:
+            return None
+        step = self._plan(known_topics)
+        if step is not None and step.partitions:
+            self._step = step
+            return step
+        return None
+
+    def _plan(self, known_topics: Collection[bytes]) -> Step | None:
+        if self.state in (MemberState.FENCED, MemberState.STALE, MemberState.FATAL):
+            return Step(StepKind.LOSE, self.owned)
+        if self.state is MemberState.PREPARE_LEAVING:
+            return Step(StepKind.REVOKE if self.member_epoch > 0 else StepKind.LOSE, self.owned)
+        if self.state is not MemberState.RECONCILING:
+            return None
+        revoked = self.owned - self.target
+        if revoked:
+            return Step(StepKind.REVOKE, revoked)
+        added = frozenset(each for each in self.target - self.owned if each.topic_id in known_topics)
+        return Step(StepKind.ASSIGN, added)
+
+    def step_done(self, step: Step, now_ms: float) -> None:
+        """The step was carried out, whatever happened meanwhile."""
+        assert step is self._step
+        self._step = None
+        if step.kind is StepKind.ASSIGN:
+            self.owned |= step.partitions
+        else:
+            self.owned -= step.partitions
+        self._advance(now_ms)
+
+    def unresolved_topics(self, known_topics: Collection[bytes]) -> set[bytes]:
+        """Topics of the target whose names have to be asked for."""
+        return {each.topic_id for each in self.target} - set(known_topics)
+
+    @property
+    def is_step_under_way(self) -> bool:
+        return self._step is not None
+
+    def _advance(self, now_ms: float) -> None:
+        """What follows from there being nothing more to give up."""
+        if self._step is None and not self.owned:
+            if self.state is MemberState.FENCED:
+                self._move(MemberState.JOINING)
+                self._reset_for_join(now_ms)
+            elif self.state is MemberState.PREPARE_LEAVING:
+                self._move(MemberState.LEAVING)
+                if not self._leave_is_due:
+                    self._move(MemberState.UNSUBSCRIBED)
+                self.member_epoch = JOIN_EPOCH
+        if self.state in IN_GROUP:
+            self._settle()
+
+    def _settle(self) -> None:
+        """The state within the group, from what is owned, what shall be, and what the coordinator knows."""
+        if self.state not in IN_GROUP or self.member_epoch == JOIN_EPOCH:
+            return
+        if self._step is not None or self.owned != self.target:
+            wanted = MemberState.RECONCILING
+        elif self._told is None or self._told.owned != self.owned or self._ack_is_due:
+            wanted = MemberState.ACKNOWLEDGING
+        else:
+            wanted = MemberState.STABLE
+        if self.state is not wanted:
+            self._move(wanted)
+
+    def _reset_for_join(self, now_ms: float) -> None:
+        assert not self.owned
+        self.member_epoch = JOIN_EPOCH
+        self.target = NO_PARTITIONS
+        self._told = self._telling = None
+        self._ack_is_due = False
+        self._due_ms = now_ms
+
+    def _move(self, state: MemberState) -> None:
+        assert state in _TRANSITIONS[self.state], f"{self.state} -> {state}"
+        self.state = state
+
+
+def _error(response: ConsumerGroupHeartbeatResponse) -> KafkaError:
+    try:
+        return KafkaError(Errors(response.error_code), response.error_message)
+    except ValueError:
+        return KafkaError(Errors.UNKNOWN_SERVER_ERROR, f"error code {response.error_code}")
+
+
+def _by_topic(partitions: Iterable[TopicIdPartition]) -> list[ConsumerGroupHeartbeatRequest.TopicPartitions]:
+    topics: dict[bytes, list[int]] = {}
+    for topic_id, partition in sorted(partitions):
+        topics.setdefault(topic_id, []).append(partition)
+    return [
+        ConsumerGroupHeartbeatRequest.TopicPartitions(topic_id=topic_id, partitions=indexes)
+        for topic_id, indexes in topics.items()
+    ]

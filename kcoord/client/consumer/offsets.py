@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The group's offsets: commit them in order, fetch them. Both say who the member is, so that a stale one is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Final
+
+from kcoord.client.cluster import Cluster, CoordinatorType, Deadline
+from kcoord.client.consumer.membership import Membership
+from kcoord.client.errors import CommitFailedException, StaleMemberEpochException
+from kcoord.client.offset_messages import (
+    LAST_VERSION_WITH_NAMES,
+    GroupOffsets,
+    by_topic,
+    commit_error_codes,
+    commit_topics,
+    fetched_offsets,
+)
+from kcoord.client.results import error_of
+from kcoord.client.types import ConsumerGroupMetadata, Offsets, TopicPartition
+from protocol.errors import Errors, KafkaError
+from protocol.messages import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+
+NO_EPOCH: Final = -1
+# v8 of OffsetFetch can name several groups, v9 of both names a member and its epoch.
+_FIRST_FETCH_VERSION: Final = 8
+_FIRST_MEMBER_VERSION: Final = 9
+_NOT_A_MEMBER: Final = frozenset(
+    {Errors.UNKNOWN_MEMBER_ID, Errors.FENCED_INSTANCE_ID, Errors.ILLEGAL_GENERATION, Errors.FENCED_MEMBER_EPOCH}
+)
+
+
+class GroupOffsetsClient:
+    """Commits are sent one after the other, in the order of the calls: a later one is never overtaken."""
+
+    def __init__(self, cluster: Cluster, group_id: str, membership: Membership) -> None:
+        self._cluster = cluster
+        self._group_id = group_id
+        self._membership = membership
+        self._order = asyncio.Lock()
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """Who commits now; a consumer that is no member commits without one."""
+        member = self._membership
+        if not member.may_commit:
+            return ConsumerGroupMetadata(self._group_id, group_instance_id=member.instance_id)
+        return ConsumerGroupMetadata(self._group_id, member.member_id, member.member_epoch, member.instance_id)
+
+    async def commit(self, offsets: Offsets, deadline: Deadline, *, as_member: bool) -> None:
+        """Commits, again where that may help: an older epoch is one, for the next heartbeat brings the new one."""
+        if not offsets:
+            return
+        async with self._order:
+            await self._cluster.retry("commit offsets", deadline, lambda: self._commit(offsets, as_member))
+
+    async def _commit(self, offsets: Offsets, as_member: bool) -> None:
+        who = self.group_metadata()
+        if as_member and who.member_epoch <= 0:
+            raise CommitFailedException(f"the consumer is not a member of {self._group_id} any more")
+        request = OffsetCommitRequest(
+            group_id=self._group_id,
+            generation_id_or_member_epoch=who.member_epoch,
+            member_id=who.member_id,
+            group_instance_id=who.group_instance_id if who.member_epoch > 0 else None,
+            topics=commit_topics(offsets),
+        )
+        response = await self._cluster.call_coordinator(
+            CoordinatorType.GROUP,
+            self._group_id,
+            request,
+            OffsetCommitResponse,
+            commit_error_codes,
+            lowest=_FIRST_MEMBER_VERSION if who.member_epoch > 0 else 0,
+            highest=LAST_VERSION_WITH_NAMES,
+        )
+        for topic in response.topics:
+            for each in topic.partitions:
+                if each.error_code:
+                    raise self._commit_error(each.error_code, TopicPartition(topic.name, each.partition_index))
+
+    def _commit_error(self, code: int, partition: TopicPartition) -> Exception:
+        error = error_of(code)
+        if error in _NOT_A_MEMBER:
+            return CommitFailedException(f"group {self._group_id} refuses the commit of {partition}: {error.name}")
+        if error is Errors.STALE_MEMBER_EPOCH:
+            return StaleMemberEpochException(f"{partition}: the member's epoch is stale")
+        return KafkaError(error, str(partition))
+
+    async def fetch(
+        self, partitions: Collection[TopicPartition], deadline: Deadline, *, require_stable: bool = True
+    ) -> GroupOffsets:
+        """The committed offset of each partition, None where there is none."""
+        return await self._cluster.retry(
+            "fetch committed offsets", deadline, lambda: self._fetch(partitions, require_stable)
+        )
+
+    async def _fetch(self, partitions: Collection[TopicPartition], require_stable: bool) -> GroupOffsets:
+        who = self.group_metadata()
+        group = OffsetFetchRequest.OffsetFetchRequestGroup(
+            group_id=self._group_id,
+            topics=[
+                OffsetFetchRequest.OffsetFetchRequestTopics(name=name, partition_indexes=indexes)
+                for name, indexes in by_topic(partitions).items()
+            ],
+        )
+        if who.member_epoch > 0:
+            group.member_id, group.member_epoch = who.member_id, who.member_epoch
+        response = await self._cluster.call_coordinator(
+            CoordinatorType.GROUP,
+            self._group_id,
+            OffsetFetchRequest(groups=[group], require_stable=require_stable),
+            OffsetFetchResponse,
+            lambda answer: [each.error_code for each in answer.groups],
+            lowest=_FIRST_FETCH_VERSION,
+            highest=LAST_VERSION_WITH_NAMES,
+        )
+        found = fetched_offsets(response.groups[0])
+        if isinstance(found, KafkaError):
+            if found.error in (Errors.STALE_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID):
+                raise StaleMemberEpochException(f"group {self._group_id}: {found}")
+            raise found
+        return {partition: found.get(partition) for partition in partitions}

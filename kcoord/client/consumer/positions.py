@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds where to begin to read: committed offset, else the decision of `classification`, else a look-up at the leader.
+
+Works in the background as soon as a partition is assigned; an error that only the user can resolve is raised by poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from kcoord.client.cluster import Cluster
+from kcoord.client.config import ConsumerConfig
+from kcoord.client.consumer.classification import UNKNOWN_TIME_MS, RefreshMetadata, UseCommitted, decide
+from kcoord.client.consumer.membership import Membership
+from kcoord.client.consumer.metadata_updater import MetadataUpdater
+from kcoord.client.consumer.offsets import GroupOffsetsClient
+from kcoord.client.consumer.subscription import PartitionState, Phase, SubscriptionState
+from kcoord.client.errors import (
+    ClientException,
+    NoOffsetForPartitionException,
+    OffsetOutOfRangeException,
+    is_retriable,
+)
+from kcoord.client.leaders import list_offsets
+from kcoord.client.reset_policy import LATEST_TIMESTAMP, NONE
+from kcoord.client.signal import Signal
+from kcoord.client.tasks import spawn, stop
+from kcoord.client.types import ListOffsetsResult, OffsetAndMetadata, TopicIdPartition, TopicPartition
+from protocol.errors import KafkaError
+
+_log = logging.getLogger(__name__)
+
+_NOT_FOUND: Final = -1
+_READ_COMMITTED: Final = "read_committed"
+
+
+class Positions:
+    """One task per consumer."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        subscription: SubscriptionState,
+        membership: Membership | None,
+        offsets: GroupOffsetsClient | None,
+        updater: MetadataUpdater,
+        changed: Signal,
+    ) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._subscription = subscription
+        self._membership = membership
+        self._offsets = offsets
+        self._updater = updater
+        self._changed = changed
+        self._wake = Signal()
+        self._failure: KafkaError | ClientException | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = spawn(self._run(), "kcoord consumer positions")
+
+    async def stop(self) -> None:
+        await stop([self._task])
+
+    def wake(self) -> None:
+        """A partition may need a position."""
+        self._wake.notify()
+
+    def take_failure(self) -> KafkaError | ClientException | None:
+        """What keeps partitions from having a position; it is tried again after it has been told."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self.wake()
+        return failure
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            ticket, changed = self._wake.ticket(), self._changed.ticket()
+            try:
+                is_waiting = await self._resolve() if self._failure is None else False
+                failures = 0
+            except KafkaError as error:
+                failures += 1
+                if not is_retriable(error):
+                    self._fail(error)
+                await self._cluster.sleep_backoff(failures)
+                continue
+            except ClientException as error:
+                self._fail(error)
+                is_waiting = False
+            await _either(ticket, changed if is_waiting else None)
+
+    def _fail(self, error: KafkaError | ClientException) -> None:
+        self._failure = error
+        self._changed.notify()
+
+    async def _resolve(self) -> bool:
+        """One pass through the phases; whether something waits for metadata."""
+        await self._fetch_committed()
+        is_waiting, refused = self._classify()
+        await self._look_up()
+        self._refuse(refused)
+        return is_waiting
+
+    async def _fetch_committed(self) -> None:
+        states = self._in_phase(Phase.COMMITTED)
+        if not states:
+            return
+        found: Mapping[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(states)
+        if self._offsets is not None:
+            found = await self._offsets.fetch(states, self._cluster.deadline())
+        for partition, (state, generation) in states.items():
+            if self._is_current(partition, state, generation):
+                committed = found.get(partition)
+                self._apply_committed(partition, state, committed)
+
+    def _apply_committed(
+        self, partition: TopicPartition, state: PartitionState, committed: OffsetAndMetadata | None
+    ) -> None:
+        if committed is None:
+            state.phase = Phase.CLASSIFICATION
+        else:
+            state.decided = "committed offset"
+            state.jump(committed.offset, committed.leader_epoch)
+            self._changed.notify()
+
+    def _classify(self) -> tuple[bool, dict[TopicPartition, PartitionState]]:
+        """Decides for each partition by itself (KIP-1327); metadata that is missing is asked for."""
+        is_waiting = False
+        refused: dict[TopicPartition, PartitionState] = {}
+        for partition, (state, _) in self._in_phase(Phase.CLASSIFICATION).items():
+            decision = decide(
+                committed_offset=None,
+                is_out_of_range=state.is_out_of_range,
+                base_policy=self._config.reset_policy,
+                new_partitions_policy=self._config.new_partitions_policy,
+                group_creation_time_ms=self._group_creation_time_ms(),
+                partition_creation_time_ms=self._creation_time_ms(partition, state),
+            )
+            assert not isinstance(decision, UseCommitted)
+            if isinstance(decision, RefreshMetadata):
+                self._updater.request(topic_ids=[state.topic_id])
+                is_waiting = True
+                continue
+            state.decided = f"{decision.policy}: {decision.reason.value}"
+            _log.debug("%s begins at %s", partition, state.decided)
+            if decision.policy is NONE:
+                refused[partition] = state
+            else:
+                state.look_up(decision.policy, self._cluster.wall_clock_ms())
+        return is_waiting, refused
+
+    def _refuse(self, refused: dict[TopicPartition, PartitionState]) -> None:
+        """The user has to seek; until then the partitions stay as they are and are complained about at each poll."""
+        without = [partition for partition, state in refused.items() if not state.is_out_of_range]
+        if without:
+            raise NoOffsetForPartitionException(without)
+        if refused:
+            raise OffsetOutOfRangeException({partition: state.position for partition, state in refused.items()})
+
+    def _group_creation_time_ms(self) -> int:
+        """From the last heartbeat; partitions that the user assigned have none."""
+        if self._membership is None or not self._subscription.uses_group:
+            return UNKNOWN_TIME_MS
+        return self._membership.group_creation_time_ms
+
+    def _creation_time_ms(self, partition: TopicPartition, state: PartitionState) -> int | None:
+        return self._cluster.metadata.creation_time_ms(TopicIdPartition(state.topic_id, partition.partition))
+
+    async def _look_up(self) -> None:
+        states = self._in_phase(Phase.LOOK_UP)
+        if not states:
+            return
+        timestamps = {partition: state.look_up_timestamp for partition, (state, _) in states.items()}
+        attempt = list_offsets(
+            self._cluster,
+            self._cluster.deadline(),
+            timestamps,
+            read_committed=self._config.isolation_level == _READ_COMMITTED,
+        )
+        failure: KafkaError | None = None
+        for partition, outcome in (await attempt(list(states))).items():
+            state, generation = states[partition]
+            if isinstance(outcome, KafkaError):
+                failure = outcome
+            elif self._is_current(partition, state, generation):
+                self._apply_look_up(state, outcome)
+        if failure is not None:
+            raise failure
+        if self._in_phase(Phase.LOOK_UP):
+            self.wake()
+
+    def _apply_look_up(self, state: PartitionState, found: ListOffsetsResult) -> None:
+        """No record is as new as the time of a by_duration: then it is the end of the log (KIP-1106)."""
+        if found.offset == _NOT_FOUND and state.look_up_timestamp >= 0:
+            state.look_up_timestamp = LATEST_TIMESTAMP
+            return
+        state.jump(max(found.offset, 0), found.leader_epoch)
+        self._changed.notify()
+
+    def _in_phase(self, phase: Phase) -> dict[TopicPartition, tuple[PartitionState, int]]:
+        return {
+            partition: (state, state.generation)
+            for partition, state in self._subscription.items()
+            if state.phase is phase and not state.is_fenced_off
+        }
+
+    def _is_current(self, partition: TopicPartition, state: PartitionState, generation: int) -> bool:
+        """Whether nobody sought, and the partition is still ours."""
+        return self._subscription.get(partition) is state and state.generation == generation
+
+
+async def _either(first: asyncio.Event, second: asyncio.Event | None) -> None:
+    """Waits for one of two events."""
+    if second is None:
+        await first.wait()
+        return
+    waits = [asyncio.create_task(first.wait()), asyncio.create_task(second.wait())]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

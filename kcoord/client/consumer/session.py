@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps a member in its group: sends the heartbeats that `Membership` wants, and watches that the application polls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from kcoord.client.backoff import Backoff
+from kcoord.client.cluster import Cluster, CoordinatorType
+from kcoord.client.config import ConsumerConfig
+from kcoord.client.consumer.classification import topics_to_refresh
+from kcoord.client.consumer.membership import Membership, MemberState
+from kcoord.client.consumer.metadata_updater import MetadataUpdater
+from kcoord.client.signal import Signal, wait_for
+from kcoord.client.tasks import spawn, stop
+from protocol.errors import KafkaError
+from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+
+_log = logging.getLogger(__name__)
+
+# From v1 members make their ids (KIP-1082) and can subscribe by a regular expression.
+_LOWEST_HEARTBEAT_VERSION = 1
+
+
+class GroupSession:
+    """The heartbeat task of one consumer."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        membership: Membership,
+        updater: MetadataUpdater,
+        changed: Signal,
+    ) -> None:
+        self.membership = membership
+        self._cluster = cluster
+        self._config = config
+        self._updater = updater
+        self._changed = changed
+        self._wake = Signal()
+        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
+        self._failures = 0
+        self._polled_ms = 0.0
+        self._is_polling = False
+        self._task: asyncio.Task[None] | None = None
+
+    @staticmethod
+    def now_ms() -> float:
+        return asyncio.get_running_loop().time() * 1000
+
+    # What the consumer calls.
+
+    def start(self) -> None:
+        if self._task is None:
+            self._polled_ms = self.now_ms()
+            self._task = spawn(self._run(), "kcoord consumer heartbeats")
+
+    async def stop(self) -> None:
+        await stop([self._task])
+
+    def wake(self) -> None:
+        """The membership changed: a heartbeat may be due."""
+        self._wake.notify()
+
+    def begin_poll(self) -> None:
+        self._is_polling = True
+        if self.membership.state is MemberState.STALE:
+            self.membership.polled(self.now_ms())
+            self.wake()
+
+    def end_poll(self) -> None:
+        self._is_polling = False
+        self._polled_ms = self.now_ms()
+
+    async def left(self, timeout_ms: float) -> None:
+        """Waits until the member has left, which one heartbeat does, or the time is over."""
+        deadline = self._cluster.deadline(timeout_ms)
+        self.wake()
+        while not self.membership.is_unsubscribed and not deadline.is_over:
+            await wait_for(self._changed.ticket(), max(deadline.left_ms(), 1))
+
+    async def _run(self) -> None:
+        while True:
+            ticket = self._wake.ticket()
+            now_ms = self.now_ms()
+            self._check_poll(now_ms)
+            due_ms = self.membership.heartbeat_due_ms()
+            if due_ms is not None and due_ms <= now_ms:
+                await self._heartbeat()
+                continue
+            await wait_for(ticket, self._wait_ms(now_ms, due_ms))
+
+    def _check_poll(self, now_ms: float) -> None:
+        if not self._is_polling and self.membership.is_in_group and now_ms >= self._poll_deadline_ms():
+            _log.warning(
+                "no poll for %d ms (max_poll_interval_ms): member %s leaves group %s",
+                self._config.max_poll_interval_ms,
+                self.membership.member_id,
+                self.membership.group_id,
+            )
+            self.membership.poll_expired(now_ms)
+            self._changed.notify()
+
+    def _poll_deadline_ms(self) -> float:
+        return self._polled_ms + self._config.max_poll_interval_ms
+
+    def _wait_ms(self, now_ms: float, due_ms: float | None) -> float | None:
+        moments = [] if due_ms is None else [due_ms]
+        if not self._is_polling and self.membership.is_in_group:
+            moments.append(self._poll_deadline_ms())
+        return max(min(moments) - now_ms, 0.5) if moments else None
+
+    async def _heartbeat(self) -> None:
+        membership = self.membership
+        state = membership.state
+        request = membership.make_heartbeat()
+        try:
+            response = await self._cluster.call_coordinator(
+                CoordinatorType.GROUP,
+                membership.group_id,
+                request,
+                ConsumerGroupHeartbeatResponse,
+                lambda answer: [answer.error_code],
+                lowest=_LOWEST_HEARTBEAT_VERSION,
+            )
+        except KafkaError as error:
+            self._failures += 1
+            membership.on_failure(error, self.now_ms(), self._retry_after_ms())
+        else:
+            self._failures = self._failures + 1 if response.error_code else 0
+            membership.on_response(response, self.now_ms(), self._retry_after_ms())
+            if response.assignment is not None:
+                self._on_assignment()
+        self._log_heartbeat(request, state)
+        self._changed.notify()
+
+    def _retry_after_ms(self) -> float:
+        return self._backoff.delay_ms(self._failures, 0.5)
+
+    def _on_assignment(self) -> None:
+        """Asks for the names that are missing; and, with KIP-1327's option, for creation times."""
+        metadata = self._cluster.metadata
+        target = self.membership.target
+        missing = self.membership.unresolved_topics(metadata.names_by_id)
+        missing |= topics_to_refresh(target, metadata.creation_time_ms, self._config.new_partitions_policy)
+        self._updater.request(topic_ids=missing)
+
+    def _log_heartbeat(self, request: ConsumerGroupHeartbeatRequest, before: MemberState) -> None:
+        membership = self.membership
+        if membership.state is not before:
+            _log.debug(
+                "member %s of %s: %s -> %s, epoch %d -> %d",
+                membership.member_id,
+                membership.group_id,
+                before.value,
+                membership.state.value,
+                request.member_epoch,
+                membership.member_epoch,
+            )

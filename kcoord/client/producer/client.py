@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Producer: takes records, says later where they were stored."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self, Unpack
+
+from kcoord.client.cluster import Cluster, Deadline
+from kcoord.client.config import ProducerConfig, ProducerOptions, make_config
+from kcoord.client.errors import (
+    IllegalStateException,
+    RecordTooLargeException,
+    TimeoutException,
+    TransactionAbortedException,
+)
+from kcoord.client.producer.batches import Accumulator, Sequences, record_size
+from kcoord.client.producer.partitioner import StickyPartitions, partition_for_key
+from kcoord.client.producer.sender import Sender
+from kcoord.client.producer.transactions import Transactions, TransactionState
+from kcoord.client.types import ConsumerGroupMetadata, OffsetAndMetadata, RecordMetadata, TopicPartition
+from protocol.errors import Errors, KafkaError
+from protocol.record_batch import BATCH_OVERHEAD_BYTES, Record
+
+Headers = Sequence[tuple[str, bytes | str | None]]
+
+
+class Producer:
+    """Sends records in batches: per partition in order, once each (`enable_idempotence`), or in transactions.
+
+    Use it with `async with`, or call `start` and `close`.
+    """
+
+    def __init__(self, config: ProducerConfig | None = None, **options: Unpack[ProducerOptions]) -> None:
+        self._config = make_config(ProducerConfig, config, options)
+        self._cluster = Cluster(self._config)
+        self._accumulator: Accumulator[asyncio.Future[RecordMetadata]] = Accumulator(
+            self._config.batch_size, self._config.linger_ms
+        )
+        self._sequences = Sequences()
+        self._sticky = StickyPartitions(random.random)
+        self._transactions: Transactions | None = None
+        if self._config.transactional_id is not None:
+            self._transactions = Transactions(
+                self._cluster, self._sequences, self._config.transactional_id, self._config.transaction_timeout_ms
+            )
+        self._sender = Sender(self._cluster, self._config, self._accumulator, self._sequences, self._transactions)
+        self._is_open = False
+
+    async def start(self) -> None:
+        """Finds the cluster."""
+        await self._cluster.start(self._cluster.deadline())
+        self._cluster.keep_metadata_fresh()
+        self._sender.start()
+        self._is_open = True
+
+    async def close(self, *, timeout_ms: int | None = None) -> None:
+        """Sends what was taken, aborts an open transaction, and closes; what is not sent in time fails."""
+        if self._is_open:
+            self._is_open = False
+            try:
+                await self._close_gracefully(self._cluster.deadline(timeout_ms))
+            finally:
+                await self._sender.stop()
+        await self._cluster.close()
+
+    async def _close_gracefully(self, deadline: Deadline) -> None:
+        transactions = self._transactions
+        open_states = (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR)
+        try:
+            if transactions is not None and transactions.state in open_states:
+                await self._abort(deadline)
+            await self._flush(deadline)
+        except KafkaError:
+            return  # each record's future tells what happened to it
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # Records.
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | str | None = None,
+        key: bytes | str | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers = (),
+    ) -> asyncio.Future[RecordMetadata]:
+        """Takes a record; the future says where it was stored, or why it was not.
+
+        Waits up to `max_block_ms` for the topic's metadata and for room in the buffer. Text is encoded as UTF-8.
+        """
+        self._check_open()
+        if self._transactions is not None:
+            self._transactions.check(TransactionState.IN_TRANSACTION)
+        deadline = self._cluster.deadline(self._config.max_block_ms)
+        key_bytes, value_bytes = _to_bytes(key), _to_bytes(value)
+        now_ms = self._cluster.wall_clock_ms() if timestamp_ms is None else timestamp_ms
+        record = Record(key_bytes, value_bytes, [(name, _to_bytes(data)) for name, data in headers], now_ms)
+        size = record_size(record)
+        self._check_size(size)
+        counts = await self._partitions_of(topic, partition, deadline)
+        await self._wait_for_room(size, deadline)
+        self._check_open()
+        chosen = partition if partition is not None else self._choose(topic, key_bytes, counts)
+        future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
+        if self._accumulator.append(TopicPartition(topic, chosen), record, future, self._sender.now_ms()):
+            self._sticky.batch_closed(topic, chosen, self._available(topic))
+        self._sender.wake()
+        return future
+
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: bytes | str | None = None,
+        key: bytes | str | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers = (),
+    ) -> RecordMetadata:
+        """Sends a record and waits until it is stored."""
+        return await (
+            await self.send(topic, value, key, partition=partition, timestamp_ms=timestamp_ms, headers=headers)
+        )
+
+    async def flush(self, *, timeout_ms: int | None = None) -> None:
+        """Sends at once, and returns when every record taken so far is answered for."""
+        self._check_open()
+        await self._flush(self._cluster.deadline(timeout_ms))
+
+    async def partitions_for(self, topic: str) -> list[int]:
+        """The partitions of a topic."""
+        self._check_open()
+        return sorted(await self._partitions_of(topic, None, self._cluster.deadline(self._config.max_block_ms)))
+
+    async def _flush(self, deadline: Deadline) -> None:
+        futures = [future for batch in self._accumulator.pending() for future in batch.done]
+        self._accumulator.flushing += 1
+        self._sender.wake()
+        try:
+            if futures:
+                _, missing = await asyncio.wait(futures, timeout=max(deadline.left_ms(), 0) / 1000)
+                if missing:
+                    raise TimeoutException(f"flush: {len(missing)} records not sent within {deadline.timeout_ms:g} ms")
+        finally:
+            self._accumulator.flushing -= 1
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise IllegalStateException("the producer is not started, or closed")
+
+    def _check_size(self, size: int) -> None:
+        if size + BATCH_OVERHEAD_BYTES > self._config.max_request_size:
+            raise RecordTooLargeException(f"a record of {size} bytes exceeds max_request_size")
+        if size > self._config.buffer_memory:
+            raise RecordTooLargeException(f"a record of {size} bytes exceeds buffer_memory")
+
+    async def _partitions_of(self, topic: str, partition: int | None, deadline: Deadline) -> Sequence[int]:
+        """All partitions of the topic; asks for metadata, which may create the topic, until it is there."""
+        known = self._known_partitions(topic)
+        if known and (partition is None or partition in known):
+            return known
+
+        async def attempt() -> Sequence[int]:
+            await self._cluster.refresh_metadata([topic], allow_auto_topic_creation=True)
+            found = self._known_partitions(topic)
+            metadata = self._cluster.metadata.topics.get(topic)
+            if metadata is not None and metadata.error:
+                raise KafkaError(metadata.error, topic)
+            if not found or (partition is not None and partition not in found):
+                what = topic if partition is None else f"{topic}-{partition}"
+                raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, what)
+            return found
+
+        return await self._cluster.retry(f"metadata of {topic}", deadline, attempt)
+
+    def _known_partitions(self, topic: str) -> Sequence[int]:
+        metadata = self._cluster.metadata.topics.get(topic)
+        return sorted(metadata.partitions) if metadata is not None else ()
+
+    def _available(self, topic: str) -> list[int]:
+        known = self._known_partitions(topic)
+        return [each for each in known if self._cluster.metadata.leader(TopicPartition(topic, each)) is not None]
+
+    def _choose(self, topic: str, key: bytes | None, partitions: Sequence[int]) -> int:
+        if key is not None and not self._config.partitioner_ignore_keys:
+            return partition_for_key(key, len(partitions))
+        return self._sticky.partition(topic, self._available(topic) or partitions)
+
+    async def _wait_for_room(self, size: int, deadline: Deadline) -> None:
+        while self._accumulator.buffered_bytes + size > self._config.buffer_memory:
+            try:
+                await asyncio.wait_for(self._sender.progressed(), max(deadline.left_ms(), 0) / 1000)
+            except TimeoutError:
+                raise TimeoutException(f"no room in the buffer within {deadline.timeout_ms:g} ms") from None
+
+    # Transactions.
+
+    def _transaction(self) -> Transactions:
+        self._check_open()
+        if self._transactions is None:
+            raise IllegalStateException("the producer has no transactional_id")
+        return self._transactions
+
+    async def init_transactions(self, *, timeout_ms: int | None = None) -> None:
+        """Once, before the first transaction: takes over the transactional id and ends what it left open."""
+        deadline = self._cluster.deadline(self._config.max_block_ms if timeout_ms is None else timeout_ms)
+        await self._transaction().initialize(deadline)
+
+    async def begin_transaction(self) -> None:
+        self._transaction().begin()
+
+    async def send_offsets_to_transaction(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: ConsumerGroupMetadata
+    ) -> None:
+        """Commits what a consumer read (`Consumer.group_metadata`) together with what this producer wrote."""
+        await self._transaction().send_offsets(self._cluster.deadline(self._config.max_block_ms), offsets, group)
+
+    async def commit_transaction(self, *, timeout_ms: int | None = None) -> None:
+        """Sends what was taken and commits; if a record failed, raises its error: then abort.
+
+        After a TimeoutException nobody knows whether it is committed; the call can be repeated.
+        """
+        transaction = self._transaction()
+        transaction.check(TransactionState.IN_TRANSACTION, TransactionState.ENDING)
+        deadline = self._cluster.deadline(self._config.max_block_ms if timeout_ms is None else timeout_ms)
+        await self._flush(deadline)
+        transaction.check(TransactionState.IN_TRANSACTION, TransactionState.ENDING)
+        transaction.state = TransactionState.ENDING
+        try:
+            await transaction.end(deadline, committed=True)
+        except TimeoutException:
+            raise
+        except KafkaError as error:
+            transaction.fail(error)
+            raise
+
+    async def abort_transaction(self, *, timeout_ms: int | None = None) -> None:
+        """Drops what was not sent, and makes readers of committed records skip what was."""
+        deadline = self._cluster.deadline(self._config.max_block_ms if timeout_ms is None else timeout_ms)
+        self._transaction().check(TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR)
+        await self._abort(deadline)
+
+    async def _abort(self, deadline: Deadline) -> None:
+        assert self._transactions is not None
+        self._sender.fail_all(TransactionAbortedException("the transaction was aborted"))
+        await self._flush(deadline)
+        await self._transactions.end(deadline, committed=False)
+
+
+def _to_bytes(data: bytes | str | None) -> bytes | None:
+    return data.encode() if isinstance(data, str) else data

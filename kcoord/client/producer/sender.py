@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends batches to the leaders of their partitions, again where that may help, and answers for every record."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from typing import Final
+
+from kcoord.client.api_versions import ApiVersions
+from kcoord.client.backoff import Backoff
+from kcoord.client.cluster import Cluster
+from kcoord.client.config import ProducerConfig
+from kcoord.client.errors import DisconnectException, TimeoutException
+from kcoord.client.producer.batches import Accumulator, ProducerBatch, Sequences
+from kcoord.client.producer.transactions import LAST_V1_PRODUCE, Transactions
+from kcoord.client.results import error_of
+from kcoord.client.tasks import spawn, stop
+from kcoord.client.types import RecordMetadata, TopicPartition
+from protocol.errors import EncodeError, Errors, KafkaError
+from protocol.messages import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest, ProduceResponse
+from protocol.record_batch import Compression
+from protocol.uuid import ZERO_UUID
+
+Batch = ProducerBatch[asyncio.Future[RecordMetadata]]
+
+_FIRST_VERSION_WITH_TOPIC_IDS: Final = 13
+_NO_OFFSET: Final = -1
+# The broker has no state for the producer, or another one: only a new producer id helps (KIP-360).
+_SEQUENCE_LOST: Final = frozenset(
+    {Errors.OUT_OF_ORDER_SEQUENCE_NUMBER, Errors.UNKNOWN_PRODUCER_ID, Errors.INVALID_PRODUCER_EPOCH}
+)
+
+
+class Sender:
+    """One task that looks for ready batches, and one per request in flight."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ProducerConfig,
+        accumulator: Accumulator[asyncio.Future[RecordMetadata]],
+        sequences: Sequences,
+        transactions: Transactions | None,
+    ) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._accumulator = accumulator
+        self._sequences = sequences
+        self._transactions = transactions
+        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
+        self._compression = Compression[config.compression_type.upper()]
+        self._wake = asyncio.Event()
+        self._progress = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop_task: asyncio.Task[None] | None = None
+
+    @staticmethod
+    def now_ms() -> float:
+        return asyncio.get_running_loop().time() * 1000
+
+    def start(self) -> None:
+        self._loop_task = spawn(self._run(), "kcoord producer")
+
+    async def stop(self) -> None:
+        """Ends the tasks; records that are not sent by now fail."""
+        await stop([self._loop_task, *self._tasks])
+        for batch in self._accumulator.pending():
+            self._fail_futures(batch, DisconnectException("the producer was closed before the record was sent"))
+        self._accumulator.drain()
+
+    def wake(self) -> None:
+        """Something was appended, or is to be flushed."""
+        self._wake.set()
+
+    async def progressed(self) -> None:
+        """Returns when a batch has been answered for since the call."""
+        await self._progress.wait()
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = spawn(work, "kcoord produce")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            now_ms = self.now_ms()
+            for batch in self._accumulator.expired(now_ms - self._config.delivery_timeout_ms):
+                self._expire(batch)
+            ready = self._accumulator.ready(now_ms)
+            if ready:
+                await self._send_ready(ready)
+            due_ms = self._accumulator.next_due_ms()
+            left = None if due_ms is None else max(due_ms - self.now_ms(), 0.5) / 1000
+            try:
+                await asyncio.wait_for(self._wake.wait(), left)
+            except TimeoutError:
+                continue
+
+    async def _send_ready(self, ready: list[TopicPartition]) -> None:
+        try:
+            await self._prepare(ready)
+        except KafkaError as error:
+            for partition in ready:
+                self._failed(self._accumulator.take(partition), error)
+            return
+        by_leader: dict[int, list[Batch]] = {}
+        for partition in ready:
+            leader = self._cluster.metadata.leader(partition)
+            batch = self._accumulator.take(partition)
+            if leader is None:
+                self._failed(batch, KafkaError(Errors.LEADER_NOT_AVAILABLE, str(partition)))
+            else:
+                by_leader.setdefault(leader, []).append(batch)
+        for leader, batches in by_leader.items():
+            for group in self._by_request_size(batches):
+                self._spawn(self._send(leader, group))
+
+    def _by_request_size(self, batches: list[Batch]) -> list[list[Batch]]:
+        """Requests of at most `max_request_size`, but of one batch at least."""
+        requests: list[list[Batch]] = []
+        size = 0
+        for batch in batches:
+            if not requests or size + batch.size_bytes > self._config.max_request_size:
+                requests.append([])
+                size = 0
+            requests[-1].append(batch)
+            size += batch.size_bytes
+        return requests
+
+    async def _prepare(self, ready: list[TopicPartition]) -> None:
+        """Leaders, a producer id, and the coordinator's knowledge of the partitions."""
+        unknown = {each.topic for each in ready if self._cluster.metadata.leader(each) is None}
+        if unknown:
+            await self._cluster.refresh_metadata(unknown)
+        if self._transactions is not None:
+            await self._transactions.add_partitions(self._cluster.deadline(self._config.max_block_ms), ready)
+        elif self._config.enable_idempotence and not self._sequences.is_ready:
+            await self._get_producer_id()
+
+    async def _get_producer_id(self) -> None:
+        request = InitProducerIdRequest(
+            transactional_id=None, transaction_timeout_ms=self._config.transaction_timeout_ms
+        )
+        answer = await self._cluster.call_any(request, InitProducerIdResponse)
+        if answer.error_code:
+            raise KafkaError(error_of(answer.error_code), "InitProducerId")
+        self._sequences.reset(answer.producer_id, answer.producer_epoch)
+
+    async def _send(self, leader: int, batches: list[Batch]) -> None:
+        try:
+            answers = await self._request(leader, batches)
+        except KafkaError as error:
+            for batch in batches:
+                self._failed(batch, error)
+            return
+        except EncodeError as error:
+            for batch in batches:
+                self._failed(batch, KafkaError(Errors.INVALID_RECORD, str(error)))
+            return
+        for batch in batches:
+            self._answered(batch, answers)
+
+    async def _request(
+        self, leader: int, batches: list[Batch]
+    ) -> dict[TopicPartition, ProduceResponse.PartitionProduceResponse] | None:
+        connection = await self._cluster.connection(leader)
+        if self._config.enable_idempotence:
+            for batch in batches:
+                self._sequences.assign(batch)
+        version = self._version(connection.versions, batches)
+        request = self._produce_request(batches, version)
+        if self._config.required_acks == 0:
+            await connection.send_unanswered(request, highest=version)
+            return None
+        answer = await connection.call_version(request, ProduceResponse, version)
+        names = {self._cluster.metadata.topic_id(batch.partition.topic): batch.partition.topic for batch in batches}
+        return {
+            TopicPartition(topic.name or names.get(topic.topic_id, ""), each.index): each
+            for topic in answer.responses
+            for each in topic.partition_responses
+        }
+
+    def _version(self, versions: ApiVersions, batches: list[Batch]) -> int:
+        """Topic ids need all ids; versions from 12 on are the second transaction protocol."""
+        highest: int | None = None
+        if self._transactions is not None and not self._transactions.is_v2:
+            highest = LAST_V1_PRODUCE
+        elif any(self._cluster.metadata.topic_id(batch.partition.topic) == ZERO_UUID for batch in batches):
+            highest = _FIRST_VERSION_WITH_TOPIC_IDS - 1
+        return versions.choose(ProduceRequest, 3, highest)
+
+    def _produce_request(self, batches: list[Batch], version: int) -> ProduceRequest:
+        topics: dict[str, list[ProduceRequest.PartitionProduceData]] = {}
+        is_transactional = self._transactions is not None
+        for batch in batches:
+            data = ProduceRequest.PartitionProduceData(
+                index=batch.partition.partition, records=batch.encode(self._compression, is_transactional)
+            )
+            topics.setdefault(batch.partition.topic, []).append(data)
+        return ProduceRequest(
+            transactional_id=self._transactions.transactional_id if self._transactions is not None else None,
+            acks=self._config.required_acks,
+            timeout_ms=self._config.request_timeout_ms,
+            topic_data=[
+                ProduceRequest.TopicProduceData(
+                    name=name, topic_id=self._cluster.metadata.topic_id(name), partition_data=data
+                )
+                for name, data in topics.items()
+            ],
+        )
+
+    # What becomes of a batch.
+
+    def _answered(
+        self, batch: Batch, answers: dict[TopicPartition, ProduceResponse.PartitionProduceResponse] | None
+    ) -> None:
+        if answers is None:
+            self._stored(batch, _NO_OFFSET, -1)
+            return
+        answer = answers.get(batch.partition)
+        if answer is None:
+            self._failed(batch, KafkaError(Errors.UNKNOWN_SERVER_ERROR, f"no answer for {batch.partition}"))
+        elif answer.error_code in (Errors.NONE, Errors.DUPLICATE_SEQUENCE_NUMBER):
+            self._stored(batch, answer.base_offset, answer.log_append_time_ms)
+        elif answer.error_code == Errors.MESSAGE_TOO_LARGE and len(batch.records) > 1:
+            self._accumulator.split(batch)
+            self._moved_on()
+        else:
+            self._failed(batch, KafkaError(error_of(answer.error_code), self._message(answer)))
+
+    @staticmethod
+    def _message(answer: ProduceResponse.PartitionProduceResponse) -> str | None:
+        texts = [each.batch_index_error_message for each in answer.record_errors if each.batch_index_error_message]
+        return "; ".join([*([answer.error_message] if answer.error_message else []), *texts]) or None
+
+    def _stored(self, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
+        if self._config.enable_idempotence:
+            self._sequences.stored(batch)
+        for index, (record, future) in enumerate(zip(batch.records, batch.done, strict=True)):
+            if not future.done():
+                offset = base_offset + index if base_offset >= 0 else None
+                time_ms = log_append_time_ms if log_append_time_ms >= 0 else record.timestamp_ms
+                future.set_result(RecordMetadata(*batch.partition, offset, time_ms))
+        self._finished(batch)
+
+    def _failed(self, batch: Batch, error: KafkaError) -> None:
+        """Sends the batch again later, or gives up."""
+        if error.error.retriable or (error.error in _SEQUENCE_LOST and self._transactions is None):
+            if error.error is not Errors.REQUEST_TIMED_OUT:
+                self._cluster.metadata.topics.pop(batch.partition.topic, None)
+            if error.error in _SEQUENCE_LOST and not self._renumber(batch, error):
+                self._give_up(batch, error)
+                return
+            if self.now_ms() - batch.created_ms < self._config.delivery_timeout_ms:
+                delay_ms = self._backoff.delay_ms(batch.attempts + 1, random.random())
+                self._accumulator.put_back(batch, self.now_ms() + delay_ms)
+                self._moved_on()
+                return
+            error = self._timed_out(batch, error)
+        self._give_up(batch, error)
+
+    def _renumber(self, batch: Batch, error: KafkaError) -> bool:
+        """A new producer id for the batch, where it cannot have been stored under the old one."""
+        if (batch.producer_id, batch.producer_epoch) == (self._sequences.producer_id, self._sequences.producer_epoch):
+            self._sequences.reset()
+        batch.base_sequence = -1
+        return error.error is not Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+    def _timed_out(self, batch: Batch, error: KafkaError | None) -> KafkaError:
+        cause = f": {error}" if error is not None else ""
+        return TimeoutException(
+            f"{batch.partition}: {len(batch.records)} records not delivered within "
+            f"{self._config.delivery_timeout_ms} ms{cause}"
+        )
+
+    def _expire(self, batch: Batch) -> None:
+        """Its time ran out while it waited; if it was sent before, it may be stored: its sequence is burnt."""
+        if batch.attempts and batch.base_sequence >= 0 and self._transactions is None:
+            self._sequences.reset()
+        self._report(batch, self._timed_out(batch, None))
+
+    def _give_up(self, batch: Batch, error: KafkaError) -> None:
+        if error.error.retriable and self._transactions is None:
+            self._sequences.reset()
+        self._report(batch, error)
+        self._finished(batch)
+
+    def _report(self, batch: Batch, error: KafkaError) -> None:
+        if self._transactions is not None:
+            self._transactions.fail_batch(error)
+        self._fail_futures(batch, error)
+        self._moved_on()
+
+    @staticmethod
+    def _fail_futures(batch: Batch, error: BaseException) -> None:
+        for future in batch.done:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # a record that nobody waits for is no reason for a warning of asyncio
+
+    def fail_all(self, error: BaseException) -> None:
+        """Records that wait are not sent any more: their transaction was aborted."""
+        for batch in self._accumulator.drain():
+            self._fail_futures(batch, error)
+        self._moved_on()
+
+    def _finished(self, batch: Batch) -> None:
+        self._accumulator.finished(batch)
+        self._moved_on()
+
+    def _moved_on(self) -> None:
+        self._wake.set()
+        self._progress.set()
+        self._progress = asyncio.Event()

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`auto_offset_reset`: latest, earliest, none or by_duration:PnDTnHnMn.nS (KIP-1106). Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from kcoord.client.errors import ConfigException
+
+LATEST_TIMESTAMP: Final = -1
+EARLIEST_TIMESTAMP: Final = -2
+
+_PREFIX: Final = "by_duration:"
+# java.time.Duration's form: a sign per part and before the whole, fractions only in seconds, "T" only with a part.
+_NUMBER: Final = r"[+-]?\d+"
+_DURATION: Final = re.compile(
+    rf"(?P<sign>[+-])?P(?:(?P<days>{_NUMBER})D)?"
+    rf"(?:T(?=[+\-\d])(?:(?P<hours>{_NUMBER})H)?(?:(?P<minutes>{_NUMBER})M)?"
+    r"(?:(?P<seconds>[+-]?\d+)(?:[.,](?P<fraction>\d{0,9}))?S)?)?",
+    re.IGNORECASE,
+)
+
+
+class ResetStrategy(Enum):
+    """Where to begin."""
+
+    LATEST = "latest"
+    EARLIEST = "earliest"
+    NONE = "none"
+    BY_DURATION = "by_duration"
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPolicy:
+    """A strategy, with the duration where it has one."""
+
+    strategy: ResetStrategy
+    duration_ms: int = 0
+
+    def timestamp(self, now_ms: int) -> int:
+        """What to ask ListOffsets for; `none` has nothing to ask."""
+        match self.strategy:
+            case ResetStrategy.LATEST:
+                return LATEST_TIMESTAMP
+            case ResetStrategy.EARLIEST:
+                return EARLIEST_TIMESTAMP
+            case ResetStrategy.BY_DURATION:
+                return max(now_ms - self.duration_ms, 0)
+            case ResetStrategy.NONE:
+                raise AssertionError("the policy none looks nothing up")
+
+    def __str__(self) -> str:
+        if self.strategy is ResetStrategy.BY_DURATION:
+            return f"by_duration:{self.duration_ms}ms"
+        return str(self.strategy.value)
+
+
+LATEST: Final = ResetPolicy(ResetStrategy.LATEST)
+EARLIEST: Final = ResetPolicy(ResetStrategy.EARLIEST)
+NONE: Final = ResetPolicy(ResetStrategy.NONE)
+
+
+def parse_reset_policy(name: str, text: str, *, none_allowed: bool = True) -> ResetPolicy:
+    """Reads the setting `name`; ConfigException says what is allowed."""
+    lowered = text.lower()
+    for policy in (LATEST, EARLIEST, NONE):
+        if lowered == policy.strategy.value and (none_allowed or policy is not NONE):
+            return policy
+    if lowered.startswith(_PREFIX):
+        duration_ms = parse_duration_ms(text[len(_PREFIX) :])
+        if duration_ms is not None and duration_ms >= 0:
+            return ResetPolicy(ResetStrategy.BY_DURATION, duration_ms)
+        raise ConfigException(f"{name}: {text!r} needs a duration that is not negative, such as by_duration:PT1H")
+    allowed = "latest, earliest, none" if none_allowed else "latest, earliest"
+    raise ConfigException(f"{name}: {text!r} is none of {allowed} and by_duration:<duration>")
+
+
+def parse_duration_ms(text: str) -> int | None:
+    """An ISO-8601 duration of days and smaller units in whole milliseconds, None where it is not one."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        return None
+    parts = found.groupdict()
+    if all(parts[unit] is None for unit in ("days", "hours", "minutes", "seconds")):
+        return None
+    seconds_text = parts["seconds"] or "0"
+    fraction_ms = int((parts["fraction"] or "").ljust(3, "0")[:3])
+    seconds_ms = int(seconds_text) * 1000 + (-fraction_ms if seconds_text.startswith("-") else fraction_ms)
+    minutes = (int(parts["days"] or 0) * 24 + int(parts["hours"] or 0)) * 60 + int(parts["minutes"] or 0)
+    total_ms = minutes * 60_000 + seconds_ms
+    return -total_ms if parts["sign"] == "-" else total_ms

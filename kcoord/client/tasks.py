@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Background tasks: made in one place, which logs a failure that nobody else would see."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+
+_log = logging.getLogger(__name__)
+
+
+def spawn(work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+    """Starts a task; the caller keeps the reference."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_log_failure)
+    return task
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("the task %s failed", task.get_name(), exc_info=task.exception())
+
+
+async def stop(tasks: Iterable[asyncio.Task[None] | None]) -> None:
+    """Cancels tasks and waits until they have ended."""
+    running = [task for task in tasks if task is not None]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker of canned answers on a real socket, in the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Self
+
+from protocol.api_keys import ApiKey, request_class
+from protocol.framing import FrameReader
+from protocol.headers import decode_request_header, encode_response
+from protocol.message import Message
+from protocol.messages import ApiVersionsResponse, FindCoordinatorResponse, MetadataResponse
+
+Answer = Message | bytes | None
+Handler = Callable[[Message, int], Answer | Awaitable[Answer]]
+
+NODE_ID = 1
+
+
+class FakeBroker:
+    """`handlers` say what to answer: a message, raw bytes, or None for nothing. `requests` is what has come."""
+
+    def __init__(self, handlers: Mapping[ApiKey, Handler] | None = None, **versions: tuple[int, int]) -> None:
+        self.handlers: dict[ApiKey, Handler] = {
+            ApiKey.API_VERSIONS: self._api_versions,
+            ApiKey.METADATA: self._metadata,
+            ApiKey.FIND_COORDINATOR: self._find_coordinator,
+            **(handlers or {}),
+        }
+        self.versions = {ApiKey[name.upper()]: allowed for name, allowed in versions.items()}
+        self.topics: list[MetadataResponse.MetadataResponseTopic] = []
+        self.requests: list[tuple[ApiKey, int, Message]] = []
+        self.connections: list[asyncio.StreamWriter] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.hang_up()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def hang_up(self) -> None:
+        for writer in self.connections:
+            writer.transport.abort()
+        self.connections.clear()
+
+    def asked(self, key: ApiKey) -> list[Message]:
+        return [request for each, _, request in self.requests if each is key]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections.append(writer)
+        frames = FrameReader(1 << 20)
+        try:
+            while data := await reader.read(65536):
+                for frame in frames.feed(data):
+                    await self._answer(frame, writer)
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+            self._tasks.discard(task)
+
+    async def _answer(self, frame: bytes, writer: asyncio.StreamWriter) -> None:
+        header, position = decode_request_header(frame)
+        key, version = ApiKey(header.request_api_key), header.request_api_version
+        request = request_class(key).decode(frame[position:], version)
+        self.requests.append((key, version, request))
+        outcome = self.handlers[key](request, version)
+        answer = await outcome if isinstance(outcome, Awaitable) else outcome
+        if isinstance(answer, bytes):
+            writer.write(answer)
+        elif answer is not None:
+            if key is ApiKey.API_VERSIONS and getattr(answer, "error_code", 0):
+                writer.write(encode_response(header.correlation_id, key, 0, answer.encode(0)))
+            else:
+                writer.write(encode_response(header.correlation_id, key, version, answer.encode(version)))
+
+    def api_versions(self) -> list[ApiVersionsResponse.ApiVersion]:
+        ranges = {key: _all_versions(key) for key in self.handlers} | self.versions
+        return [
+            ApiVersionsResponse.ApiVersion(api_key=key, min_version=lowest, max_version=highest)
+            for key, (lowest, highest) in ranges.items()
+        ]
+
+    def _api_versions(self, request: Message, version: int) -> Answer:
+        return ApiVersionsResponse(api_keys=self.api_versions())
+
+    def _metadata(self, request: Message, version: int) -> Answer:
+        return MetadataResponse(
+            brokers=[MetadataResponse.MetadataResponseBroker(node_id=NODE_ID, host="127.0.0.1", port=self.port)],
+            controller_id=NODE_ID,
+            cluster_id="fake",
+            topics=self.topics,
+        )
+
+    def _find_coordinator(self, request: Message, version: int) -> Answer:
+        keys = getattr(request, "coordinator_keys", None) or [getattr(request, "key", "")]
+        return FindCoordinatorResponse(
+            node_id=NODE_ID,
+            host="127.0.0.1",
+            port=self.port,
+            coordinators=[
+                FindCoordinatorResponse.Coordinator(key=key, node_id=NODE_ID, host="127.0.0.1", port=self.port)
+                for key in keys
+            ],
+        )
+
+    def add_topic(self, name: str, topic_id: bytes, creation_times_ms: list[int]) -> None:
+        """A topic, or its new state; one partition per creation time."""
+        self.topics = [topic for topic in self.topics if topic.name != name]
+        self.topics.append(
+            MetadataResponse.MetadataResponseTopic(
+                name=name,
+                topic_id=topic_id,
+                partitions=[
+                    MetadataResponse.MetadataResponsePartition(
+                        partition_index=index, leader_id=NODE_ID, leader_epoch=0, creation_time_ms=time_ms
+                    )
+                    for index, time_ms in enumerate(creation_times_ms)
+                ],
+            )
+        )
+
+
+def _all_versions(key: ApiKey) -> tuple[int, int]:
+    versions = request_class(key).valid_versions
+    return versions.start, versions.stop - 1

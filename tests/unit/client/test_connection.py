@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections and the cluster behind them: pipelining, versions, time-outs, damage, retries, coordinators."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kcoord.client.api_versions import ApiVersions
+from kcoord.client.cluster import Cluster, CoordinatorType, Purpose
+from kcoord.client.config import AdminConfig
+from kcoord.client.connection import Connection, open_connection
+from kcoord.client.errors import (
+    DisconnectException,
+    IllegalStateException,
+    TimeoutException,
+    UnsupportedVersionException,
+)
+from kcoord.client.security import RequestSender, Security
+from protocol.api_keys import ApiKey
+from protocol.errors import Errors, KafkaError
+from protocol.message import Message
+from protocol.messages import (
+    ApiVersionsResponse,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    FindCoordinatorResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    MetadataRequest,
+    MetadataResponse,
+    ProduceRequest,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+from tests.unit.client.fake_broker import Answer, FakeBroker
+
+
+async def connect(broker: FakeBroker, *, timeout_ms: int = 2000, security: Security | None = None) -> Connection:
+    return await open_connection(
+        "127.0.0.1",
+        broker.port,
+        client_id="test",
+        request_timeout_ms=timeout_ms,
+        connect_timeout_ms=2000,
+        max_frame_bytes=1 << 20,
+        security=security,
+    )
+
+
+@asynccontextmanager
+async def cluster_of(broker: FakeBroker, **options: int) -> AsyncIterator[Cluster]:
+    config = AdminConfig(
+        bootstrap_servers=broker.address,
+        retry_backoff_ms=1,
+        reconnect_backoff_ms=1,
+        **options,  # type: ignore[arg-type]
+    )
+    cluster = Cluster(config)
+    try:
+        await cluster.start(cluster.deadline(5000))
+        yield cluster
+    finally:
+        await cluster.close()
+
+
+class TestVersions:
+    def test_the_highest_that_both_have(self) -> None:
+        versions = ApiVersions({ApiKey.METADATA: (4, 9)})
+        assert versions.choose(MetadataRequest) == 9
+        assert versions.choose(MetadataRequest, highest=7) == 7
+        assert versions.offers(ApiKey.METADATA, 9) and not versions.offers(ApiKey.METADATA, 10)
+        for lowest, highest in ((10, None), (0, 3)):
+            with pytest.raises(UnsupportedVersionException, match="MetadataRequest"):
+                versions.choose(MetadataRequest, lowest, highest)
+        with pytest.raises(UnsupportedVersionException, match="no ProduceRequest"):
+            versions.choose(ProduceRequest)
+
+    async def test_a_newer_broker_is_asked_in_our_version(self) -> None:
+        async with FakeBroker(metadata=(0, 99)) as broker:
+            connection = await connect(broker)
+            await connection.call(MetadataRequest(topics=[]), MetadataResponse)
+            assert broker.requests[-1][1] == MetadataRequest.valid_versions.stop - 1
+            await connection.close()
+
+    async def test_a_broker_that_does_not_know_our_api_versions_says_which_it_knows(self) -> None:
+        def old(request: Message, version: int) -> Answer:
+            error = Errors.UNSUPPORTED_VERSION if version > 1 else Errors.NONE
+            return ApiVersionsResponse(error_code=error, api_keys=broker.api_versions())
+
+        async with FakeBroker({ApiKey.API_VERSIONS: old}, api_versions=(0, 1)) as broker:
+            connection = await connect(broker)
+            assert [version for _, version, _ in broker.requests] == [4, 1]
+            assert connection.versions.offers(ApiKey.METADATA)
+            await connection.close()
+
+
+class TestConnection:
+    async def test_requests_are_pipelined(self) -> None:
+        gate = asyncio.Event()
+
+        async def slow(request: Message, version: int) -> Answer:
+            await gate.wait()
+            assert isinstance(request, HeartbeatRequest)
+            return HeartbeatResponse(throttle_time_ms=request.generation_id)
+
+        async with FakeBroker({ApiKey.HEARTBEAT: slow}) as broker:
+            connection = await connect(broker)
+            calls = [
+                asyncio.create_task(connection.call(HeartbeatRequest(generation_id=number), HeartbeatResponse))
+                for number in range(20)
+            ]
+            while connection.in_flight < 20:
+                await asyncio.sleep(0)
+            gate.set()
+            assert [answer.throttle_time_ms for answer in await asyncio.gather(*calls)] == list(range(20))
+            await connection.close()
+
+    async def test_a_request_that_was_given_up_does_not_shift_the_answers(self) -> None:
+        gate = asyncio.Event()
+
+        async def slow(request: Message, version: int) -> Answer:
+            await gate.wait()
+            assert isinstance(request, HeartbeatRequest)
+            return HeartbeatResponse(throttle_time_ms=request.generation_id)
+
+        async with FakeBroker({ApiKey.HEARTBEAT: slow}) as broker:
+            connection = await connect(broker)
+            first = asyncio.create_task(connection.call(HeartbeatRequest(generation_id=1), HeartbeatResponse))
+            second = asyncio.create_task(connection.call(HeartbeatRequest(generation_id=2), HeartbeatResponse))
+            while connection.in_flight < 2:
+                await asyncio.sleep(0)
+            first.cancel()
+            gate.set()
+            assert (await second).throttle_time_ms == 2
+            await connection.close()
+
+    async def test_an_answer_that_does_not_come_closes_the_connection(self) -> None:
+        async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: None}) as broker:
+            connection = await connect(broker, timeout_ms=30)
+            with pytest.raises(TimeoutException, match="HeartbeatRequest"):
+                await connection.call(HeartbeatRequest(), HeartbeatResponse)
+            assert connection.is_closed
+            with pytest.raises(DisconnectException):
+                await connection.call(HeartbeatRequest(), HeartbeatResponse)
+            await connection.close()
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            b"\x00\x00\x00\x06\x7f\x00\x00\x00\x00\x00",  # another correlation id
+            b"\x00\x00\x00\x04\x00\x00\x00\x01",  # a body that is cut
+            b"\xff\xff\xff\xff",  # an impossible length
+        ],
+    )
+    async def test_a_damaged_answer_closes_the_connection(self, answer: bytes) -> None:
+        async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: answer}) as broker:
+            connection = await connect(broker)
+            with pytest.raises(DisconnectException):
+                await connection.call(HeartbeatRequest(), HeartbeatResponse)
+            assert connection.is_closed
+            await connection.close()
+
+    async def test_what_waits_fails_when_the_broker_hangs_up(self) -> None:
+        async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: None}) as broker:
+            connection = await connect(broker)
+            calls = [asyncio.create_task(connection.call(HeartbeatRequest(), HeartbeatResponse)) for _ in range(3)]
+            while connection.in_flight < 3:
+                await asyncio.sleep(0)
+            broker.hang_up()
+            for outcome in await asyncio.gather(*calls, return_exceptions=True):
+                assert isinstance(outcome, DisconnectException)
+            await connection.close()
+
+    async def test_nobody_there(self) -> None:
+        async with FakeBroker() as broker:
+            pass
+        with pytest.raises(DisconnectException, match=str(broker.port)):
+            await connect(broker)
+
+    async def test_authentication_comes_before_everything_else(self) -> None:
+        class Handshake:
+            def ssl_context(self) -> ssl.SSLContext | None:
+                return None
+
+            async def authenticate(self, sender: RequestSender) -> None:
+                answer = await sender.call(SaslHandshakeRequest(mechanism="PLAIN"), SaslHandshakeResponse)
+                if answer.error_code:
+                    raise KafkaError(Errors(answer.error_code))
+
+        error = Errors.NONE
+        handlers = {ApiKey.SASL_HANDSHAKE: lambda *_: SaslHandshakeResponse(error_code=error)}
+        async with FakeBroker(handlers) as broker:
+            connection = await connect(broker, security=Handshake())
+            assert [key for key, _, _ in broker.requests] == [ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE]
+            await connection.close()
+            error = Errors.UNSUPPORTED_SASL_MECHANISM
+            with pytest.raises(KafkaError, match="UNSUPPORTED_SASL_MECHANISM"):
+                await connect(broker, security=Handshake())
+
+
+class TestCluster:
+    async def test_each_purpose_has_one_connection(self) -> None:
+        async with FakeBroker() as broker, cluster_of(broker) as cluster:
+            one, same, other = await asyncio.gather(
+                cluster.connection(1), cluster.connection(1), cluster.connection(1, Purpose.FETCHES)
+            )
+            assert one is same
+            assert one is not other
+
+    async def test_reconnects(self) -> None:
+        async with FakeBroker() as broker, cluster_of(broker) as cluster:
+            first = await cluster.connection(1)
+            broker.hang_up()
+            while not first.is_closed:
+                await asyncio.sleep(0.001)
+            assert not (await cluster.connection(1)).is_closed
+
+    async def test_bootstrap_waits_for_a_broker(self) -> None:
+        async with FakeBroker() as broker:
+            pass
+        late = FakeBroker()
+        late.port = broker.port
+        opening = asyncio.get_running_loop().call_later(0.05, lambda: asyncio.ensure_future(late.open()))
+        async with cluster_of(late) as cluster:
+            assert cluster.metadata.cluster_id == "fake"
+        opening.cancel()
+        await late.__aexit__()
+
+    async def test_retries_what_may_pass_until_the_deadline(self) -> None:
+        attempts = 0
+
+        async def attempt() -> int:
+            nonlocal attempts
+            attempts += 1
+            if attempts < 4:
+                raise KafkaError(Errors.COORDINATOR_LOAD_IN_PROGRESS)
+            return attempts
+
+        async def never() -> int:
+            raise KafkaError(Errors.NOT_COORDINATOR, "still moving")
+
+        async def refused() -> int:
+            raise KafkaError(Errors.INVALID_REQUEST)
+
+        async with FakeBroker() as broker, cluster_of(broker, retry_backoff_max_ms=5) as cluster:
+            assert await cluster.retry("it", cluster.deadline(2000), attempt) == 4
+            with pytest.raises(TimeoutException, match="still moving"):
+                await cluster.retry("it", cluster.deadline(30), never)
+            with pytest.raises(KafkaError, match="INVALID_REQUEST"):
+                await cluster.retry("it", cluster.deadline(2000), refused)
+
+    async def test_a_coordinator_is_asked_for_once_and_again_when_it_has_moved(self) -> None:
+        errors = [Errors.NONE, Errors.NOT_COORDINATOR, Errors.COORDINATOR_NOT_AVAILABLE, Errors.NONE]
+
+        def delete(request: Message, version: int) -> Answer:
+            result = DeleteGroupsResponse.DeletableGroupResult(group_id="g", error_code=errors.pop(0))
+            return DeleteGroupsResponse(results=[result])
+
+        async with FakeBroker({ApiKey.DELETE_GROUPS: delete}) as broker, cluster_of(broker) as cluster:
+
+            async def call() -> DeleteGroupsResponse:
+                return await cluster.call_coordinator(
+                    CoordinatorType.GROUP,
+                    "g",
+                    DeleteGroupsRequest(groups_names=["g"]),
+                    DeleteGroupsResponse,
+                    lambda answer: [each.error_code for each in answer.results],
+                )
+
+            await call()
+            assert len(broker.asked(ApiKey.FIND_COORDINATOR)) == 1
+            await cluster.retry("it", cluster.deadline(2000), call)
+            assert errors == []
+            assert len(broker.asked(ApiKey.FIND_COORDINATOR)) == 3
+
+    async def test_an_old_broker_tells_one_coordinator_at_a_time(self) -> None:
+        async with FakeBroker(find_coordinator=(0, 3)) as broker, cluster_of(broker) as cluster:
+            found = await cluster.find_coordinators(CoordinatorType.GROUP, ["g", "h"])
+            assert [node.node_id for node in found.values() if not isinstance(node, KafkaError)] == [1, 1]
+            assert len(broker.asked(ApiKey.FIND_COORDINATOR)) == 2
+
+    async def test_no_coordinator(self) -> None:
+        def unavailable(request: Message, version: int) -> Answer:
+            answer = FindCoordinatorResponse.Coordinator(key="g", error_code=Errors.GROUP_AUTHORIZATION_FAILED)
+            return FindCoordinatorResponse(coordinators=[answer])
+
+        async with FakeBroker({ApiKey.FIND_COORDINATOR: unavailable}) as broker, cluster_of(broker) as cluster:
+            with pytest.raises(KafkaError, match="GROUP_AUTHORIZATION_FAILED"):
+                await cluster.coordinator(CoordinatorType.GROUP, "g")
+
+    async def test_a_closed_client_says_so(self) -> None:
+        async with FakeBroker() as broker:
+            async with cluster_of(broker) as cluster:
+                pass
+            with pytest.raises(IllegalStateException):
+                await cluster.connection(1)
