@@ -261,7 +261,8 @@ public class Scenarios {
                     try {
                         consumer.commitSync();
                     } catch (CommitFailedException | RebalanceInProgressException late) {
-                        continue;  // the partitions go to somebody else, who reads these records again
+                        rewind(records);
+                        continue;
                     }
                     records.forEach(each -> group.seen.add(new Seen(each.partition(), each.offset())));
                 }
@@ -269,6 +270,15 @@ public class Scenarios {
                 return;
             } catch (RuntimeException error) {
                 group.faults.add(error.toString());
+            }
+        }
+
+        /** What could not be committed is read again: by whoever owns the partition then, which may be this member. */
+        private void rewind(ConsumerRecords<byte[], byte[]> records) {
+            for (TopicPartition partition : records.partitions()) {
+                if (consumer.assignment().contains(partition)) {
+                    consumer.seek(partition, records.records(partition).get(0).offset());
+                }
             }
         }
 

@@ -15,7 +15,7 @@ from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
 from tests.support.confluent import committed, create_topic, partitions_of, produce, wait_for_split
-from tests.support.kafka_python import KafkaPythonMember
+from tests.support.kafka_python import POLL_MS, KafkaPythonMember
 from tests.support.kcoord_process import KcoordProcess
 from tests.support.ownership import Ownership
 from tests.support.victim import Victim
@@ -139,6 +139,7 @@ def test_a_transaction_moves_records_and_offsets_together(broker: KcoordProcess,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
         )
+        consumer.partitions_for_topic(source)  # known before it joins: see POLL_MS
         producer.begin_transaction()
         for value in poll_values(consumer, 5):
             producer.send(target, value + attempt.encode(), partition=0)
@@ -168,7 +169,7 @@ def poll_values(consumer: KafkaConsumer, count: int) -> list[bytes]:
     values: list[bytes] = []
 
     def is_enough() -> bool:
-        values.extend(record.value for batch in consumer.poll(timeout_ms=100).values() for record in batch)
+        values.extend(record.value for batch in consumer.poll(timeout_ms=POLL_MS).values() for record in batch)
         return len(values) >= count
 
     wait_until(is_enough, f"{count} records")

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KIP-1327 from end to end: creation times as brokers tell them, and where consumers begin to read new partitions."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import pytest
+
+from kcoord.client import (
+    AdminClient,
+    Consumer,
+    ConsumerRebalanceListener,
+    NoOffsetForPartitionException,
+    Producer,
+    TopicPartition,
+)
+from tests.integration.client.conftest import StartBroker, Target
+from tests.integration.client.helpers import Partitions, consumer_of, create_topic, eventually, produce, read, values
+from tests.support.confluent import PolledConsumer
+from tests.unit.client.test_classification import FIVE_SECONDS_AGO, HOUR_AGO, LEO, MATRIX, NO_OFFSET, START
+
+BEFORE = 20
+
+
+async def join(address: str, group: str, topic: str, partitions: int) -> None:
+    """Makes the group, without committing anything."""
+    async with consumer_of(address, group, enable_auto_commit=False, auto_offset_reset="latest") as consumer:
+        consumer.subscribe([topic])
+        while len(consumer.assignment) < partitions:
+            await consumer.poll(20)
+
+
+async def grow(admin: AdminClient, topic: str, count: int) -> None:
+    (await admin.create_partitions({topic: count})).all()
+
+    async def has_grown() -> bool:
+        return len((await admin.describe_topics([topic]))[topic].partitions) == count
+
+    await eventually(has_grown, f"{count} partitions of {topic}")
+
+
+class TestExpansionWhileRecordsAreProduced:
+    async def lost(
+        self, target: Target, admin: AdminClient, topic: str, new_partitions: str | None, expected: int
+    ) -> list[str]:
+        """Values that were written after the group was made, and that it never read, if no more than expected.
+
+        A producer writes all the time. The topic grows while the consumer is busy between two polls: records are in the
+        new partition before the consumer can hear of it, however fast the machine is.
+        """
+        old, new = await self._setup(admin, topic)
+        written: list[str] = []
+        seen: list[str] = []
+        async with (
+            Producer(bootstrap_servers=target.address, linger_ms=0) as producer,
+            consumer_of(
+                target.address,
+                topic,
+                auto_offset_reset="latest",
+                auto_offset_reset_new_partitions=new_partitions,
+                metadata_max_age_ms=300_000,
+            ) as consumer,
+        ):
+            consumer.subscribe([topic])
+            while consumer.assignment != {old}:
+                await consumer.poll(20)
+            await consumer.position(old)
+
+            async def write(partition: TopicPartition, count: int) -> None:
+                for _ in range(count):
+                    value = f"{partition}/{len(written)}"
+                    await producer.send_and_wait(topic, value, partition=partition.partition)
+                    written.append(value)
+
+            writing_on = asyncio.create_task(write(old, 200))
+            await grow(admin, topic, 2)
+            await write(new, BEFORE)
+            while consumer.assignment != {old, new}:
+                seen += values(await consumer.poll(20))
+            await consumer.position(new)
+            await write(new, 20)
+            await writing_on
+            while len(seen) < len(written) - expected:
+                seen += values(await read(consumer, 1))
+        assert len(seen) == len(set(seen))
+        assert not set(seen) - set(written)
+        return [value for value in written if value not in seen]
+
+    async def _setup(self, admin: AdminClient, topic: str) -> tuple[TopicPartition, TopicPartition]:
+        (old,) = await create_topic(admin, topic)
+        return old, TopicPartition(topic, 1)
+
+    async def test_latest_alone_loses_what_came_before_the_consumer_knew(
+        self, target: Target, admin: AdminClient, name: str
+    ) -> None:
+        lost = await self.lost(target, admin, name, None, BEFORE)
+        assert len(lost) == BEFORE
+        assert all(value.startswith(f"{name}-1/") for value in lost)
+
+    async def test_with_earliest_for_new_partitions_not_one_is_lost(
+        self, target: Target, admin: AdminClient, name: str
+    ) -> None:
+        """A broker without creation times cannot help: the base policy, and no exception."""
+        expected = 0 if target.has_kip_1327 else BEFORE
+        assert len(await self.lost(target, admin, name, "earliest", expected)) == expected
+
+
+async def test_a_broker_without_creation_times_means_the_base_policy(start_broker: StartBroker, name: str) -> None:
+    broker = start_broker(kcoord_kip1327_enable="false")
+    target = Target("disabled", broker.address)
+    async with AdminClient(bootstrap_servers=broker.address) as admin:
+        lost = await TestExpansionWhileRecordsAreProduced().lost(target, admin, name, "earliest", BEFORE)
+        assert len(lost) == BEFORE
+        described = (await admin.describe_topics([name]))[name]
+        assert {each.creation_time_ms for each in described.partitions} == {None}
+        assert (await admin.describe_consumer_groups([name]))[name].group_creation_time_ms is None
+        async with consumer_of(
+            broker.address,
+            f"{name}-2",
+            auto_offset_reset="latest",
+            auto_offset_reset_new_partitions="earliest",
+        ) as consumer:
+            consumer.subscribe([name])
+            while len(consumer.assignment) < 2:
+                await consumer.poll(20)
+            assert consumer.group_creation_time_ms is None
+            partitions = sorted(consumer.assignment)
+            assert {each: await consumer.position(each) for each in partitions} == await consumer.end_offsets(
+                partitions
+            )
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("target", ["kafka"], indirect=True)
+async def test_apache_kafka_means_the_base_policy(target: Target, admin: AdminClient, name: str) -> None:
+    await create_topic(admin, name)
+    await join(target.address, name, name, 1)
+    await grow(admin, name, 2)
+    await produce(target.address, (TopicPartition(name, 1), "a", None))
+    async with consumer_of(
+        target.address, name, auto_offset_reset="latest", auto_offset_reset_new_partitions="earliest"
+    ) as consumer:
+        consumer.subscribe([name])
+        while len(consumer.assignment) < 2:
+            await consumer.poll(20)
+        assert await consumer.position(TopicPartition(name, 1)) == 1
+        assert consumer.group_creation_time_ms is None
+
+
+async def test_the_matrix_against_a_broker(kcoord: str, name: str) -> None:
+    """Each row has a group of its own; all of them are older than partition 1 and younger than partition 0."""
+    async with AdminClient(bootstrap_servers=kcoord) as admin:
+        (old,) = await create_topic(admin, name)
+        new = TopicPartition(name, 1)
+        groups = [f"{name}-{index}" for index in range(len(MATRIX))]
+        await asyncio.gather(*(join(kcoord, group, name, 1) for group in groups))
+        await grow(admin, name, 2)
+        now_ms = int(time.time() * 1000)
+        times = (now_ms - 7_200_000, now_ms - 1_800_000, now_ms - 1_000)
+        await produce(kcoord, *((partition, "x", each) for partition in (old, new) for each in times))
+        for group, (base, policy, pre_existing, newly_expanded) in zip(groups, MATRIX, strict=True):
+            found = await first_positions(kcoord, group, name, base, policy)
+            assert found == {old: OFFSETS[pre_existing], new: OFFSETS[newly_expanded]}, (base, policy)
+
+
+OFFSETS = {LEO: 3, START: 0, HOUR_AGO: 1, FIVE_SECONDS_AGO: 2, NO_OFFSET: None}
+
+
+class Pausing(ConsumerRebalanceListener):
+    """Keeps the consumer where it begins."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def on_partitions_assigned(self, partitions: Partitions) -> None:
+        self._consumer.pause(partitions)
+
+
+async def note(consumer: Consumer, partition: TopicPartition, found: dict[TopicPartition, int | None]) -> None:
+    found[partition] = await consumer.position(partition)
+
+
+async def first_positions(
+    address: str, group: str, topic: str, base: str, new_partitions: str | None
+) -> dict[TopicPartition, int | None]:
+    """Where a member begins to read both partitions, None for NoOffsetForPartitionException."""
+    async with consumer_of(
+        address,
+        group,
+        enable_auto_commit=False,
+        auto_offset_reset=base,
+        # A minute for the five seconds of the KIP's table: a slow machine is no reason to fail.
+        auto_offset_reset_new_partitions=new_partitions and new_partitions.replace("PT5S", "PT60S"),
+    ) as consumer:
+        consumer.subscribe([topic], listener=Pausing(consumer))
+        found: dict[TopicPartition, int | None] = {}
+        async with asyncio.timeout(20):
+            while len(found) < 2:
+                missing = consumer.assignment - found.keys()
+                for asked in (consumer.poll(10), *(note(consumer, partition, found) for partition in missing)):
+                    try:
+                        await asked
+                    except NoOffsetForPartitionException as error:
+                        found |= dict.fromkeys(error.partitions)
+        return found
+
+
+class TestCreationTimes:
+    """Recorded once, and never changed."""
+
+    async def times(self, address: str, topic: str, group: str) -> tuple[list[int], int]:
+        async with AdminClient(bootstrap_servers=address) as admin:
+            described = (await admin.describe_topics([topic]))[topic]
+            group_ms = (await admin.describe_consumer_groups([group]))[group].group_creation_time_ms
+        known = [each.creation_time_ms for each in described.partitions if each.creation_time_ms is not None]
+        assert len(known) == len(described.partitions) and group_ms is not None
+        return known, group_ms
+
+    async def test_they_survive_restarts_growth_and_rebalances(self, start_broker: StartBroker, name: str) -> None:
+        broker = start_broker()
+        async with AdminClient(bootstrap_servers=broker.address) as admin:
+            await create_topic(admin, name, 2)
+        await join(broker.address, name, name, 2)
+        first = await self.times(broker.address, name, name)
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            await asyncio.to_thread(broker.restart, how)
+            assert await self.times(broker.address, name, name) == first
+        async with AdminClient(bootstrap_servers=broker.address) as admin:
+            await grow(admin, name, 3)
+        await join(broker.address, name, name, 3)
+        partition_times, group_ms = await self.times(broker.address, name, name)
+        assert (partition_times[:2], group_ms) == first
+        assert partition_times[2] > max(first[0][1], group_ms)
+        await asyncio.to_thread(broker.restart)
+        assert await self.times(broker.address, name, name) == (partition_times, group_ms)
+
+    async def test_what_is_made_again_is_newer(self, kcoord: str, name: str) -> None:
+        async with AdminClient(bootstrap_servers=kcoord) as admin:
+            await create_topic(admin, name)
+            await join(kcoord, name, name, 1)
+            (old_topic,), old_group = await self.times(kcoord, name, name)
+            (await admin.delete_consumer_groups([name])).all()
+            (await admin.delete_topics([name])).all()
+            await create_topic(admin, name)
+            await join(kcoord, name, name, 1)
+            (new_topic,), new_group = await self.times(kcoord, name, name)
+            assert new_topic > old_topic
+            assert new_group > old_group
+
+    async def test_a_group_that_only_has_offsets_begins_with_its_first_member(self, kcoord: str, name: str) -> None:
+        async with AdminClient(bootstrap_servers=kcoord) as admin:
+            (partition,) = await create_topic(admin, name)
+            (await admin.alter_consumer_group_offsets(name, {partition: 0})).all()
+            assert (await admin.describe_consumer_groups([name]))[name].group_creation_time_ms is None
+            await grow(admin, name, 2)
+            await join(kcoord, name, name, 2)
+            times, group_ms = await self.times(kcoord, name, name)
+            assert group_ms >= max(times)
+            assert (await admin.list_consumer_group_offsets([name]))[name] != {}
+
+    async def test_a_classic_group_begins_when_it_is_converted(self, kcoord: str, name: str) -> None:
+        async with AdminClient(bootstrap_servers=kcoord) as admin:
+            partitions = await create_topic(admin, name, 2)
+            classic = await asyncio.to_thread(PolledConsumer, kcoord, name, [name], classic="cooperative-sticky")
+            try:
+                await eventually(lambda: len(classic.assigned) == 2, "the classic member owns all")
+                assert (await admin.describe_consumer_groups([name]))[name].group_creation_time_ms is None
+                async with consumer_of(kcoord, name, enable_auto_commit=False) as consumer:
+                    consumer.subscribe([name])
+                    while len(consumer.assignment) < 1:
+                        await consumer.poll(20)
+                    described = (await admin.describe_consumer_groups([name]))[name]
+                    made_ms = described.group_creation_time_ms
+                    assert made_ms is not None and made_ms == consumer.group_creation_time_ms
+                    upgraded = {member.upgraded for member in described.members}
+                    assert upgraded == {True, False}
+                    await asyncio.to_thread(classic.close)
+                    while consumer.assignment != set(partitions):
+                        await consumer.poll(20)
+                    assert (await self.times(kcoord, name, name))[1] == made_ms
+            finally:
+                await asyncio.to_thread(classic.close)
+            assert (await self.times(kcoord, name, name))[1] == made_ms
+
+
+async def test_a_commit_comes_before_everything(kcoord: str, name: str) -> None:
+    async with AdminClient(bootstrap_servers=kcoord) as admin:
+        await create_topic(admin, name)
+        await join(kcoord, name, name, 1)
+        await grow(admin, name, 2)
+        new = TopicPartition(name, 1)
+        await produce(kcoord, *((new, str(number), None) for number in range(4)))
+        (await admin.alter_consumer_group_offsets(name, {new: 3})).all()
+        async with consumer_of(
+            kcoord, name, auto_offset_reset="latest", auto_offset_reset_new_partitions="earliest"
+        ) as consumer:
+            consumer.subscribe([name])
+            assert values(await read(consumer, 1)) == ["3"]
+        # Out of range: the base policy, although the partition is new.
+        (await admin.alter_consumer_group_offsets(name, {new: 1})).all()
+        (await admin.delete_records({new: 3})).all()
+        async with consumer_of(
+            kcoord, name, auto_offset_reset="latest", auto_offset_reset_new_partitions="earliest"
+        ) as consumer:
+            consumer.subscribe([name])
+            while len(consumer.assignment) < 2 or await consumer.position(new) == 1:
+                await consumer.poll(20)
+            assert await consumer.position(new) == 4
