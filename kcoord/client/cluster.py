@@ -103,18 +103,20 @@ class Cluster:
     async def retry(self, what: str, deadline: Deadline, attempt: Callable[[], Awaitable[T]]) -> T:
         """Runs `attempt` until it succeeds, fails for good, or the deadline is over."""
         failures = 0
+        failure: KafkaError | None = None
         while True:
             try:
                 async with asyncio.timeout(max(deadline.left_ms(), 0) / 1000):
                     return await attempt()
             except KafkaError as error:
-                failures += 1
                 if not is_retriable(error) or self._is_closed:
                     raise
-                if deadline.is_over:
-                    raise TimeoutException(f"{what}: not within {deadline.timeout_ms:g} ms: {error}") from error
-            except TimeoutError as error:
-                raise TimeoutException(f"{what}: not within {deadline.timeout_ms:g} ms") from error
+                failures += 1
+                failure = error
+            except TimeoutError:
+                failure = failure or TimeoutException("no answer")
+            if deadline.is_over:
+                raise TimeoutException(f"{what}: not within {deadline.timeout_ms:g} ms: {failure}") from failure
             await self.sleep_backoff(failures, deadline)
 
     # Connections.

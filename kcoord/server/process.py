@@ -44,6 +44,7 @@ from protocol.uuid import uuid_from_string
 if TYPE_CHECKING:
     from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
     from kcoord.metadata.image import MetadataImage
+    from kcoord.server.log_cleaner import LogCleaner
     from kcoord.storage.log import Log
 
 _logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ ANSWER_SECONDS = 2.5
 """How long a stop waits for answers under way; with what follows it stays below the 5 s that are promised."""
 WRITER_SECONDS = 1.5
 TICK_SECONDS = 1.0
+CLEANER_DELAY_SECONDS = 0.5
 _STOP_CHECK_SECONDS = 0.01
 
 
@@ -149,7 +151,7 @@ class BrokerProcess:
             transactions=self._transactions,
             now_ms=clock.now_ms,
         )
-        self._cleaner = storage.cleaner(config, lambda: self._broker.image, clock.now_ms)
+        self._cleaner: LogCleaner | None = None
         limits = ConnectionLimits(config)
         self._listeners = [SocketListener(one, self._broker, limits) for one in config.open_listeners]
 
@@ -246,8 +248,14 @@ class BrokerProcess:
             await listener.start_accepting()
         self._tick()
         if self._config.log_cleaner_enable:
-            self._cleaner.start()
+            # Nobody waits for it, and it is not needed for the first answer.
+            self._loop.call_later(CLEANER_DELAY_SECONDS, self._start_cleaner)
         gc.freeze()
+
+    def _start_cleaner(self) -> None:
+        if not self._stop_requested.is_set():
+            self._cleaner = self._storage.cleaner(self._config, lambda: self._broker.image, self.now_ms)
+            self._cleaner.start()
 
     async def _register(self) -> None:
         """Writes to the metadata log who and where this broker is, before its first client can ask."""
@@ -302,7 +310,8 @@ class BrokerProcess:
         written = self._worker.close(WRITER_SECONDS)
         if written:
             self._groups.finish()
-        self._storage.close(self.now_ms(), clean=self._cleaner.close(WRITER_SECONDS) and written)
+        ended = self._cleaner is None or self._cleaner.close(WRITER_SECONDS)
+        self._storage.close(self.now_ms(), clean=written and ended)
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = self._loop.time() + seconds

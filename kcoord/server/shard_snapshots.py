@@ -13,7 +13,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -22,6 +21,8 @@ from kcoord.storage.errors import CorruptLogError, StorageError
 from kcoord.storage.snapshot import Snapshot, SnapshotError, read_snapshot, remove_snapshot, write_snapshot
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
     from kcoord.server.shard_logs import ShardLogs
     from kcoord.storage.file_system import FileSystem
@@ -204,6 +205,8 @@ class ShardSnapshots(Generic[M]):
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
+            from concurrent.futures import ThreadPoolExecutor
+
             self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"kcoord-{self._name}-snapshots")
         return self._threads
 

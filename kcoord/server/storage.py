@@ -10,8 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from kcoord.server import cleanable_logs
-from kcoord.server.log_cleaner import CleanableLog, LogCleaner
 from kcoord.server.request_context import random_uuid
 from kcoord.server.shard_logs import ShardLogs
 from kcoord.storage.errors import StorageError
@@ -24,6 +22,7 @@ from protocol.uuid import uuid_to_string
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig
     from kcoord.metadata.image import MetadataImage
+    from kcoord.server.log_cleaner import CleanableLog, LogCleaner
     from kcoord.storage.log import Log
 
 _logger = logging.getLogger(__name__)
@@ -86,6 +85,8 @@ class Storage:
         self, config: BrokerConfig, image: Callable[[], MetadataImage], now_ms: Callable[[], int]
     ) -> LogCleaner:
         """The cleaner of all compacted logs, not yet started. Topics are written in the event loop, by `in_loop`."""
+        from kcoord.server import cleanable_logs
+        from kcoord.server.log_cleaner import LogCleaner
 
         def logs() -> list[CleanableLog]:
             found = cleanable_logs.of_topics(self.topics, cleaner.in_loop)

@@ -25,7 +25,7 @@ from kcoord.storage.index import MAX_RELATIVE_OFFSET, OFFSET_ENTRY_BYTES, TIME_E
 from kcoord.storage.log import Log
 from kcoord.storage.log_loader import segment_number
 from kcoord.storage.offset_map import OffsetMap
-from kcoord.storage.record_filter import empty_batch, iter_raw, records_of
+from kcoord.storage.record_filter import empty_batch, iter_raw, read_runs, records_of
 from kcoord.storage.replacement import NewSegment, OnOwner, Replacement, ReplacementAbandoned, remove_leftovers
 from kcoord.storage.scan import BatchFrame
 from kcoord.storage.segment import Segment
@@ -208,6 +208,7 @@ class Cleaner:
     ) -> _FilledMap:
         offsets = OffsetMap(self._max_map_bytes)
         start = assessment.first_dirty_offset
+        offsets.latest_offset = start - 1
         for segment in segments[max(segment_number(segments, start), 0) :]:
             for frame in self._frames(segment):
                 if frame.last_offset < start:
@@ -216,11 +217,26 @@ class Cleaner:
                 header = decode_header(batch)
                 if header.is_control or aborted.holds(header):
                     continue
-                for record in iter_raw(records_of(header, batch), header.records_count):
-                    offset = header.base_offset + record.offset_delta
-                    if record.key is not None and offset >= start and not offsets.put(record.key, offset):
-                        return _FilledMap(offsets, False)
+                if not self._put(offsets, header, records_of(header, batch), start):
+                    return _FilledMap(offsets, False)
         return _FilledMap(offsets, True)
+
+    @staticmethod
+    def _put(offsets: OffsetMap, header: BatchHeader, data: bytes, start: int) -> bool:
+        """False where the map is full."""
+        base_offset, count = header.base_offset, header.records_count
+        runs = read_runs(data, count) if base_offset >= start else None
+        if runs is not None:
+            for run in runs:
+                if not offsets.put_all(run.keys, [base_offset + delta for delta in run.offset_deltas]):
+                    break
+            else:
+                return True
+        for record in iter_raw(data, count):
+            offset = base_offset + record.offset_delta
+            if record.key is not None and offset >= start and not offsets.put(record.key, offset):
+                return False
+        return True
 
     # -- copying -------------------------------------------------------------------------------------------------------
 

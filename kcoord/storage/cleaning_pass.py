@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kcoord.storage.cleaned_transactions import TransactionsOfPass
 from kcoord.storage.offset_map import OffsetMap
-from kcoord.storage.record_filter import RawRecord, empty_batch, filter_batch, iter_raw, records_of
+from kcoord.storage.record_filter import RawRecord, Run, empty_batch, filter_batch, iter_raw, read_runs, records_of
 from protocol.batch_header import BatchHeader
 
 
@@ -106,6 +106,10 @@ class Pass:
     def _survivors(self, header: BatchHeader, data: bytes, *, has_passed: bool) -> tuple[list[RawRecord], bool]:
         """The records that stay, and whether there are tombstones among them."""
         base_offset = header.base_offset
+        if header.last_offset <= self._offsets.latest_offset:
+            runs = read_runs(data, header.records_count)
+            if runs is not None:
+                return self._survivors_of_runs(base_offset, runs, has_passed=has_passed)
         last_offset_of = self._offsets.get
         latest_offset = self._offsets.latest_offset
         kept = []
@@ -119,4 +123,22 @@ class Pass:
                     continue
             has_tombstones = has_tombstones or not record.has_value
             kept.append(record)
+        return kept, has_tombstones
+
+    def _survivors_of_runs(
+        self, base_offset: int, runs: list[Run], *, has_passed: bool
+    ) -> tuple[list[RawRecord], bool]:
+        kept: list[RawRecord] = []
+        has_tombstones = False
+        for run in runs:
+            if not run.has_values and has_passed:
+                continue
+            newest = self._offsets.last_offsets(run.keys)
+            found = [
+                run.record(number)
+                for number, (delta, last) in enumerate(zip(run.offset_deltas, newest, strict=True))
+                if base_offset + delta >= last
+            ]
+            has_tombstones = has_tombstones or (bool(found) and not run.has_values)
+            kept += found
         return kept, has_tombstones

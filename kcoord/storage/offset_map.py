@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 ENTRY_BYTES: Final = 180
@@ -34,6 +35,21 @@ class OffsetMap:
         self._offsets[key] = offset
         self.latest_offset = offset
         return True
+
+    def put_all(self, keys: Sequence[bytes], offsets: Sequence[int]) -> bool:
+        """Keys of one length; False, and nothing is done, where they might not all fit."""
+        entry_bytes = ENTRY_BYTES + len(keys[0])
+        if self.size_bytes + entry_bytes * len(keys) > self._max_bytes:
+            return False
+        known = len(self._offsets)
+        self._offsets.update(zip(keys, offsets, strict=True))
+        self.size_bytes += (len(self._offsets) - known) * entry_bytes
+        self.latest_offset = offsets[-1]
+        return True
+
+    def last_offsets(self, keys: Sequence[bytes]) -> list[int]:
+        """As `get`, for many keys."""
+        return [self._offsets.get(key, -1) for key in keys]
 
     def get(self, key: bytes) -> int:
         """-1 for a key that does not occur."""

@@ -8,7 +8,7 @@ headers are decoded, so it does not matter what they hold.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from struct import Struct
+from struct import Struct, iter_unpack
 from typing import Final, NamedTuple
 
 from protocol.batch_header import (
@@ -28,6 +28,9 @@ from protocol.primitives import decode_uvarint, decode_uvarlong, encode_varint, 
 
 _CHECKED: Final = Struct(">hiqqqhii")
 """attributes, last offset delta, base and max timestamp, producer id, epoch and sequence, count: before the records."""
+_SHORTEST_RUN: Final = 4
+_SHORT_DELTAS: Final = 64
+"""From here on an offset delta takes more than one byte."""
 _EMPTY_BATCH_BITS: Final = LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
 
 
@@ -84,6 +87,83 @@ def iter_raw(data: bytes, count: int) -> Iterator[RawRecord]:
         raise CorruptBatchError("a record is cut short") from None
     if position != len(data):
         raise CorruptBatchError(f"{len(data) - position} bytes follow the last record")
+
+
+class Run(NamedTuple):
+    """Records of a batch that follow each other and are alike: the same sizes, timestamp and kind of value."""
+
+    start: int
+    stride: int
+    offset_deltas: list[int]
+    keys: tuple[bytes, ...]
+    has_values: bool
+
+    def record(self, number: int) -> RawRecord:
+        start = self.start + number * self.stride
+        return RawRecord(start, start + self.stride, self.offset_deltas[number], self.keys[number], self.has_values)
+
+
+def read_runs(data: bytes, count: int) -> list[Run] | None:
+    """All records in few steps, which coordinators' batches allow; None where they are too different for that."""
+    runs: list[Run] = []
+    position = 0
+    while count > 0:
+        run = _read_run(data, position, count)
+        if run is None or len(run.keys) < min(count, _SHORTEST_RUN):
+            return None
+        runs.append(run)
+        count -= len(run.keys)
+        position += run.stride * len(run.keys)
+    return runs if position == len(data) else None
+
+
+def _read_run(data: bytes, position: int, count: int) -> Run | None:
+    try:
+        size, head = decode_uvarint(data, position)
+        _, delta_at = decode_uvarlong(data, head + 1)
+        _, key_size_at = decode_uvarint(data, delta_at)
+        key_size, key_at = decode_uvarint(data, key_size_at)
+        value_size_at = key_at + (key_size >> 1)
+        value_size, value_at = decode_uvarint(data, value_size_at)
+    except (IndexError, ValueError):
+        return None
+    end = head + (size >> 1)
+    if (size | key_size) & 1 or value_at >= end or end > len(data):
+        return None
+    layout = (
+        f"{delta_at - position}s{key_size_at - delta_at}s{key_at - key_size_at}s{key_size >> 1}s"
+        f"{value_at - value_size_at}s{end - value_at}x"
+    )
+    stride = end - position
+    most = min(count, (len(data) - position) // stride)
+    if key_size_at - delta_at == 1:
+        most = min(most, _SHORT_DELTAS - (data[delta_at] >> 1))
+    if most <= 0:
+        return None
+    rows = iter_unpack(layout, memoryview(data)[position : position + most * stride])
+    heads, deltas, key_sizes, keys, value_sizes = zip(*rows, strict=True)
+    alike = min(map(_alike, (heads, key_sizes, value_sizes)))
+    offset_deltas = _offset_deltas(deltas[:alike])
+    return None if offset_deltas is None else Run(position, stride, offset_deltas, keys[:alike], value_size != 1)
+
+
+def _alike(values: Sequence[bytes]) -> int:
+    """How many of the first values are equal."""
+    first = values[0]
+    if values.count(first) == len(values):
+        return len(values)
+    return next(number for number, value in enumerate(values) if value != first)
+
+
+def _offset_deltas(encoded: Sequence[bytes]) -> list[int] | None:
+    joined = b"".join(encoded)
+    if len(joined) == len(encoded):
+        doubled = list(joined)
+    elif len(joined) == 2 * len(encoded):
+        doubled = [low & 0x7F | high << 7 for low, high in zip(joined[::2], joined[1::2], strict=True)]
+    else:
+        doubled = [decode_uvarint(delta, 0)[0] for delta in encoded]
+    return None if any(map((1).__and__, doubled)) else [delta >> 1 for delta in doubled]
 
 
 def filter_batch(header: BatchHeader, data: bytes, kept: Sequence[RawRecord], delete_horizon_ms: int | None) -> bytes:

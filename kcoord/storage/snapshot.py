@@ -6,7 +6,7 @@ is replaced atomically, so there is always the old one or the new one.
 
     magic (8 bytes), version (int16), then, covered by a CRC-32C that follows:
     offset from which the log has to be replayed, offset up to which the log must reach, time in ms (3 x int64)
-    per chunk: kind (int16), length (uint32), CRC-32C (uint32), bytes
+    per chunk: kind (int16), length (uint32), CRC-32C of the bytes that begins with the kind (uint32), bytes
     end: kind -1, the number of chunks as length, the CRC-32C of all chunks' CRCs
 """
 
@@ -71,11 +71,15 @@ def _encode(snapshot: Snapshot) -> Iterable[bytes]:
     yield header + crc32c(header).to_bytes(_CRC_BYTES, "big")
     all_crcs = 0
     for kind, data in snapshot.chunks:
-        crc = crc32c(data)
+        crc = _crc(kind, data)
         all_crcs = crc32c(crc.to_bytes(_CRC_BYTES, "big"), all_crcs)
         yield _CHUNK.pack(kind, len(data), crc)
         yield data
     yield _CHUNK.pack(_END, len(snapshot.chunks), all_crcs)
+
+
+def _crc(kind: int, data: bytes | memoryview) -> int:
+    return crc32c(data, kind & 0xFFFF)
 
 
 def read_snapshot(file_system: FileSystem, directory: str) -> Snapshot | None:
@@ -113,7 +117,7 @@ def _decode(path: str, data: bytes) -> Snapshot:
             if length != len(chunks) or crc != all_crcs or position != len(data):
                 raise SnapshotError(f"{path}: the end at {position} does not fit to what is before it")
             return Snapshot(offset, end_offset, created_ms, chunks)
-        if crc32c(view[position : position + length]) != crc:
+        if _crc(kind, view[position : position + length]) != crc:
             raise SnapshotError(f"{path}: the CRC of the chunk at {position} does not match")
         all_crcs = crc32c(crc.to_bytes(_CRC_BYTES, "big"), all_crcs)
         chunks.append(Chunk(kind, data[position : position + length]))

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kcoord.storage.cleaner import CleaningRules, assess
 from kcoord.storage.cleaning_pass import LastOfProducer
@@ -11,9 +13,10 @@ from kcoord.storage.errors import CorruptLogError
 from kcoord.storage.file_system import join
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord.storage.record_filter import iter_raw, read_runs, records_of
 from kcoord.storage.replacement import ReplacementAbandoned
 from protocol.control_records import ControlRecordType
-from protocol.record_batch import Compression, Record, TimestampType, decode_records, encode_batch
+from protocol.record_batch import Compression, Record, TimestampType, decode_header, decode_records, encode_batch
 from tests.storage.cleaning import RULES, Writer, clean, committed_state, offsets_left, records, state
 from tests.storage.support import DIRECTORY, NOW_MS, content, open_log
 
@@ -177,6 +180,22 @@ def test_segments_are_merged_up_to_their_size() -> None:
 
 def _batches_by_segment(log: Log) -> list[list[int]]:
     return [[frame.base_offset for frame in segment.frames()] for segment in log.segments]
+
+
+def test_a_group_without_survivors_at_its_end_keeps_its_end() -> None:
+    """Recovery goes by it when it finishes a replacement: all of the old segments have to go then."""
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(("a", "1"))
+    writer.roll()
+    writer.put(("b", "1"))
+    writer.roll()
+    writer.put(("b", "2"), timestamp_ms=NOW_MS * 2)
+    writer.log.config.segment_bytes = 2 * writer.log.segments[0].size_bytes
+    writer.roll()
+    clean(writer.log, file_system)
+    headers = [header for header, _ in writer.log.batches()]
+    assert [(h.base_offset, h.last_offset, h.records_count) for h in headers] == [(0, 0, 1), (1, 1, 0), (2, 2, 1)]
 
 
 def test_what_is_clean_and_unchanged_is_not_written_again() -> None:
@@ -436,3 +455,60 @@ def test_leftovers_of_an_abandoned_pass_are_removed_first() -> None:
     clean(writer.log, file_system)
     assert not [name for name in names(file_system) if name.endswith((".cleaned", ".swap", ".deleted"))]
     assert offsets_left(writer.log) == [1]
+
+
+# -- looking at records ------------------------------------------------------------------------------------------------
+
+RECORDS = st.lists(
+    st.builds(
+        Record,
+        key=st.sampled_from([None, b"", b"k1", b"k2", b"k3", b"key" * 30]),
+        value=st.sampled_from([None, None, b"", b"v", b"value" * 20]),
+        headers=st.sampled_from([[], [], [], [("h", b"x")]]),
+        timestamp_ms=st.sampled_from([5, 5, 5, 6, 10**6]),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(RECORDS, st.integers(1, 25))
+def test_runs_are_the_records_one_by_one(made: list[Record], times: int) -> None:
+    batch = encode_batch(made * times)
+    header = decode_header(batch)
+    data = records_of(header, batch)
+    one_by_one = list(iter_raw(data, header.records_count))
+    assert [record.key for record in one_by_one] == [record.key for record in made] * times
+    assert [record.has_value for record in one_by_one] == [record.value is not None for record in made] * times
+    runs = read_runs(data, header.records_count)
+    if runs is not None:
+        assert [run.record(number) for run in runs for number in range(len(run.keys))] == one_by_one
+
+
+def test_batches_of_a_coordinator_are_read_in_runs() -> None:
+    made = [Record(f"group-topic-{number:04}".encode(), b"v" * 40, timestamp_ms=5) for number in range(300)]
+    batch = encode_batch(made)
+    runs = read_runs(batch[61:], 300)
+    assert runs is not None
+    assert [len(run.keys) for run in runs] == [64, 236]
+
+
+def test_a_large_batch_is_cleaned_like_a_small_one() -> None:
+    """Also where the map is full in the middle of it."""
+    for map_bytes in (1 << 20, 15_000):
+        file_system = MemoryFileSystem()
+        writer = Writer(file_system)
+        for round_number in range(3):
+            writer.put(*((f"key-{number:04}", str(round_number)) for number in range(200)), timestamp_ms=7)
+        writer.put(*((f"key-{number:04}", None) for number in range(0, 200, 2)), timestamp_ms=8)
+        writer.roll()
+        log = writer.log
+        expected = state(records(log))
+        dirty = 0
+        for now_ms in range(0, 60_000, 2000):
+            dirty = clean(
+                log, file_system, first_dirty_offset=dirty, now_ms=now_ms, max_map_bytes=map_bytes
+            ).next_dirty_offset
+            assert state(records(log)) == expected
+        assert offsets_left(log) == list(range(401, 600, 2))

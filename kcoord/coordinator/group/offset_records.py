@@ -27,6 +27,7 @@ _ROW_BYTES: Final = ROW.size
 _NO_EXPIRE_TIMESTAMP: Final = -1
 _NEVER: Final = repeat(_NO_EXPIRE_TIMESTAMP)
 _SHORT_DELTAS: Final = 64
+_FIRST_DELTAS: Final = tuple(bytes([delta << 1]) for delta in range(_SHORT_DELTAS))
 _ODD_BYTES: Final = bytes(range(1, 256, 2))
 _INT32: Final = Struct(">i")
 _LAST_OFFSET_DELTA_AT: Final = 23
@@ -59,7 +60,7 @@ class OffsetCommitReader:
     tombstone may have taken them away.
     """
 
-    __slots__ = ("_delta", "_groups", "_known", "_last", "_layouts", "_offsets", "_pending")
+    __slots__ = ("_delta", "_groups", "_known", "_last", "_layouts", "_offsets", "_pending", "_tail", "_topic_id")
 
     def __init__(self, groups: dict[str, Group], offsets: CommittedOffsets, pending: TransactionalOffsets) -> None:
         self._groups = groups
@@ -69,6 +70,8 @@ class OffsetCommitReader:
         self._layouts: dict[str, Struct] = {}
         self._last = _NO_SHAPE
         self._delta = -1
+        self._tail = b""
+        self._topic_id: bytes | None = None
 
     def replay(self, batch: bytes, count: int) -> bool:
         """Replays the `count` records of a batch that is not compressed. False where one of them has to be replayed
@@ -108,13 +111,32 @@ class OffsetCommitReader:
             count = min(count, _SHORT_DELTAS - (batch[position + len(shape.start)] >> 1))
         if count <= 0:
             return 0
-        columns = list(zip(*layout.iter_unpack(batch[position : position + count * layout.size]), strict=True))
+        columns = zip(*layout.iter_unpack(batch[position : position + count * layout.size]), strict=True)
         starts, deltas, keys, partitions, middles, offsets, leader_epochs, metadata, times, tails = columns
-        alike = min(_alike(starts, shape.start), _alike(middles, shape.middle), _alike(metadata, shape.metadata), count)
-        alike = min(alike, _alike(tails[:alike], tails[0]))
-        topic_id = _topic_id(tails[0])
+        tail = tails[0]
+        if tail != self._tail:
+            self._tail, self._topic_id = tail, _topic_id(tail)
+        topic_id = self._topic_id
+        if topic_id is None:
+            return 0
+        is_uniform = (
+            starts.count(shape.start) == count
+            and middles.count(shape.middle) == count
+            and metadata.count(shape.metadata) == count
+            and tails.count(tail) == count
+        )
+        if is_uniform and self._delta == -1 and deltas == _FIRST_DELTAS[:count] and keys.count(keys[0]) == count:
+            # One commit of one topic, as most batches are.
+            place = self._known.get(keys[0]) or self._place(keys[0], shape.key_size_bytes)
+            if place is None:
+                return 0
+            self._delta = count - 1
+            _put(place, topic_id, partitions, leader_epochs, offsets, times)
+            return count
+        alike = min(_alike(starts, shape.start), _alike(middles, shape.middle), _alike(metadata, shape.metadata))
+        alike = min(alike, _alike(tails, tail))
         last_delta = _last_delta(deltas[:alike], self._delta)
-        if topic_id is None or last_delta is None:
+        if last_delta is None:
             return 0
         self._delta = last_delta
         done = 0

@@ -11,7 +11,7 @@ from protocol.api_keys import ApiKey, request_class
 from protocol.framing import FrameReader
 from protocol.headers import decode_request_header, encode_response
 from protocol.message import Message
-from protocol.messages import ApiVersionsResponse, FindCoordinatorResponse, MetadataResponse
+from protocol.messages import ApiVersionsResponse, FindCoordinatorRequest, FindCoordinatorResponse, MetadataResponse
 
 Answer = Message | bytes | None
 Handler = Callable[[Message, int], Answer | Awaitable[Answer]]
@@ -91,7 +91,7 @@ class FakeBroker:
         if isinstance(answer, bytes):
             writer.write(answer)
         elif answer is not None:
-            if key is ApiKey.API_VERSIONS and getattr(answer, "error_code", 0):
+            if isinstance(answer, ApiVersionsResponse) and answer.error_code:
                 writer.write(encode_response(header.correlation_id, key, 0, answer.encode(0)))
             else:
                 writer.write(encode_response(header.correlation_id, key, version, answer.encode(version)))
@@ -115,15 +115,14 @@ class FakeBroker:
         )
 
     def _find_coordinator(self, request: Message, version: int) -> Answer:
-        keys = getattr(request, "coordinator_keys", None) or [getattr(request, "key", "")]
+        assert isinstance(request, FindCoordinatorRequest)
+        if version < 4:
+            return FindCoordinatorResponse(node_id=NODE_ID, host="127.0.0.1", port=self.port)
         return FindCoordinatorResponse(
-            node_id=NODE_ID,
-            host="127.0.0.1",
-            port=self.port,
             coordinators=[
                 FindCoordinatorResponse.Coordinator(key=key, node_id=NODE_ID, host="127.0.0.1", port=self.port)
-                for key in keys
-            ],
+                for key in request.coordinator_keys
+            ]
         )
 
     def add_topic(self, name: str, topic_id: bytes, creation_times_ms: list[int]) -> None:

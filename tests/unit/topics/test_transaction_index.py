@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that name aborted transactions, when the cleaner or a moving start takes parts of the log away."""
+
+from __future__ import annotations
+
+from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord.topics.partition_files import PartitionFiles
+from kcoord.topics.producer_state import AbortedTransaction, ProducerState
+
+END = 1000
+
+
+def transaction(last_offset: int) -> AbortedTransaction:
+    return AbortedTransaction(1, last_offset - 5, last_offset, last_offset + 1)
+
+
+def files_with(*entries: tuple[int, int]) -> PartitionFiles:
+    """Pairs of the segment's base offset and the marker's offset."""
+    file_system = MemoryFileSystem()
+    file_system.make_dirs("t-0")
+    files = PartitionFiles(file_system, "t-0")
+    for base_offset, last_offset in entries:
+        files.append_aborted(base_offset, transaction(last_offset))
+    return files
+
+
+def test_a_start_within_a_segment_keeps_what_is_told_of_its_rest() -> None:
+    files = files_with((0, 50), (100, 110), (100, 180), (200, 250))
+    files.remove_below(150)
+    assert [one.last_offset for one in files.load_aborted(END)] == [110, 180, 250]
+    files.remove_below(200)
+    assert [one.last_offset for one in files.load_aborted(END)] == [250]
+    files.remove_below(900)
+    assert [one.last_offset for one in files.load_aborted(END)] == [250]
+
+
+def test_transactions_of_which_nothing_is_left_are_not_told_any_more() -> None:
+    files = files_with((0, 50), (0, 60), (100, 180))
+    producers = ProducerState()
+    producers.aborted = files.load_aborted(END)
+    for forget in (files.forget_aborted, producers.forget_aborted):
+        forget({60, 180, 7})
+    assert producers.aborted == files.load_aborted(END) == [transaction(50)]
