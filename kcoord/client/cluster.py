@@ -19,6 +19,7 @@ from kcoord.client.config import CommonConfig
 from kcoord.client.connection import Connection, open_connection
 from kcoord.client.errors import DisconnectException, IllegalStateException, TimeoutException, is_retriable
 from kcoord.client.metadata import NO_NODE, ClusterMetadata
+from kcoord.client.results import error_of
 from kcoord.client.tasks import spawn, stop
 from kcoord.client.types import Node
 from protocol.errors import Errors, KafkaError
@@ -279,7 +280,7 @@ class Cluster:
     ) -> MetadataResponse:
         response = await self.call_any(request, MetadataResponse, lowest=lowest)
         if response.error_code:
-            raise KafkaError(Errors(response.error_code))
+            raise KafkaError(error_of(response.error_code))
         self.metadata.merge(response, all_topics=all_topics)
         return response
 
@@ -294,7 +295,7 @@ class Cluster:
             answers = await self._ask_coordinators(connection, kind, missing)
             for answer in answers:
                 if answer.error_code:
-                    failed[answer.key] = KafkaError(Errors(answer.error_code), answer.error_message)
+                    failed[answer.key] = KafkaError(error_of(answer.error_code), answer.error_message)
                 else:
                     self._coordinators[kind, answer.key] = Node(answer.node_id, answer.host, answer.port)
         absent = KafkaError(Errors.COORDINATOR_NOT_AVAILABLE)
@@ -362,5 +363,5 @@ class Cluster:
             if code in COORDINATOR_MOVED:
                 self.forget_coordinator(kind, key)
             if code in COORDINATOR_MOVED or code == Errors.COORDINATOR_LOAD_IN_PROGRESS:
-                raise KafkaError(Errors(code))
+                raise KafkaError(error_of(code))
         return answer

@@ -10,10 +10,11 @@ import asyncio
 import ssl
 from collections import deque
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from kcoord.client.api_versions import ApiVersions
 from kcoord.client.errors import DisconnectException, TimeoutException
+from kcoord.client.results import error_of
 from kcoord.client.security import Security
 from kcoord.client.version import SOFTWARE_NAME, SOFTWARE_VERSION
 from protocol.api_keys import ApiKey
@@ -57,8 +58,7 @@ class Connection(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
                 break
             version = min(offered, version - 1)
         if answer.error_code:
-            raise KafkaError(Errors(answer.error_code), f"{self.address} refuses ApiVersions")
+            raise KafkaError(error_of(answer.error_code), f"{self.address} refuses ApiVersions")
         self.versions = ApiVersions.from_response(answer)
 
     async def _ask_versions(self, request: ApiVersionsRequest, version: int) -> ApiVersionsResponse:

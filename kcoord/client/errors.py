@@ -32,8 +32,17 @@ class StaleMemberEpochException(KafkaError):
         super().__init__(Errors.STALE_MEMBER_EPOCH, message)
 
 
+class UnknownTopicException(KafkaError):
+    """A topic or partition that is named does not exist. Elsewhere that may pass; here it is the answer."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Errors.UNKNOWN_TOPIC_OR_PARTITION, message)
+
+
 def is_retriable(error: KafkaError) -> bool:
     """Whether the same may succeed later."""
+    if isinstance(error, UnknownTopicException):
+        return False
     return error.error.retriable or isinstance(error, StaleMemberEpochException)
 
 

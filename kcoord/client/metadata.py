@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from kcoord.client.results import error_of
 from kcoord.client.types import Node, TopicIdPartition, TopicPartition
 from protocol.errors import Errors
 from protocol.messages import MetadataResponse
@@ -70,7 +71,7 @@ class ClusterMetadata:
             self._merge_topic(topic)
 
     def _merge_topic(self, topic: MetadataResponse.MetadataResponseTopic) -> None:
-        error = Errors(topic.error_code)
+        error = error_of(topic.error_code)
         name = topic.name or self.names_by_id.get(topic.topic_id)
         if name is None:
             return
@@ -91,7 +92,7 @@ class ClusterMetadata:
                     each.isr_nodes,
                     each.offline_replicas,
                     each.creation_time_ms,
-                    Errors(each.error_code),
+                    error_of(each.error_code),
                 )
                 for each in topic.partitions
             },

@@ -182,7 +182,7 @@ class Consumer:
         if listener is not None:
             rebalance.listener = listener
         self._commits.restart_interval()
-        self._updater.request(names=topics)
+        self._updater.request(names=topics, may_create=True)
         rebalance.membership.subscribe(topics, pattern, self._now_ms())
         rebalance.session.start()
         rebalance.session.wake()
@@ -194,7 +194,7 @@ class Consumer:
         wanted = {TopicPartition(*each): metadata.topic_id(each[0]) for each in partitions}
         self._subscription.assign_from_user(wanted)
         self._commits.restart_interval()
-        self._updater.request(names={each.topic for each in wanted})
+        self._updater.request(names={each.topic for each in wanted}, may_create=True)
         self._positions.wake()
         self._changed.notify()
 
@@ -207,7 +207,7 @@ class Consumer:
     async def _leave(self, deadline: Deadline, leave_group: bool | None) -> None:
         is_dynamic = self._config.group_instance_id is None
         if self._rebalance is None or not self._subscription.uses_group or (leave_group is False and is_dynamic):
-            await self._commits.before_revocation()
+            await self._commits.before_revocation(deadline)
         else:
             await self._rebalance.leave(deadline, static_stays=not leave_group)
 

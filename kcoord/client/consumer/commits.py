@@ -94,13 +94,13 @@ class Commits:
         """A member between two memberships has nothing that it could commit."""
         return not self._subscription.uses_group or (self._membership is not None and self._membership.may_commit)
 
-    async def before_revocation(self) -> None:
+    async def before_revocation(self, deadline: Deadline | None = None) -> None:
         """What was consumed belongs to the next owner; if the commit fails, some of it is read twice."""
         consumed = self._subscription.consumed()
         if not self._is_automatic or not consumed or not self._can_commit():
             return
         try:
-            await self.commit(consumed, self._cluster.deadline())
+            await self.commit(consumed, deadline or self._cluster.deadline())
         except (KafkaError, ClientException) as error:
             _log.warning("group %s: the commit before a revocation failed: %s", self._config.group_id, error)
 

@@ -218,7 +218,6 @@ class Fetcher:
                 FetchRequest.FetchTopic(topic=name, topic_id=topic_id, partitions=partitions)
                 for (name, topic_id), partitions in topics.items()
             ],
-            rack_id=config.client_rack,
         )
         timeout_ms = config.request_timeout_ms + config.fetch_max_wait_ms
         return await connection.call_version(request, FetchResponse, version, timeout_ms=timeout_ms)

@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
+from kcoord.client.consumer.member_state import (
+    IN_GROUP,
+    NO_PARTITIONS,
+    TRANSITIONS,
+    MemberState,
+    Partitions,
+    Step,
+    StepKind,
+)
 from kcoord.client.types import TopicIdPartition
 from protocol.errors import Errors, KafkaError
 from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
@@ -22,93 +30,7 @@ LEAVE_STATIC_EPOCH: Final = -2
 UNKNOWN_TIME_MS: Final = -1
 DEFAULT_HEARTBEAT_INTERVAL_MS: Final = 5_000
 
-Partitions = frozenset[TopicIdPartition]
-NO_PARTITIONS: Final[Partitions] = frozenset()
-
-
-class MemberState(Enum):
-    """Where the member is."""
-
-    UNSUBSCRIBED = "unsubscribed"
-    JOINING = "joining"
-    RECONCILING = "reconciling"
-    ACKNOWLEDGING = "acknowledging"
-    STABLE = "stable"
-    FENCED = "fenced"
-    PREPARE_LEAVING = "prepare leaving"
-    LEAVING = "leaving"
-    STALE = "stale"
-    FATAL = "fatal"
-
-
-_TRANSITIONS: Final[dict[MemberState, frozenset[MemberState]]] = {
-    MemberState.UNSUBSCRIBED: frozenset({MemberState.JOINING}),
-    MemberState.JOINING: frozenset(
-        {
-            MemberState.RECONCILING,
-            MemberState.STABLE,
-            MemberState.FENCED,
-            MemberState.PREPARE_LEAVING,
-            MemberState.STALE,
-            MemberState.FATAL,
-        }
-    ),
-    MemberState.RECONCILING: frozenset(
-        {
-            MemberState.ACKNOWLEDGING,
-            MemberState.STABLE,
-            MemberState.FENCED,
-            MemberState.PREPARE_LEAVING,
-            MemberState.STALE,
-            MemberState.FATAL,
-        }
-    ),
-    MemberState.ACKNOWLEDGING: frozenset(
-        {
-            MemberState.RECONCILING,
-            MemberState.STABLE,
-            MemberState.FENCED,
-            MemberState.PREPARE_LEAVING,
-            MemberState.STALE,
-            MemberState.FATAL,
-        }
-    ),
-    MemberState.STABLE: frozenset(
-        {
-            MemberState.RECONCILING,
-            MemberState.ACKNOWLEDGING,
-            MemberState.FENCED,
-            MemberState.PREPARE_LEAVING,
-            MemberState.STALE,
-            MemberState.FATAL,
-        }
-    ),
-    MemberState.FENCED: frozenset({MemberState.JOINING, MemberState.PREPARE_LEAVING}),
-    MemberState.PREPARE_LEAVING: frozenset({MemberState.LEAVING, MemberState.FATAL}),
-    MemberState.LEAVING: frozenset({MemberState.UNSUBSCRIBED, MemberState.FATAL}),
-    MemberState.STALE: frozenset({MemberState.JOINING, MemberState.PREPARE_LEAVING, MemberState.FATAL}),
-    MemberState.FATAL: frozenset({MemberState.PREPARE_LEAVING}),
-}
-
-IN_GROUP: Final = frozenset(
-    {MemberState.JOINING, MemberState.RECONCILING, MemberState.ACKNOWLEDGING, MemberState.STABLE}
-)
 _FENCING: Final = frozenset({Errors.FENCED_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID, Errors.GROUP_ID_NOT_FOUND})
-
-
-class StepKind(Enum):
-    """What a rebalance step does with its partitions."""
-
-    REVOKE = "revoke"
-    ASSIGN = "assign"
-    LOSE = "lose"
-
-
-class Step(NamedTuple):
-    """To be carried out and then reported by `step_done`; there is one at a time."""
-
-    kind: StepKind
-    partitions: Partitions
 
 
 @dataclass(slots=True)
@@ -448,7 +370,7 @@ class Membership:
         self._due_ms = now_ms
 
     def _move(self, state: MemberState) -> None:
-        assert state in _TRANSITIONS[self.state], f"{self.state} -> {state}"
+        assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
         self.state = state
 
 

@@ -25,6 +25,7 @@ class MetadataUpdater:
         self._changed = changed
         self._allow_auto_create_topics = allow_auto_create_topics
         self._names: set[str] = set()
+        self._creatable: set[str] = set()
         self._topic_ids: set[bytes] = set()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -35,10 +36,14 @@ class MetadataUpdater:
     async def stop(self) -> None:
         await stop([self._task])
 
-    def request(self, *, names: Iterable[str] = (), topic_ids: Iterable[bytes] = ()) -> None:
-        """Asks about topics as soon as possible."""
+    def request(self, *, names: Iterable[str] = (), topic_ids: Iterable[bytes] = (), may_create: bool = False) -> None:
+        """Asks about topics as soon as possible. `may_create` is for what the application has just named: a topic that
+        was deleted meanwhile must not come back because somebody still reads it.
+        """
         self._names.update(names)
         self._topic_ids.update(topic_ids)
+        if may_create and self._allow_auto_create_topics:
+            self._creatable.update(names)
         if self._names or self._topic_ids:
             self._wake.set()
 
@@ -60,7 +65,11 @@ class MetadataUpdater:
             await self._cluster.sleep_backoff(rounds)
 
     async def _refresh(self, names: set[str], topic_ids: set[bytes]) -> None:
-        if names:
-            await self._cluster.refresh_metadata(names, allow_auto_topic_creation=self._allow_auto_create_topics)
+        creatable = names & self._creatable
+        if creatable:
+            await self._cluster.refresh_metadata(creatable, allow_auto_topic_creation=True)
+            self._creatable -= creatable
+        if names - creatable:
+            await self._cluster.refresh_metadata(names - creatable)
         if topic_ids:
             await self._cluster.refresh_topic_ids(topic_ids)

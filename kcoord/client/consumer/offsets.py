@@ -9,7 +9,7 @@ from typing import Final
 
 from kcoord.client.cluster import Cluster, CoordinatorType, Deadline
 from kcoord.client.consumer.membership import Membership
-from kcoord.client.errors import CommitFailedException, StaleMemberEpochException
+from kcoord.client.errors import CommitFailedException, StaleMemberEpochException, UnknownTopicException
 from kcoord.client.offset_messages import (
     LAST_VERSION_WITH_NAMES,
     GroupOffsets,
@@ -91,6 +91,9 @@ class GroupOffsetsClient:
             return CommitFailedException(f"group {self._group_id} refuses the commit of {partition}: {error.name}")
         if error is Errors.STALE_MEMBER_EPOCH:
             return StaleMemberEpochException(f"{partition}: the member's epoch is stale")
+        if error is Errors.UNKNOWN_TOPIC_OR_PARTITION:
+            # The coordinator knows all topics: this one was deleted, and a rebalance must not wait for it.
+            return UnknownTopicException(f"group {self._group_id} cannot commit {partition}")
         return KafkaError(error, str(partition))
 
     async def fetch(

@@ -9,7 +9,8 @@ import logging
 from kcoord.client.cluster import Cluster, Deadline
 from kcoord.client.consumer.commits import Commits
 from kcoord.client.consumer.listener import ConsumerRebalanceListener
-from kcoord.client.consumer.membership import Membership, Step, StepKind
+from kcoord.client.consumer.member_state import Step, StepKind
+from kcoord.client.consumer.membership import Membership
 from kcoord.client.consumer.metadata_updater import MetadataUpdater
 from kcoord.client.consumer.positions import Positions
 from kcoord.client.consumer.session import GroupSession
@@ -49,7 +50,7 @@ class Rebalance:
     def _now_ms() -> float:
         return asyncio.get_running_loop().time() * 1000
 
-    async def run(self) -> None:
+    async def run(self, deadline: Deadline | None = None) -> None:
         """Does what the membership wants next, until it wants nothing more; called between two handings out of records.
 
         A step that a listener fails in counts as done: the partitions are as the group wants them.
@@ -60,7 +61,7 @@ class Rebalance:
             if step is None:
                 break
             try:
-                await self._carry_out(step)
+                await self._carry_out(step, deadline)
             finally:
                 self._finish(step)
                 self.membership.step_done(step, self._now_ms())
@@ -71,11 +72,11 @@ class Rebalance:
         """Gives everything back and leaves the group."""
         self.membership.leave(self._now_ms(), static_stays=static_stays)
         try:
-            await self.run()
+            await self.run(deadline)
         finally:
             await self.session.left(max(deadline.left_ms(), 0))
 
-    async def _carry_out(self, step: Step) -> None:
+    async def _carry_out(self, step: Step, deadline: Deadline | None) -> None:
         partitions = self._named(step)
         names = frozenset(partitions)
         _log.info(
@@ -87,7 +88,7 @@ class Rebalance:
                 awaitable = self.listener.on_partitions_assigned(names)
             case StepKind.REVOKE:
                 self._subscription.fence_off(names)
-                await self._commits.before_revocation()
+                await self._commits.before_revocation(deadline)
                 awaitable = self.listener.on_partitions_revoked(names)
             case StepKind.LOSE:
                 self._subscription.fence_off(names)

@@ -10,7 +10,8 @@ from kcoord.client.backoff import Backoff
 from kcoord.client.cluster import Cluster, CoordinatorType
 from kcoord.client.config import ConsumerConfig
 from kcoord.client.consumer.classification import topics_to_refresh
-from kcoord.client.consumer.membership import Membership, MemberState
+from kcoord.client.consumer.member_state import MemberState
+from kcoord.client.consumer.membership import Membership
 from kcoord.client.consumer.metadata_updater import MetadataUpdater
 from kcoord.client.signal import Signal, wait_for
 from kcoord.client.tasks import spawn, stop

@@ -32,10 +32,10 @@ _ODD_BYTES: Final = bytes(range(1, 256, 2))
 _INT32: Final = Struct(">i")
 _LAST_OFFSET_DELTA_AT: Final = 23
 
-_VALUE_3: Final = ("qi2sq1s", 24, b"\0\3", b"\0\0", b"\0")
+_VALUE_3: Final = ("qi2sq1s", 24, b"\0\3", b"\0\0")
 """Offset, leader epoch, empty metadata, commit timestamp, and the record's count of headers; the bytes of the value;
-then version, empty metadata and end as they have to be."""
-_VALUE_4: Final = ("qi1sq20s", 42, b"\0\4", b"\1", None)
+then version and empty metadata as they have to be."""
+_VALUE_4: Final = ("qi1sq20s", 42, b"\0\4", b"\1")
 _TOPIC_ID_TAG: Final = b"\x01\x00\x10"
 
 
@@ -165,7 +165,7 @@ class OffsetCommitReader:
         except (IndexError, ValueError):
             return None
         value = _VALUE_4 if value_size >> 1 == _VALUE_4[1] else _VALUE_3
-        fields, value_bytes, version, metadata, _ = value
+        fields, value_bytes, version, metadata = value
         if key_size & 1 or value_size != value_bytes << 1 or partition_at < key_start:
             return None
         if value_start + value_bytes + 1 != record_end:

@@ -196,6 +196,25 @@ class TestGroup:
             await produce(target.address, (partition, "a", None))
             assert values(await read(consumer, 1)) == ["a"]
 
+    async def test_a_topic_that_is_deleted_holds_nothing_up(
+        self, target: Target, admin: AdminClient, name: str
+    ) -> None:
+        """Its offsets cannot be committed any more, which is no reason to wait before the revocation."""
+        (stays,) = await create_topic(admin, name)
+        (goes,) = await create_topic(admin, f"{name}-gone")
+        await produce(target.address, (stays, "a", None), (goes, "b", None))
+        async with consumer_of(target.address, name, auto_commit_interval_ms=20) as consumer:
+            consumer.subscribe([stays.topic, goes.topic])
+            await read(consumer, 2)
+            (await admin.delete_topics([goes.topic])).all()
+            async with asyncio.timeout(10):
+                while consumer.assignment != {stays}:
+                    await consumer.poll(20)
+            await produce(target.address, (stays, "c", None))
+            assert values(await read(consumer, 1)) == ["c"]
+            await consumer.commit()
+            assert await consumer.committed([stays]) == {stays: OffsetAndMetadata(2, "", 0)}
+
 
 class TestCommits:
     async def test_sync_async_and_resume(self, target: Target, admin: AdminClient, name: str) -> None:
@@ -375,6 +394,19 @@ async def test_reads_on_through_restarts(start_broker: StartBroker, name: str) -
                 await producer.send_and_wait(name, str(number))
                 assert values(await read(consumer, 1)) == [str(number)]
             assert consumer.assignment == {partition}
+
+
+async def test_close_does_not_wait_longer_than_it_may(start_broker: StartBroker, name: str) -> None:
+    broker = start_broker()
+    async with AdminClient(bootstrap_servers=broker.address) as admin:
+        (partition,) = await create_topic(admin, name)
+        await produce(broker.address, (partition, "a", None))
+        async with consumer_of(broker.address, name) as consumer:
+            consumer.subscribe([name])
+            await read(consumer, 1)
+            await asyncio.to_thread(broker.kill)
+            async with asyncio.timeout(5):
+                await consumer.close(timeout_ms=500)
 
 
 async def test_a_consumer_is_used_by_one_task_at_a_time(target: Target, admin: AdminClient, name: str) -> None:

@@ -12,15 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kcoord.client.consumer.membership import (
-    IN_GROUP,
-    LEAVE_EPOCH,
-    LEAVE_STATIC_EPOCH,
-    Membership,
-    MemberState,
-    Partitions,
-    StepKind,
-)
+from kcoord.client.consumer.member_state import IN_GROUP, MemberState, Partitions, StepKind
+from kcoord.client.consumer.membership import LEAVE_EPOCH, LEAVE_STATIC_EPOCH, Membership
 from kcoord.client.types import TopicIdPartition
 from protocol.errors import Errors, KafkaError
 from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse

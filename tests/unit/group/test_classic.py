@@ -281,6 +281,15 @@ class TestStaticMembers:
         assert isinstance(first.join(), Waiting)
         assert second.heartbeat() == Errors.REBALANCE_IN_PROGRESS
 
+    def test_returning_with_other_owned_partitions_does_not(self, context: GroupContext) -> None:
+        first, second = members = consumers(context, 2, cooperative=True)
+        second.instance = "i1"
+        settle(context, members, {"t6": 6})
+        second.member_id = ""
+        assert second.owned
+        assert isinstance(second.join(), JoinGroupResponse)
+        assert first.heartbeat() == 0
+
     def test_stays_through_a_rebalance_it_misses(self, context: GroupContext) -> None:
         present, away = members = consumers(context, 2)
         away.instance = "i1"

@@ -13,6 +13,7 @@ import uuid
 from dataclasses import dataclass
 
 from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.classic import consumer_protocol
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
 from kcoord.coordinator.group.classic.rebalance import (
@@ -219,8 +220,12 @@ class ClassicJoin:
         )
 
     def _topics_changed(self, before: bytes, member: ClassicMember) -> bool:
-        """Whether the process came back with other metadata for the protocol in use, which the leader has to see."""
-        return before != member.metadata(self.group.protocol)
+        """Whether a consumer came back for other topics. The rest of its metadata, as what it owned, may differ."""
+        if not self.group.uses_consumer_protocol():
+            return False
+        old = consumer_protocol.read_subscription(before)
+        new = consumer_protocol.read_subscription(member.metadata(self.group.protocol))
+        return (old and set(old.topics)) != (new and set(new.topics))
 
     def _static_response(self, member: ClassicMember, old_leader: str | None) -> JoinGroupResponse:
         """An old client must not find itself the leader, or it would assign again: it is shown the id it had before."""
