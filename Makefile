@@ -27,7 +27,7 @@ help: ## this list
 
 run: $(RUN) ## start kcoord on 127.0.0.1:9092 with data under ./kcoord-data (ARGS="--override key=value ...")
 	@$(COMPILE)
-	@exec $(BIN)/kcoord serve $(ARGS)
+	@exec env -u KCOORD_SHARED $(BIN)/kcoord serve $(ARGS)
 
 test: $(DEV) ## all tests (WORKERS=2 processes; ARGS="tests/unit -k offsets" for some)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
