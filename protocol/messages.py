@@ -21,7 +21,8 @@ def message_class(name: str) -> type[Message]:
     """The class of a message by its schema name; KeyError where there is no such message."""
     cls = _classes.get(name)
     if cls is None:
-        cls = _classes[name] = make_class(load_schema(name))
+        # A client and a broker may live in two threads of one process: both must get the same class.
+        cls = _classes.setdefault(name, make_class(load_schema(name)))
         globals()[name] = cls
     return cls
 

@@ -57,6 +57,13 @@ class FetchService:
             self._poll_scheduled = True
             self._loop.call_soon(self._poll)
 
+    def on_clock_moved(self) -> None:
+        """The clock jumped ahead: the armed timer would be late."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.wake()
+
     def close(self) -> None:
         """Lets every parked request go with an error that makes its client look for another broker."""
         self._closing = True

@@ -15,7 +15,7 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import uvloop
 
@@ -87,11 +87,12 @@ async def _run(config: BrokerConfig, on_ready: Callable[[Ready], None]) -> None:
     except StorageNotUsable as error:
         raise StartError(str(error)) from None
     try:
-        process = BrokerProcess(config, clock, storage, _load_metadata(config, storage, clock.now_ms()))
+        process = BrokerProcess(config, clock, storage, load_metadata(config, storage, clock.now_ms()))
     except BaseException:
         storage.close(clock.now_ms(), clean=True)
         raise
     try:
+        process.stop_on_signals()
         await process.start()
         on_ready(process.ready())
         await process.until_signal()
@@ -99,7 +100,7 @@ async def _run(config: BrokerConfig, on_ready: Callable[[Ready], None]) -> None:
         await process.stop()
 
 
-def _load_metadata(config: BrokerConfig, storage: Storage, now_ms: int) -> CoordinatorRuntime[MetadataMachine]:
+def load_metadata(config: BrokerConfig, storage: Storage, now_ms: int) -> CoordinatorRuntime[MetadataMachine]:
     """Replays the metadata log: nothing can be served before it is known which topics exist."""
     runtime = CoordinatorRuntime(lambda _: MetadataMachine(config), MetadataSerde())
     log = storage.metadata_log
@@ -112,6 +113,9 @@ def _load_metadata(config: BrokerConfig, storage: Storage, now_ms: int) -> Coord
 
 class BrokerProcess:
     """The parts of a running broker, and how they know of each other."""
+
+    owns_heap: ClassVar[bool] = True
+    """Whether the collector of this process is ours to tune: not where other programs live in it too."""
 
     def __init__(
         self, config: BrokerConfig, clock: Clock, storage: Storage, metadata: CoordinatorRuntime[MetadataMachine]
@@ -153,7 +157,10 @@ class BrokerProcess:
         )
         self._cleaner: LogCleaner | None = None
         limits = ConnectionLimits(config)
-        self._listeners = [SocketListener(one, self._broker, limits) for one in config.open_listeners]
+        self._listeners = [self._new_listener(one, limits) for one in config.open_listeners]
+
+    def _new_listener(self, address: Listener, limits: ConnectionLimits) -> SocketListener:
+        return SocketListener(address, self._broker, limits)
 
     def _transaction_service(self) -> LocalTransactionService:
         config = self._config
@@ -212,12 +219,14 @@ class BrokerProcess:
     async def _load_groups(self, shard_ids: list[int]) -> None:
         started_ms = self.now_ms()
         # Only what lives long is made now: the collector need not look at it again and again.
-        gc.disable()
+        if self.owns_heap:
+            gc.disable()
         try:
             await self._groups.load(shard_ids)
         finally:
-            gc.enable()
-        gc.freeze()
+            if self.owns_heap:
+                gc.enable()
+                gc.freeze()
         _logger.info("Loaded %d shards of the group coordinator in %d ms", len(shard_ids), self.now_ms() - started_ms)
 
     def _new_group_shard(self, shard_id: int) -> GroupCoordinatorShard:
@@ -233,10 +242,12 @@ class BrokerProcess:
 
     # --- start and stop -----------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Opens what the metadata log names, then the listeners."""
+    def stop_on_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop_requested.set)
+
+    async def start(self) -> None:
+        """Opens what the metadata log names, then the listeners."""
         self.publish(self._metadata.image)
         bound = {}
         for listener in self._listeners:
@@ -250,7 +261,8 @@ class BrokerProcess:
         if self._config.log_cleaner_enable:
             # Nobody waits for it, and it is not needed for the first answer.
             self._loop.call_later(CLEANER_DELAY_SECONDS, self._start_cleaner)
-        gc.freeze()
+        if self.owns_heap:
+            gc.freeze()
 
     def _start_cleaner(self) -> None:
         if not self._stop_requested.is_set():
@@ -279,6 +291,9 @@ class BrokerProcess:
     def _tick(self) -> None:
         """The periodic work on topics: what is due, in small steps."""
         self._tick_timer = self._loop.call_later(TICK_SECONDS, self._tick)
+        self._work_on_topics()
+
+    def _work_on_topics(self) -> None:
         try:
             self._storage.topics.tick(self.now_ms())
             self._groups.tick()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kcoord.config import BrokerConfig
     from kcoord.metadata.image import MetadataImage
     from kcoord.server.log_cleaner import CleanableLog, LogCleaner
+    from kcoord.storage.file_system import FileSystem
     from kcoord.storage.log import Log
 
 _logger = logging.getLogger(__name__)
@@ -37,14 +38,14 @@ class StorageNotUsable(Exception):
 
 
 class Storage:
-    """See the module's text."""
+    """See the module's text. `file_system`: the real one unless another is given."""
 
-    def __init__(self, config: BrokerConfig, now_ms: int) -> None:
+    def __init__(self, config: BrokerConfig, now_ms: int, file_system: FileSystem | None = None) -> None:
         folder = config.data_folders[0]
         if len(config.data_folders) > 1:
             _logger.warning("Of several log.dirs only the first is used: %s", folder)
         self._folder = folder
-        self._fs = RealFileSystem()
+        self._fs = file_system if file_system is not None else RealFileSystem()
         candidate = Identity(uuid_to_string(random_uuid()), config.node_id, uuid_to_string(random_uuid()))
         self.log_dir = self._open(lambda: LogDir.open(self._fs, folder, candidate))
         self._shard_logs: dict[str, ShardLogs] = {}

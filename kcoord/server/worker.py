@@ -50,6 +50,18 @@ class Worker:
             self._pump_scheduled = True
             self._loop.call_soon(self._pump)
 
+    def next_deadline_ms(self) -> int | None:
+        """When the earliest timer of all runtimes is due."""
+        deadlines = [driver.runtime.next_deadline_ms() for driver in self._drivers.values()]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def on_clock_moved(self) -> None:
+        """The clock jumped ahead: the armed timer would be late."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.wake()
+
     def close(self, timeout_seconds: float) -> bool:
         """Ends the pump and the writer thread; True when all that was submitted is on disk."""
         if self._timer is not None:
@@ -93,8 +105,7 @@ class Worker:
         """Keeps a handle that is early enough: heartbeats move deadlines away all the time, and a needless pump is
         cheap.
         """
-        deadlines = [driver.runtime.next_deadline_ms() for driver in self._drivers.values()]
-        deadline_ms = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        deadline_ms = self.next_deadline_ms()
         if deadline_ms is None:
             return
         if self._timer is not None and self._timer_deadline_ms <= deadline_ms:

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages are made in several threads at once, where a client and a broker share a process."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+
+import protocol.messages as messages
+from protocol.schema import load_schema
+
+THREADS = 4
+
+
+def test_all_threads_get_the_same_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread is held until all of them have found that the class does not exist yet."""
+    monkeypatch.setattr(messages, "_classes", {})
+    monkeypatch.setattr(messages, "globals", dict, raising=False)
+    all_here = Barrier(THREADS, timeout=10)
+
+    def load_together(name: str) -> object:
+        all_here.wait()
+        return load_schema(name)
+
+    monkeypatch.setattr(messages, "load_schema", load_together)
+    with ThreadPoolExecutor(THREADS) as threads:
+        made = set(threads.map(messages.message_class, ["OffsetCommitKey"] * THREADS))
+    assert len(made) == 1
