@@ -81,6 +81,7 @@ class BrokerConfig:
     kcoord_kip1327_enable: bool
     kcoord_log_flush_policy: str
     kcoord_heartbeat_memo_enable: bool
+    kcoord_metadata_cache_enable: bool
     kcoord_offsets_expiration_policy: str
     listener_security_protocol_map: str
     listeners: list[str]

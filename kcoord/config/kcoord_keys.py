@@ -41,6 +41,14 @@ KCOORD_KEYS: tuple[ConfigKey, ...] = (
         "When a write is acknowledged: fsync waits for the disk, os leaves writing to the system as Kafka does.",
     ),
     ConfigKey(
+        "kcoord.metadata.cache.enable",
+        ConfigType.BOOLEAN,
+        True,
+        None,
+        Importance.LOW,
+        "Answer repeated Metadata and DescribeTopicPartitions requests from memory; off, each is made anew.",
+    ),
+    ConfigKey(
         "kcoord.offsets.expiration.policy",
         ConfigType.STRING,
         "kip211",

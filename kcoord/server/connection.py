@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
 from kcoord.server.heartbeat_memo import HEARTBEAT_KEYS, HeartbeatMemo
+from kcoord.server.metadata_answers import METADATA_KEYS, MetadataAnswers
 from kcoord.server.request_context import RequestContext
 from protocol.api_keys import ApiKey
 from protocol.errors import DecodeError, FramingError
@@ -57,6 +58,10 @@ class ConnectionOwner(Protocol):
     def remembers_heartbeats(self) -> bool:
         """Whether repeated heartbeats may be answered from memory."""
 
+    @property
+    def metadata_answers(self) -> MetadataAnswers | None:
+        """The answers that all connections of the listener share; None where each is made anew."""
+
     def admit(self, connection: KafkaConnection, host: str) -> bool: ...
 
     def forget(self, connection: KafkaConnection) -> None: ...
@@ -94,6 +99,7 @@ class KafkaConnection(asyncio.Protocol):
         self._broker = owner.broker
         self._apis = owner.broker.apis
         self._memo = HeartbeatMemo() if owner.remembers_heartbeats else None
+        self._metadata_answers = owner.metadata_answers
         self._reader = FrameReader(owner.max_frame_bytes)
         self._transport: asyncio.Transport | None = None
         self._frames: deque[bytes] = deque()
@@ -210,6 +216,12 @@ class KafkaConnection(asyncio.Protocol):
             if answer is not None:
                 self._output.append(answer)
                 return
+        known = self._metadata_answers
+        if known is not None and not self._exchanges and len(frame) > 1 and frame[1] in METADATA_KEYS:
+            answer = known.answer(frame, self._broker.image)
+            if answer is not None:
+                self._output.append(answer)
+                return
         bound = self._apis.bound(bytes(frame[:4]))
         if bound is None:
             self._process_unserved(frame)
@@ -239,6 +251,8 @@ class KafkaConnection(asyncio.Protocol):
             answer = self._answer(bound, header.correlation_id, response, request)
             if memo is not None and bound.key in HEARTBEAT_KEYS and not cast("HeartbeatResponse", response).error_code:
                 memo.remember(self._broker.groups, frame, request, answer)
+            elif known is not None and bound.key in METADATA_KEYS:
+                known.remember(frame, self._broker.image, response, answer)
 
     def _answer(self, bound: BoundApi, correlation_id: int, response: object, request: Message) -> bytes:
         data = bound.encode(correlation_id, response, request)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kcoord.config.checks import parse_ip_overrides
 from kcoord.server.connection import KafkaConnection
+from kcoord.server.metadata_answers import MetadataAnswers
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig, Listener
@@ -85,6 +86,7 @@ class SocketListener:
         self.broker = broker
         self.max_frame_bytes: int = broker.config.socket_request_max_bytes
         self.remembers_heartbeats: bool = broker.config.kcoord_heartbeat_memo_enable
+        self.metadata_answers = MetadataAnswers() if broker.config.kcoord_metadata_cache_enable else None
         self._limits = limits
         self._limiter = ReportLimiter()
         self._connections: set[KafkaConnection] = set()

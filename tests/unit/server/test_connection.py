@@ -58,6 +58,7 @@ class Owner:
     listener_name = "PLAINTEXT"
     max_frame_bytes = 1000
     remembers_heartbeats = True
+    metadata_answers = None
 
     def __init__(self, handle: Callable[[ListGroupsRequest], object]) -> None:
         def handler(broker: object, context: object, request: Any) -> object:
