@@ -54,13 +54,15 @@ format: $(DEV) ## rewrite the code as ruff wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: $(RUN) ## write generated files again: type stubs of the messages, docs/configuration.md
+generate: $(DEV) ## write generated files again: type stubs of the messages, docs/configuration.md, docs/pipeline-tables.md
 	$(BIN)/python -m protocol.stubs
 	$(BIN)/python docs/make_configuration.py
+	$(BIN)/python docs/make_pipeline_tables.py
 
-generate-check: $(RUN) ## fail where a generated file is not what its source says
+generate-check: $(DEV) ## fail where a generated file is not what its source says
 	$(BIN)/python -m protocol.stubs --check
 	$(BIN)/python docs/make_configuration.py --check
+	$(BIN)/python docs/make_pipeline_tables.py --check
 
 simulate: $(RUN) ## the deterministic simulation (ARGS="--seeds 0:100", ARGS="--seed 7")
 	$(BIN)/kcoord simulate $(ARGS)
@@ -87,7 +89,7 @@ docker-test: $(DEV) ## build the image and use it with a real client (starts a D
 lock: $(DEV) ## resolve the dependencies again and write requirements/*.lock
 	$(LOCK) --upgrade --output-file requirements/run.lock
 	$(LOCK) --constraint requirements/run.lock --extra dev --output-file requirements/dev.lock
-	$(LOCK) --constraint requirements/run.lock --extra spark --output-file requirements/spark.lock
+	$(LOCK) --constraint requirements/dev.lock --extra spark-fast --output-file requirements/spark.lock
 	echo hatchling | $(subst pyproject.toml,-,$(LOCK)) --constraint requirements/dev.lock --output-file requirements/build.lock
 
 env: $(DEV) ## make the development environment only
@@ -106,6 +108,6 @@ $(RUN): requirements/run.lock requirements/build.lock pyproject.toml | $(BIN)/py
 	$(COMPILE)
 	@touch $@
 
-$(DEV): requirements/dev.lock $(RUN)
-	$(PIP) install --require-hashes -r requirements/dev.lock
+$(DEV): requirements/dev.lock requirements/spark.lock $(RUN)
+	$(PIP) install --require-hashes -r requirements/dev.lock -r requirements/spark.lock
 	@touch $@

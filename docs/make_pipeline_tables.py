@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/pipeline-tables.md from kcoord.pipeline.schemas; `--check` only says whether the file is up to date."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pyspark.sql.pandas.types import from_arrow_type
+
+from kcoord.pipeline.schemas import TABLES, Column, Table
+
+TARGET = Path(__file__).with_name("pipeline-tables.md")
+
+HEAD = """# Tables of the data source
+
+`spark.read.format("kcoord").option("table", NAME)`. Types are Spark's; timestamps are UTC with microseconds,
+of which the log knows milliseconds. Columns in bold are never null. This file is made by `make generate`.
+"""
+
+
+def row(column: Column) -> str:
+    name = f"**`{column.name}`**" if column.required else f"`{column.name}`"
+    return f"| {name} | `{from_arrow_type(column.type).simpleString()}` | {column.doc.replace('|', chr(92) + '|')} |"
+
+
+def section(table: Table) -> str:
+    key = ", ".join(f"`{name}`" for name in table.key)
+    modes = "batch and stream" if table.is_stream else "batch only"
+    head = [
+        f"\n## {table.name}\n",
+        table.doc,
+        "",
+        f"Key: {key}. {modes.capitalize()}.",
+        "",
+        "| column | type | meaning |",
+        "|---|---|---|",
+    ]
+    return "\n".join([*head, *map(row, table.columns), ""])
+
+
+def tables() -> str:
+    return HEAD + "".join(map(section, TABLES.values()))
+
+
+def main() -> int:
+    if "--check" not in sys.argv:
+        TARGET.write_text(tables())
+    elif not TARGET.exists() or TARGET.read_text() != tables():
+        print(f"{TARGET} is not what kcoord.pipeline.schemas says; run `make generate`", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of the data source: every column with its type and meaning, as Arrow types.
+
+This is the contract between the source and the jobs on top of it; docs/pipeline-tables.md is made from it. Names and
+values are Kafka's own, in snake_case; uuids are in Kafka's text form (22 letters of URL-safe base64).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+
+ASSIGNED: Final = pa.list_(
+    pa.struct(
+        [
+            pa.field("topic", pa.string()),
+            pa.field("topic_id", pa.string()),
+            pa.field("partition", pa.int32()),
+            pa.field("epoch", pa.int32()),
+        ]
+    )
+)
+"""One element per partition. Consumer-protocol groups know topics by id, classic ones by name; the other is null.
+`epoch` is the member epoch since which the member has the partition (Kafka 4.3 and kcoord write it), else null."""
+
+PROTOCOLS: Final = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("metadata", pa.binary())]))
+
+CLASSIC_MEMBERS: Final = pa.list_(
+    pa.struct(
+        [
+            pa.field("member_id", pa.string()),
+            pa.field("instance_id", pa.string()),
+            pa.field("client_id", pa.string()),
+            pa.field("client_host", pa.string()),
+            pa.field("rebalance_timeout_ms", pa.int32()),
+            pa.field("session_timeout_ms", pa.int32()),
+            pa.field("subscribed_topics", pa.list_(pa.string())),
+            pa.field("assigned", ASSIGNED),
+            pa.field("subscription", pa.binary()),
+            pa.field("assignment", pa.binary()),
+        ]
+    )
+)
+"""`subscribed_topics` and `assigned` are null where the group is no consumer group or the bytes are no such message;
+`subscription` and `assignment` are the bytes themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table. `required` columns are never null."""
+
+    name: str
+    type: pa.DataType
+    doc: str
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`key` names one row; `is_stream` says whether `readStream` serves the table."""
+
+    name: str
+    doc: str
+    key: tuple[str, ...]
+    columns: tuple[Column, ...]
+    is_stream: bool = True
+
+    def schema(self) -> pa.Schema:
+        return pa.schema([pa.field(each.name, each.type, not each.required) for each in self.columns])
+
+
+_PLACE: Final = (
+    Column("log_partition", pa.int32(), "Partition of `__consumer_offsets` that holds the record.", True),
+    Column(
+        "log_offset", pa.int64(), "Offset of the record in that partition. It never changes, also by cleaning.", True
+    ),
+)
+_TIMESTAMP: Final = Column("timestamp", TIMESTAMP, "When the record was written; null for a record without a time.")
+_EFFECTIVE_OFFSET: Final = Column(
+    "effective_offset",
+    pa.int64(),
+    "Log offset from which the record counts: that of the commit marker for a record of a transaction, else "
+    "`log_offset`. The newest state of a key is the row with the greatest `(effective_offset, log_offset)`.",
+)
+_GROUP: Final = Column("group", pa.string(), "Group id.")
+_TOMBSTONE: Final = (
+    Column("is_tombstone", pa.bool_(), "Whether the record deletes what its key names.", True),
+    Column(
+        "tombstone_reason",
+        pa.string(),
+        "Why: `expired`, `offset-delete`, `group-delete`, `topic-delete`, `leave`, `fenced`, `replaced`, "
+        "`unsubscribed` or `migration`. Written by kcoord alone, so null in Kafka's logs.",
+    ),
+)
+_GROUP_END: Final = Column(
+    "group_end",
+    pa.bool_(),
+    "True on the tombstone with which the group ends. False on one that only moves the group between the classic and"
+    " the consumer protocol (its new record is in the same batch); null on all other records.",
+)
+_OFFSET: Final = (
+    Column("topic", pa.string(), "Topic whose offset is committed."),
+    Column("partition", pa.int32(), "Partition of that topic."),
+    Column("topic_id", pa.string(), "Id of the topic, where the committing client gave it."),
+    Column("committed_offset", pa.int64(), "Offset of the next record to consume; null in a tombstone."),
+    Column("committed_leader_epoch", pa.int32(), "Leader epoch of the last consumed record; null where unknown."),
+    Column("metadata", pa.string(), "Text committed with the offset."),
+    Column("commit_timestamp", TIMESTAMP, "When the offset was committed, by the coordinator's clock."),
+    Column("expire_timestamp", TIMESTAMP, "When the offset expires by itself; only clients before KIP-211 set it."),
+)
+_MEMBER_ID: Final = Column("member_id", pa.string(), "Member id.")
+_MEMBER: Final = (
+    Column("instance_id", pa.string(), "Name of a static member (KIP-345); null for a dynamic one."),
+    Column("rack_id", pa.string(), "Rack of the member."),
+    Column("client_id", pa.string(), "Client id."),
+    Column("client_host", pa.string(), "Address from which the member connects."),
+    Column("subscribed_topics", pa.list_(pa.string()), "Topics subscribed to by name."),
+    Column("subscribed_regex", pa.string(), "Regular expression subscribed to; null where there is none."),
+    Column("rebalance_timeout_ms", pa.int32(), "How long the member may take to give up partitions, in ms."),
+    Column("session_timeout_ms", pa.int32(), "Session timeout of a member that speaks the classic protocol, in ms."),
+    Column("server_assignor", pa.string(), "Assignor that the member asks for."),
+    Column(
+        "classic_protocols", PROTOCOLS, "Protocols of a member that speaks the classic protocol in a KIP-848 group."
+    ),
+)
+_CLASSIC: Final = (
+    Column("protocol_type", pa.string(), "Kind of the group: `consumer`, `connect`, ..., or empty."),
+    Column("generation", pa.int32(), "Generation of the group."),
+    Column("protocol", pa.string(), "Protocol that the members agreed on, such as an assignor."),
+    Column("leader", pa.string(), "Member id of the leader."),
+    Column("state_timestamp", TIMESTAMP, "When the group entered its state."),
+    Column("members", CLASSIC_MEMBERS, "All members of that generation."),
+)
+_CONSUMER_GROUP: Final = (
+    Column("epoch", pa.int32(), "Group epoch."),
+    Column(
+        "epoch_reason",
+        pa.string(),
+        "Why the epoch was bumped: `join`, `leave`, `fenced`, `subscription`, `metadata` or `migration`. Written by "
+        "kcoord alone.",
+    ),
+    Column("metadata_hash", pa.int64(), "Hash of the subscribed topics."),
+    Column("creation_timestamp", TIMESTAMP, "When the group was created (KIP-1327). Written by kcoord alone."),
+    Column("empty_since", TIMESTAMP, "Since when the group has no members (KIP-211). Written by kcoord alone."),
+)
+_ASSIGNMENT_EPOCH: Final = (
+    Column("assignment_epoch", pa.int32(), "Group epoch for which the target assignment was computed."),
+    Column("assignment_timestamp", TIMESTAMP, "When that was."),
+)
+_CURRENT: Final = (
+    Column("member_epoch", pa.int32(), "Epoch of the member."),
+    Column("previous_member_epoch", pa.int32(), "Its epoch before."),
+    Column(
+        "state",
+        pa.string(),
+        "`stable`, `unrevoked_partitions`, `unreleased_partitions`, or the number of another state.",
+    ),
+    Column("assigned", ASSIGNED, "Partitions that the member owns."),
+    Column("pending_revocation", ASSIGNED, "Partitions that it still has to give up."),
+)
+_REGEX: Final = (
+    Column("regex", pa.string(), "The regular expression."),
+    Column("topics", pa.list_(pa.string()), "Topics that it matched."),
+    Column("metadata_version", pa.int64(), "Version of the metadata image with which it was resolved."),
+    Column("resolved_timestamp", TIMESTAMP, "When it was resolved."),
+)
+
+
+def _struct(columns: tuple[Column, ...]) -> pa.StructType:
+    return pa.struct([pa.field(each.name, each.type) for each in columns])
+
+
+_TRANSACTION: Final = Column(
+    "transaction",
+    pa.string(),
+    "Null outside of transactions. Else what became of the record, or what a marker says: `committed`, `aborted`, "
+    "`open` (no marker yet), or `superseded` (committed, but a later commit of the same key came before the marker, "
+    "and stays).",
+)
+
+RECORDS: Final = Table(
+    "records",
+    "Every record as it lies in the log: all types, control records, also of transactions that were aborted. Columns"
+    " that a record type does not have are null. A record of an unknown type or version has its bytes alone. A "
+    "damaged batch is one row with an `error`, at the batch's first offset, with the batch as `value`.",
+    ("log_partition", "log_offset"),
+    (
+        *_PLACE,
+        _TIMESTAMP,
+        Column("leader_epoch", pa.int32(), "Leader epoch of the batch."),
+        Column("producer_id", pa.int64(), "Producer of the batch; null where there is none."),
+        Column("producer_epoch", pa.int32(), "Its epoch."),
+        Column("sequence", pa.int32(), "Sequence number of the record; null where the batch has none."),
+        _TRANSACTION,
+        Column(
+            "effective_offset",
+            pa.int64(),
+            _EFFECTIVE_OFFSET.doc + " Null for what never counted: aborted, open, superseded, damaged.",
+        ),
+        Column(
+            "control_type",
+            pa.string(),
+            "`commit` or `abort` for a marker; other control records by Kafka's name or number.",
+        ),
+        Column("record_type", pa.int32(), "Type of the record: the first int16 of its key; null for a control record."),
+        Column(
+            "record_name",
+            pa.string(),
+            "Name of the type: `offset_commit`, `group_metadata`, `consumer_group_metadata`, ...; null where unknown.",
+        ),
+        Column("value_version", pa.int32(), "Version of the value; null in a tombstone."),
+        *_TOMBSTONE,
+        Column(
+            "headers",
+            pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
+            "Record headers; null where there are none.",
+        ),
+        Column("key", pa.binary(), "Key as it lies in the log."),
+        Column("value", pa.binary(), "Value as it lies in the log; null in a tombstone."),
+        Column("error", pa.string(), "Why the record, or the whole batch, could not be read; null where it could."),
+        Column("group", pa.string(), "Group id, also of record types that are not known; null in control records."),
+        *_OFFSET,
+        Column("member_id", pa.string(), "Member id, in record types 5, 7 and 8."),
+        _GROUP_END,
+        Column("consumer_group", _struct(_CONSUMER_GROUP), "Value of type 3, a KIP-848 group."),
+        Column("member", _struct(_MEMBER), "Value of type 5, a member of a KIP-848 group."),
+        Column("target", _struct(_ASSIGNMENT_EPOCH), "Value of type 6, the target assignment of a group."),
+        Column("target_assignment", ASSIGNED, "Value of type 7, what a member shall own."),
+        Column("current_assignment", _struct(_CURRENT), "Value of type 8, what a member owns."),
+        Column("regular_expression", _struct(_REGEX), "Key and value of type 16, a resolved regular expression."),
+        Column("classic_group", _struct(_CLASSIC), "Value of type 2, a classic group."),
+    ),
+)
+
+COMMITS: Final = Table(
+    "commits",
+    "Committed offsets and their tombstones, transactions resolved: a row is here if and only if the coordinator "
+    "applied it. Aborted, open and superseded ones are in `records` alone.",
+    ("log_partition", "log_offset"),
+    (
+        *_PLACE,
+        _TIMESTAMP,
+        Column("effective_offset", pa.int64(), _EFFECTIVE_OFFSET.doc, True),
+        Column(
+            "producer_id",
+            pa.int64(),
+            "Producer whose transaction the commit was part of; null outside of transactions.",
+        ),
+        Column("producer_epoch", pa.int32(), "Its epoch."),
+        _GROUP,
+        *_OFFSET,
+        *_TOMBSTONE,
+    ),
+)
+
+CURRENT_OFFSETS: Final = Table(
+    "current_offsets",
+    "The committed offset of each partition of each group at the end of the log: what `kafka-consumer-groups "
+    "--describe` shows.",
+    ("group", "topic", "partition"),
+    (
+        _GROUP,
+        *_OFFSET,
+        *_PLACE,
+        Column("effective_offset", pa.int64(), _EFFECTIVE_OFFSET.doc, True),
+    ),
+    is_stream=False,
+)
+
+MEMBERS: Final = Table(
+    "members",
+    "What members said about themselves. KIP-848 groups: a row per change of a member, and its tombstone. Classic "
+    "groups: a row per member of each generation; a member that the next generation does not name has left, as have "
+    "all with the group's tombstone.",
+    ("log_partition", "log_offset", "member_id"),
+    (
+        *_PLACE,
+        _TIMESTAMP,
+        _GROUP,
+        _MEMBER_ID,
+        Column("kind", pa.string(), "`consumer` or `classic`, the type of the group.", True),
+        Column("generation", pa.int32(), "Generation of a classic group; null for the others."),
+        *_MEMBER,
+        *_TOMBSTONE,
+    ),
+)
+
+ASSIGNMENTS: Final = Table(
+    "assignments",
+    "Who shall own and who owns which partitions. Each row holds the whole assignment of one member, an empty list "
+    "where it has none; it holds until the next row of the same kind and member.",
+    ("log_partition", "log_offset", "kind", "member_id"),
+    (
+        *_PLACE,
+        _TIMESTAMP,
+        _GROUP,
+        _MEMBER_ID,
+        Column(
+            "kind",
+            pa.string(),
+            "`target` (what the assignor gave, KIP-848), `current` (what the member owns, KIP-848), `classic` (of "
+            "one generation).",
+            True,
+        ),
+        Column("epoch", pa.int32(), "Member epoch (`current`) or generation (`classic`); null for `target`."),
+        Column("previous_epoch", pa.int32(), "The member epoch before (`current`)."),
+        Column("state", pa.string(), "`stable`, `unrevoked_partitions`, `unreleased_partitions` (`current`)."),
+        Column("assigned", ASSIGNED, "The partitions; null in a tombstone."),
+        Column("pending_revocation", ASSIGNED, "Partitions that the member still has to give up (`current`)."),
+        *_TOMBSTONE,
+    ),
+)
+
+GROUP_EPOCHS: Final = Table(
+    "group_epochs",
+    "Each epoch of each group: group epochs and target assignments of KIP-848 groups, generations of classic groups,"
+    " and the tombstones that end them.",
+    ("log_partition", "log_offset"),
+    (
+        *_PLACE,
+        _TIMESTAMP,
+        _GROUP,
+        Column(
+            "kind", pa.string(), "`consumer` (group epoch), `target` (target assignment), `classic` (generation).", True
+        ),
+        Column("epoch", pa.int32(), "Group epoch, epoch of the target assignment, or generation; null in a tombstone."),
+        *_CONSUMER_GROUP[1:],
+        Column("assignment_timestamp", TIMESTAMP, "When the target assignment was computed (`target`)."),
+        Column("members", pa.int32(), "Number of members (`classic`)."),
+        *_TOMBSTONE,
+        _GROUP_END,
+    ),
+)
+
+CLASSIC_GROUPS: Final = Table(
+    "classic_groups",
+    "Classic groups, whole, with the members of each generation.",
+    ("log_partition", "log_offset"),
+    (*_PLACE, _TIMESTAMP, _GROUP, *_CLASSIC, *_TOMBSTONE, _GROUP_END),
+)
+
+REGULAR_EXPRESSIONS: Final = Table(
+    "regular_expressions",
+    "Which topics the regular expressions of KIP-848 groups stood for.",
+    ("log_partition", "log_offset"),
+    (*_PLACE, _TIMESTAMP, _GROUP, *_REGEX, *_TOMBSTONE),
+)
+
+TABLES: Final = {
+    table.name: table
+    for table in (
+        RECORDS,
+        COMMITS,
+        CURRENT_OFFSETS,
+        MEMBERS,
+        ASSIGNMENTS,
+        GROUP_EPOCHS,
+        CLASSIC_GROUPS,
+        REGULAR_EXPRESSIONS,
+    )
+}
