@@ -24,7 +24,7 @@ COMMANDS = {
     "produce": "write records from lines",
     "migrate": "check whether a classic group can become one of the consumer protocol",
     "log": "dump, verify, repair, import and back up log folders",
-    "groups": "explain and watch groups, bring back their offsets",
+    "groups": "explain and watch groups, tell when offsets expire, bring them back",
     "simulate": "run the deterministic simulation",
 }
 

@@ -41,6 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from kcoord.cli.group_expiry import add_command as add_expiry
     from kcoord.cli.group_views import add_commands
 
     parser = argparse.ArgumentParser(prog="kcoord groups", description=__doc__)
@@ -60,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     restore.add_argument("--format", choices=("table", "json"), default="table")
     restore.set_defaults(run=_restore)
     add_commands(commands)
+    add_expiry(commands)
     return parser
 
 

@@ -46,7 +46,7 @@ SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.FETCH: range(4, 19),
     ApiKey.LIST_OFFSETS: range(1, 12),
     ApiKey.METADATA: range(0, 15),
-    ApiKey.OFFSET_COMMIT: range(2, 11),
+    ApiKey.OFFSET_COMMIT: range(1, 11),
     ApiKey.OFFSET_FETCH: range(1, 11),
     ApiKey.FIND_COORDINATOR: range(0, 7),
     ApiKey.JOIN_GROUP: range(0, 10),

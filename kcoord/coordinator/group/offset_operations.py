@@ -75,7 +75,8 @@ def commit_offset(
                     partition.committed_offset,
                     partition.committed_leader_epoch,
                     metadata,
-                    context.now_ms,
+                    # Version 1 says when; later ones leave that to the broker (KIP-211).
+                    context.now_ms if partition.commit_timestamp < 0 else partition.commit_timestamp,
                     -1 if request.retention_time_ms < 0 else context.now_ms + request.retention_time_ms,
                     topic_id,
                 )

@@ -3,7 +3,7 @@
 group's shard.
 
 A request without any known partition never reaches the coordinator, so its group and member are not checked: observed
-in Kafka 4.3.1.
+in Kafka 4.3.1, which serves versions 2 to 10. Version 1 is KIP-211's: it brings a commit time for each offset.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     ResponseTopic = OffsetCommitResponse.OffsetCommitResponseTopic
 
 API_KEY = ApiKey.OFFSET_COMMIT
-VERSIONS = range(2, 11)
+VERSIONS = range(1, 11)
 
 FIRST_VERSION_WITH_TOPIC_IDS = 10
 

@@ -230,6 +230,7 @@ class GroupContext:
     def commit(
         self, group: str, offsets: dict[str, dict[int, int]], *, member: str = "", epoch: int = -1,
         metadata: str | None = None, api_version: int = 9, retention_time_ms: int = -1, topic_ids: bool = False,
+        commit_timestamp: int = -1,
     ) -> dict[tuple[str, int], int]:  # fmt: skip
         request = OffsetCommitRequest(
             group_id=group,
@@ -242,7 +243,10 @@ class GroupContext:
                     topic_id=self.topic_id(name) if topic_ids else bytes(16),
                     partitions=[
                         OffsetCommitRequest.OffsetCommitRequestPartition(
-                            partition_index=partition, committed_offset=offset, committed_metadata=metadata
+                            partition_index=partition,
+                            committed_offset=offset,
+                            committed_metadata=metadata,
+                            commit_timestamp=commit_timestamp,
                         )
                         for partition, offset in partitions.items()
                     ],

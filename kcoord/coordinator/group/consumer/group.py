@@ -111,6 +111,10 @@ class ConsumerGroup:
             if regex in self.resolved_regexes
         )
 
+    def are_regexes_resolved(self) -> bool:
+        """Whether it is known which topics the members' regular expressions match."""
+        return self._regex_counts.keys() <= self.resolved_regexes.keys()
+
     def is_partition_free(self, topic_id: bytes, partition: int) -> bool:
         """Whether no member owns the partition or has yet to revoke it."""
         owners = self._owners.get(topic_id)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord groups expiry`: which committed offsets expire when, and why (KIP-211).
+
+No request tells when an offset was committed or a group became empty, but the log does: the partitions of
+`__consumer_offsets` are read and judged by the coordinator's own rules with the broker's settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from kcoord.cli.output import Column, Row, plain_text, print_rows
+from kcoord.cli.session import CommandError, add_connection_options, add_json_option, run_with_admin
+from kcoord.cli.table import format_time
+from kcoord.client.admin.client import AdminClient
+from kcoord.client.admin.model import ConfigResource, ConfigResourceType, TopicDescription
+from protocol.errors import Errors, KafkaError
+
+if TYPE_CHECKING:
+    from kcoord.config import BrokerConfig
+    from kcoord.logtools.expiry import ExpiryRow
+    from kcoord.metadata.image import MetadataImage
+
+_RETENTION: Final = "offsets.retention.minutes"
+_POLICY: Final = "kcoord.offsets.expiration.policy"
+_KAFKAS_POLICY: Final = "kafka"
+_MS_PER_SECOND: Final = 1000
+
+_WHY: Final = {
+    "subscribed": "kept: a member of the group subscribes to the topic",
+    "between generations": "kept: the group is between two generations",
+    "topics unknown": "kept: it is not known which topics the members read",
+    "pending transaction": "kept: an open transaction commits this offset again",
+    "group empty": "{retention} after the group became empty, or a later commit",
+    "group empty, unknown since when": "{retention} after the broker started: nobody knows when the group became empty",
+    "never had members": "{retention} after the commit: the group never had members",
+    "not subscribed": "{retention} after the commit: no member subscribes to the topic",
+    "policy kafka": "{retention} after the commit: kcoord.offsets.expiration.policy=kafka",
+    "retention of the commit": "{retention} after the commit, which asked for that (OffsetCommit v2 to v4)",
+    "with its last offset": "the group goes with its last offset",
+    "without offsets": "the group is empty and has no offsets: it goes with the next check",
+}
+
+_COLUMNS: Final = (
+    Column("GROUP", "group"),
+    Column("TOPIC", "topic"),
+    Column("PARTITION", "partition"),
+    Column("OFFSET", "offset"),
+    Column("SINCE", "since_ms", lambda value: _time_text(value)),
+    Column("EXPIRES", "expires_ms", lambda value: _time_text(value)),
+    Column("IN", "expires_in_ms", lambda value: _span_text(value)),
+    Column("WHY", "why"),
+)
+_JSON_COLUMNS: Final = (*_COLUMNS, Column("", "because"), Column("", "retention_ms"))
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "expiry",
+        help="which offsets expire when, and why",
+        description="Lists committed offsets, when they expire, and the rule of KIP-211 that says so. They are removed "
+        "by the first check after that (offsets.retention.check.interval.ms).",
+    )
+    parser.add_argument("--group", metavar="GROUP", help="one group (default: all)")
+    add_connection_options(parser)
+    add_json_option(parser)
+    parser.set_defaults(run=lambda options: run_with_admin("kcoord groups expiry", options, _expiry))
+
+
+async def _expiry(admin: AdminClient, options: argparse.Namespace) -> int:
+    from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
+
+    topic = await _offsets_topic(admin, CONSUMER_OFFSETS_TOPIC)
+    rows: list[Row] = []
+    now_ms = time.time_ns() // 1_000_000
+    for row in await _forecasts(admin, topic, options) if topic is not None else ():
+        rows.append(_row(row, now_ms))
+    if not rows and options.group is not None:
+        raise CommandError(f"there is no group {options.group}")
+    rows.sort(key=lambda row: str(row["group"]))
+    print_rows(_JSON_COLUMNS if options.json else _COLUMNS, rows, as_json=options.json)
+    return 0
+
+
+async def _offsets_topic(admin: AdminClient, name: str) -> TopicDescription | None:
+    results = await admin.describe_topics([name])
+    error: KafkaError | None = results.error(name)
+    if error is not None and error.error is Errors.UNKNOWN_TOPIC_OR_PARTITION:
+        return None
+    return results[name]
+
+
+async def _forecasts(admin: AdminClient, topic: TopicDescription, options: argparse.Namespace) -> list[ExpiryRow]:
+    """The rows of the partitions that are asked for, one partition after the other."""
+    from kcoord.coordinator.service import partition_for
+
+    image = await _overrides(admin)
+    settings: dict[int, BrokerConfig] = {}
+    rows: list[ExpiryRow] = []
+    count = len(topic.partitions)
+    for partition in range(count) if options.group is None else [partition_for(options.group, count)]:
+        leader = topic.partitions[partition].leader
+        if leader is None:
+            raise CommandError(f"{topic.name}-{partition} has no leader now")
+        if leader.node_id not in settings:
+            settings[leader.node_id] = await _settings(admin, leader.node_id)
+        address = f"{leader.host}:{leader.port}"
+        rows += await asyncio.to_thread(
+            _forecast, address, topic.name, partition, settings[leader.node_id], image, options
+        )
+    return rows
+
+
+def _forecast(
+    address: str, topic: str, partition: int, config: BrokerConfig, image: MetadataImage, options: argparse.Namespace
+) -> list[ExpiryRow]:
+    from kcoord.cli.blocking_client import BlockingClient, RequestFailed
+    from kcoord.coordinator.runtime.runtime import LoadError
+    from kcoord.logtools.expiry import forecast, read_groups
+
+    try:
+        with BlockingClient(address, options.timeout / _MS_PER_SECOND) as client:
+            history = read_groups(client.batches(topic, partition))
+    except (RequestFailed, LoadError) as error:
+        raise CommandError(f"{topic}-{partition}: {error}") from error
+    return list(forecast(history, config, image, options.group))
+
+
+async def _settings(admin: AdminClient, node_id: int) -> BrokerConfig:
+    """The settings of a broker that matter here. One that does not know of policies has Kafka's."""
+    from kcoord.config import BrokerConfig
+
+    broker = ConfigResource(ConfigResourceType.BROKER, str(node_id))
+    found = (await admin.describe_configs({broker: [_RETENTION, _POLICY]}))[broker]
+    values = {key: entry.value for key, entry in found.items() if entry.value is not None}
+    return BrokerConfig.from_properties({_POLICY: _KAFKAS_POLICY} | values)
+
+
+async def _overrides(admin: AdminClient) -> MetadataImage:
+    """An image that knows the retentions of single groups."""
+    from kcoord.coordinator.group.expiration import GROUP_RETENTION_KEY
+    from kcoord.metadata.image import GROUP_RESOURCE, MetadataImage
+
+    groups = await _groups_with_configs(admin)
+    found = (await admin.describe_configs({key: [GROUP_RETENTION_KEY] for key in groups})).values if groups else {}
+    image = MetadataImage.empty()
+    image.configs = {
+        (GROUP_RESOURCE, group.name): {GROUP_RETENTION_KEY: entry.value}
+        for group, entries in found.items()
+        if (entry := entries.get(GROUP_RETENTION_KEY)) is not None and entry.value is not None and not entry.is_default
+    }
+    return image
+
+
+async def _groups_with_configs(admin: AdminClient) -> list[ConfigResource]:
+    try:
+        return await admin.list_config_resources([ConfigResourceType.GROUP])
+    except KafkaError as error:
+        # A broker before Kafka 4.1 cannot list them, and has no retention of single groups either.
+        if error.error is Errors.UNSUPPORTED_VERSION:
+            return []
+        raise
+
+
+def _row(row: ExpiryRow, now_ms: int) -> Row:
+    return {
+        **asdict(row),
+        "expires_in_ms": None if row.expires_ms is None else max(row.expires_ms - now_ms, 0),
+        "why": _WHY[row.because].format(retention=_span_text(row.retention_ms)),
+    }
+
+
+def _time_text(value: object) -> str:
+    return format_time(value) if isinstance(value, int) and value > 0 else "-"
+
+
+def _span_text(value: object) -> str:
+    """`7 d`, `6 d 23:15:00`, `0:01:30`, or `now`."""
+    if not isinstance(value, int):
+        return plain_text(value)
+    if value <= 0:
+        return "now"
+    span = timedelta(seconds=-(-value // _MS_PER_SECOND))
+    rest = timedelta(seconds=span.seconds)
+    days = f"{span.days} d" if span.days else ""
+    return " ".join(filter(None, (days, str(rest) if rest or not days else "")))

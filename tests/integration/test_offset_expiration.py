@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Offsets expire on the wire: times and retentions that old clients bring outlive a restart, and `kcoord groups expiry`
+tells the truth about them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from kcoord.cli import main
+from protocol.errors import Errors
+from protocol.messages import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+)
+from tests.integration.conftest import MakeServer
+from tests.integration.test_log_commands import TOPIC, committed, create_topic, now_ms
+from tests.integration.wire import WireClient
+from tests.support.kcoord_process import KcoordProcess
+from tests.support.waiting import wait_until
+
+SETTINGS = {"offsets_retention_minutes": "1", "offsets_retention_check_interval_ms": "200"}
+MINUTE_MS = 60_000
+
+
+def commit(client: WireClient, group_id: str, version: int, *, time_ms: int = -1, retention_ms: int = -1) -> None:
+    partition = OffsetCommitRequest.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=5, commit_timestamp=time_ms
+    )
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(name=TOPIC, partitions=[partition])
+    request = OffsetCommitRequest(
+        group_id=group_id, generation_id_or_member_epoch=-1, retention_time_ms=retention_ms, topics=[topic]
+    )
+
+    def is_taken() -> bool:
+        answer = client.call(request, version, OffsetCommitResponse)
+        error = answer.topics[0].partitions[0].error_code
+        assert error in (Errors.NONE, Errors.NOT_COORDINATOR, Errors.COORDINATOR_LOAD_IN_PROGRESS)
+        return error == Errors.NONE
+
+    wait_until(is_taken, f"{group_id} has committed")
+
+
+def expiry(server: KcoordProcess, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict[str, object]]:
+    capsys.readouterr()
+    assert main(["groups", "expiry", "--bootstrap-server", server.address, "--json", *options]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert isinstance(rows, list)
+    return [row for row in rows if row["topic"] is not None]
+
+
+def test_times_and_retentions_of_old_clients_outlive_a_restart(
+    make_server: MakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = make_server(**SETTINGS).start()
+    begin_ms = now_ms()
+    with WireClient(server.port) as client:
+        create_topic(client)
+        commit(client, "v1-old", 1, time_ms=begin_ms - MINUTE_MS + 8000)
+        commit(client, "v1-new", 1, time_ms=begin_ms + MINUTE_MS)
+        for version in (2, 3, 4):
+            commit(client, f"v{version}-short", version, retention_ms=8000)
+            commit(client, f"v{version}-long", version, retention_ms=30 * MINUTE_MS)
+        commit(client, "v9", 9)
+    server.restart()
+    found = {str(row["group"]): row for row in expiry(server, capsys)}
+    assert found["v1-old"]["expires_ms"] == begin_ms + 8000
+    assert found["v1-new"]["expires_ms"] == begin_ms + 2 * MINUTE_MS
+    assert {found[f"v{version}-short"]["because"] for version in (2, 3, 4)} == {"retention of the commit"}
+    assert {found[f"v{version}-long"]["retention_ms"] for version in (2, 3, 4)} == {30 * MINUTE_MS}
+    assert found["v9"]["retention_ms"] == MINUTE_MS
+    short = {"v1-old", *(f"v{version}-short" for version in (2, 3, 4))}
+    with WireClient(server.port) as client:
+        wait_until(lambda: not any(committed(client, group) for group in short), "the short ones have expired", 25)
+        assert now_ms() >= begin_ms + 8000
+        assert all(committed(client, group) for group in found.keys() - short)
+    assert {row["group"] for row in expiry(server, capsys)} == found.keys() - short
+
+
+def test_expiry_tells_why(make_server: MakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server = make_server(**SETTINGS).start()
+    alter = ["configs", "--bootstrap-server", server.address, "--entity-type", "groups", "--alter"]
+    assert main([*alter, "--entity-name", "own", "--add-config", "kcoord.offsets.retention.minutes=5"]) == 0
+    with WireClient(server.port) as client:
+        create_topic(client)
+        for group_id in ("live", "left", "own"):
+            commit(client, group_id, 9)
+        for group_id in ("live", "left"):
+            beat(client, group_id, 0)
+        before_ms = now_ms()
+        beat(client, "left", -1)
+    (live,) = expiry(server, capsys, "--group", "live")
+    assert (live["expires_ms"], live["because"]) == (None, "subscribed")
+    (left,) = expiry(server, capsys, "--group", "left")
+    assert left["because"] == "group empty"
+    assert isinstance(left["expires_ms"], int)
+    assert before_ms + MINUTE_MS <= left["expires_ms"] <= now_ms() + MINUTE_MS
+    (own,) = expiry(server, capsys, "--group", "own")
+    assert (own["retention_ms"], own["because"]) == (5 * MINUTE_MS, "never had members")
+    assert main(["groups", "expiry", "--bootstrap-server", server.address]) == 0
+    printed = capsys.readouterr().out
+    assert "0:05:00 after the commit: the group never had members" in printed
+    assert "kept: a member of the group subscribes to the topic" in printed
+    assert main(["groups", "expiry", "--bootstrap-server", server.address, "--group", "nobody"]) == 1
+    assert "there is no group nobody" in capsys.readouterr().err
+
+
+def beat(client: WireClient, group_id: str, epoch: int) -> None:
+    request = ConsumerGroupHeartbeatRequest(
+        group_id=group_id,
+        member_id="a-member",
+        member_epoch=epoch,
+        rebalance_timeout_ms=5000,
+        subscribed_topic_names=[TOPIC],
+        topic_partitions=[],
+    )
+    deadline = time.monotonic() + 10
+    while client.call(request, 1, ConsumerGroupHeartbeatResponse).error_code != Errors.NONE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
