@@ -87,6 +87,11 @@ them together would be most of the start. A test holds this table against the VE
 Produce lists versions 0 to 2 for the sake of old librdkafka, and refuses them.
 """
 
+FIRST_LISTED_VERSIONS = {ApiKey.OFFSET_COMMIT: 2}
+"""Where ApiVersions begins later than what is served: as in Kafka's list. Clients that send OffsetCommit v1 are older
+than that request.
+"""
+
 HandleFunction = Callable[["Broker", "RequestContext", "Message"], object]
 ErrorFunction = Callable[["Message", KafkaError, int], "Message"]
 
@@ -107,6 +112,11 @@ class Api:
         self.versions = versions
         self._handle = handle
         self._error_response = error_response
+
+    @property
+    def listed_versions(self) -> range:
+        """What ApiVersions tells of."""
+        return range(FIRST_LISTED_VERSIONS.get(self.key, self.versions.start), self.versions.stop)
 
     def functions(self) -> tuple[HandleFunction, ErrorFunction]:
         """`handle` and `error_response` of the handler."""

@@ -55,7 +55,7 @@ def _is_valid(request: ApiVersionsRequest) -> bool:
 def _listed(broker: Broker) -> list[ApiVersionsResponse.ApiVersion]:
     return [
         ApiVersionsResponse.ApiVersion(
-            api_key=api.key, min_version=api.versions.start, max_version=api.versions.stop - 1
+            api_key=api.key, min_version=api.listed_versions.start, max_version=api.listed_versions.stop - 1
         )
         for api in broker.apis.apis.values()
     ]

@@ -51,6 +51,11 @@ def test_lookup_by_the_first_bytes_of_a_request() -> None:
         assert table.bound(unserved) is None
 
 
+def test_the_oldest_offset_commit_is_served_and_not_listed() -> None:
+    api = build_api_table(BrokerConfig.from_properties({})).apis[ApiKey.OFFSET_COMMIT]
+    assert (api.versions, api.listed_versions) == (range(1, 11), range(2, 11))
+
+
 def test_versions_that_are_not_final_are_shown_on_request() -> None:
     for shown in (False, True):
         table = build_api_table(BrokerConfig.from_properties({"unstable.api.versions.enable": str(shown).lower()}))
