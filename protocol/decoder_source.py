@@ -15,6 +15,7 @@ from typing import Final
 
 from protocol.message import Message, Struct
 from protocol.primitives import (
+    MAX_TAGGED_FIELDS,
     RunStructs,
     decode_compact_bytes,
     decode_compact_string,
@@ -31,8 +32,8 @@ def decode_unknown_tags(data: bytes, position: int, target: Struct) -> int:
     """Read the tagged section of a struct that has no tagged fields of its own."""
     count, position = decode_uvarint(data, position)
     end = len(data)
-    if count * 2 > end - position:
-        raise ValueError("more tagged fields than bytes")
+    if count * 2 > end - position or count > MAX_TAGGED_FIELDS:
+        raise ValueError("too many tagged fields")
     unknown = {}
     for _ in range(count):
         tag, position = decode_uvarint(data, position)
@@ -253,7 +254,7 @@ class _DecoderSource(Source):
         with self.function(f"def {name}(b, p, o):"):
             self.line("e = len(b)")
             self.line("n, p = uvarint(b, p)")
-            with self.block("if n * 2 > e - p:"):
+            with self.block(f"if n * 2 > e - p or n > {MAX_TAGGED_FIELDS}:"):
                 self.line("raise ValueError")
             self.line("seen = {}")
             with self.block("for _ in range(n):"):

@@ -12,6 +12,8 @@ from typing import Final
 
 MAX_STRING_BYTES: Final = 0x7FFF
 MAX_LENGTH: Final = 0x7FFF_FFFF
+MAX_TAGGED_FIELDS: Final = 1000
+"""In one struct. Kafka's messages have a handful; the limit is for bytes made to fill memory with unknown ones."""
 _MAX_UINT32: Final = 0xFFFF_FFFF
 _MAX_UINT64: Final = 0xFFFF_FFFF_FFFF_FFFF
 _MAX_CACHED_RUN: Final = 256

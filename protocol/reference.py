@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from protocol.encoder_source import encode_tags
 from protocol.errors import DecodeError, EncodeError, UnsupportedFieldError
 from protocol.message import Message, Struct
-from protocol.primitives import MAX_LENGTH, MAX_STRING_BYTES, decode_uvarint, encode_uvarint
+from protocol.primitives import MAX_LENGTH, MAX_STRING_BYTES, MAX_TAGGED_FIELDS, decode_uvarint, encode_uvarint
 from protocol.schema import FIXED_TYPES, INT_RANGES, FieldSchema, StructSchema
 from protocol.source import FIXED_BYTES, Source
 
@@ -136,6 +136,8 @@ class _Decoder:
         count = self._uvarint(place)
         if count * 2 > len(self.data) - self.position:
             raise DecodeError(f"{count} tagged fields announced, {len(self.data) - self.position} bytes left", place)
+        if count > MAX_TAGGED_FIELDS:
+            raise DecodeError(f"{count} tagged fields, allowed are {MAX_TAGGED_FIELDS}", place)
         seen: set[int] = set()
         unknown = []
         for _ in range(count):

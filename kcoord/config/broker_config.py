@@ -82,7 +82,11 @@ class BrokerConfig:
     kcoord_log_flush_policy: str
     kcoord_heartbeat_memo_enable: bool
     kcoord_metadata_cache_enable: bool
+    kcoord_max_id_bytes: int
     kcoord_offsets_expiration_policy: str
+    kcoord_partition_max_groups: int
+    kcoord_request_max_bytes: int
+    kcoord_response_buffer_max_bytes: int
     listener_security_protocol_map: str
     listeners: list[str]
     log_cleaner_backoff_ms: int

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from kcoord.config.key import ConfigKey, ConfigType, Importance, ListOf, OneOf
+from kcoord.config.key import ConfigKey, ConfigType, Importance, ListOf, OneOf, UpdateMode, at_least
 
 FEATURE_LEVELS = ("group.version=0", "group.version=1", *(f"transaction.version={level}" for level in range(3)))
 
@@ -49,11 +49,44 @@ KCOORD_KEYS: tuple[ConfigKey, ...] = (
         "Answer repeated Metadata and DescribeTopicPartitions requests from memory; off, each is made anew.",
     ),
     ConfigKey(
+        "kcoord.max.id.bytes",
+        ConfigType.INT,
+        4096,
+        at_least(1),
+        Importance.LOW,
+        "Longest id of a new group, member or instance, in UTF-8.",
+    ),
+    ConfigKey(
         "kcoord.offsets.expiration.policy",
         ConfigType.STRING,
         "kip211",
         OneOf(("kip211", "kafka")),
         Importance.MEDIUM,
         "From when offsets of consumer-protocol groups age: kip211 once the group is empty, kafka from their commit.",
+    ),
+    ConfigKey(
+        "kcoord.partition.max.groups",
+        ConfigType.INT,
+        20_000,
+        at_least(1),
+        Importance.MEDIUM,
+        "Most groups in one partition of __consumer_offsets; a request that would make one more is refused.",
+        update_mode=UpdateMode.CLUSTER_WIDE,
+    ),
+    ConfigKey(
+        "kcoord.request.max.bytes",
+        ConfigType.INT,
+        8 << 20,
+        at_least(1024),
+        Importance.MEDIUM,
+        "Largest request that carries no records; Produce is limited by socket.request.max.bytes alone.",
+    ),
+    ConfigKey(
+        "kcoord.response.buffer.max.bytes",
+        ConfigType.LONG,
+        256 << 20,
+        at_least(1 << 20),
+        Importance.LOW,
+        "Most bytes of answers that a client may leave unread before its connection is closed.",
     ),
 )

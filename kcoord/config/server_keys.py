@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from kcoord.config.key import (
-    INT_MAX,
     ConfigKey,
     ConfigType,
     Importance,
@@ -122,28 +121,29 @@ SERVER_KEYS: tuple[ConfigKey, ...] = (
     ConfigKey(
         "max.connection.creation.rate",
         INT,
-        INT_MAX,
+        2000,
         at_least(0),
         MEDIUM,
-        "Most new connections per second.",
+        "Most new connections per second, on average over the quota windows; more have to wait for their turn. "
+        "Kafka sets no limit by default.",
         update_mode=CLUSTER_WIDE,
     ),
     ConfigKey(
         "max.connections",
         INT,
-        INT_MAX,
+        20000,
         at_least(0),
         MEDIUM,
-        "Most open connections at a time.",
+        "Most open connections at a time. Kafka sets no limit by default.",
         update_mode=CLUSTER_WIDE,
     ),
     ConfigKey(
         "max.connections.per.ip",
         INT,
-        INT_MAX,
+        10000,
         at_least(0),
         MEDIUM,
-        "Most open connections from one address.",
+        "Most open connections from one address. Kafka sets no limit by default.",
         update_mode=CLUSTER_WIDE,
     ),
     ConfigKey(

@@ -32,10 +32,8 @@ MAX_IN_FLIGHT_REQUESTS = 64
 than five.
 """
 
-OUTPUT_BUFFER_LIMIT_BYTES = 256 * 1024 * 1024
-"""Unread answers beyond which a client is cut off. Muting keeps honest clients far below: this bounds answers that were
-under way.
-"""
+BULK_KEYS = frozenset({int(ApiKey.PRODUCE)})
+"""Requests whose size is the size of the records that they carry."""
 
 ANONYMOUS = "User:ANONYMOUS"
 
@@ -53,6 +51,16 @@ class ConnectionOwner(Protocol):
 
     @property
     def max_frame_bytes(self) -> int: ...
+
+    @property
+    def max_request_bytes(self) -> int:
+        """The same for requests that carry no records."""
+
+    @property
+    def max_unread_bytes(self) -> int:
+        """Answers that a client may leave unread. Muting keeps honest clients far below: this bounds what was under
+        way.
+        """
 
     @property
     def remembers_heartbeats(self) -> bool:
@@ -100,7 +108,7 @@ class KafkaConnection(asyncio.Protocol):
         self._apis = owner.broker.apis
         self._memo = HeartbeatMemo() if owner.remembers_heartbeats else None
         self._metadata_answers = owner.metadata_answers
-        self._reader = FrameReader(owner.max_frame_bytes)
+        self._reader = FrameReader(owner.max_frame_bytes, owner.max_request_bytes, BULK_KEYS)
         self._transport: asyncio.Transport | None = None
         self._frames: deque[bytes] = deque()
         self._exchanges: deque[_Exchange] = deque()
@@ -109,6 +117,7 @@ class KafkaConnection(asyncio.Protocol):
         self._write_paused = False
         self._reading_paused = False
         self._stopped = False
+        self._held = False
         self.peer = "?"
         self.client_host = "/?"
         self.remote_host = ""
@@ -182,6 +191,16 @@ class KafkaConnection(asyncio.Protocol):
             return True
         return False
 
+    def hold(self, seconds: float) -> None:
+        """Reads nothing for a while: connections are made faster than max.connection.creation.rate."""
+        self._held = True
+        self._pause_or_resume_reading()
+        asyncio.get_running_loop().call_later(seconds, self._release)
+
+    def _release(self) -> None:
+        self._held = False
+        self._pause_or_resume_reading()
+
     def stop_reading(self) -> None:
         """Takes no further requests; those under way are still answered."""
         self._stopped = True
@@ -207,7 +226,7 @@ class KafkaConnection(asyncio.Protocol):
         self._pause_or_resume_reading()
 
     def _muted(self) -> bool:
-        return self._write_paused or self._stopped or len(self._exchanges) >= MAX_IN_FLIGHT_REQUESTS
+        return self._write_paused or self._stopped or self._held or len(self._exchanges) >= MAX_IN_FLIGHT_REQUESTS
 
     def _process(self, frame: bytes) -> None:
         memo = self._memo
@@ -316,8 +335,9 @@ class KafkaConnection(asyncio.Protocol):
         data = output[0] if len(output) == 1 else b"".join(output)
         output.clear()
         self._transport.write(data)
-        if self._write_paused and self._transport.get_write_buffer_size() > OUTPUT_BUFFER_LIMIT_BYTES:
-            self._owner.report(f"{self.peer}: closing, {OUTPUT_BUFFER_LIMIT_BYTES} bytes of answers are not read")
+        limit_bytes = self._owner.max_unread_bytes
+        if self._write_paused and self._transport.get_write_buffer_size() > limit_bytes:
+            self._owner.report(f"{self.peer}: closing, more than {limit_bytes} bytes of answers are not read")
             self._transport.abort()
 
     def _pause_or_resume_reading(self) -> None:

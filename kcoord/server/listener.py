@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from typing import TYPE_CHECKING
 
-from kcoord.config.checks import parse_ip_overrides
 from kcoord.server.connection import KafkaConnection
 from kcoord.server.metadata_answers import MetadataAnswers
 
 if TYPE_CHECKING:
-    from kcoord.config import BrokerConfig, Listener
+    from kcoord.config import Listener
     from kcoord.server.broker import Broker
+    from kcoord.server.connection_limits import ConnectionLimits
 
 _logger = logging.getLogger(__name__)
 
@@ -49,34 +48,6 @@ class ReportLimiter:
             _logger.warning("%s", text)
 
 
-class ConnectionLimits:
-    """`max.connections`, `max.connections.per.ip` and its overrides, counted over all listeners of the process."""
-
-    def __init__(self, config: BrokerConfig) -> None:
-        self._most = config.max_connections
-        self._most_per_ip = config.max_connections_per_ip
-        self._overrides = parse_ip_overrides(config.max_connections_per_ip_overrides)
-        self._per_ip: Counter[str] = Counter()
-        self._total = 0
-
-    def refusal(self, host: str) -> str | None:
-        """Why one more connection from `host` is too many, or None after counting it."""
-        if self._total >= self._most:
-            return f"max.connections={self._most} reached"
-        allowed = self._overrides.get(host, self._most_per_ip)
-        if self._per_ip[host] >= allowed:
-            return f"max.connections.per.ip={allowed} reached"
-        self._per_ip[host] += 1
-        self._total += 1
-        return None
-
-    def release(self, host: str) -> None:
-        self._total -= 1
-        self._per_ip[host] -= 1
-        if not self._per_ip[host]:
-            del self._per_ip[host]
-
-
 class SocketListener:
     """One bound address. `bind` raises OSError where it cannot be had."""
 
@@ -85,6 +56,8 @@ class SocketListener:
         self.listener_name = address.name
         self.broker = broker
         self.max_frame_bytes: int = broker.config.socket_request_max_bytes
+        self.max_request_bytes: int = min(broker.config.kcoord_request_max_bytes, self.max_frame_bytes)
+        self.max_unread_bytes: int = broker.config.kcoord_response_buffer_max_bytes
         self.remembers_heartbeats: bool = broker.config.kcoord_heartbeat_memo_enable
         self.metadata_answers = MetadataAnswers() if broker.config.kcoord_metadata_cache_enable else None
         self._limits = limits
@@ -116,6 +89,9 @@ class SocketListener:
             self.report(f"{connection.peer}: connection refused, {refusal}")
             return False
         self._connections.add(connection)
+        wait_seconds = self._limits.wait_seconds(asyncio.get_running_loop().time())
+        if wait_seconds:
+            connection.hold(wait_seconds)
         return True
 
     def forget(self, connection: KafkaConnection) -> None:

@@ -28,9 +28,10 @@ from kcoord.metadata.records import BrokerRegistration
 from kcoord.server.apis import build_api_table
 from kcoord.server.broker import Broker
 from kcoord.server.clock import Clock
+from kcoord.server.connection_limits import ConnectionLimits
 from kcoord.server.fetch_service import FetchService
 from kcoord.server.group_service import LocalGroupService
-from kcoord.server.listener import ConnectionLimits, SocketListener
+from kcoord.server.listener import SocketListener
 from kcoord.server.metadata_service import METADATA_SHARD, LocalMetadataService
 from kcoord.server.request_context import internal_operation_context, random_uuid
 from kcoord.server.storage import METADATA_TOPIC, Storage, StorageNotUsable

@@ -48,6 +48,19 @@ def test_impossible_lengths(length: str) -> None:
     assert failure.value.frames == [b"a"]
 
 
+@pytest.mark.parametrize("step", [1, 5, 6, 100])
+def test_only_bulk_requests_may_be_larger_than_the_others(step: int) -> None:
+    bulk = b"\x00\x00\x00\x14" + b"\x00\x00" + b"r" * 18
+    other = b"\x00\x00\x00\x14" + b"\x00\x08" + b"r" * 18
+    reader = FrameReader(100, 10, {0})
+    frames = [frame for at in range(0, len(bulk), step) for frame in reader.feed(bulk[at : at + step])]
+    assert frames == [bulk[4:]]
+    with pytest.raises(FramingError, match="request of 20 bytes with api key 8, allowed are 10"):
+        for at in range(0, 8, step):  # the body need not arrive
+            reader.feed(other[at : min(at + step, 8)])
+    assert FrameReader(100, 10, {0}).feed(b"\x00\x00\x00\x02\x00\x08") == [b"\x00\x08"]
+
+
 def test_request_header_by_version() -> None:
     for version, header_version in ((7, 1), (8, 2)):
         frame = encode_request(ApiKey.OFFSET_COMMIT, version, 77, "me", b"body")[4:]

@@ -138,6 +138,7 @@ def test_smallest_elements_stay_bounded(name: str) -> None:
         (ApiVersionsRequest, 3, "0101" + "020100" + "0100", "<tags>[1]", "twice"),
         (ApiVersionsRequest, 3, "0101" + "010109", "<tags>[1]", "9 bytes announced"),
         (ApiVersionsRequest, 3, "0101" + "05", "<tags>", "5 tagged fields"),
+        (ApiVersionsRequest, 3, "0101" + "e907" + "00" * 4000, "<tags>", "1001 tagged fields, allowed are 1000"),
         (OffsetCommitRequest, 2, "000167" + "00000000" + "00056d", "member_id", "5 bytes announced, 1 left"),
         (OffsetCommitRequest, 2, "fffe", "group_id", "length -2"),
         (OffsetCommitRequest, 2, "0000" + "00000000" + "0000" + "0000000000000000" + "ffffffff", "topics", "null"),

@@ -12,6 +12,7 @@ from typing import TypeAlias, cast
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import describe, migration, offset_operations, records, snapshot
+from kcoord.coordinator.group.admission import check_new_group, check_new_member
 from kcoord.coordinator.group.classic import join as classic_join
 from kcoord.coordinator.group.classic import operations as classic_operations
 from kcoord.coordinator.group.classic.group import ClassicGroup
@@ -208,12 +209,19 @@ class GroupCoordinatorShard:
                 self._consumer_group(request.group_id), request, partial(self._remove_members, context)
             )
         conversion = CoordinatorResult[object](None)
-        group = (
-            self._consumer_group_to_join(request.group_id, context, conversion)
-            if request.member_epoch == JOIN_GROUP_EPOCH
-            else self._consumer_group(request.group_id)
-        )
+        if request.member_epoch == JOIN_GROUP_EPOCH:
+            check_new_member(self._config, request.member_id, request.instance_id)
+            group = self._consumer_group_to_join(request.group_id, context, conversion)
+        else:
+            group = self._consumer_group(request.group_id)
         return heartbeat.ConsumerHeartbeat(self._config, self._image, group, context, request, conversion).run()
+
+    def _present_or_admitted(self, group_id: str) -> Group | None:
+        """The group, or None where it may be made."""
+        group = self._groups.get(group_id)
+        if group is None:
+            check_new_group(self._config, group_id, len(self._groups))
+        return group
 
     def _consumer_group(self, group_id: str) -> ConsumerGroup:
         group = self._groups.get(group_id)
@@ -225,7 +233,7 @@ class GroupCoordinatorShard:
         self, group_id: str, context: OperationContext, conversion: CoordinatorResult[object]
     ) -> ConsumerGroup:
         """The group, or a new one whose records are still to come. A classic group is converted (KIP-848 Upgrade)."""
-        group = self._groups.get(group_id)
+        group = self._present_or_admitted(group_id)
         if isinstance(group, ConsumerGroup):
             return group
         # KIP-1327: a group that is made later never has an earlier creation time, even if the clock went back.
@@ -259,7 +267,8 @@ class GroupCoordinatorShard:
     def join_group(self, context: OperationContext, request: JoinGroupRequest) -> CoordinatorResult[JoinGroupResponse]:
         """The response is PENDING until the others have joined too."""
         classic_join.validate_request(self._config, request)
-        group = self._groups.get(request.group_id)
+        check_new_member(self._config, request.member_id, request.group_instance_id)
+        group = self._present_or_admitted(request.group_id)
         if isinstance(group, ConsumerGroup) and not group.is_empty():
             result = classic_members.join(self._config, self._image, group, context, request)
         else:
@@ -432,7 +441,7 @@ class GroupCoordinatorShard:
     def commit_offset(
         self, context: OperationContext, request: OffsetCommitRequest
     ) -> CoordinatorResult[OffsetCommitResponse]:
-        group = self._groups.get(request.group_id)
+        group = self._present_or_admitted(request.group_id)
         return offset_operations.commit_offset(self._config, self._image, group, context, request)
 
     def fetch_offsets(
@@ -473,7 +482,7 @@ class GroupCoordinatorShard:
             raise KafkaError(
                 Errors.INVALID_TXN_STATE, f"Producer {request.producer_id} has no transaction under way here."
             )
-        group = self._groups.get(request.group_id)
+        group = self._present_or_admitted(request.group_id)
         return offset_operations.commit_transactional_offsets(self._config, self._image, group, context, request)
 
     def end_transaction(

@@ -57,6 +57,8 @@ class Owner:
 
     listener_name = "PLAINTEXT"
     max_frame_bytes = 1000
+    max_request_bytes = 900
+    max_unread_bytes = 1000
     remembers_heartbeats = True
     metadata_answers = None
 

@@ -43,6 +43,8 @@ class Client:
 
     listener_name = "PLAINTEXT"
     max_frame_bytes = 100_000
+    max_request_bytes = 100_000
+    max_unread_bytes = 1000
     remembers_heartbeats = False
 
     def __init__(self, broker: object, answers: MetadataAnswers | None) -> None:

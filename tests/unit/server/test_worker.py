@@ -8,7 +8,8 @@ import asyncio
 import pytest
 
 from kcoord.config import BrokerConfig
-from kcoord.server.listener import ConnectionLimits, ReportLimiter
+from kcoord.server.connection_limits import ConnectionLimits
+from kcoord.server.listener import ReportLimiter
 from protocol.errors import Errors
 from protocol.messages import ConsumerGroupHeartbeatRequest, ListGroupsRequest, OffsetCommitRequest
 
@@ -120,6 +121,30 @@ def test_connection_limits_by_host() -> None:
     assert limits.refusal("10.0.0.9") == "max.connections=3 reached"
     limits.release("10.0.0.1")
     assert limits.refusal("10.0.0.1") is None
+
+
+def test_the_rate_of_new_connections_holds_over_the_quota_windows() -> None:
+    settings = {
+        "max.connection.creation.rate": "10",
+        "quota.window.num": "2",
+        "quota.window.size.seconds": "1",
+    }
+    config = BrokerConfig.from_properties(settings)
+    limits = ConnectionLimits(config)
+    waits = [limits.wait_seconds(100.0) for _ in range(25)]
+    assert waits[:20] == [0.0] * 20
+    assert waits[20:] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert limits.wait_seconds(100.7) == 0.0
+    config.apply_dynamic({"max.connection.creation.rate": "1"})
+    assert limits.wait_seconds(100.7) == pytest.approx(0.9)
+
+
+def test_a_limit_that_changes_holds_at_once() -> None:
+    config = BrokerConfig.from_properties({})
+    limits = ConnectionLimits(config)
+    assert limits.refusal("10.0.0.1") is None
+    config.apply_dynamic({"max.connections": "1"})
+    assert limits.refusal("10.0.0.2") == "max.connections=1 reached"
 
 
 def test_log_lines_that_strangers_cause_are_limited(caplog: pytest.LogCaptureFixture) -> None:
