@@ -77,6 +77,7 @@ class BrokerConfig:
     group_max_size: int
     group_min_session_timeout_ms: int
     inter_broker_listener_name: str | None
+    kcoord_assignor_inline_ms: int
     kcoord_bootstrap_features: list[str]
     kcoord_kip1327_enable: bool
     kcoord_log_flush_policy: str

@@ -9,6 +9,15 @@ FEATURE_LEVELS = ("group.version=0", "group.version=1", *(f"transaction.version=
 
 KCOORD_KEYS: tuple[ConfigKey, ...] = (
     ConfigKey(
+        "kcoord.assignor.inline.ms",
+        ConfigType.INT,
+        10,
+        at_least(0),
+        Importance.LOW,
+        "A target assignment that is expected to take longer is computed in the background; until it is there, members "
+        "keep the old one. Nor may it hold a request up for more than 1 % of the assignment interval, or 1 ms.",
+    ),
+    ConfigKey(
         "kcoord.bootstrap.features",
         ConfigType.LIST,
         [],

@@ -39,6 +39,8 @@ class CoordinatorRecord:
     value_version: int = 0
     producer: Producer | None = None
     reason: str = ""
+    serialized: tuple[bytes | None, bytes | None] | None = field(default=None, compare=False, repr=False)
+    """Key and value in bytes, where a background task has made them already."""
 
     @property
     def is_control(self) -> bool:

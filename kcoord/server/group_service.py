@@ -8,8 +8,10 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, TargetInput, compute
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.server.shard_service import ShardOwner, ShardService
 
 if TYPE_CHECKING:
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
     from kcoord.server.shard_logs import ShardLogs
 
 _logger = logging.getLogger(__name__)
+
+LONGEST_ON_LOOP_US = 10_000
+"""A target assignment that takes no longer is computed between two turns of the event loop. A thread would have to
+compete with the loop for the interpreter, and those who wait for their partitions send heartbeats meanwhile.
+"""
 
 
 class ServiceOwner(ShardOwner, Protocol):
@@ -102,7 +109,18 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
     # --- background tasks ---------------------------------------------------------------------------------------------
 
     def start_task(self, shard_id: int, task: Task) -> None:
-        future = self._loop.run_in_executor(self._thread_pool(), _work, task, list(self._owner.image.topics))
+        work = task.work
+        if isinstance(work, ComputeTarget):
+            machine = self._runtime.machine(shard_id)
+            target = machine.target_input(work.group_id) if machine is not None else None
+            if target is None or target.cost_us <= LONGEST_ON_LOOP_US:
+                self.task_done(shard_id, task, target and compute(target))
+                return
+            future: asyncio.Future[object] = self._loop.run_in_executor(self._thread_pool(), _compute, target)
+        elif isinstance(work, ResolveRegex):
+            future = self._loop.run_in_executor(self._thread_pool(), resolve, work, list(self._owner.image.topics))
+        else:
+            raise AssertionError(f"unknown work {work!r}")
         future.add_done_callback(partial(self._task_done, shard_id, task))
 
     def _thread_pool(self) -> ThreadPoolExecutor:
@@ -126,8 +144,12 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _work(task: Task, topic_names: list[str]) -> object:
-    """Runs in a thread; sees nothing but its arguments."""
-    if isinstance(task.work, ResolveRegex):
-        return resolve(task.work, topic_names)
-    raise AssertionError(f"unknown work {task.work!r}")
+def _compute(work: TargetInput) -> object:
+    """Runs in a thread; sees nothing but its arguments. The records are made bytes here too: for the event loop that
+    would be a long pause.
+    """
+    computed = compute(work)
+    serialize = CoordinatorSerde().serialize
+    for record in computed.records:
+        record.serialized = serialize(record)
+    return computed

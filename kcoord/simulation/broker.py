@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, TargetInput, compute
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.result import OperationContext, Task
@@ -245,15 +246,22 @@ class SimulatedBroker:
 
     def _start_task(self, process: Process, shard_id: int, task: Task) -> None:
         """Background work takes its time, sees the topics as they are then, and sometimes fails."""
-        assert isinstance(task.work, ResolveRegex)
         work = task.work
         self._trace.add("task", f"{shard_id} {work}")
+        target: TargetInput | None = None
+        if isinstance(work, ComputeTarget):
+            machine = process.runtime.machine(shard_id)
+            target = machine.target_input(work.group_id) if machine is not None else None
 
         def finish() -> None:
             if self.process is not process:
                 return
             failed = self.faults_on and self._random.random() < _TASK_FAILURE_PROBABILITY
-            value = RuntimeError("simulated") if failed else resolve(work, list(self.image.topics))
+            value: object = RuntimeError("simulated") if failed else None
+            if not failed and isinstance(work, ResolveRegex):
+                value = resolve(work, list(self.image.topics))
+            elif not failed and target is not None:
+                value = compute(target)
             process.runtime.complete_task(shard_id, task, value, OperationContext(self._clock.now_ms))
             self._pump(process)
 

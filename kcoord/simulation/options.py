@@ -65,6 +65,8 @@ class Options:
                 "group.consumer.heartbeat.interval.ms": str(self.heartbeat_interval_ms),
                 "group.consumer.min.heartbeat.interval.ms": "100",
                 "group.consumer.assignment.interval.ms": str(self.assignment_interval_ms),
+                # With the larger topics, targets are computed in the background.
+                "kcoord.assignor.inline.ms": "0" if self.partitions >= 4 else "10",
             }
         )
 

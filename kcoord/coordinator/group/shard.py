@@ -17,7 +17,7 @@ from kcoord.coordinator.group.classic import join as classic_join
 from kcoord.coordinator.group.classic import operations as classic_operations
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.rebalance import Rebalance, heartbeat_timer, refused_join
-from kcoord.coordinator.group.consumer import classic_members, heartbeat, removal, timers
+from kcoord.coordinator.group.consumer import classic_members, heartbeat, removal, target_assignment, timers
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.member import (
     JOIN_GROUP_EPOCH,
@@ -28,6 +28,7 @@ from kcoord.coordinator.group.consumer.member import (
 )
 from kcoord.coordinator.group.consumer.resolved_regexes import update_resolved_regexes
 from kcoord.coordinator.group.consumer.settings import GroupSettings
+from kcoord.coordinator.group.consumer.target_assignment import ComputedTarget, TargetInput
 from kcoord.coordinator.group.deletion import Deletion
 from kcoord.coordinator.group.expiration import MAX_TOMBSTONES, OFFSETS_EXPIRATION, Expiration
 from kcoord.coordinator.group.group import Group, GroupState
@@ -168,16 +169,26 @@ class GroupCoordinatorShard:
             return CoordinatorResult(None)
         return self._remove_members(context, group, [member], records.EpochReason.FENCED)
 
+    def target_input(self, group_id: str) -> TargetInput | None:
+        """What a ComputeTarget task of the group works on, as of now; None where it needs no new target any more."""
+        group = self._groups.get(group_id)
+        if not isinstance(group, ConsumerGroup) or group.group_epoch == group.assignment_epoch:
+            return None
+        assignor = group.preferred_server_assignor(self._config.group_consumer_assignors)
+        return target_assignment.target_input(group, group.group_epoch, assignor, self._image)
+
     def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
-        """The topics that a group's regular expressions match were found; a failed task is tried again by a later
-        heartbeat.
+        """The topics that a group's regular expressions match were found, or its target was computed; a failed task is
+        tried again by a later heartbeat.
         """
         group = self._groups.get(task.key.group_id)
-        if not isinstance(group, ConsumerGroup) or not isinstance(value, ResolvedRegexes):
-            return CoordinatorResult(None)
-        group.regex_refreshed_at_ms = context.now_ms
-        group.regex_stale = value.version < self._image.epoch
-        return update_resolved_regexes(self._image, group, value, context.now_ms)
+        if isinstance(group, ConsumerGroup) and isinstance(value, ResolvedRegexes):
+            group.regex_refreshed_at_ms = context.now_ms
+            group.regex_stale = value.version < self._image.epoch
+            return update_resolved_regexes(self._image, group, value, context.now_ms)
+        if isinstance(group, ConsumerGroup) and isinstance(value, ComputedTarget):
+            return CoordinatorResult(None, target_assignment.install(group, value, context.now_ms))
+        return CoordinatorResult(None)
 
     def on_metadata_update(self, context: OperationContext, image: MetadataImage) -> CoordinatorResult[None]:
         """Groups that depend on a changed topic look again at their next heartbeat; offsets of deleted topics go."""

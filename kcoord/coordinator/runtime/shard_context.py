@@ -45,6 +45,10 @@ M = TypeVar("M", bound=StateMachine)
 T = TypeVar("T")
 
 _TIMER_RETRY_MS: Final = 500
+_MAX_TASK_BYTES: Final = 64 * 1024 * 1024
+"""The most that the result of a task may take in the log. It is one batch, however many members a group has whose
+target changes; Kafka's limit of a message is one for requests of clients.
+"""
 
 
 class ShardState(Enum):
@@ -297,17 +301,24 @@ class ShardContext(Generic[M]):
         if machine is None or self._running_tasks.get(task.key) is not task:
             return
         del self._running_tasks[task.key]
-        self._run_internal(lambda context: machine.complete_task(context, task, value), context)
+        self._run_internal(
+            lambda context: machine.complete_task(context, task, value),
+            context,
+            max(_MAX_TASK_BYTES, self._max_batch_bytes),
+        )
 
     def _run_internal(
-        self, operation: Callable[[OperationContext], CoordinatorResult[None]], context: OperationContext
+        self,
+        operation: Callable[[OperationContext], CoordinatorResult[None]],
+        context: OperationContext,
+        max_bytes: int = 0,
     ) -> bool:
         """Runs an operation that nobody waits for; False where it failed."""
         machine = self.machine
         assert machine is not None
         try:
             result = operation(context)
-            records = self._serialize(result.records) if result.records else None
+            records = self._serialize(result.records, max_bytes) if result.records else None
         except AssertionError as error:
             self.fail("an operation found a broken invariant", error)
             return False
@@ -328,10 +339,10 @@ class ShardContext(Generic[M]):
         self._start_and_complete(result.tasks, result.completions)
         return True
 
-    def _serialize(self, records: list[CoordinatorRecord]) -> list[SerializedRecord]:
+    def _serialize(self, records: list[CoordinatorRecord], max_bytes: int = 0) -> list[SerializedRecord]:
         serialize = serialize_control if records[0].is_control else self._serde.serialize
-        serialized = [serialize(record) for record in records]
-        check_size(serialized, size_bound_bytes(serialized), self._max_batch_bytes)
+        serialized = [record.serialized or serialize(record) for record in records]
+        check_size(serialized, size_bound_bytes(serialized), max_bytes or self._max_batch_bytes)
         return serialized
 
     def _append_and_replay(

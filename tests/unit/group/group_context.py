@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, compute
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.result import (
@@ -166,8 +167,13 @@ class GroupContext:
         """Do the background work with the present image, as the shell does."""
         tasks, self.tasks = self.tasks, []
         for task in tasks:
-            assert isinstance(task.work, ResolveRegex)
-            value = resolve(task.work, list(self.image.topics))
+            value: object = None
+            if isinstance(task.work, ComputeTarget):
+                target = self.shard.target_input(task.work.group_id)
+                value = compute(target) if target is not None else None
+            else:
+                assert isinstance(task.work, ResolveRegex)
+                value = resolve(task.work, list(self.image.topics))
             self.run(partial(self.shard.complete_task, task=task, value=value))
 
     def heartbeat(

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
+from kcoord.coordinator.group.consumer.target_assignment import ComputedTarget, TargetInput, compute
+from kcoord.server import group_service
 from kcoord.storage.memory_file_system import MemoryFileSystem, no_fault
 from protocol.errors import Errors
 from protocol.messages import (
@@ -235,3 +238,32 @@ async def test_without_the_consumer_protocol_its_apis_answer_unsupported_version
         assert (await broker.call(join("g"), 1)).error_code == Errors.UNSUPPORTED_VERSION
         described = await broker.call(ConsumerGroupDescribeRequest(group_ids=["g"]), 1)
         assert [group.error_code for group in described.groups] == [Errors.UNSUPPORTED_VERSION]
+
+
+async def test_while_a_target_is_computed_everybody_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The computation stands still in its thread; heartbeats of its own group and of others do not wait for it."""
+    may_go_on, began = threading.Event(), threading.Event()
+
+    def slow(work: TargetInput) -> ComputedTarget:
+        began.set()
+        assert may_go_on.wait(30)
+        return compute(work)
+
+    monkeypatch.setattr(group_service, "LONGEST_ON_LOOP_US", 0)
+    monkeypatch.setattr(group_service, "compute", slow)
+    broker = await Harness(kcoord_assignor_inline_ms="0").open()
+    assert (await broker.call(join("g", member_id="a"), 1)).member_epoch == 2
+    try:
+        assert (await broker.call(join("g", member_id="b"), 1)).member_epoch == 2
+        while not began.is_set():
+            await asyncio.sleep(0)
+        assert (await broker.call(join("other", member_id="a"), 1)).member_epoch == 2
+        heartbeat = ConsumerGroupHeartbeatRequest(group_id="g", member_id="a", member_epoch=2)
+        answer = await broker.call(heartbeat, 1)
+        assert (answer.member_epoch, answer.assignment) == (2, None)
+    finally:
+        may_go_on.set()
+    while (answer := await broker.call(heartbeat, 1)).assignment is None:
+        await asyncio.sleep(0)
+    (topic,) = answer.assignment.topic_partitions
+    assert len(topic.partitions) == 2

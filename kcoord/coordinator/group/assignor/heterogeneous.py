@@ -10,7 +10,7 @@ without a cost-reducing path).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 
 from kcoord.coordinator.group.assignor.spec import Assignment, MemberSpec, PartitionSpace
@@ -23,10 +23,6 @@ def assign_heterogeneous(members: Mapping[str, MemberSpec], partition_counts: Ma
     balancer.move_directly()
     balancer.move_along_chains()
     return balancer.assignment(members)
-
-
-def _restrict(assigned: Mapping[bytes, Collection[int]], topic_ids: frozenset[bytes]) -> dict[bytes, Collection[int]]:
-    return {topic_id: partitions for topic_id, partitions in assigned.items() if topic_id in topic_ids}
 
 
 class _Balancer:
@@ -61,7 +57,8 @@ class _Balancer:
 
     def keep(self, members: Mapping[str, MemberSpec]) -> list[list[int]]:
         """Step 1: a subscriber keeps what it has. Returns what is free, by topic class."""
-        space, class_of_topic = self.space, self.class_of_topic
+        space = self.space
+        class_of = [self.class_of_topic[topic] for topic in space.topic_of_each()]
         taken = bytearray(space.total)
         for number, member_id in enumerate(self.order):
             member = members[member_id]
@@ -73,12 +70,12 @@ class _Balancer:
             for partition in space.flatten(wanted):
                 if not taken[partition]:
                     taken[partition] = 1
-                    held.setdefault(class_of_topic[space.topic_of[partition]], []).append(partition)
+                    held.setdefault(class_of[partition], []).append(partition)
                     self.loads[number] += 1
         free: list[list[int]] = [[] for _ in self.subscribers]
         for partition, is_taken in enumerate(taken):
             if not is_taken:
-                free[class_of_topic[space.topic_of[partition]]].append(partition)
+                free[class_of[partition]].append(partition)
         return free
 
     def place(self, free: list[list[int]]) -> None:
@@ -104,7 +101,10 @@ class _Balancer:
 
     def _level(self, topic_class: int) -> bool:
         loads, held = self.loads, self.held
-        lowest = [(loads[member], member) for member in self.subscribers[topic_class]]
+        of_subscribers = [loads[member] for member in self.subscribers[topic_class]]
+        if max(of_subscribers, default=0) - min(of_subscribers, default=0) < 2:
+            return False
+        lowest = list(zip(of_subscribers, self.subscribers[topic_class], strict=True))
         highest = [(-loads[member], member) for member in self.subscribers[topic_class] if topic_class in held[member]]
         if not highest or -min(highest)[0] - min(lowest)[0] < 2:
             return False

@@ -6,13 +6,18 @@ Partitions are numbered flat inside an assignor (topics in id order, one after t
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-Assignment = dict[str, dict[bytes, list[int]]]
-"""Member id -> topic id -> sorted partitions; every member is present, a topic without partitions is not."""
+Claim: TypeAlias = Mapping[bytes, frozenset[int]]
+"""Topic id -> partitions of one member; a topic without partitions is not there. Never changed once it was made, so
+that members and targets may share it.
+"""
+
+Assignment: TypeAlias = dict[str, Claim]
+"""Member id -> what it gets; every member is present. A member that keeps all it had may get the same object back."""
 
 
 @dataclass(slots=True)
@@ -22,7 +27,7 @@ class MemberSpec:
     instance_id: str | None = None
     rack_id: str | None = None
     subscribed_topic_ids: Collection[bytes] = ()
-    assigned: Mapping[bytes, Collection[int]] = field(default_factory=dict)
+    assigned: Claim = field(default_factory=dict)
 
 
 class Assignor(Protocol):
@@ -54,7 +59,7 @@ def common_subscription(members: Mapping[str, MemberSpec]) -> Collection[bytes] 
 class PartitionSpace:
     """The flat numbering of the partitions of some topics."""
 
-    __slots__ = ("base_of", "counts", "ends", "topic_ids", "topic_of", "total")
+    __slots__ = ("base_of", "counts", "ends", "topic_ids", "total")
 
     def __init__(self, topic_ids: Iterable[bytes], partition_counts: Mapping[bytes, int]) -> None:
         self.topic_ids = sorted({topic_id for topic_id in topic_ids if topic_id in partition_counts})
@@ -62,15 +67,17 @@ class PartitionSpace:
         self.base_of: dict[bytes, tuple[int, int]] = {}
         """Topic id -> (number of its partition 0, how many partitions it has)."""
         self.ends: list[int] = []
-        self.topic_of: list[int] = []
         self.total = 0
-        for index, (topic_id, count) in enumerate(zip(self.topic_ids, self.counts, strict=True)):
+        for topic_id, count in zip(self.topic_ids, self.counts, strict=True):
             self.base_of[topic_id] = (self.total, count)
             self.total += count
             self.ends.append(self.total)
-            self.topic_of += [index] * count
 
-    def flatten(self, assigned: Mapping[bytes, Collection[int]]) -> list[int]:
+    def topic_of_each(self) -> list[int]:
+        """Partition number -> index of its topic."""
+        return [index for index, count in enumerate(self.counts) for _ in range(count)]
+
+    def flatten(self, assigned: Claim) -> list[int]:
         """The numbers, ascending, of those partitions of `assigned` that exist here."""
         flat: list[int] = []
         for topic_id, partitions in assigned.items():
@@ -81,15 +88,20 @@ class PartitionSpace:
         flat.sort()
         return flat
 
-    def expand(self, flat: list[int]) -> dict[bytes, list[int]]:
-        """Turns ascending numbers back into topic id -> sorted partitions."""
-        assigned: dict[bytes, list[int]] = {}
-        start = 0
-        while start < len(flat):
-            topic = self.topic_of[flat[start]]
+    def expand(self, flat: list[int]) -> Claim:
+        """Turns ascending numbers back into topic id -> partitions."""
+        assigned: dict[bytes, frozenset[int]] = {}
+        start, size = 0, len(flat)
+        while start < size:
+            topic = bisect_right(self.ends, flat[start])
             end = self.ends[topic]
             base = end - self.counts[topic]
-            stop = len(flat) if flat[-1] < end else bisect_left(flat, end, start)
-            assigned[self.topic_ids[topic]] = [number - base for number in flat[start:stop]]
+            stop = size if flat[-1] < end else bisect_left(flat, end, start)
+            first, last = flat[start] - base, flat[stop - 1] - base
+            assigned[self.topic_ids[topic]] = frozenset(
+                range(first, last + 1)
+                if last - first == stop - start - 1
+                else [number - base for number in flat[start:stop]]
+            )
             start = stop
         return assigned

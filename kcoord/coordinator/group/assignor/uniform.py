@@ -9,12 +9,9 @@ general one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import TypeAlias
 
 from kcoord.coordinator.group.assignor.heterogeneous import assign_heterogeneous
-from kcoord.coordinator.group.assignor.spec import Assignment, MemberSpec, PartitionSpace, common_subscription
-
-Claim: TypeAlias = Mapping[bytes, Collection[int]]
+from kcoord.coordinator.group.assignor.spec import Assignment, Claim, MemberSpec, PartitionSpace, common_subscription
 
 
 class UniformAssignor:
@@ -48,7 +45,8 @@ def _assign_homogeneous(
     changed: dict[str, list[int]] = {}
     below: list[tuple[str, int]] = []
     for member_id in sorted(members):
-        size = sum(map(len, claims[member_id].values()))
+        claim = claims[member_id]
+        size = sum(map(len, claim.values())) if claim else 0
         if size <= quota:
             below.append((member_id, quota - size))
             continue
@@ -57,7 +55,7 @@ def _assign_homogeneous(
             extra -= 1
             limit += 1
         if size > limit:
-            owned = space.flatten(claims[member_id])
+            owned = space.flatten(claim)
             changed[member_id] = owned[:limit]
             free += owned[limit:]
     free.sort()
@@ -65,11 +63,16 @@ def _assign_homogeneous(
         claim = claims[member_id]
         changed[member_id] = sorted(space.flatten(claim) + share) if claim else share
     return {
-        member_id: space.expand(changed[member_id])
-        if member_id in changed
-        else {topic_id: sorted(claim[topic_id]) for topic_id in sorted(claim) if claim[topic_id]}
+        member_id: space.expand(changed[member_id]) if member_id in changed else _without_empty(claim)
         for member_id, claim in claims.items()
     }
+
+
+def _without_empty(claim: Claim) -> Claim:
+    """The same object wherever it can be."""
+    if all(claim.values()):
+        return claim
+    return {topic_id: partitions for topic_id, partitions in claim.items() if partitions}
 
 
 def _claims(members: Mapping[str, MemberSpec], space: PartitionSpace) -> tuple[dict[str, Claim], list[int]]:
@@ -88,7 +91,9 @@ def _claims(members: Mapping[str, MemberSpec], space: PartitionSpace) -> tuple[d
     for topic_id in space.topic_ids:
         base, count = space.base_of[topic_id]
         partitions = claimed[topic_id]
-        if len(partitions) < count:
+        if not partitions:
+            free += range(base, base + count)
+        elif len(partitions) < count:
             free += [base + partition for partition in range(count) if partition not in partitions]
     return claims, free
 

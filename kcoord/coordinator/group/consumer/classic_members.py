@@ -99,7 +99,7 @@ def join(
         protocol_type=consumer_protocol.PROTOCOL_TYPE,
         protocol_name=protocols[0][0],
     )
-    result: CoordinatorResult[object] = CoordinatorResult(response, transition.records)
+    result: CoordinatorResult[object] = CoordinatorResult(response, transition.records, tasks=transition.tasks)
     predecessor = transition.predecessor
     if predecessor is not None and predecessor.member_id != member_id:
         result.timers += cancel_member_timers(group.group_id, predecessor.member_id)

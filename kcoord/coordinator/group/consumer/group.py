@@ -94,6 +94,12 @@ class ConsumerGroup:
     def is_empty(self) -> bool:
         return not self.members
 
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether all members subscribe to the same topics by name."""
+        size = len(self.members)
+        return not self._regex_counts and all(count == size for count in self._name_counts.values())
+
     def is_steady_for(self, member: ConsumerGroupMember) -> bool:
         """Whether a heartbeat of the member can bring nothing new: all epochs equal, nothing to look up again."""
         return (

@@ -176,6 +176,7 @@ class ConsumerHeartbeat:
                 result.timers.append(Schedule(rebalance, now_ms + reconciled.rebalance_timeout_ms))
         elif member.state is MemberState.UNREVOKED_PARTITIONS:
             result.timers.append(Cancel(rebalance_timer(group.group_id, reconciled.member_id)))
+        result.tasks += self._transition.tasks
         result.tasks += self._regex_tasks(reconciled)
         return result
 

@@ -3,68 +3,172 @@
 the epoch.
 
 All of them go into one atomic batch (KIP-848 Target Assignment), so a reader never sees half an assignment.
+
+In three steps, so that the second can be done elsewhere: `TargetInput` is cut out of the group, `compute` is a pure
+function of it, and `install` makes the records that still fit. What takes long is a Task: the operation that asks for
+it goes on with the old target, as within the assignment interval, and the shell starts the task once the records of
+this turn are replayed. So one computation serves all who joined meanwhile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Final
 
 from kcoord.coordinator.group import records
-from kcoord.coordinator.group.assignor import Assignor, MemberSpec
+from kcoord.coordinator.group.assignor import ASSIGNORS, MemberSpec
 from kcoord.coordinator.group.consumer.group import ConsumerGroup, partition_counts
 from kcoord.coordinator.group.consumer.member import Assignment, ConsumerGroupMember
 from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.metadata.image import MetadataImage
+from protocol.messages import ConsumerGroupTargetAssignmentMemberKey
+
+TARGET_TASK: Final = "consumer-target"
+
+_US_PER_MEMBER: Final = 4.0
+_US_PER_PARTITION: Final = 0.5
+_HETEROGENEOUS_FACTOR: Final = 5
+_SHARE_OF_INTERVAL: Final = 100
+_LEAST_INLINE_US: Final = 1000
+"""Rough costs, measured with `make bench ARGS=assignors`, and what a computation may cost inside a request: a hundredth
+of the assignment interval, but never less than this.
+"""
+
+_NOTHING: Final[Assignment] = {}
 
 
 @dataclass(slots=True)
-class TargetAssignment:
-    """A computed target: its records, and the part of the member that asked, which it needs before they are
-    replayed.
-    """
+class ComputeTarget:
+    """The work of a task: the target assignment of a group, from the state in which the task finds it."""
 
+    group_id: str
+
+
+@dataclass(slots=True)
+class TargetInput:
+    """All that a target assignment depends on. Nothing in it changes any more, so any thread may look at it."""
+
+    group_id: str
+    group_epoch: int
+    creation_time_ms: int
+    assignor: str
+    members: Mapping[str, MemberSpec]
+    without_target: AbstractSet[str]
+    """Members that no record gives a target yet: they get one even if it is empty, as in Kafka."""
+    partition_counts: Mapping[bytes, int]
+    cost_us: float
+    """Roughly what `compute` will take."""
+
+
+@dataclass(slots=True)
+class ComputedTarget:
+    """The value of that task. `changed` are the members whose target is another one, `records` say so."""
+
+    group_id: str
+    group_epoch: int
+    creation_time_ms: int
+    changed: Mapping[str, Assignment]
+    instance_ids: Mapping[str, str]
+    """Of the static members among the changed ones."""
     records: list[CoordinatorRecord]
-    of_member: Assignment
 
 
-def build_target_assignment(
+def takes_long(
+    group: ConsumerGroup, image: MetadataImage, updated: ConsumerGroupMember, interval_ms: int, inline_ms: int
+) -> bool:
+    """Whether the computation is one for the background. A group's first target never is: its members would have none.
+
+    `inline_ms` is the most that a request may be held up for.
+    """
+    if group.assignment_epoch == 0:
+        return False
+    counts = partition_counts(image, group.subscribed_topic_names(changed=updated))
+    cost_us = _cost_us(len(group.members), counts, is_homogeneous=group.is_homogeneous)
+    return cost_us > min(inline_ms * 1000, max(interval_ms * 1000 // _SHARE_OF_INTERVAL, _LEAST_INLINE_US))
+
+
+def _cost_us(members: int, partition_counts: Mapping[bytes, int], *, is_homogeneous: bool) -> float:
+    cost_us = members * _US_PER_MEMBER + sum(partition_counts.values()) * _US_PER_PARTITION
+    return cost_us if is_homogeneous else cost_us * _HETEROGENEOUS_FACTOR
+
+
+def target_input(
     group: ConsumerGroup,
     group_epoch: int,
-    assignor: Assignor,
+    assignor: str,
     image: MetadataImage,
-    updated: ConsumerGroupMember,
-    now_ms: int,
-) -> TargetAssignment:
-    """The target of `group_epoch` for the members with `updated` in its place; a replaced static member keeps its
-    target.
+    updated: ConsumerGroupMember | None = None,
+) -> TargetInput:
+    """The target of `group_epoch` is for the members with `updated` in its place, whose records are still to come; a
+    replaced static member keeps its target.
     """
-    replaced = group.replaced_by(updated)
-    counts = partition_counts(image, group.subscribed_topic_names(changed=updated))
-    specs = {}
+    replaced = group.replaced_by(updated) if updated is not None else None
+    members = group.members_with(updated) if updated is not None else group.members
+    specs: dict[str, MemberSpec] = {}
     subscriptions: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
-    for member_id, member in group.members_with(updated).items():
+    targets = group.target_assignment
+    for member_id, member in members.items():
         key = (member.subscribed_topic_names, member.subscribed_topic_regex)
         topic_ids = subscriptions.get(key)
         if topic_ids is None:
             topic_ids = subscriptions[key] = topic_ids_of(group, member, image)
-        source = replaced if member is updated else member
-        specs[member_id] = MemberSpec(
-            instance_id=member.instance_id,
-            rack_id=member.rack_id,
-            subscribed_topic_ids=topic_ids,
-            assigned={} if source is None else group.target_assignment_of(source.member_id),
-        )
-    assigned = assignor.assign(specs, counts)
-    changed: list[CoordinatorRecord] = []
-    of_member: Assignment = {}
-    for member_id, topics in assigned.items():
-        target = {topic_id: frozenset(partitions) for topic_id, partitions in topics.items()}
-        if member_id == updated.member_id:
-            of_member = target
-        if group.target_assignment.get(member_id) != target:
-            changed.append(records.new_target_assignment_record(group.group_id, member_id, target))
-    changed.append(records.new_target_assignment_epoch_record(group.group_id, group_epoch, now_ms))
-    return TargetAssignment(changed, of_member)
+        assigned = targets.get(member_id, _NOTHING)
+        if member is updated:
+            assigned = _NOTHING if replaced is None else group.target_assignment_of(replaced.member_id)
+        specs[member_id] = MemberSpec(member.instance_id, member.rack_id, topic_ids, assigned)
+    counts = partition_counts(image, group.subscribed_topic_names(changed=updated))
+    without = specs.keys() - targets.keys()
+    cost_us = _cost_us(len(specs), counts, is_homogeneous=len(subscriptions) == 1)
+    return TargetInput(group.group_id, group_epoch, group.creation_time_ms, assignor, specs, without, counts, cost_us)
+
+
+def compute(work: TargetInput) -> ComputedTarget:
+    """Runs the assignor. An assignor that keeps a member's target gives the same object back, mostly."""
+    assigned = ASSIGNORS[work.assignor].assign(work.members, work.partition_counts)
+    changed: dict[str, Assignment] = {}
+    instance_ids: dict[str, str] = {}
+    for member_id, target in assigned.items():
+        member = work.members[member_id]
+        if member_id not in work.without_target and (target is member.assigned or target == member.assigned):
+            continue
+        changed[member_id] = target
+        if member.instance_id is not None:
+            instance_ids[member_id] = member.instance_id
+    made = [
+        records.new_target_assignment_record(work.group_id, member_id, target) for member_id, target in changed.items()
+    ]
+    return ComputedTarget(work.group_id, work.group_epoch, work.creation_time_ms, changed, instance_ids, made)
+
+
+def epoch_record(work: TargetInput, now_ms: int) -> CoordinatorRecord:
+    """Ends the records of a computed target."""
+    return records.new_target_assignment_epoch_record(work.group_id, work.group_epoch, now_ms)
+
+
+def install(group: ConsumerGroup, computed: ComputedTarget, now_ms: int) -> list[CoordinatorRecord]:
+    """The records of a target that was computed while the group went on; none where it came too late altogether.
+
+    Members that left meanwhile are left out, and one that took the place of a static member gets its target. The group
+    epoch has grown in both cases or will, so the next heartbeat asks for a newer target.
+    """
+    is_same = computed.creation_time_ms == group.creation_time_ms and computed.group_epoch <= group.group_epoch
+    if not is_same or computed.group_epoch <= group.assignment_epoch:
+        return []
+    made: list[CoordinatorRecord] = []
+    for record in computed.records:
+        key = record.key
+        assert isinstance(key, ConsumerGroupTargetAssignmentMemberKey)
+        if key.member_id in group.members:
+            made.append(record)
+        elif (instance_id := computed.instance_ids.get(key.member_id)) is not None:
+            successor = group.static_member(instance_id)
+            if successor is not None:
+                target = computed.changed[key.member_id]
+                made.append(records.new_target_assignment_record(group.group_id, successor.member_id, target))
+    made.append(records.new_target_assignment_epoch_record(group.group_id, computed.group_epoch, now_ms))
+    return made
 
 
 def topic_ids_of(group: ConsumerGroup, member: ConsumerGroupMember, image: MetadataImage) -> frozenset[bytes]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import records, regex
-from kcoord.coordinator.group.assignor import ASSIGNORS
 from kcoord.coordinator.group.consumer.current_assignment import CurrentAssignmentBuilder, OwnedPartitions
 from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
 from kcoord.coordinator.group.consumer.member import (
@@ -20,9 +19,17 @@ from kcoord.coordinator.group.consumer.member import (
     ConsumerGroupMember,
 )
 from kcoord.coordinator.group.consumer.settings import GroupSettings
-from kcoord.coordinator.group.consumer.target_assignment import build_target_assignment, topic_ids_of
+from kcoord.coordinator.group.consumer.target_assignment import (
+    TARGET_TASK,
+    ComputeTarget,
+    compute,
+    epoch_record,
+    takes_long,
+    target_input,
+    topic_ids_of,
+)
 from kcoord.coordinator.group.records import EpochReason, TombstoneReason
-from kcoord.coordinator.result import CoordinatorRecord
+from kcoord.coordinator.result import CoordinatorRecord, Task, TimerKey
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
 
@@ -36,6 +43,7 @@ class MemberTransition:
     group: ConsumerGroup
     now_ms: int
     records: list[CoordinatorRecord] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
     predecessor: ConsumerGroupMember | None = None
 
     @property
@@ -88,9 +96,12 @@ class MemberTransition:
         group_epoch = self._group_epoch(member, updated, bump or regex_bump)
         # 3. The target assignment, at most once per assignment interval.
         target_epoch, target = group.assignment_epoch, self._present_target(updated)
-        due_ms = group.assignment_timestamp_ms + self.settings.assignment_interval_ms
-        if group_epoch > target_epoch and self.now_ms >= due_ms:
-            target_epoch, target = group_epoch, self._new_target(updated, group_epoch)
+        interval_ms = self.settings.assignment_interval_ms
+        if group_epoch > target_epoch and self.now_ms >= group.assignment_timestamp_ms + interval_ms:
+            if takes_long(group, self.image, updated, interval_ms, self.config.kcoord_assignor_inline_ms):
+                self.tasks.append(Task(TimerKey(TARGET_TASK, group.group_id), ComputeTarget(group.group_id)))
+            else:
+                target_epoch, target = group_epoch, self._new_target(updated, group_epoch)
         # 4. The member's next step towards it.
         return self._reconcile(updated, target_epoch, target, owned, bump or regex_changed)
 
@@ -166,9 +177,11 @@ class MemberTransition:
 
     def _new_target(self, updated: ConsumerGroupMember, group_epoch: int) -> Assignment:
         name = self.group.preferred_server_assignor(self.config.group_consumer_assignors, changed=updated)
-        built = build_target_assignment(self.group, group_epoch, ASSIGNORS[name], self.image, updated, self.now_ms)
-        self.records += built.records
-        return built.of_member
+        work = target_input(self.group, group_epoch, name, self.image, updated)
+        computed = compute(work)
+        self.records += computed.records
+        self.records.append(epoch_record(work, self.now_ms))
+        return computed.changed.get(updated.member_id, work.members[updated.member_id].assigned)
 
     # 4. The member's next step.
 
