@@ -29,7 +29,10 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     _set_up_logging(options.log_level)
     try:
-        config = _config(options.properties, options.override)
+        settings = _settings(options.properties, options.override)
+        if options.test_mode:
+            return _serve_tests(settings, options)
+        config = _config(settings)
     except (ConfigError, OSError) as error:
         return _failed(str(error))
     # After the settings are known to be good: these imports are most of the start.
@@ -55,6 +58,16 @@ def _parser() -> argparse.ArgumentParser:
         choices=LOG_LEVELS,
         help="what is logged to stderr (default INFO, or KCOORD_LOG_LEVEL)",
     )
+    tests = parser.add_argument_group("for tests")
+    tests.add_argument(
+        "--test-mode",
+        action="store_true",
+        help="keep all data in memory, and open a control over HTTP by which tests move the clock and inject faults",
+    )
+    tests.add_argument(
+        "--control-port", type=int, default=0, metavar="PORT", help="of the control (default: a free one)"
+    )
+    tests.add_argument("--control-host", default="127.0.0.1", metavar="HOST", help="of the control (default 127.0.0.1)")
     return parser
 
 
@@ -63,9 +76,25 @@ def _set_up_logging(level: str) -> None:
     logging.raiseExceptions = False
 
 
-def _config(properties: Path | None, overrides: list[str]) -> BrokerConfig:
+def _serve_tests(settings: Mapping[str, str], options: argparse.Namespace) -> int:
+    from kcoord.server.process import StartError
+    from kcoord.testing.serve import run
+
+    if "log.dirs" in settings or "log.dir" in settings:
+        logging.getLogger(__name__).warning("Test mode keeps its data in memory: log.dirs has no effect")
+    try:
+        run(settings, options.control_host, options.control_port, _print_ready)
+    except StartError as error:
+        return _failed(str(error))
+    return 0
+
+
+def _settings(properties: Path | None, overrides: list[str]) -> Mapping[str, str]:
     text = properties.read_text(encoding="utf-8") if properties is not None else None
-    settings = merge_properties(text, _environment(), overrides, BROKER_KEYS)
+    return merge_properties(text, _environment(), overrides, BROKER_KEYS)
+
+
+def _config(settings: Mapping[str, str]) -> BrokerConfig:
     config = BrokerConfig.from_properties(settings)
     logger = logging.getLogger(__name__)
     if config.ignored:
@@ -85,10 +114,11 @@ def _failed(reason: str) -> int:
     return 1
 
 
-def _print_ready(ready: Ready) -> None:
+def _print_ready(ready: Ready, control_url: str | None = None) -> None:
     addresses = ", ".join(ready.addresses)
     identity = f"node {ready.node_id}, cluster {ready.cluster_id}"
-    print(f"kcoord is ready: {addresses}, {identity}, {milliseconds_since_exec()} ms", flush=True)
+    control = f", control {control_url}" if control_url is not None else ""
+    print(f"kcoord is ready: {addresses}, {identity}, {milliseconds_since_exec()} ms{control}", flush=True)
 
 
 def milliseconds_since_exec() -> int:

@@ -195,8 +195,11 @@ class ApiTable:
         api = self.apis.get(key)
         if api is None or version not in api.versions or version not in request_class(key).valid_versions:
             return None
-        bound = self._bound[key_and_version] = BoundApi(api, version)
+        bound = self._bound[key_and_version] = self.new_bound(api, version)
         return bound
+
+    def new_bound(self, api: Api, version: int) -> BoundApi:
+        return BoundApi(api, version)
 
 
 def build_api_table(config: BrokerConfig) -> ApiTable:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from kcoord.server.connection import KafkaConnection
 from kcoord.server.metadata_answers import MetadataAnswers
@@ -51,6 +51,8 @@ class ReportLimiter:
 class SocketListener:
     """One bound address. `bind` raises OSError where it cannot be had."""
 
+    connection_class: ClassVar[type[KafkaConnection]] = KafkaConnection
+
     def __init__(self, address: Listener, broker: Broker, limits: ConnectionLimits) -> None:
         self.address = address
         self.listener_name = address.name
@@ -72,7 +74,7 @@ class SocketListener:
         backlog = max(self.broker.config.socket_listen_backlog_size, 1)
         host = self.address.host or None
         self._server = await loop.create_server(
-            lambda: KafkaConnection(self), host, self.address.port, backlog=backlog, start_serving=False
+            lambda: self.connection_class(self), host, self.address.port, backlog=backlog, start_serving=False
         )
         return int(self._server.sockets[0].getsockname()[1])
 

@@ -117,6 +117,7 @@ class BrokerProcess:
 
     owns_heap: ClassVar[bool] = True
     """Whether the collector of this process is ours to tune: not where other programs live in it too."""
+    answer_seconds: ClassVar[float] = ANSWER_SECONDS
 
     def __init__(
         self, config: BrokerConfig, clock: Clock, storage: Storage, metadata: CoordinatorRuntime[MetadataMachine]
@@ -157,6 +158,8 @@ class BrokerProcess:
             now_ms=clock.now_ms,
         )
         self._cleaner: LogCleaner | None = None
+        self.bound: dict[str, Listener] = {}
+        """The listeners by name, with the ports that they really have."""
         limits = ConnectionLimits(config)
         self._listeners = [self._new_listener(one, limits) for one in config.open_listeners]
 
@@ -250,10 +253,9 @@ class BrokerProcess:
     async def start(self) -> None:
         """Opens what the metadata log names, then the listeners."""
         self.publish(self._metadata.image)
-        bound = {}
         for listener in self._listeners:
-            bound[listener.address.name] = await _bind(listener)
-        for advertised in self._config.advertised(bound, socket.gethostname()):
+            self.bound[listener.address.name] = await _bind(listener)
+        for advertised in self._config.advertised(self.bound, socket.gethostname()):
             self._broker.endpoints[advertised.name] = advertised
         await self._register()
         for listener in self._listeners:
@@ -315,7 +317,7 @@ class BrokerProcess:
         for listener in self._listeners:
             listener.stop_accepting()
         self._broker.fetches.close()
-        await self._until(lambda: not any(listener.in_flight for listener in self._listeners), ANSWER_SECONDS)
+        await self._until(lambda: not any(listener.in_flight for listener in self._listeners), self.answer_seconds)
         for listener in self._listeners:
             listener.close_connections()
         self._transactions.close()

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A clock that can be moved ahead. It still never goes back."""
+
+from __future__ import annotations
+
+from kcoord.server.clock import Clock
+
+
+class MovableClock(Clock):
+    """The clock of a broker under test."""
+
+    __slots__ = ("_ahead_ms",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ahead_ms = 0
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far it was moved."""
+        return self._ahead_ms
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._ahead_ms
+
+    def advance(self, milliseconds: int) -> None:
+        assert milliseconds >= 0
+        self._ahead_ms += milliseconds

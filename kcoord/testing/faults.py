@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults by rule: which requests meet one, how often, and what happens to them. Pure: no clock, no sockets.
+
+The first rule that matches and is not used up decides. A request that a rule lets pass (`skip`) is counted as matched,
+and no later rule is asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from enum import Enum
+
+from kcoord.testing.arguments import Arguments
+from kcoord.testing.errors import ControlError
+from kcoord.testing.observed import API_NAMES, NAMES_OF_APIS, RequestFacts
+from protocol.api_keys import ApiKey
+from protocol.errors import Errors
+
+
+class Outcome(Enum):
+    """How a request ends that meets a fault."""
+
+    ANSWER = "answer"
+    """As if nothing were wrong, but late."""
+    ERROR = "error"
+    DROP = "drop"
+    """No answer, and none to what the connection asks afterwards, as with a broker that hangs. The connection ends when
+    the fault is removed.
+    """
+    CLOSE = "close"
+
+
+@dataclass(slots=True)
+class Selector:
+    """Which requests; None means all. `member` is a member id or an instance id."""
+
+    api: ApiKey | None = None
+    group: str | None = None
+    member: str | None = None
+    epoch: int | None = None
+    client_id: str | None = None
+
+    def matches(self, facts: RequestFacts) -> bool:
+        return (
+            (self.api is None or self.api is facts.api)
+            and (self.group is None or self.group in facts.groups)
+            and (self.member is None or self.member in facts.members)
+            and (self.epoch is None or self.epoch in facts.epochs)
+            and (self.client_id is None or self.client_id == facts.client_id)
+        )
+
+    @classmethod
+    def taken_from(cls, arguments: Arguments) -> Selector:
+        name = arguments.text("api", None)
+        return cls(
+            None if name is None else api_named(name),
+            arguments.text("group", None),
+            arguments.text("member", None),
+            arguments.number("epoch", None),
+            arguments.text("client_id", None),
+        )
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "api": None if self.api is None else NAMES_OF_APIS[self.api],
+            "group": self.group,
+            "member": self.member,
+            "epoch": self.epoch,
+            "client_id": self.client_id,
+        }
+
+
+@dataclass(slots=True)
+class Fault:
+    """A rule. With `after_handling` the broker does what was asked, and only the answer is touched."""
+
+    selector: Selector
+    outcome: Outcome = Outcome.ANSWER
+    error: Errors = Errors.NONE
+    message: str | None = None
+    delay_ms: int = 0
+    after_handling: bool = False
+    skip: int = 0
+    times: int | None = 1
+    number: int = 0
+    matched: int = 0
+    hits: int = 0
+
+    @property
+    def is_used_up(self) -> bool:
+        return self.times is not None and self.hits >= self.times
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "number": self.number,
+            **self.selector.to_json(),
+            "outcome": self.outcome.value,
+            "error": self.error.name if self.outcome is Outcome.ERROR else None,
+            "delay_ms": self.delay_ms,
+            "after_handling": self.after_handling,
+            "skip": self.skip,
+            "times": self.times,
+            "matched": self.matched,
+            "hits": self.hits,
+        }
+
+
+def fault_from(arguments: Arguments) -> Fault:
+    """The rule of a JSON object; ControlError names the field that is wrong."""
+    selector = Selector.taken_from(arguments)
+    error = arguments.text("error", None)
+    wanted = [Outcome.ERROR] if error is not None else []
+    wanted += [outcome for outcome in (Outcome.DROP, Outcome.CLOSE) if arguments.flag(outcome.value)]
+    fault = Fault(
+        selector,
+        wanted[0] if wanted else Outcome.ANSWER,
+        Errors.NONE if error is None else error_named(error),
+        arguments.text("message", None),
+        arguments.count("delay_ms"),
+        arguments.flag("after_handling"),
+        arguments.count("skip"),
+        arguments.count("times", 1) or None,
+    )
+    arguments.end()
+    if len(wanted) > 1:
+        raise ControlError("only one of error, drop and close can be chosen")
+    if fault.outcome is Outcome.ANSWER and not fault.delay_ms:
+        raise ControlError("a fault needs error, delay_ms, drop or close")
+    return fault
+
+
+def api_named(name: str) -> ApiKey:
+    """The API of a name such as OffsetCommit or OFFSET_COMMIT."""
+    wanted = name.replace("_", "").lower()
+    for known, api in API_NAMES.items():
+        if known.lower() == wanted:
+            return api
+    raise ControlError(f"api: there is none named {name!r}; there are {', '.join(sorted(API_NAMES))}")
+
+
+def error_named(name: str) -> Errors:
+    """The error of a name such as NOT_COORDINATOR, or of a code."""
+    if name.lstrip("-").isdigit() and int(name) in Errors._value2member_map_:
+        return Errors(int(name))
+    try:
+        return Errors[name.upper()]
+    except KeyError:
+        raise ControlError(
+            f"error: there is none named {name!r}; names are those of Kafka, as NOT_COORDINATOR"
+        ) from None
+
+
+class Faults:
+    """The rules in force, oldest first."""
+
+    def __init__(self) -> None:
+        self._rules: dict[int, Fault] = {}
+        self._numbers = itertools.count(1)
+
+    def add(self, fault: Fault) -> Fault:
+        fault.number = next(self._numbers)
+        self._rules[fault.number] = fault
+        return fault
+
+    def meet(self, facts: RequestFacts) -> Fault | None:
+        """The fault that a request meets, which is counted; None where it goes through."""
+        for fault in self._rules.values():
+            if fault.is_used_up or not fault.selector.matches(facts):
+                continue
+            fault.matched += 1
+            if fault.matched <= fault.skip:
+                return None
+            fault.hits += 1
+            return fault
+        return None
+
+    def get(self, number: int) -> Fault:
+        fault = self._rules.get(number)
+        if fault is None:
+            raise ControlError(f"there is no fault {number}", 404)
+        return fault
+
+    def remove(self, number: int) -> Fault:
+        fault = self.get(number)
+        del self._rules[number]
+        return fault
+
+    def all(self) -> list[Fault]:
+        return list(self._rules.values())
+
+    def clear(self) -> None:
+        self._rules.clear()

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a test broker's control that is about groups: waiting for a state, offsets, targets, sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from kcoord.server.request_context import internal_operation_context
+from kcoord.testing.arguments import Arguments
+from kcoord.testing.errors import ControlError, WaitTimeout
+from kcoord.testing.operations import ControllableShard
+
+if TYPE_CHECKING:
+    from kcoord.coordinator.group.shard import GroupCoordinatorShard
+    from kcoord.coordinator.result import CoordinatorResult, OperationContext
+    from kcoord.testing.control_client import ControlClient
+    from kcoord.testing.group_view import Group
+    from kcoord.testing.host import BrokerHost
+    from kcoord.testing.operations import TopicPartitions
+
+T = TypeVar("T")
+
+WAIT_MS: Final = 10_000
+_LOOK_SECONDS: Final = 0.01
+
+
+class GroupControl:
+    """`connected` gives a client of the broker that is running."""
+
+    def __init__(self, host: BrokerHost, connected: Callable[[], Awaitable[ControlClient]]) -> None:
+        self._host = host
+        self._connected = connected
+
+    async def group(self, group_id: str, arguments: Arguments) -> object:
+        """At once, or when the group has the state and the number of members that are asked for."""
+        state, members = arguments.text("state", None), arguments.number("members", None)
+        timeout_ms = arguments.number("timeout_ms", WAIT_MS)
+        arguments.end()
+        client = await self._connected()
+        group = await client.group(group_id)
+
+        async def is_as_wanted() -> bool:
+            nonlocal group
+            group = await client.group(group_id)
+            return _is_as_wanted(group, state, members)
+
+        if await until(is_as_wanted, timeout_ms):
+            return group.to_json()
+        wanted = [f"state {state}"] if state is not None else []
+        wanted += [f"{members} members"] if members is not None else []
+        raise WaitTimeout(f"waited {timeout_ms} ms for {' and '.join(wanted)}, but {group}")
+
+    async def committed(self, group_id: str, arguments: Arguments) -> object:
+        arguments.end()
+        return await (await self._connected()).committed(group_id)
+
+    async def commit(self, group_id: str, arguments: Arguments) -> object:
+        offsets = {topic: _offsets(topic, value) for topic, value in arguments.mapping("offsets").items()}
+        arguments.end()
+        client = await self._connected()
+        await client.commit(group_id, offsets)
+        return await client.committed(group_id)
+
+    async def override_target(self, group_id: str, arguments: Arguments) -> object:
+        wanted = {member: _partitions(member, value) for member, value in arguments.mapping("members").items()}
+        arguments.end()
+        if not wanted:
+            raise ControlError("members is missing: member -> topic -> partitions")
+        epoch = await self._run(
+            group_id, lambda shard, context: shard.override_target_assignment(context, group_id, wanted)
+        )
+        return {"epoch": epoch}
+
+    async def expire_session(self, group_id: str, member: str, arguments: Arguments) -> object:
+        arguments.end()
+        await self._run(group_id, lambda shard, context: shard.expire_session(context, group_id, member))
+        return {}
+
+    async def _run(
+        self, group_id: str, operation: Callable[[ControllableShard, OperationContext], CoordinatorResult[T]]
+    ) -> T:
+        """Runs an operation on the group's shard, and waits until its records are written."""
+        process = self._host.process
+
+        def on_shard(shard: GroupCoordinatorShard, context: OperationContext) -> CoordinatorResult[T]:
+            assert isinstance(shard, ControllableShard)
+            return operation(shard, context)
+
+        reply = process.broker.groups.run(group_id, on_shard, internal_operation_context(process.now_ms()))
+        return await reply if asyncio.isfuture(reply) else reply
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_ms: int) -> bool:
+    """Looks until the condition holds, at least once; False where it does not in time."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_ms / 1000
+    while True:
+        holds = condition()
+        if holds if isinstance(holds, bool) else await holds:
+            return True
+        if loop.time() >= deadline:
+            return False
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _is_as_wanted(group: Group, state: str | None, members: int | None) -> bool:
+    return (state is None or state.lower() == group.state.lower()) and (
+        members is None or members == len(group.members)
+    )
+
+
+def _partitions(member: str, value: object) -> TopicPartitions:
+    if not isinstance(value, dict):
+        raise ControlError(f"members.{member} must be an object of topics, it is {value!r}")
+    for topic, partitions in value.items():
+        if not isinstance(partitions, list) or not all(type(one) is int for one in partitions):
+            raise ControlError(f"members.{member}.{topic} must be a list of partitions, it is {partitions!r}")
+    return value
+
+
+def _offsets(topic: str, value: object) -> dict[int, int]:
+    """Partition -> offset; the keys of JSON objects are strings."""
+    if not isinstance(value, dict):
+        raise ControlError(f"offsets.{topic} must be an object of partitions, it is {value!r}")
+    offsets = {}
+    for partition, offset in value.items():
+        if not str(partition).isdigit() or type(offset) is not int:
+            raise ControlError(f"offsets.{topic} maps partitions to offsets, not {partition!r} to {offset!r}")
+        offsets[int(partition)] = offset
+    return offsets

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts, restarts and replaces a broker whose files are in memory, in the event loop that is running.
+
+The address stays over restarts, so that clients find the broker again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from kcoord.config import BrokerConfig, ConfigError
+from kcoord.server.process import load_metadata
+from kcoord.server.storage import Storage
+from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord.testing.clock import MovableClock
+from kcoord.testing.errors import ControlError
+from kcoord.testing.instrumented_process import InstrumentedProcess
+from kcoord.testing.monitor import Monitor
+
+_logger = logging.getLogger(__name__)
+
+DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "listeners": "PLAINTEXT://127.0.0.1:0",
+        "log.dirs": "/in-memory",
+        "kcoord.log.flush.policy": "os",
+        "log.cleaner.enable": "false",
+        "group.initial.rebalance.delay.ms": "0",
+        "group.min.session.timeout.ms": "100",
+        "group.consumer.assignment.interval.ms": "0",
+        "group.consumer.heartbeat.interval.ms": "200",
+        "group.consumer.min.heartbeat.interval.ms": "20",
+        "group.consumer.min.session.timeout.ms": "100",
+        "offsets.topic.num.partitions": "8",
+    }
+)
+"""What differs from a broker's own defaults: nobody waits for a rebalance longer than need be."""
+
+
+class BrokerHost:
+    """See the module's text. `settings` win over DEFAULTS; ConfigError where they cannot be used. A strict host also
+    refuses keys that no broker knows: in a test they are mistakes.
+    """
+
+    def __init__(self, settings: Mapping[str, str], *, strict: bool = True) -> None:
+        self._settings = {**DEFAULTS, **settings}
+        unknown = BrokerConfig.from_properties(self._settings).unknown
+        if strict:
+            refuse_unknown(settings)
+        elif unknown:
+            _logger.warning("Unknown configuration keys: %s", ", ".join(sorted(unknown)))
+        self.monitor = Monitor()
+        self._file_system = MemoryFileSystem()
+        self._process: InstrumentedProcess | None = None
+
+    @property
+    def process(self) -> InstrumentedProcess:
+        if self._process is None:
+            raise ControlError("the broker is not running", 503)
+        return self._process
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """`host:port` of the first listener."""
+        return self.process.ready().addresses[0].partition("://")[2]
+
+    async def start(self, *, ahead_ms: int = 0) -> None:
+        config = BrokerConfig.from_properties(self._settings)
+        clock = MovableClock()
+        clock.advance(ahead_ms)
+        storage = Storage(config, clock.now_ms(), self._file_system)
+        metadata = load_metadata(config, storage, clock.now_ms())
+        self._process = InstrumentedProcess(config, clock, storage, metadata, self.monitor)
+        try:
+            await self._process.start()
+        except BaseException:
+            await self.stop()
+            raise
+        self._keep_ports()
+
+    def _keep_ports(self) -> None:
+        """A port that the system has picked is asked for by its number from now on."""
+        bound = self.process.bound
+        entries = BrokerConfig.from_properties(self._settings).open_listeners
+        self._settings["listeners"] = ",".join(
+            f"{str(entry).rpartition(':')[0]}:{bound[entry.name].port}" for entry in entries
+        )
+
+    async def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await process.stop()
+
+    async def restart(self) -> None:
+        """An orderly stop and a start on the same files; the clock keeps what it was moved ahead."""
+        ahead_ms = self.process.clock.ahead_ms
+        await self.stop()
+        await self.start(ahead_ms=ahead_ms)
+
+    async def reset(self, settings: Mapping[str, str], *, like_new: bool = False) -> None:
+        """A broker that knows nothing: no topics, groups, faults, history, and the clock at the time of day.
+
+        `settings` join those that it has; one that is like new has nothing else, and gets another port.
+        """
+        wanted = {**(DEFAULTS if like_new else self._settings), **settings}
+        refuse_unknown(settings)
+        BrokerConfig.from_properties(wanted)
+        await self.stop()
+        self._settings = wanted
+        self._file_system = MemoryFileSystem()
+        self.monitor = Monitor()
+        await self.start()
+
+
+def refuse_unknown(settings: Mapping[str, str]) -> None:
+    """ConfigError for keys that no broker knows."""
+    unknown = BrokerConfig.from_properties(settings).unknown
+    if unknown:
+        raise ConfigError(f"unknown settings: {', '.join(sorted(unknown))}")

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord serve --test-mode`: a broker in a process of its own, its files in memory, its control over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from kcoord.server.process import Ready, StartError
+from kcoord.testing.controller import Controller
+from kcoord.testing.host import BrokerHost
+from kcoord.testing.http_control import HttpControl
+
+if TYPE_CHECKING:
+    OnReady = Callable[[Ready, str], None]
+
+
+def run(settings: Mapping[str, str], control_host: str, control_port: int, on_ready: OnReady) -> None:
+    """Runs until a signal ends it. Raises StartError where it cannot start; `on_ready` gets the control's URL."""
+    uvloop.run(_run(settings, control_host, control_port, on_ready))
+
+
+async def _run(settings: Mapping[str, str], control_host: str, control_port: int, on_ready: OnReady) -> None:
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    host = BrokerHost(settings, strict=False)
+    await host.start()
+    controller = Controller(host)
+    try:
+        try:
+            control = HttpControl(control_host, control_port, controller, loop)
+        except OSError as error:
+            raise StartError(
+                f"cannot listen on {control_host}:{control_port} for the control: {error.strerror or error}"
+            ) from None
+        on_ready(host.process.ready(), control.url)
+        await ended.wait()
+        await asyncio.to_thread(control.close)
+    finally:
+        await controller.close()
+        await host.stop()

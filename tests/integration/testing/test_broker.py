@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a test can do to a broker, seen by a real client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kcoord.client import AdminClient, Consumer, KafkaError, NewTopic, OffsetSpec, Producer, TopicPartition
+from kcoord.config import ConfigError
+from kcoord.testing import ControlError, KcoordBroker, Mode, Record, start_broker
+from kcoord.testing.pool import BrokerPool
+
+DAY_SECONDS = 86_400
+
+
+@asynccontextmanager
+async def consuming(broker: KcoordBroker, group: str, topic: str, **options: str) -> AsyncIterator[Consumer]:
+    """A member that is polled in the background."""
+    async with Consumer(
+        bootstrap_servers=broker.bootstrap_servers,
+        group_id=group,
+        auto_offset_reset="earliest",
+        client_id=options.get("client_id", "member"),
+        group_instance_id=options.get("group_instance_id"),
+        retry_backoff_ms=20,
+    ) as consumer:
+        consumer.subscribe([topic])
+
+        async def poll() -> None:
+            while True:
+                await consumer.poll(20)
+
+        polling = asyncio.create_task(poll())
+        try:
+            yield consumer
+        finally:
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
+
+
+def test_topics_and_records(broker: KcoordBroker) -> None:
+    broker.create_topic("t", 2, {"retention.ms": "-1"})
+    places = broker.produce(
+        "t", [Record("a", partition=0), Record(b"\xff", b"k", 0, 5, {"h": "x"}), Record(None, "k", 1)]
+    )
+    assert places == [(0, 0), (0, 1), (1, 0)]
+    stored = broker.records("t")
+    assert [(one.partition, one.offset, one.key, one.value) for one in stored] == [
+        (0, 0, None, b"a"),
+        (0, 1, b"k", b"\xff"),
+        (1, 0, b"k", None),
+    ]
+    assert (stored[1].timestamp_ms, stored[1].headers) == (5, {"h": b"x"})
+    broker.add_partitions("t", 3)
+    assert broker.produce("t", [Record("b", partition=2)]) == [(2, 0)]
+    broker.delete_topic("t")
+    with pytest.raises(ControlError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+        broker.records("t")
+
+
+async def test_waiting_for_a_group(broker: KcoordBroker) -> None:
+    broker.create_topic("t", 2)
+    assert str(broker.group("g/1")) == "group g/1 is Dead, or does not exist"
+    async with consuming(broker, "g/1", "t", group_instance_id="i"):
+        group = await asyncio.to_thread(broker.wait_for_group, "g/1", state="Stable", members=1)
+        assert group.members[0].assignment == group.members[0].target_assignment == {"t": [0, 1]}
+        assert (group.type, group.members[0].instance_id, group.epoch) == ("Consumer", "i", group.target_epoch)
+        assert group.creation_time_ms is not None
+        with pytest.raises(TimeoutError, match="waited 50 ms for state Empty and 2 members, but group g/1 is Stable"):
+            await asyncio.to_thread(broker.wait_for_group, "g/1", state="Empty", members=2, timeout=0.05)
+
+
+async def test_an_error_by_group_and_epoch(broker: KcoordBroker) -> None:
+    """A fenced member joins again; the other group hears nothing of it."""
+    broker.create_topic("t", 1)
+    async with consuming(broker, "g", "t"), consuming(broker, "other", "t"):
+        group = await asyncio.to_thread(broker.wait_for_group, "g", state="Stable", members=1)
+        fault = broker.inject_fault(
+            "ConsumerGroupHeartbeat", group="g", epoch=group.epoch, error="FENCED_MEMBER_EPOCH", message="by a test"
+        )
+        await asyncio.to_thread(fault.wait)
+        member_id = group.members[0].member_id
+        for _ in range(500):
+            if broker.requests("ConsumerGroupHeartbeat", member=member_id, epoch=0)[1:]:
+                break
+            await asyncio.sleep(0.02)
+        else:
+            pytest.fail("the member did not join again")
+        assert fault.hits == 1
+        assert [one.fault for one in broker.requests(group="other")].count(fault.number) == 0
+        met = [one for one in broker.requests(group="g") if one.fault == fault.number]
+        assert [(one.api, one.epochs, one.members) for one in met] == [
+            ("ConsumerGroupHeartbeat", [group.epoch], [member_id])
+        ]
+        assert met[0].body["groupId"] == "g"
+
+
+async def test_an_answer_that_gets_lost(broker: KcoordBroker) -> None:
+    """The commit is done, the client does not know, and asks again."""
+    broker.create_topic("t", 1)
+    partition = TopicPartition("t", 0)
+    with broker.inject_fault("OffsetCommit", close=True, after_handling=True) as fault:
+        async with Consumer(
+            bootstrap_servers=broker.bootstrap_servers, group_id="g", enable_auto_commit=False
+        ) as consumer:
+            consumer.assign([partition])
+            await consumer.commit({partition: 7})
+        assert fault.hits == 1
+    assert len(broker.requests("OffsetCommit")) == 2
+    assert broker.committed("g") == {"t": {0: 7}}
+    with pytest.raises(ControlError, match="there is no fault"):
+        fault.remove()
+
+
+async def test_a_request_that_gets_lost(broker: KcoordBroker) -> None:
+    broker.inject_fault("CreateTopics", close=True, times=None)
+    async with AdminClient(bootstrap_servers=broker.bootstrap_servers) as admin:
+        assert not await admin.list_topics()
+        with pytest.raises(KafkaError):
+            (await admin.create_topics([NewTopic("t", 1, 1)], timeout_ms=300)).all()
+    broker.clear_faults()
+    assert broker.call("GET", "/faults") == []
+    assert [one.api for one in broker.requests("CreateTopics")] != []
+    with pytest.raises(ControlError):
+        broker.records("t")
+
+
+async def test_a_broker_that_hangs_and_one_that_is_slow(broker: KcoordBroker) -> None:
+    broker.create_topic("t", 1)
+    hang = broker.inject_fault("ListOffsets", drop=True)
+    slow = broker.inject_fault("DescribeCluster", delay=0.2)
+    async with AdminClient(bootstrap_servers=broker.bootstrap_servers, request_timeout_ms=150) as admin:
+        began = time.monotonic()
+        found = await admin.list_offsets({TopicPartition("t", 0): OffsetSpec.latest()})
+        assert found[TopicPartition("t", 0)].offset == 0
+        assert time.monotonic() - began >= 0.15
+    async with AdminClient(bootstrap_servers=broker.bootstrap_servers) as admin:
+        began = time.monotonic()
+        await admin.describe_cluster()
+        assert time.monotonic() - began >= 0.2
+    assert (hang.hits, slow.hits) == (1, 1)
+
+
+async def test_a_producer_without_acknowledgements_loses_its_connection(broker: KcoordBroker) -> None:
+    broker.create_topic("t", 1)
+    fault = broker.inject_fault("Produce", error="NOT_LEADER_OR_FOLLOWER")
+    async with Producer(bootstrap_servers=broker.bootstrap_servers, acks=0, enable_idempotence=False) as producer:
+        await producer.send_and_wait("t", "lost")
+        await asyncio.to_thread(fault.wait)
+        await producer.send_and_wait("t", "kept")
+        await producer.flush()
+    for _ in range(200):
+        if broker.records("t"):
+            break
+        await asyncio.sleep(0.02)
+    assert [one.value for one in broker.records("t")] == [b"kept"]
+
+
+async def test_the_clock_ends_sessions_and_lets_offsets_and_records_expire(broker: KcoordBroker) -> None:
+    broker.create_topic("t", 1, {"retention.ms": str(30 * DAY_SECONDS * 1000)})
+    broker.produce("t", ["a"])
+    before_ms = broker.now_ms
+    async with consuming(broker, "g", "t") as consumer:
+        await asyncio.to_thread(broker.wait_for_group, "g", state="Stable", members=1)
+        await consumer.commit({TopicPartition("t", 0): 1})
+        heartbeats = broker.inject_fault("ConsumerGroupHeartbeat", group="g", drop=True, times=None)
+        await asyncio.to_thread(heartbeats.wait)
+        assert await asyncio.to_thread(broker.advance_clock, 44) >= before_ms + 44_000
+        assert len(broker.group("g").members) == 1
+        await asyncio.to_thread(broker.advance_clock, 2)
+        assert (broker.group("g").state, broker.group("g").members) == ("Empty", [])
+        # The offset of the empty group lives for its retention.
+        await asyncio.to_thread(broker.advance_clock, 6.9 * DAY_SECONDS)
+        assert broker.committed("g") == {"t": {0: 1}}
+        await asyncio.to_thread(broker.advance_clock, 0.2 * DAY_SECONDS)
+        assert broker.committed("g") == {}
+        assert broker.group("g").state == "Dead"
+        assert len(broker.records("t")) == 1
+        await asyncio.to_thread(broker.advance_clock, 24 * DAY_SECONDS)
+        assert broker.records("t") == []
+        await asyncio.to_thread(broker.clear_faults)
+
+
+async def test_one_session_can_end_alone(broker: KcoordBroker) -> None:
+    broker.create_topic("t", 2)
+    async with consuming(broker, "g", "t", client_id="a"), consuming(broker, "g", "t", client_id="b"):
+        group = await asyncio.to_thread(broker.wait_for_group, "g", state="Stable", members=2)
+        fault = broker.inject_fault("ConsumerGroupHeartbeat", client_id="a", drop=True, times=None)
+        await asyncio.to_thread(fault.wait)
+        await asyncio.to_thread(broker.expire_session, "g", "a")
+        left = await asyncio.to_thread(broker.wait_for_group, "g", state="Stable", members=1)
+        assert [one.client_id for one in left.members] == ["b"]
+        assert left.members[0].assignment == {"t": [0, 1]}
+        assert left.epoch is not None and group.epoch is not None and left.epoch > group.epoch
+        with pytest.raises(ControlError, match="has no single member c"):
+            broker.expire_session("g", "c")
+        await asyncio.to_thread(fault.remove)
+        await asyncio.to_thread(broker.wait_for_group, "g", state="Stable", members=2)
+
+
+async def test_a_target_assignment_of_ones_own(broker: KcoordBroker) -> None:
+    broker.create_topic("t", 4)
+    async with consuming(broker, "g", "t", client_id="a"), consuming(broker, "g", "t", client_id="b"):
+        before = await asyncio.to_thread(broker.wait_for_group, "g", state="Stable", members=2)
+        epoch = await asyncio.to_thread(broker.override_target_assignment, "g", {"a": {"t": [0, 1, 2]}})
+        assert before.epoch is not None and epoch == before.epoch + 1
+        after = await asyncio.to_thread(broker.wait_for_group, "g", state="Stable", members=2)
+        owned = {one.client_id: one.assignment for one in after.members}
+        kept = {one.client_id: one.assignment for one in before.members}["b"]["t"]
+        assert owned["a"] == {"t": [0, 1, 2]}
+        assert owned["b"] == ({"t": [3]} if 3 in kept else {})
+        assert after.creation_time_ms == before.creation_time_ms
+        for members, text in (
+            ({"x": {"t": [0]}}, "no single member x"),
+            ({"a": {"u": [0]}}, "there is no topic u"),
+            ({"a": {"t": [4]}}, "has no partition 4"),
+            ({"a": {"t": [0]}, "b": {"t": [0]}}, "partition 0 of a topic is given to"),
+        ):
+            with pytest.raises(ControlError, match=text):
+                broker.override_target_assignment("g", members)
+    with pytest.raises(ControlError, match="there is no consumer group h"):
+        broker.override_target_assignment("h", {"a": {"t": [0]}})
+
+
+async def test_a_restart_keeps_everything(broker: KcoordBroker) -> None:
+    broker.create_topic("t", 1)
+    broker.produce("t", ["a"])
+    broker.commit("g", {"t": {0: 1}})
+    broker.advance_clock(3600)
+    before_ms, address = broker.now_ms, broker.bootstrap_servers
+    async with AdminClient(bootstrap_servers=address) as admin:
+        await admin.list_topics()
+        await asyncio.to_thread(broker.restart)
+        assert [one.name for one in await admin.list_topics()] == ["t"]
+    assert broker.now_ms >= before_ms
+    assert [one.value for one in broker.records("t")] == [b"a"]
+    assert broker.committed("g") == {"t": {0: 1}}
+
+
+def test_a_reset_forgets_everything_but_the_address(broker: KcoordBroker) -> None:
+    broker.create_topic("t", 1)
+    broker.inject_fault(drop=True, client_id="nobody")
+    broker.advance_clock(DAY_SECONDS)
+    address = broker.bootstrap_servers
+    broker.reset({"num.partitions": "5"})
+    assert broker.bootstrap_servers == address
+    assert broker.now_ms < time.time() * 1000 + DAY_SECONDS * 500
+    assert broker.call("GET", "/faults") == []
+    with pytest.raises(ControlError):
+        broker.records("t")
+    broker.create_topic("u", -1)
+    assert len(broker.produce("u", [Record("a", partition=4)])) == 1
+    with pytest.raises(ControlError, match=r"unknown settings: no\.such"):
+        broker.reset({"no.such": "1"})
+    with pytest.raises(ControlError, match=r"num\.partitions"):
+        broker.reset({"num.partitions": "many"})
+    assert len(broker.records("u")) == 1, "a refused reset changes nothing"
+
+
+def test_brokers_that_are_taken_have_nothing_of_each_other(pool: BrokerPool, mode: Mode) -> None:
+    ports = set()
+    for number in range(3):
+        broker = pool.take(mode, {"num.partitions": "2"} if number else {})
+        broker.create_topic("t", -1)
+        if number:
+            broker.produce("t", [Record("a", partition=1)])
+        assert len(broker.records("t")) == bool(number)
+        ports.add(broker.port)
+        pool.give_back(broker)
+    assert len(ports) == 3
+
+
+def test_settings_are_checked_before_anything_starts(mode: Mode) -> None:
+    with pytest.raises(ConfigError, match=r"unknown settings: num\.partition$"):
+        start_broker({"num.partition": "3"}, mode)
+    with pytest.raises((ConfigError, ControlError), match=r"num\.partitions"):
+        start_broker({"num.partitions": "x"}, mode)
+
+
+def test_an_address_that_is_taken(broker: KcoordBroker, mode: Mode) -> None:
+    with pytest.raises(Exception, match="cannot listen on"):
+        start_broker({"listeners": f"PLAINTEXT://127.0.0.1:{broker.port}"}, mode)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples of docs/testing.md run as they stand there: as pytest would run them, and with curl."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[3] / "docs" / "testing.md").read_text()
+MODULES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SCRIPTS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_modules(tmp_path: Path) -> None:
+    for number, module in enumerate(MODULES):
+        (tmp_path / f"test_example{number}.py").write_text(module)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"{''.join(MODULES).count('def test_')} passed" in ran.stdout
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _json_values(text: str) -> Iterator[object]:
+    """What curl printed, one answer after the other; the broker's ready line is between them."""
+    decoder, position = json.JSONDecoder(), 0
+    while found := re.compile(r"^[{\[]", re.MULTILINE).search(text, position):
+        value, position = decoder.raw_decode(text, found.start())
+        yield value
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_script() -> None:
+    (script,) = SCRIPTS
+    for port, free in zip(("9092", "9093"), _free_ports(2), strict=True):
+        script = script.replace(f":{port}", f":{free}").replace(f"port {port}", f"port {free}")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    ran = subprocess.run(
+        ["bash", "-eu", "-c", script], env=environment, capture_output=True, text=True, timeout=60, cwd="/"
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    answers = list(_json_values(ran.stdout))
+    assert {"name": "orders", "partitions": 2} in answers
+    assert any(answer.get("state") == "Empty" for answer in answers if isinstance(answer, dict))
+    assert {"orders": {"0": 1}} in answers, "the offset is there before the clock moves"
+    assert {} in answers, "and gone after it"

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the HTTP control answers to requests that are wrong, and that it exists in test mode only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.client import HTTPConnection
+
+import pytest
+
+from kcoord.testing import KcoordBroker, start_broker
+from tests.integration.conftest import MakeServer
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[KcoordBroker]:
+    with start_broker(mode="process") as broker:
+        yield broker
+
+
+def ask(broker: KcoordBroker, method: str, path: str, body: str = "") -> tuple[int, object]:
+    assert broker.control_url is not None
+    connection = HTTPConnection(broker.control_url.removeprefix("http://"), timeout=10)
+    try:
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        assert response.getheader("Content-Type") == "application/json; charset=utf-8"
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "text"),
+    [
+        ("GET", "/nothing", "", 404, "there is no /nothing"),
+        ("DELETE", "/clock/advance", "", 405, "/clock/advance takes POST, not DELETE"),
+        ("PUT", "/requests", "", 405, "/requests takes GET and DELETE, not PUT"),
+        ("POST", "/faults", "{", 400, "the body is no JSON"),
+        ("POST", "/faults", "[1]", 400, "the body must be a JSON object, not list"),
+        ("POST", "/faults", "{}", 400, "a fault needs error, delay_ms, drop or close"),
+        ("GET", "/faults/7", "", 404, "there is no fault 7"),
+        ("GET", "/faults/x", "", 404, "a fault has a number, not 'x'"),
+        ("POST", "/topics", "{}", 400, "name is missing"),
+        ("POST", "/topics", '{"name": "a b"}', 400, "INVALID_TOPIC_EXCEPTION"),
+        ("POST", "/topics/none/records", '{"records": [{"vlaue": "x"}]}', 400, "records[0]: unknown: vlaue"),
+        ("POST", "/topics/none/records", '{"records": [{"value": "base64:?"}]}', 400, "records[0]: value is no base64"),
+        ("GET", "/topics/none/records", "", 404, "UNKNOWN_TOPIC_OR_PARTITION"),
+        ("GET", "/groups/g?members=x", "", 400, "members must be an integer"),
+        ("GET", "/groups/g?state=Stable&timeout_ms=1", "", 408, "waited 1 ms for state Stable, but group g is Dead"),
+        ("PUT", "/groups/g/offsets", '{"offsets": {"t": {"a": 1}}}', 400, "offsets.t maps partitions to offsets"),
+        ("PUT", "/groups/g/target", "{}", 400, "members is missing"),
+        ("POST", "/clock/advance", '{"ms": -1}', 400, "ms must not be negative"),
+    ],
+)
+def test_mistakes(process: KcoordBroker, method: str, path: str, body: str, status: int, text: str) -> None:
+    found, answer = ask(process, method, path, body)
+    assert found == status
+    assert isinstance(answer, dict) and text in answer["error"]
+
+
+def test_a_wait_for_a_fault(process: KcoordBroker) -> None:
+    status, fault = ask(process, "POST", "/faults", '{"delay_ms": 1, "times": 0}')
+    assert status == 200 and isinstance(fault, dict)
+    status, answer = ask(process, "GET", f"/faults/{fault['number']}?hits=1&timeout_ms=1")
+    assert status == 408 and "0 did" in str(answer)
+
+
+def test_a_broker_that_is_not_in_test_mode_has_no_control(make_server: MakeServer) -> None:
+    assert " control http" not in make_server().start().log
