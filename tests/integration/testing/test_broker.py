@@ -167,6 +167,8 @@ async def test_the_clock_ends_sessions_and_lets_offsets_and_records_expire(broke
     before_ms = broker.now_ms
     async with consuming(broker, "g", "t") as consumer:
         await asyncio.to_thread(broker.wait_for_group, "g", state="Stable", members=1)
+        while not consumer.assignment:  # the answer may still be on its way
+            await asyncio.sleep(0.01)
         await consumer.commit({TopicPartition("t", 0): 1})
         heartbeats = broker.inject_fault("ConsumerGroupHeartbeat", group="g", drop=True, times=None)
         await asyncio.to_thread(heartbeats.wait)
