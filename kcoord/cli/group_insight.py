@@ -38,7 +38,7 @@ class Settings(NamedTuple):
 
 def explain(group: ConsumerGroupDescription, settings: Settings) -> Iterator[Finding]:
     """Why the group is as it is."""
-    yield Finding("group", f"{_summary(group)}{_made(group)}")
+    yield Finding("group", f"{summary_of(group)}{_made(group)}")
     if group.assignor:
         yield Finding("assignor", _assignor(group, settings))
     found = list(_convergence(group))
@@ -57,7 +57,8 @@ def name_of(member: MemberDescription) -> str:
     return f"{member.member_id} ({', '.join([*known, f'{member.client_id} on {member.host}'])})"
 
 
-def _summary(group: ConsumerGroupDescription) -> str:
+def summary_of(group: ConsumerGroupDescription) -> str:
+    """Type, state, size and epochs."""
     count = len(group.members)
     text = f"{group.group_type} group, {group.state}, {count} member{'' if count == 1 else 's'}"
     if group.group_epoch is None:
@@ -141,10 +142,10 @@ def changes(before: ConsumerGroupDescription | None, after: ConsumerGroupDescrip
             yield Finding("group", "is gone")
         return
     if before is None:
-        yield Finding("group", f"{_summary(after)}{_made(after)}")
+        yield Finding("group", f"{summary_of(after)}{_made(after)}")
         before = _nobody(after)
     elif _epochs(before) != _epochs(after):
-        yield Finding("group", "; ".join([_summary(after), *_cause(before, after)]))
+        yield Finding("group", "; ".join([summary_of(after), *cause_of(before, after)]))
     old = {member.member_id: member for member in before.members}
     new = {member.member_id: member for member in after.members}
     yield from (Finding("left", name_of(old[each])) for each in sorted(old.keys() - new.keys()))
@@ -164,7 +165,7 @@ def _epochs(group: ConsumerGroupDescription) -> tuple[object, ...]:
     return (group.group_type, group.state, group.group_epoch, group.target_assignment_epoch)
 
 
-def _cause(before: ConsumerGroupDescription, after: ConsumerGroupDescription) -> list[str]:
+def cause_of(before: ConsumerGroupDescription, after: ConsumerGroupDescription) -> list[str]:
     """Why the epochs changed, as far as it can be seen from outside."""
     if before.group_type != after.group_type:
         return [f"converted from {before.group_type}"]

@@ -7,11 +7,13 @@ import argparse
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
 
 from kcoord.cli.group_insight import Finding, Settings, changes, explain
 from kcoord.cli.output import print_json
 from kcoord.cli.session import add_connection_options, add_json_option, run_with_admin
 from kcoord.cli.table import format_time
+from kcoord.cli.terminal import console, is_terminal
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import ConfigResource, ConfigResourceType, ConsumerGroupDescription
 from protocol.errors import Errors, KafkaError
@@ -66,19 +68,36 @@ async def _settings(admin: AdminClient, group: ConsumerGroupDescription) -> Sett
 
 
 async def _watch(admin: AdminClient, options: argparse.Namespace) -> int:
+    """A screen of its own at a terminal, otherwise a line for each change."""
+    if options.json or not is_terminal():
+        async for _, findings in _looks(admin, options):
+            for finding in findings:
+                _tell(finding, options)
+        return 0
+    from rich.live import Live
+
+    from kcoord.cli.group_screen import GroupScreen
+
+    screen = GroupScreen(options.group)
+    with Live(console=console(), auto_refresh=False, vertical_overflow="crop") as live:
+        async for group, findings in _looks(admin, options):
+            screen.look(group, findings, _now_ms())
+            live.update(screen.show(_now_ms()), refresh=True)
+    return 0
+
+
+async def _looks(
+    admin: AdminClient, options: argparse.Namespace
+) -> AsyncIterator[tuple[ConsumerGroupDescription | None, list[Finding]]]:
+    """The group, and what changed since the last look, every interval until the time is over."""
     end = None if options.duration is None else time.monotonic() + options.duration
-    before: ConsumerGroupDescription | None = None
-    is_first = True
-    while True:
-        after = await _describe(admin, options.group)
-        if is_first and after is None:
-            _tell(Finding("group", "does not exist yet"), options)
-        for finding in changes(before, after):
-            _tell(finding, options)
-        before, is_first = after, False
-        if end is not None and time.monotonic() + options.interval > end:
-            return 0
+    before = await _describe(admin, options.group)
+    yield before, list(changes(None, before)) if before is not None else [Finding("group", "does not exist yet")]
+    while end is None or time.monotonic() + options.interval <= end:
         await asyncio.sleep(options.interval)
+        after = await _describe(admin, options.group)
+        yield after, list(changes(before, after))
+        before = after
 
 
 async def _describe(admin: AdminClient, group_id: str) -> ConsumerGroupDescription | None:
@@ -89,9 +108,13 @@ async def _describe(admin: AdminClient, group_id: str) -> ConsumerGroupDescripti
     return results[group_id]
 
 
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def _tell(finding: Finding, options: argparse.Namespace) -> None:
     """At once, also into a pipe."""
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = _now_ms()
     if options.json:
         print(json.dumps({"time_ms": now_ms, **finding._asdict()}, ensure_ascii=False), flush=True)
     else:

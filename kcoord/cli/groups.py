@@ -15,7 +15,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from kcoord.cli.table import format_table, format_time, parse_time
+from kcoord.cli.table import format_time, parse_time
+from kcoord.cli.terminal import print_table
 
 if TYPE_CHECKING:
     from kcoord.cli.blocking_client import BlockingClient
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     from kcoord.storage.errors import StorageError
     from protocol.errors import DecodeError
 
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     try:
         code = options.run(options)
     except (RequestFailed, StorageError, OSError, DecodeError, ValueError) as error:
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     from kcoord.cli.group_expiry import add_command as add_expiry
     from kcoord.cli.group_views import add_commands
 
@@ -148,7 +149,7 @@ def _print(rows: Sequence[RestoreRow], form: str) -> None:
             print(json.dumps(_json_row(row)))
         return
     titles = ("TOPIC", "PARTITION", "THEN", "NOW", "COMMITTED", "DELETED", "ACTION")
-    print(format_table(titles, map(_table_row, rows)))
+    print_table(titles, map(_table_row, rows))
 
 
 def _table_row(row: RestoreRow) -> tuple[object, ...]:

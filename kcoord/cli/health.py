@@ -94,10 +94,15 @@ def _require(api_key: ApiKey, error_code: int) -> None:
         raise Unhealthy(f"{api_key.name}: {Errors(error_code).name}")
 
 
-def main(arguments: Sequence[str]) -> int:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kcoord health", description=__doc__)
     parser.add_argument("address", nargs="?", default=DEFAULT_ADDRESS, metavar="HOST:PORT")
     parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for each answer (default 5)")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = make_parser()
     options = parser.parse_args(arguments)
     host, _, port = options.address.rpartition(":")
     if not port.isdigit():

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     from kcoord.config import ConfigError
     from kcoord.storage.errors import StorageError
 
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     try:
         code = options.run(options)
     except (StorageError, ConfigError, OSError, ValueError) as error:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kcoord log", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_dump(commands)

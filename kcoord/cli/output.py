@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from kcoord.cli.table import format_table, format_time
+from kcoord.cli.table import format_time
+from kcoord.cli.terminal import print_table
 
 UNKNOWN_TIME = "N/A"
 
@@ -44,19 +45,14 @@ class Column(NamedTuple):
     text: Callable[[object], str] = plain_text
 
 
-def format_rows(columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    return format_table(
-        [column.title for column in columns],
-        [[column.text(row[column.key]) for column in columns] for row in rows],
-    )
-
-
 def print_rows(columns: Sequence[Column], rows: Sequence[Row], *, as_json: bool) -> None:
     """To stdout; JSON has the columns' keys only, so that both forms tell the same."""
     if as_json:
         print_json([{column.key: row[column.key] for column in columns} for row in rows])
     else:
-        print(format_rows(columns, rows))
+        print_table(
+            [column.title for column in columns], [[column.text(row[column.key]) for column in columns] for row in rows]
+        )
 
 
 def print_json(value: object) -> None:

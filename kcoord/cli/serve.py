@@ -26,7 +26,7 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     _set_up_logging(options.log_level)
     try:
         settings = _settings(options.properties, options.override)
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kcoord serve", description="Run a broker until SIGTERM or Ctrl-C.")
     parser.add_argument("properties", nargs="?", type=Path, metavar="server.properties", help="a Kafka properties file")
     parser.add_argument(

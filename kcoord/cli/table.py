@@ -13,10 +13,10 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 def format_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """The lines of a table, without a newline at the end."""
-    cells = [[*titles], *([_cell(value) for value in row] for row in rows)]
+    cells = [[*titles], *([cell_text(value) for value in row] for row in rows)]
     body = cells[1:]
     widths = [max(len(line[column]) for line in cells) for column in range(len(titles))]
-    is_number = [_are_numbers([line[column] for line in body]) for column in range(len(titles))]
+    is_number = [align_right([line[column] for line in body]) for column in range(len(titles))]
     return "\n".join(
         "  ".join(
             text.rjust(width) if number else text.ljust(width)
@@ -26,11 +26,13 @@ def format_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str
     )
 
 
-def _cell(value: object) -> str:
+def cell_text(value: object) -> str:
+    """Nothing is a dash."""
     return "-" if value is None else str(value)
 
 
-def _are_numbers(cells: Sequence[str]) -> bool:
+def align_right(cells: Sequence[str]) -> bool:
+    """Whether the cells of a column are numbers, as far as they are known."""
     known = [text for text in cells if text != "-"]
     return bool(known) and all(text.removeprefix("-").isdigit() for text in known)
 

@@ -20,6 +20,7 @@ from kcoord.cli.session import (
     run_with_admin,
     warn,
 )
+from kcoord.cli.terminal import is_terminal, print_table
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import (
     ConfigEntry,
@@ -208,6 +209,10 @@ async def _describe(admin: AdminClient, options: argparse.Namespace) -> int:
     if options.json:
         print_json([topic_json(topic, configs[topic.name]) for topic in shown])
         return 0
+    if is_terminal():
+        for topic in shown:
+            _print_topic(topic, configs[topic.name], with_partitions=not options.topics_with_overrides)
+        return 0
     for topic in shown:
         for line in topic_lines(topic, configs[topic.name], with_partitions=not options.topics_with_overrides):
             print(line)
@@ -288,16 +293,28 @@ def topic_lines(
     topic: TopicDescription, configs: Mapping[str, str | None], *, with_partitions: bool = True
 ) -> Iterable[str]:
     """Fields separated by tabs, as scripts expect them; the creation time is the last one (KIP-1327)."""
-    fields = {
+    yield _line(_topic_fields(topic, configs))
+    for partition in topic.partitions if with_partitions else ():
+        yield f"\t{_line(_partition_fields(topic.name, partition))}"
+
+
+def _print_topic(topic: TopicDescription, configs: Mapping[str, str | None], *, with_partitions: bool) -> None:
+    """The same for people: the topic in a line, its partitions in a table."""
+    print("  ".join(f"{name}: {value}" for name, value in _topic_fields(topic, configs).items() if value != ""))
+    if with_partitions:
+        rows = [_partition_fields(topic.name, each) for each in topic.partitions]
+        titles = [name for name in rows[0] if name != "Topic"] if rows else []
+        print_table(titles, [[row[name] for name in titles] for row in rows])
+
+
+def _topic_fields(topic: TopicDescription, configs: Mapping[str, str | None]) -> dict[str, object]:
+    return {
         "Topic": topic.name,
         "TopicId": topic.topic_id_text,
         "PartitionCount": len(topic.partitions),
         "ReplicationFactor": len(topic.partitions[0].replicas) if topic.partitions else 0,
         "Configs": ",".join(f"{key}={value}" for key, value in configs.items()),
     }
-    yield _line(fields)
-    for partition in topic.partitions if with_partitions else ():
-        yield f"\t{_line(_partition_fields(topic.name, partition))}"
 
 
 def _partition_fields(topic: str, partition: TopicPartitionInfo) -> dict[str, object]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.cli.group_descriptions import member_rows, offset_rows, state_row
-from kcoord.cli.output import Column, assignment_text, format_rows, node_text, print_rows, time_text
+from kcoord.cli.output import Column, assignment_text, node_text, print_rows, time_text
 from kcoord.cli.session import CommandError, client_config
 from kcoord.cli.topics import topic_json, topic_lines
 from kcoord.client.admin.model import (
@@ -31,10 +31,11 @@ IDLE = MemberDescription("idle", None, "app", "/10.0.0.2", frozenset())
 GROUP = ConsumerGroupDescription("g", "Consumer", "Stable", "consumer", "range", [IDLE, BUSY], NODE, 4, 3, 1000)
 
 
-def test_tables_keep_every_cell() -> None:
+def test_tables_keep_every_cell(capsys: pytest.CaptureFixture[str]) -> None:
     columns = [Column("NAME", "name"), Column("COUNT", "count"), Column("AT", "at", time_text)]
     rows: list[dict[str, object]] = [{"name": "a", "count": 10, "at": 0}, {"name": None, "count": None, "at": None}]
-    assert format_rows(columns, rows).splitlines() == [
+    print_rows(columns, rows, as_json=False)
+    assert capsys.readouterr().out.splitlines() == [
         "NAME  COUNT  AT",
         "a        10  1970-01-01T00:00:00.000Z",
         "-         -  N/A",

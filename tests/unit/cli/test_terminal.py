@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables at a terminal, what a pipe gets, and that a broker's start pays for neither."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console, RenderableType
+
+from kcoord.cli import terminal
+from kcoord.cli.group_insight import changes
+from kcoord.cli.group_screen import GroupScreen
+from kcoord.client.admin.model import ConsumerGroupDescription, MemberDescription
+from kcoord.client.types import Node, TopicPartition
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def drawn(what: RenderableType, width: int = 100) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=False).print(what)
+    return out.getvalue()
+
+
+def test_a_cell_that_is_too_wide_is_not_cut_off() -> None:
+    text = "[bold]" + "x" * 50
+    lines = drawn(terminal.make_table(["NAME", "COUNT"], [[text, 7]]), width=30)
+    assert "…" not in lines
+    assert lines.count("x") == 50
+    assert "[bold]" in lines, "brackets are no markup"
+
+
+def test_a_pipe_gets_plain_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_table(["NAME", "COUNT"], [["a", 1], [None, 10]])
+    assert capsys.readouterr().out == "NAME  COUNT\na         1\n-        10\n"
+
+
+def test_a_terminal_gets_a_drawn_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(terminal, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    terminal.print_table(["NAME", "COUNT"], [["a", 1]])
+    assert "─" in capsys.readouterr().out
+
+
+def member(name: str, owned: set[TopicPartition], target: set[TopicPartition]) -> MemberDescription:
+    return MemberDescription(
+        f"{name}-id", None, name, "/1", frozenset(owned), member_epoch=3, target_assignment=frozenset(target)
+    )
+
+
+def group(epoch: int, *members: MemberDescription) -> ConsumerGroupDescription:
+    return ConsumerGroupDescription(
+        "g", "Consumer", "Stable", "consumer", "uniform", list(members), Node(1, "h", 1), epoch, epoch
+    )
+
+
+def test_the_screen_tells_who_gives_up_what_and_why() -> None:
+    screen = GroupScreen("g")
+    screen.look(None, [], 0)
+    assert "there is no such group" in drawn(screen.show(0))
+    before = group(2, member("a", {T0, T1}, {T0, T1}))
+    screen.look(before, list(changes(None, before)), 1000)
+    assert "last rebalance" not in drawn(screen.show(1000))
+    after = group(3, member("a", {T0, T1}, {T0}), member("b", set(), {T1}))
+    screen.look(after, list(changes(before, after)), 2000)
+    text = drawn(screen.show(2000), width=160)
+    assert "last rebalance: 1970-01-01T00:00:02.000Z, because members joined" in text
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.startswith((" a-id", " b-id"))}
+    assert rows["a-id"][-3:] == ["t:0,1", "t:1", "-"]
+    assert rows["b-id"][-5:] == ["-", "-", "t:1", "from", "a"]
+    screen.look(after, [], 3000)
+    assert "because members joined" in drawn(screen.show(3000), width=160), "until the next one"
+
+
+def test_a_start_of_a_broker_imports_neither_rich_nor_shtab() -> None:
+    """Together they cost a third of the time that a start may take."""
+    code = "import sys, kcoord.cli, kcoord.cli.serve, kcoord.server.process; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "kcoord.server.process" in loaded
+    assert not {"rich", "shtab", "click", "http.server", "kcoord.testing", "kcoord.client"} & set(loaded)
