@@ -4,6 +4,7 @@ VENV ?= .venv
 WORKERS ?= 2
 SHARED ?= ../shared
 ARGS ?=
+KILLS ?= 1000
 IMAGE ?= kcoord:dev
 BASE_IMAGE ?= python:3.13-slim-bookworm
 
@@ -19,7 +20,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-versio
 export KCOORD_SHARED := $(abspath $(SHARED))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients peersuite check lint types imports format generate generate-check simulate conformance vectors schemas-check bench \
+.PHONY: help run test test-clients peersuite check lint types imports format generate generate-check simulate soak conformance vectors schemas-check bench \
 	docker docker-test lock env clean
 
 help: ## this list
@@ -63,6 +64,9 @@ generate-check: $(DEV) ## fail where a generated file is not what its source say
 	$(BIN)/python -m protocol.stubs --check
 	$(BIN)/python docs/make_configuration.py --check
 	$(BIN)/python docs/make_pipeline_tables.py --check
+
+soak: $(DEV) ## kill -9 under real clients, 1000 times, about 20 minutes (KILLS=1000; KCOORD_SOAK_SEED=... repeats a run)
+	KCOORD_SOAK_KILLS=$(KILLS) $(BIN)/python -m pytest -q -s tests/soak $(ARGS)
 
 simulate: $(RUN) ## the deterministic simulation (ARGS="--seeds 0:100", ARGS="--seed 7")
 	$(BIN)/kcoord simulate $(ARGS)

@@ -53,17 +53,10 @@ class KcoordProcess:
         return self.log_file.read_text(errors="replace")
 
     def start(self) -> KcoordProcess:
-        settings = {
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
-            "log.dirs": str(self.data),
-            **self.overrides,
-        }
-        command = [sys.executable, "-m", "kcoord", "serve"]
-        for key, value in settings.items():
-            command += ["--override", f"{key}={value}"]
-        with self.log_file.open("ab") as log:
-            begin = log.tell()
-            process = self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        """Returns when the process is ready."""
+        begin = self.spawn()
+        process = self._process
+        assert process is not None
 
         def is_ready() -> bool:
             assert process.poll() is None, f"kcoord ended with {process.returncode}:\n{self.log}"
@@ -74,6 +67,21 @@ class KcoordProcess:
 
         wait_until(is_ready, f"kcoord is ready; its log: {self.log_file}", START_SECONDS)
         return self
+
+    def spawn(self) -> int:
+        """Starts the process and leaves it to itself; returns where its part of the log file begins."""
+        settings = {
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "log.dirs": str(self.data),
+            **self.overrides,
+        }
+        command = [sys.executable, "-m", "kcoord", "serve"]
+        for key, value in settings.items():
+            command += ["--override", f"{key}={value}"]
+        with self.log_file.open("ab") as log:
+            begin = log.tell()
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        return begin
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Sends the signal and returns the exit code; nothing happens where it does not run."""

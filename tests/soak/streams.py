@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real clients (librdkafka) that produce, consume in a group, and run transactions while the broker comes and goes."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from tests.support.confluent import consumer_config
+
+QUICK: dict[str, str | int | bool] = {
+    "log_level": 2,
+    # With it librdkafka 2.16 forgets an answered AddOffsetsToTxn when all brokers are gone for a moment, and hangs.
+    "metadata.recovery.strategy": "none",
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 100,
+    "retry.backoff.ms": 20,
+    "retry.backoff.max.ms": 100,
+}
+PRODUCE_PAUSE_SECONDS = 0.005
+CALL_SECONDS = 5.0
+READ_SECONDS = 60.0
+COMMIT_EVERY = 4
+Place = tuple[int, int]
+"""Partition and offset."""
+
+
+class Worker:
+    """A thread whose failure is told by `finish`."""
+
+    def __init__(self) -> None:
+        self.failure: BaseException | None = None
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._guarded, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def finish(self, seconds: float) -> None:
+        self._ending.set()
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), f"{type(self).__name__} did not end"
+        if self.failure is not None:
+            raise self.failure
+
+    def _guarded(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:
+            self.failure = error
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class Records(Worker):
+    """An idempotent producer that counts; `acknowledged` is where each number went."""
+
+    def __init__(self, address: str, topic: str, partitions: int, seed: int) -> None:
+        super().__init__()
+        self.acknowledged: dict[int, Place] = {}
+        self.refused: list[str] = []
+        self._topic = topic
+        self._partitions = partitions
+        self._random = random.Random(seed)
+        self._producer = Producer(
+            {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 2, **QUICK},
+        )
+
+    def _run(self) -> None:
+        number = 0
+        while not self._ending.wait(PRODUCE_PAUSE_SECONDS):
+            for _ in range(self._random.randint(1, 5)):
+                partition = self._random.randrange(self._partitions)
+                self._producer.produce(
+                    self._topic, str(number).encode(), partition=partition, on_delivery=self._delivered(number)
+                )
+                number += 1
+            self._producer.poll(0)
+        assert self._producer.flush(60) == 0
+
+    def _delivered(self, number: int) -> Callable[[KafkaError | None, Message], None]:
+        def note(error: KafkaError | None, message: Message) -> None:
+            partition, offset = message.partition(), message.offset()
+            if error is not None:
+                self.refused.append(f"{number}: {error}")
+            elif partition is not None and offset is not None:
+                self.acknowledged[number] = partition, offset
+
+        return note
+
+
+class GroupMember(Worker):
+    """Consumes in a KIP-848 group and commits some messages; `committed` is how far that was acknowledged."""
+
+    def __init__(self, address: str, group_id: str, topic: str) -> None:
+        super().__init__()
+        self.delivered: set[Place] = set()
+        self.committed: dict[int, int] = {}
+        self._consumer = Consumer(consumer_config(address, group_id) | QUICK)
+        self._consumer.subscribe([topic])
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            message = self._consumer.poll(0.1)
+            if message is None or message.error():
+                continue
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None and offset is not None
+            self.delivered.add((partition, offset))
+            if offset % COMMIT_EVERY:
+                continue
+            try:
+                self._consumer.commit(message=message, asynchronous=False)
+            except KafkaException:
+                continue
+            self.committed[partition] = max(self.committed.get(partition, 0), offset + 1)
+        self._consumer.close()
+
+
+class Transactions(Worker):
+    """Transaction n writes n to every partition and commits n as the offset of a group; then it is committed, aborted,
+    or nobody knows.
+    """
+
+    def __init__(self, address: str, topic: str, partitions: int, group_id: str, seed: int) -> None:
+        super().__init__()
+        self.committed: set[int] = set()
+        self.aborted: set[int] = set()
+        self.unknown: set[int] = set()
+        self._address = address
+        self._topic = topic
+        self._partitions = partitions
+        self._random = random.Random(seed)
+        self._group = Consumer({"bootstrap.servers": address, "group.id": group_id, **QUICK}).consumer_group_metadata()
+
+    def _run(self) -> None:
+        number = 0
+        while not self._ending.is_set():
+            producer = Producer({"bootstrap.servers": self._address, "transactional.id": "soak", **QUICK})
+            if not self._repeat(lambda producer=producer: producer.init_transactions(CALL_SECONDS)):  # type: ignore[misc]
+                continue
+            while not self._ending.is_set():
+                number += 1
+                if not self._one(producer, number):
+                    break
+
+    def _one(self, producer: Producer, number: int) -> bool:
+        """False where the producer can do no more."""
+        producer.begin_transaction()
+        for partition in range(self._partitions):
+            producer.produce(self._topic, str(number).encode(), partition=partition)
+        offsets = [TopicPartition(self._topic, partition, number) for partition in range(self._partitions)]
+        sent = self._repeat(lambda: producer.send_offsets_to_transaction(offsets, self._group, CALL_SECONDS))
+        if sent and self._random.random() < 0.8:
+            self.unknown.add(number)
+            if self._repeat(lambda: producer.commit_transaction(CALL_SECONDS)):
+                self.unknown.discard(number)
+                self.committed.add(number)
+                return True
+            # The commit failed for good: aborting tells whether it did.
+        if not self._repeat(lambda: producer.abort_transaction(CALL_SECONDS)):
+            self.unknown.add(number)
+            return False
+        self.unknown.discard(number)
+        self.aborted.add(number)
+        return True
+
+    def _repeat(self, call: Callable[[], object]) -> bool:
+        """Tries until it is done; False where the transaction has to be aborted, or the producer given up."""
+        while True:
+            try:
+                call()
+            except KafkaException as failure:
+                error = failure.args[0]
+                if error.retriable() and not error.fatal() and not error.txn_requires_abort():
+                    continue
+                return False
+            return True
+
+
+def read_all(address: str, topic: str, partitions: int) -> dict[Place, int]:
+    """Place and number of every committed record, in order."""
+    consumer = Consumer(
+        {"bootstrap.servers": address, "group.id": "reader", "isolation.level": "read_committed", **QUICK}
+        | {"enable.partition.eof": True, "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+    )
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+    found: dict[Place, int] = {}
+    ended: set[int] = set()
+
+    deadline = time.monotonic() + READ_SECONDS
+    try:
+        while len(ended) < partitions:
+            assert time.monotonic() < deadline, f"{topic} has no end within {READ_SECONDS:g} s"
+            message = consumer.poll(1.0)
+            if message is None:
+                continue
+            error, partition, offset, value = message.error(), message.partition(), message.offset(), message.value()
+            if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                assert partition is not None
+                ended.add(partition)
+            elif error is None and partition is not None and offset is not None and isinstance(value, bytes):
+                found[partition, offset] = int(value)
+    finally:
+        consumer.close()
+    return found

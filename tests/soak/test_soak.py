@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kill -9 at random moments, also during starts: no acknowledged commit or record is lost, and what was deleted,
+aborted or refused does not come back. KCOORD_SOAK_KILLS says how often (`make soak`), KCOORD_SOAK_SEED repeats the
+choices.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from kcoord.cli import main
+from tests.soak.registers import Register
+from tests.soak.streams import GroupMember, Records, Transactions, Worker, read_all
+from tests.support.confluent import committed, create_topic
+from tests.support.kcoord_process import FAST, KcoordProcess
+from tests.support.waiting import wait_until
+
+KILLS = int(os.environ.get("KCOORD_SOAK_KILLS", "50"))
+SEED = int(os.environ.get("KCOORD_SOAK_SEED", str(random.randrange(1 << 32))))
+PARTITIONS = 3
+REGISTERS = 3
+LONGEST_LIFE_SECONDS = 0.9
+DURING_START = 0.25
+"""How many of the kills come before the process is ready."""
+END_SECONDS = 90.0 + KILLS
+SETTINGS = {
+    **FAST,
+    "offsets.topic.num.partitions": "2",
+    "transaction.state.log.num.partitions": "2",
+    "log.cleaner.backoff.ms": "300",
+    "log.cleaner.min.cleanable.ratio": "0.2",
+    "log.segment.bytes": str(1 << 20),
+}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[KcoordProcess]:
+    server = KcoordProcess(tmp_path, SETTINGS)
+    server.start()
+    yield server
+    server.kill()
+
+
+def test_kill_9(server: KcoordProcess) -> None:
+    print(f"KCOORD_SOAK_SEED={SEED}")
+    for topic in ("records", "transactions", "registers"):
+        create_topic(server.address, topic, PARTITIONS)
+    registers = [
+        Register(server.port, f"register-{number}", "registers", PARTITIONS, SEED + number)
+        for number in range(REGISTERS)
+    ]
+    records = Records(server.address, "records", PARTITIONS, SEED)
+    members = [GroupMember(server.address, "members", "records") for _ in range(2)]
+    transactions = Transactions(server.address, "transactions", PARTITIONS, "transfers", SEED)
+    workers: list[Register | Worker] = [*registers, records, *members, transactions]
+    for worker in workers:
+        worker.start()
+    kill_again_and_again(server, lambda: [worker.failure for worker in workers if worker.failure is not None])
+    for register in registers:
+        register.finish(END_SECONDS)
+        assert register.done > KILLS
+    records.finish(END_SECONDS)
+    transactions.finish(END_SECONDS)
+    check_records(server, records)
+    check_members(server, records, members)
+    check_transactions(server, transactions)
+    assert server.stop() == 0
+    assert main(["log", "verify", str(server.data)]) == 0
+
+
+def kill_again_and_again(server: KcoordProcess, failures: Callable[[], Sequence[object]]) -> None:
+    chance = random.Random(SEED)
+    kills = 0
+    while kills < KILLS:
+        time.sleep(chance.uniform(0, LONGEST_LIFE_SECONDS))
+        server.kill()
+        kills += 1
+        # A kill leaves the page cache as it is, so both policies make the same promise here.
+        server.overrides["kcoord.log.flush.policy"] = chance.choice(("fsync", "fsync", "os"))
+        while kills < KILLS and chance.random() < DURING_START:
+            server.spawn()
+            time.sleep(chance.uniform(0, 0.5))
+            server.kill()
+            kills += 1
+        server.start()
+        assert not failures(), f"seed {SEED}, kill {kills}: {failures()}"
+
+
+def check_records(server: KcoordProcess, records: Records) -> None:
+    """Each acknowledged record is where it was said to be, each record is there once, in the order of the producer."""
+    found = read_all(server.address, "records", PARTITIONS)
+    assert records.refused == []
+    assert len(records.acknowledged) > KILLS
+    lost = [number for number, place in records.acknowledged.items() if found.get(place) != number]
+    assert lost == [], f"seed {SEED}: acknowledged and lost"
+    assert len(set(found.values())) == len(found), "written twice"
+    for partition in range(PARTITIONS):
+        numbers = [number for (each, _), number in sorted(found.items()) if each == partition]
+        assert numbers == sorted(numbers)
+
+
+def check_members(server: KcoordProcess, records: Records, members: list[GroupMember]) -> None:
+    """The group gets every record, and finds each acknowledged commit again."""
+
+    def missing() -> set[tuple[int, int]]:
+        seen: set[tuple[int, int]] = set()
+        return set(records.acknowledged.values()) - seen.union(*(member.delivered.copy() for member in members))
+
+    wait_until(lambda: not missing(), "the group has consumed everything", END_SECONDS)
+    for member in members:
+        member.finish(END_SECONDS)
+    stored = committed(server.address, "members", [("records", partition) for partition in range(PARTITIONS)])
+    for partition in range(PARTITIONS):
+        promised = max(member.committed.get(partition, 0) for member in members)
+        ends = max(offset for each, offset in records.acknowledged.values() if each == partition) + 1
+        assert 0 < promised <= stored["records", partition] <= ends, f"seed {SEED}"
+
+
+def check_transactions(server: KcoordProcess, transactions: Transactions) -> None:
+    """All of a transaction or nothing of it, offsets included."""
+    found = read_all(server.address, "transactions", PARTITIONS)
+    seen = [{number for (each, _), number in found.items() if each == partition} for partition in range(PARTITIONS)]
+    assert all(each == seen[0] for each in seen), "parts of transactions"
+    assert len(found) == PARTITIONS * len(seen[0]), "written twice"
+    assert len(transactions.committed) > KILLS
+    assert transactions.committed <= seen[0], f"seed {SEED}: lost {sorted(transactions.committed - seen[0])}"
+    assert seen[0] <= transactions.committed | transactions.unknown, "aborted, and there"
+    partitions = [("transactions", partition) for partition in range(PARTITIONS)]
+    stored = committed(server.address, "transfers", partitions)
+    assert set(stored.values()) == {max(seen[0])}, f"seed {SEED}: offsets of another transaction"
