@@ -300,6 +300,7 @@ class BrokerProcess:
         try:
             self._storage.topics.tick(self.now_ms())
             self._groups.tick()
+            self._transactions.tick()
         except Exception:
             _logger.exception("The periodic work on topics and shards failed")
 
@@ -328,6 +329,7 @@ class BrokerProcess:
         written = self._worker.close(WRITER_SECONDS)
         if written:
             self._groups.finish()
+            self._transactions.finish()
         ended = self._cleaner is None or self._cleaner.close(WRITER_SECONDS)
         self._storage.close(self.now_ms(), clean=written and ended)
 

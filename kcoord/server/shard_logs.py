@@ -42,6 +42,7 @@ class ShardLogs:
         self._logs: dict[int, Log] = {}
         self._writable: dict[int, LazyLog] = {}
         self._locks: dict[int, Lock] = {}
+        self._is_ending = False
 
     def lock(self, shard_id: int) -> Lock:
         """Held by whoever changes the log of a shard."""
@@ -79,6 +80,24 @@ class ShardLogs:
         for shard_id in shard_ids:
             self.close(shard_id)
         self._delete_logs(shard_ids, topic_id)
+
+    def store_indexes(self) -> None:
+        """In a thread of its own, for each log in turn: see `Log.store_indexes`."""
+        for shard_id, log in self.open_logs().items():
+            try:
+                with self.lock(shard_id):
+                    if self._is_ending:
+                        return
+                    log.store_indexes()
+            except (OSError, StorageError) as error:
+                _logger.warning("The indexes of %s cannot be written: %s", log.directory, error)
+
+    def end_index_store(self) -> None:
+        """Returns when `store_indexes` touches no log any more: they are closed next."""
+        self._is_ending = True
+        for shard_id in self.open_logs():
+            with self.lock(shard_id):
+                continue
 
     def open_logs(self) -> dict[int, Log]:
         return dict(self._logs)

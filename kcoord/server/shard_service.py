@@ -20,6 +20,7 @@ from kcoord.server.request_context import internal_operation_context
 from kcoord.server.runtime_driver import RuntimeDriver
 from kcoord.server.shard_snapshots import ShardSnapshots
 from kcoord.storage.errors import StorageError
+from kcoord.topics.schedule import Every
 from protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ T = TypeVar("T")
 
 FIRST_RELOAD_SECONDS = 1.0
 LONGEST_RELOAD_SECONDS = 60.0
+INDEX_STORE_INTERVAL_MS = 30_000
+"""Half of what lies between two recovery points (log.flush.offset.checkpoint.interval.ms)."""
 _WRITE_CHECK_SECONDS = 0.005
 
 
@@ -84,6 +87,7 @@ class ShardService(Generic[M]):
         self._giving_up = False
         self._reload_seconds: dict[int, float] = {}
         self._closing = False
+        self._index_store = Every(INDEX_STORE_INTERVAL_MS)
         self.driver: RuntimeDriver[M] = RuntimeDriver(name, runtime, self)
         self._snapshots = ShardSnapshots(name, runtime, logs, logs.file_system, owner.now_ms, self._on_damage)
 
@@ -199,13 +203,16 @@ class ShardService(Generic[M]):
         self.wake()
 
     def tick(self) -> None:
-        """Once a second: snapshots, if some are due."""
+        """Once a second: snapshots, if some are due, and index files, so that recovery points are worth something."""
+        if self._index_store.is_due(self._owner.now_ms()):
+            self._loop.run_in_executor(None, self._logs.store_indexes)
         if self._snapshots.is_due():
             self._owner.spawn(self._snapshots.take_due())
 
     def finish(self) -> None:
         """At an orderly stop, when everything is written."""
         self._snapshots.take_last()
+        self._logs.end_index_store()
 
     def _is_to_load(self, shard_id: int) -> bool:
         """Not if its topic was deleted meanwhile, and perhaps made again."""

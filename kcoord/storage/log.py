@@ -305,6 +305,11 @@ class Log:
         self._write_indexes()
         return self._flushed_offset
 
+    def store_indexes(self) -> None:
+        """Give the index files what they lack, so that a recovery point saves the reading of what lies below it."""
+        if self._failure is None and not self._is_closed:
+            self._write_indexes()
+
     def _write_indexes(self) -> None:
         if self._segments[-1].write_indexes():
             self._is_folder_unsynced = True

@@ -222,12 +222,12 @@ class LogDir:
         self._recovery_points[key] = log.flushed_offset
         self._start_offsets[key] = log.start_offset
 
-    def remember(self, logs: Mapping[TopicPartition, Log]) -> None:
-        """As `checkpoint`, with what is durable already: nothing is flushed, so nothing waits for the disk."""
-        for key, log in logs.items():
+    def remember(self) -> None:
+        """As `checkpoint`, with what is durable already: nothing is flushed, so no log waits for the disk."""
+        # Other threads may open logs meanwhile.
+        for key, log in list(self._opened.items()):
             if log.failure is None:
-                self._recovery_points[key] = log.flushed_offset
-                self._start_offsets[key] = log.start_offset
+                self._note(key, log)
         self._write_checkpoints()
 
     def cleaned_offset(self, topic: str, partition: int) -> int:

@@ -121,10 +121,11 @@ class Housekeeping:
                     partition.fail(error)
 
     def _write_checkpoints(self) -> None:
-        """How far the logs are durable already (nothing is flushed for it), and where they start."""
-        logs = {(partition.topic, partition.index): opened.log for partition, opened in self._opened()}
+        """How far all logs are durable already (nothing is flushed for it), and where they start. Those of the
+        coordinators and of the metadata are among them.
+        """
         try:
-            self._log_dir.remember(logs)
+            self._log_dir.remember()
         except OSError as error:
             _logger.error("The checkpoints cannot be written: %s", error)
 

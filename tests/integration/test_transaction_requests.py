@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from kcoord.coordinator.service import partition_for
+from kcoord.storage.snapshot import SNAPSHOT_FILE
 from protocol.batch_header import iter_headers
 from protocol.errors import Errors
 from protocol.messages import (
@@ -43,6 +44,7 @@ from protocol.messages import (
     WriteTxnMarkersResponse,
 )
 from protocol.record_batch import Record, encode_batch
+from tests.integration.conftest import MakeServer
 from tests.integration.wire import WireClient
 from tests.support.kcoord_process import KcoordProcess
 from tests.support.waiting import wait_until
@@ -452,3 +454,28 @@ def test_a_decision_that_was_acknowledged_is_carried_out_after_a_kill(server: Kc
         assert fetch(client).last_stable_offset == 2
         assert Errors(again.init()) is OK
         assert (again.producer_id, again.epoch) == (tx.producer_id, tx.epoch + 1)
+
+
+def test_a_snapshot_of_transactional_ids_is_read_and_not_needed(make_server: MakeServer) -> None:
+    server = make_server(transaction_state_log_num_partitions="1").start()
+    ids = [f"{number}-{'long' * 40}" for number in range(100)]
+    with WireClient(server.port) as client:
+        prepare(client)
+        epochs = {}
+        for transactional_id in ids:
+            tx = Tx(client, transactional_id)
+            tx.init()
+            epochs[transactional_id] = (tx.producer_id, tx.epoch)
+    assert server.stop() == 0
+    snapshot = server.data / "__transaction_state-0" / SNAPSHOT_FILE
+    assert snapshot.stat().st_size > 100 * len(ids)
+    for damage in (lambda: None, lambda: snapshot.write_bytes(snapshot.read_bytes()[:-1]), snapshot.unlink):
+        damage()
+        server.start()
+        with WireClient(server.port) as client:
+            for transactional_id in ids[::20]:
+                tx = Tx(client, transactional_id)
+                wait_until(lambda tx=tx: tx.init() is OK, "the coordinator is loaded")  # type: ignore[misc]
+                assert (tx.producer_id, tx.epoch - 1) == epochs[transactional_id]
+                epochs[transactional_id] = (tx.producer_id, tx.epoch)
+        assert server.stop() == 0

@@ -145,6 +145,23 @@ def test_after_a_crash_a_log_is_scanned_from_its_recovery_point(fs: MemoryFileSy
     assert log_dir.open_log("a", 0, new_config(), NOW_MS).end_offset == 110
 
 
+def test_remembered_offsets_and_stored_indexes_save_the_scan(fs: MemoryFileSystem) -> None:
+    """As while a broker works: what is durable is noted, and index files reach as far."""
+    log_dir = take(fs)
+    log = log_dir.open_log("t", 0, new_config(index_interval_bytes=200), NOW_MS)
+    for offset in range(100):
+        log.append(batch(offset), now_ms=NOW_MS)
+    log.flush()
+    size_bytes = log.size_bytes
+    log.store_indexes()
+    log_dir.remember()
+    log.append(batch(100), now_ms=NOW_MS)
+    fs.crash(keep_everything)
+    again = take(fs).open_log("t", 0, new_config(index_interval_bytes=200), NOW_MS)
+    assert (again.start_offset, again.end_offset) == (0, 101)
+    assert 0 < again.recovery_report.scanned_bytes < size_bytes // 10
+
+
 def test_a_stop_with_unchecked_logs_is_not_clean(fs: MemoryFileSystem) -> None:
     log_dir = take(fs)
     for topic in ("a", "b"):

@@ -7,7 +7,7 @@ transaction ends in two records: the prepared one is the decision, the completed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -22,9 +22,11 @@ from kcoord.coordinator.result import (
     Task,
     TimerKey,
 )
+from kcoord.coordinator.snapshot_part import PackedState, SnapshotPart
 from kcoord.coordinator.transaction import init_producer
 from kcoord.coordinator.transaction.end_transaction import EndRequest, completed, decide_end, fence_and_abort
 from kcoord.coordinator.transaction.metadata import (
+    EPOCH_BUMPING_VERSION,
     LEGAL_PREDECESSORS,
     NO_PRODUCER_EPOCH,
     Partitions,
@@ -83,6 +85,17 @@ class TransactionCoordinatorShard:
                 self._transactions.pop(key.transactional_id, None)
             case _:
                 return
+
+    def snapshot(self) -> Iterator[SnapshotPart]:
+        """Each id's last record, in the newest form, which has a place for everything."""
+        for transactional_id in list(self._transactions):
+            metadata = self._transactions.get(transactional_id)
+            if metadata is not None:
+                yield new_transaction_record(metadata, EPOCH_BUMPING_VERSION)
+
+    def restore(self, part: PackedState) -> bool:
+        """There are no packed parts."""
+        return False
 
     def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
         """Transactions under way keep their deadline, and decided ones are carried on: partitions may or may not know

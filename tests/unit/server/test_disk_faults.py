@@ -159,6 +159,39 @@ async def test_a_disk_that_is_full_when_offsets_expire(broker: Harness) -> None:
     again.groups.close()
 
 
+async def test_recovery_points_are_noted_while_the_broker_works(broker: Harness) -> None:
+    """A start after a crash checks what was written since, and nothing is missed by that."""
+    assert isinstance(broker, Stored)
+    for offset in range(200):
+        assert await put(broker, offset) == 0
+    log = next(iter(broker.groups._logs.open_logs().values()))
+    size_bytes = log.size_bytes
+    broker.groups._logs.store_indexes()
+    assert broker._log_dir is not None
+    broker._log_dir.remember()
+    assert await put(broker, 1000) == 0
+    memory(broker).crash(keep_nothing)
+    again = await Stored(file_system=memory(broker)).open()
+    assert await fetched(again) == {0: 1000}
+    (log,) = again.groups._logs.open_logs().values()
+    assert 0 < log.recovery_report.scanned_bytes < size_bytes / 2
+    again.groups.close()
+
+
+async def test_indexes_are_stored_by_the_tick(broker: Harness) -> None:
+    for offset in range(200):
+        assert await put(broker, offset) == 0
+    broker.groups.tick()
+    broker.now += shard_service.INDEX_STORE_INTERVAL_MS
+    broker.groups.tick()
+    path = f"data/__consumer_offsets-{broker.groups.shard_of(GROUP)}/{0:020d}.index"
+    for _ in range(400):
+        if memory(broker).exists(path) and memory(broker).size(path):
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("no index file")
+
+
 async def test_a_lost_directory_entry_of_a_log_loses_nothing_that_was_acknowledged(broker: Harness) -> None:
     """D-5."""
     for number in range(SHARDS * 3):

@@ -16,7 +16,9 @@ from kcoord.coordinator.result import (
     Task,
     TimerKey,
 )
+from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
 from kcoord.coordinator.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
+from kcoord.coordinator.runtime.snapshot import make_chunks
 from kcoord.coordinator.transaction.end_transaction import EndRequest
 from kcoord.coordinator.transaction.metadata import TransactionMetadata, TransactionState, partitions_of
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
@@ -61,6 +63,7 @@ class Coordinator:
                 self.timers.pop(effect.key, None)
         self.tasks += result.tasks
         assert self.rebuilt().hard_state() == self.shard.hard_state()
+        assert self.restored().hard_state() == self.shard.hard_state()
         return result.response
 
     def rebuilt(self) -> TransactionCoordinatorShard:
@@ -71,6 +74,18 @@ class Coordinator:
             read = serde.deserialize(*serde.serialize(record))
             assert read is not None
             shard.replay(read)
+        return shard
+
+    def restored(self) -> TransactionCoordinatorShard:
+        """A shard that has only a snapshot, through its bytes."""
+        serde = CoordinatorSerde(TRANSACTION_RECORDS)
+        runtime = CoordinatorRuntime(lambda _: self._new_shard(), serde)
+        chunks = [chunk for slice_ in make_chunks(self.shard.snapshot(), serde) for chunk in slice_]
+        loader = runtime.start_load(0, (), 0, chunks)
+        while not loader.step(self.now_ms):
+            pass
+        shard = runtime.machine(0)
+        assert shard is not None
         return shard
 
     def restart(self) -> None:
