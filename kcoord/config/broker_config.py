@@ -83,6 +83,8 @@ class BrokerConfig:
     kcoord_log_flush_policy: str
     kcoord_heartbeat_memo_enable: bool
     kcoord_metadata_cache_enable: bool
+    kcoord_metrics_host: str
+    kcoord_metrics_port: int
     kcoord_max_id_bytes: int
     kcoord_offsets_expiration_policy: str
     kcoord_partition_max_groups: int

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from kcoord.config.key import ConfigKey, ConfigType, Importance, ListOf, OneOf, UpdateMode, at_least
+from kcoord.config.key import ConfigKey, ConfigType, Importance, ListOf, OneOf, UpdateMode, at_least, between
 
 FEATURE_LEVELS = ("group.version=0", "group.version=1", *(f"transaction.version={level}" for level in range(3)))
 
@@ -64,6 +64,22 @@ KCOORD_KEYS: tuple[ConfigKey, ...] = (
         at_least(1),
         Importance.LOW,
         "Longest id of a new group, member or instance, in UTF-8.",
+    ),
+    ConfigKey(
+        "kcoord.metrics.host",
+        ConfigType.STRING,
+        "127.0.0.1",
+        None,
+        Importance.LOW,
+        "The address of the metrics page; 0.0.0.0 for all.",
+    ),
+    ConfigKey(
+        "kcoord.metrics.port",
+        ConfigType.INT,
+        -1,
+        between(-1, 65535),
+        Importance.MEDIUM,
+        "The port of the metrics page for Prometheus (`/metrics`); -1 for none, 0 for any that is free.",
     ),
     ConfigKey(
         "kcoord.offsets.expiration.policy",

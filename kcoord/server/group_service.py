@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -99,6 +100,21 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
         machine = self._runtime.machine(shard_id)
         if machine is not None:
             machine.finish_verification(producer, ticket)
+
+    # --- what metrics ask ---------------------------------------------------------------------------------------------
+
+    def counters(self) -> Mapping[str, int]:
+        """What happened in all shards. One that had to be loaded again begins anew, which Prometheus takes for a
+        restart.
+        """
+        machines = [machine for shard_id in self.shard_ids if (machine := self.machine(shard_id)) is not None]
+        counters = [machine.counters for machine in machines]
+        return {
+            "offset_commit": sum(one.offset_commits for one in counters),
+            "offset_deletion": sum(one.offset_deletions for one in counters),
+            "consumer_group_rebalance": sum(one.consumer_group_rebalances for one in counters),
+            "group_completed_rebalance": sum(one.completed_rebalances for one in counters),
+        }
 
     # --- what the driver asks -----------------------------------------------------------------------------------------
 

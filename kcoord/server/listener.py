@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from kcoord.server.connection import KafkaConnection
+from kcoord.server.connection import ConnectionOwner, KafkaConnection
 from kcoord.server.metadata_answers import MetadataAnswers
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class SocketListener:
         self.metadata_answers = MetadataAnswers() if broker.config.kcoord_metadata_cache_enable else None
         self._limits = limits
         self._limiter = ReportLimiter()
+        self.new_connection: Callable[[ConnectionOwner], KafkaConnection] = self.connection_class
         self._connections: set[KafkaConnection] = set()
         self._server: asyncio.Server | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -74,7 +76,7 @@ class SocketListener:
         backlog = max(self.broker.config.socket_listen_backlog_size, 1)
         host = self.address.host or None
         self._server = await loop.create_server(
-            lambda: self.connection_class(self), host, self.address.port, backlog=backlog, start_serving=False
+            lambda: self.new_connection(self), host, self.address.port, backlog=backlog, start_serving=False
         )
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -129,6 +131,10 @@ class SocketListener:
             self._server.close()
         for connection in self._connections:
             connection.stop_reading()
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
 
     @property
     def in_flight(self) -> int:

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from kcoord.metrics.measures import WriteMeasures
 
 _logger = logging.getLogger(__name__)
 
@@ -45,12 +49,20 @@ class WriteResult:
     size_bytes: int = 0
 
 
-def write(jobs: list[WriteJob], *, sync: bool) -> list[WriteResult]:
+def write(jobs: list[WriteJob], *, sync: bool, measures: WriteMeasures | None = None) -> list[WriteResult]:
     """Writes all jobs, then makes each log durable. A log with a failed write is not synced: its owner reloads it."""
-    results = [WriteResult(job.key, _append(job), len(job.data)) for job in jobs]
+    results = []
+    for job in jobs:
+        began = time.perf_counter()
+        results.append(WriteResult(job.key, _append(job), len(job.data)))
+        if measures is not None:
+            measures.append.add((time.perf_counter() - began) * 1000)
     for job, result in zip(jobs, results, strict=True):
         if result.error is None:
+            began = time.perf_counter()
             result.error = _flush(job, sync)
+            if measures is not None:
+                measures.flush.add((time.perf_counter() - began) * 1000)
     return results
 
 
@@ -85,6 +97,7 @@ class LogWriter:
     """
 
     def __init__(self, deliver: Callable[[list[WriteResult]], None], *, sync: bool) -> None:
+        self.measures: WriteMeasures | None = None
         self._deliver = deliver
         self._sync = sync
         self._queue: SimpleQueue[list[WriteJob] | None] = SimpleQueue()
@@ -110,7 +123,7 @@ class LogWriter:
         while not closing:
             jobs, closing = self._take()
             if jobs:
-                self._finish(write(jobs, sync=self._sync))
+                self._finish(write(jobs, sync=self._sync, measures=self.measures))
 
     def _take(self) -> tuple[list[WriteJob], bool]:
         """Waits for work, then takes all that is there, so that one pass serves everything that arrived during the

@@ -28,6 +28,7 @@ from kcoord.metadata.records import BrokerRegistration
 from kcoord.server.apis import build_api_table
 from kcoord.server.broker import Broker
 from kcoord.server.clock import Clock
+from kcoord.server.connection import KafkaConnection
 from kcoord.server.connection_limits import ConnectionLimits
 from kcoord.server.fetch_service import FetchService
 from kcoord.server.group_service import LocalGroupService
@@ -45,6 +46,7 @@ from protocol.uuid import uuid_from_string
 if TYPE_CHECKING:
     from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
     from kcoord.metadata.image import MetadataImage
+    from kcoord.server.broker_metrics import BrokerMetrics
     from kcoord.server.log_cleaner import LogCleaner
     from kcoord.storage.log import Log
 
@@ -160,6 +162,7 @@ class BrokerProcess:
         self._cleaner: LogCleaner | None = None
         self.bound: dict[str, Listener] = {}
         """The listeners by name, with the ports that they really have."""
+        self._metrics: BrokerMetrics | None = None
         limits = ConnectionLimits(config)
         self._listeners = [self._new_listener(one, limits) for one in config.open_listeners]
 
@@ -244,6 +247,27 @@ class BrokerProcess:
         partition = image.partition(TRANSACTION_STATE_TOPIC, shard_id)
         return TransactionCoordinatorShard(self._config, image, partition.leader_epoch if partition is not None else 0)
 
+    def _open_metrics(self) -> BrokerMetrics | None:
+        config = self._config
+        if config.kcoord_metrics_port < 0:
+            return None
+        # The library takes a tenth of a second to load: only who asked for it pays.
+        from kcoord.server.broker_metrics import BrokerMetrics
+
+        metrics = BrokerMetrics(self._loop, self._groups, self._transactions, self._listeners)
+        host = config.kcoord_metrics_host
+        try:
+            port = metrics.open(host, config.kcoord_metrics_port)
+        except OSError as error:
+            where = f"kcoord.metrics.port={config.kcoord_metrics_port} on {host}"
+            raise StartError(f"cannot serve metrics, {where}: {error.strerror or error}") from None
+        _logger.info("Metrics are at http://%s:%d/metrics", host, port)
+        self._worker.measure_writes(metrics.measures.writes)
+        for listener in self._listeners:
+            if listener.connection_class is KafkaConnection:  # test mode looks at requests in its own way
+                listener.new_connection = metrics.new_connection
+        return metrics
+
     # --- start and stop -----------------------------------------------------------------------------------------------
 
     def stop_on_signals(self) -> None:
@@ -258,6 +282,7 @@ class BrokerProcess:
         for advertised in self._config.advertised(self.bound, socket.gethostname()):
             self._broker.endpoints[advertised.name] = advertised
         await self._register()
+        self._metrics = self._open_metrics()
         for listener in self._listeners:
             await listener.start_accepting()
         self._tick()
@@ -313,6 +338,8 @@ class BrokerProcess:
 
     async def stop(self) -> None:
         """Answers what is under way, then closes in the reverse order of the start."""
+        if self._metrics is not None:
+            self._metrics.close()
         if self._tick_timer is not None:
             self._tick_timer.cancel()
         for listener in self._listeners:

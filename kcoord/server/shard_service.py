@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from kcoord.coordinator.result import StateMachine
 from kcoord.coordinator.runtime.runtime import LoadError, ShardState
 from kcoord.coordinator.service import partition_for
+from kcoord.metrics.measures import Histogram
 from kcoord.server.request_context import internal_operation_context
 from kcoord.server.runtime_driver import RuntimeDriver
 from kcoord.server.shard_snapshots import ShardSnapshots
@@ -86,6 +88,7 @@ class ShardService(Generic[M]):
         self._topic_id: bytes | None = None
         self._giving_up = False
         self._reload_seconds: dict[int, float] = {}
+        self.load_times = Histogram()
         self._closing = False
         self._index_store = Every(INDEX_STORE_INTERVAL_MS)
         self.driver: RuntimeDriver[M] = RuntimeDriver(name, runtime, self)
@@ -112,6 +115,16 @@ class ShardService(Generic[M]):
         if shard_id >= self._shard_count:
             raise KafkaError(Errors.NOT_COORDINATOR)
         return self.driver.run(shard_id, operation, context)
+
+    # --- what metrics ask ---------------------------------------------------------------------------------------------
+
+    def machine(self, shard_id: int) -> M | None:
+        """The state machine of an active shard, to look at."""
+        return self._runtime.machine(shard_id)
+
+    def count_states(self) -> Mapping[str, int]:
+        """Shards by state, in Kafka's words for those that Kafka has."""
+        return Counter(self._runtime.state(shard_id).value.lower() for shard_id in self.shard_ids)
 
     # --- the life of the shards ---------------------------------------------------------------------------------------
 
@@ -167,6 +180,7 @@ class ShardService(Generic[M]):
     async def _load(self, shard_id: int) -> None:
         if not self._is_to_load(shard_id):
             return
+        began = self._loop.time()
         try:
             log = self._logs.open(shard_id)
             snapshot = self._snapshots.read(shard_id, log)
@@ -184,6 +198,7 @@ class ShardService(Generic[M]):
                 self._reload_later(shard_id)
             return
         self._reload_seconds.pop(shard_id, None)
+        self.load_times.add((self._loop.time() - began) * 1000)
         self._snapshots.on_loaded(shard_id, log, snapshot)
         # The image may have changed since the machine was made.
         self._update_shard(shard_id, self._owner.image)

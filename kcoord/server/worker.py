@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from kcoord.server.log_writer import LogWriter, WriteJob, WriteResult, write
 
 if TYPE_CHECKING:
+    from kcoord.metrics.measures import WriteMeasures
     from kcoord.server.runtime_driver import RuntimeDriver
 
 _logger = logging.getLogger(__name__)
@@ -34,7 +35,14 @@ class Worker:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline_ms = 0
         self._writes_under_way = 0
+        self._measures: WriteMeasures | None = None
         self._writer = LogWriter(self._deliver, sync=True) if flush_policy == FLUSH_POLICY_FSYNC else None
+
+    def measure_writes(self, measures: WriteMeasures) -> None:
+        """From now on the writes are timed."""
+        self._measures = measures
+        if self._writer is not None:
+            self._writer.measures = measures
 
     def add(self, driver: RuntimeDriver[Any]) -> None:
         self._drivers[driver.name] = driver
@@ -83,7 +91,7 @@ class Worker:
             if self._writer is not None:
                 self._writer.submit(jobs)
             else:
-                self._written(write(jobs, sync=False))
+                self._written(write(jobs, sync=False, measures=self._measures))
         self._arm_timer(now_ms)
 
     def _deliver(self, results: list[WriteResult]) -> None:

@@ -15,6 +15,7 @@ from kcoord.coordinator.group import records
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.consumer.group import ConsumerGroup, ResolvedRegularExpression
 from kcoord.coordinator.group.consumer.member import ConsumerGroupMember, MemberState
+from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.group import Group
 from kcoord.coordinator.group.offsets import CommittedOffset, CommittedOffsets
 from kcoord.coordinator.group.transactional_offsets import OffsetKey, TransactionalOffsets
@@ -52,6 +53,7 @@ class GroupReplay:
         self._offsets = offsets
         self._pending = pending
         self.latest_creation_time_ms = -1
+        self.counters = GroupCounters()
 
     def apply(self, record: CoordinatorRecord) -> None:
         """Replay one record. A tombstone of the group itself raises the version of what somebody may still hold."""
@@ -87,10 +89,12 @@ class GroupReplay:
     def _offset_commit(self, key: OffsetCommitKey, value: OffsetCommitValue | None, producer: Producer | None) -> None:
         """Within a transaction an offset is pending until the marker comes."""
         if value is None:
+            self.counters.offset_deletions += 1
             self._offsets.remove(key.group, key.topic, key.partition)
             if self._pending:
                 self._pending.drop(OffsetKey(key.group, key.topic, key.partition))
             return
+        self.counters.offset_commits += 1
         if key.group not in self._groups:
             self._groups[key.group] = ClassicGroup(key.group)
         offset = CommittedOffset(
@@ -121,6 +125,7 @@ class GroupReplay:
                 del self._groups[key.group_id]
             return
         group = self._consumer_group(key.group_id)
+        self.counters.consumer_group_rebalances += value.epoch > group.group_epoch
         group.group_epoch = value.epoch
         group.metadata_hash = value.metadata_hash
         group.creation_time_ms = value.creation_time_ms
@@ -202,6 +207,7 @@ class GroupReplay:
 
     def _classic_group(self, key: GroupMetadataKey, value: GroupMetadataValue | None) -> None:
         if value is not None:
+            self.counters.completed_rebalances += bool(value.members)
             group = self._groups.get(key.group)
             if not isinstance(group, ClassicGroup):
                 group = self._groups[key.group] = ClassicGroup(key.group)

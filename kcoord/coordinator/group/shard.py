@@ -6,6 +6,7 @@ One method per operation, each from state and request to a CoordinatorResult; `r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias, cast
@@ -29,6 +30,7 @@ from kcoord.coordinator.group.consumer.member import (
 from kcoord.coordinator.group.consumer.resolved_regexes import update_resolved_regexes
 from kcoord.coordinator.group.consumer.settings import GroupSettings
 from kcoord.coordinator.group.consumer.target_assignment import ComputedTarget, TargetInput
+from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.deletion import Deletion
 from kcoord.coordinator.group.expiration import MAX_TOMBSTONES, OFFSETS_EXPIRATION, Expiration
 from kcoord.coordinator.group.group import Group, GroupState
@@ -119,6 +121,7 @@ class GroupCoordinatorShard:
 
     def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
         """Every member gets a whole session timeout, and one that was revoking its whole rebalance timeout."""
+        self._replay.counters = GroupCounters()
         result = CoordinatorResult(None, timers=[self._next_expiration(context)])
         for group in self._groups.values():
             if isinstance(group, ConsumerGroup):
@@ -207,6 +210,16 @@ class GroupCoordinatorShard:
                 group.metadata_stale = True
         gone = sorted({*deleted, *made_again})
         return CoordinatorResult(None, [tombstone for topic in gone for tombstone in self._deletion.of_topic(topic)])
+
+    # Metrics.
+
+    @property
+    def counters(self) -> GroupCounters:
+        return self._replay.counters
+
+    def count_groups(self) -> Mapping[tuple[str, str], int]:
+        """Groups by protocol and state, in Kafka's words."""
+        return Counter((group.type.value.lower(), group.state.value) for group in self._groups.values())
 
     # Groups.
 

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counting and timing while requests run: plain integers in plain objects, used from the event loop or by one thread.
+
+Times are in milliseconds as in Kafka's own metrics, whose names are those of `exposition`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left
+from struct import Struct
+from typing import Final
+
+BUCKETS_MS: Final = (
+    *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0),
+    *(50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10000.0),
+)
+"""Upper bounds of the buckets of every histogram; the last bucket, above them all, has no bound."""
+
+LAG_CHECK_SECONDS: Final = 0.01
+
+_KEY_AND_VERSION: Final = Struct(">hh")
+_MAX_REQUEST_KINDS: Final = 1000
+
+
+class Histogram:
+    """How often something took how long, in `BUCKETS_MS`; with its sum and its largest value."""
+
+    __slots__ = ("counts", "largest_ms", "sum_ms")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS_MS) + 1)
+        self.sum_ms = 0.0
+        self.largest_ms = 0.0
+
+    def add(self, value_ms: float) -> None:
+        self.counts[bisect_left(BUCKETS_MS, value_ms)] += 1
+        self.sum_ms += value_ms
+        if value_ms > self.largest_ms:
+            self.largest_ms = value_ms
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+class RequestMeasures:
+    """The requests of all connections by their first four bytes: API key and version."""
+
+    __slots__ = ("_by_start",)
+
+    def __init__(self) -> None:
+        self._by_start: dict[bytes, Histogram] = {}
+
+    def add(self, start: bytes, seconds: float) -> None:
+        """A request that begins with `start` was answered after `seconds`."""
+        histogram = self._by_start.get(start)
+        if histogram is None:
+            if len(start) < _KEY_AND_VERSION.size or len(self._by_start) >= _MAX_REQUEST_KINDS:
+                return  # bytes of strangers must not fill the memory
+            histogram = self._by_start[start] = Histogram()
+        histogram.add(seconds * 1000)
+
+    def items(self) -> list[tuple[int, int, Histogram]]:
+        """(API key, version, histogram), in that order."""
+        return sorted((*_KEY_AND_VERSION.unpack(start), found) for start, found in self._by_start.items())
+
+
+class WriteMeasures:
+    """The writes of coordinator and metadata logs; `append` is up to the page cache, `flush` until the disk has it."""
+
+    __slots__ = ("append", "flush")
+
+    def __init__(self) -> None:
+        self.append = Histogram()
+        self.flush = Histogram()
+
+
+class LoopLag:
+    """How late the event loop is: a timer that should come every `LAG_CHECK_SECONDS`, and how much later it does.
+
+    So it sees every pause that is longer than that, less a part of up to that length.
+    """
+
+    __slots__ = ("_due", "_loop", "_timer", "histogram")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.histogram = Histogram()
+        self._loop = loop
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._due = time.perf_counter() + LAG_CHECK_SECONDS
+        self._timer = self._loop.call_later(LAG_CHECK_SECONDS, self._check)
+
+    def _check(self) -> None:
+        # Not the loop's own time, which stands still during a turn; its timers have whole milliseconds.
+        self.histogram.add(max(time.perf_counter() - self._due, 0.0) * 1000)
+        self.start()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Measures:
+    """Everything that is measured while metrics are on."""
+
+    __slots__ = ("lag", "requests", "writes")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.lag = LoopLag(loop)
+        self.requests = RequestMeasures()
+        self.writes = WriteMeasures()

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures count what happened, bound what strangers can make them keep, and become text that Prometheus reads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from kcoord.metrics.exposition import Snapshot, Timing, families
+from kcoord.metrics.measures import BUCKETS_MS, Histogram, LoopLag, RequestMeasures
+
+
+def test_a_histogram_puts_each_value_below_the_first_bound_that_is_not_smaller() -> None:
+    histogram = Histogram()
+    for value in (0.0, 0.05, 0.051, 10_000, 10_001):
+        histogram.add(value)
+    assert histogram.counts[:2] == [2, 1]
+    assert histogram.counts[-2:] == [1, 1]
+    assert (histogram.count, histogram.largest_ms) == (5, 10_001)
+    assert len(histogram.counts) == len(BUCKETS_MS) + 1
+
+
+def test_requests_of_one_api_and_version_are_one_row_and_strangers_cannot_add_without_end() -> None:
+    requests = RequestMeasures()
+    requests.add(b"\x00\x03\x00\x0d", 0.001)
+    requests.add(b"\x00\x03\x00\x0d", 0.003)
+    requests.add(b"\x00", 1)
+    for number in range(3000):
+        requests.add(number.to_bytes(4, "big"), 0)
+    rows = requests.items()
+    assert len(rows) == 1000
+    (found,) = [histogram for key, version, histogram in rows if (key, version) == (3, 13)]
+    assert (found.count, found.sum_ms) == (2, 4.0)
+
+
+async def test_loop_lag_sees_a_pause() -> None:
+    lag = LoopLag(asyncio.get_running_loop())
+    lag.start()
+    await asyncio.sleep(0)
+    time.sleep(0.05)
+    while not lag.histogram.count:
+        await asyncio.sleep(0.001)
+    lag.stop()
+    assert lag.histogram.largest_ms > 30
+
+
+def timing(*values: float) -> Timing:
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    return Timing.of(histogram)
+
+
+SNAPSHOT = Snapshot(
+    requests=[(8, 9, timing(1.0)), (8, 10, timing(3.0, 70_000.0)), (999, 0, timing())],
+    connections={"PLAINTEXT": 3},
+    groups={("consumer", "Stable"): 2, ("consumer", "Empty"): 1, ("classic", "Empty"): 4},
+    counters={"offset_commit": 17},
+    shards={("groups", "active"): 50},
+    loads={"groups": timing(120.0)},
+    append=timing(0.2),
+    flush=timing(),
+    lag=timing(0.1, 12.0),
+)
+
+
+class Fixed(Collector):
+    def collect(self) -> object:  # type: ignore[override]
+        return families(SNAPSHOT)
+
+
+def test_the_page_can_be_read_and_says_what_the_snapshot_says() -> None:
+    registry = CollectorRegistry()
+    registry.register(Fixed())
+    samples = {
+        (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for sample in family.samples
+    }
+    assert samples["kafka_network_request_metrics_requests_total", ("OffsetCommit", "9")] == 1
+    assert samples["kafka_network_request_metrics_requests_total", ("999", "0")] == 0
+    assert samples["kafka_network_request_metrics_total_time_ms_count", ("OffsetCommit",)] == 3
+    assert samples["kafka_network_request_metrics_total_time_ms_bucket", ("2.5", "OffsetCommit")] == 1
+    assert samples["kafka_network_request_metrics_total_time_ms_bucket", ("10000.0", "OffsetCommit")] == 2
+    assert samples["kafka_network_request_metrics_total_time_ms_bucket", ("+Inf", "OffsetCommit")] == 3
+    assert samples["kafka_group_coordinator_metrics_group_count", ("consumer",)] == 3
+    assert samples["kafka_group_coordinator_metrics_consumer_group_count", ("Stable",)] == 2
+    assert samples["kafka_group_coordinator_metrics_classic_group_count", ("Empty",)] == 4
+    assert samples["kafka_group_coordinator_metrics_offset_commit_total", ()] == 17
+    assert samples["kafka_coordinator_runtime_metrics_partition_load_time_max_ms", ("groups",)] == 120
+    assert samples["kafka_server_socket_server_metrics_connection_count", ("PLAINTEXT",)] == 3
+    assert samples["kafka_log_flush_rate_and_time_ms_count", ()] == 0
+    assert samples["kcoord_event_loop_lag_max_ms", ()] == 12
