@@ -60,6 +60,19 @@ def test_steady_heartbeat_has_no_records_and_no_assignment(context: GroupContext
     assert (response.member_epoch, response.assignment, context.records) == (2, None, [])
 
 
+def test_a_member_whose_join_arrived_again_is_told_what_that_one_brought(context: GroupContext) -> None:
+    """Found by the exhaustive check: a join was sent twice, and the first one arrives after the second was answered."""
+    context.join("g", A, ["t6"])
+    context.join("g", B, ["t6"])
+    context.heartbeat("g", A, 2)
+    owned = {"t6": [0, 1, 2]}
+    context.heartbeat("g", A, 2, owned=owned)
+    context.heartbeat("g", B, -1)
+    context.join("g", A, ["t6"])
+    told = context.heartbeat("g", A, 3, owned=owned)
+    assert (told.member_epoch, context.assigned(told)) == (4, {"t6": [0, 1, 2, 3, 4, 5]})
+
+
 def test_second_member_waits_until_the_first_has_revoked(context: GroupContext) -> None:
     context.join("g", A, ["t6"])
     joined = context.join("g", B, ["t6"])

@@ -158,7 +158,7 @@ class ConsumerHeartbeat:
             heartbeat_interval_ms=settings.heartbeat_interval_ms,
             group_creation_time_ms=group.creation_time_ms,
         )
-        if self._is_full(owned) or reconciled.assigned != member.assigned:
+        if self._is_full(owned) or reconciled.assigned != member.assigned or self._has_missed(member, owned):
             response.assignment = _assignment(reconciled.assigned)
         result = CoordinatorResult(
             response,
@@ -187,6 +187,18 @@ class ConsumerHeartbeat:
             owned is not None
             and request.rebalance_timeout_ms != -1
             and (request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None)
+        )
+
+    def _has_missed(self, member: ConsumerGroupMember, owned: OwnedPartitions | None) -> bool:
+        """Whether the member is behind and has never been told of partitions it was given: the answer went astray, and
+        it does not know so (a join that was sent twice, of which the second arrived first). Kafka leaves it without
+        them until the next rebalance.
+        """
+        if owned is None or self.request.member_epoch == member.member_epoch:
+            return False
+        return any(
+            not partitions.keys() <= owned.get(topic_id, frozenset())
+            for topic_id, partitions in member.assigned.items()
         )
 
     def _regex_tasks(self, updated: ConsumerGroupMember) -> list[Task]:
