@@ -75,6 +75,8 @@ class Membership:
         self._told: _Told | None = None
         self._telling: _Told | None = None
         self._ack_is_due = False
+        self._claimed: Partitions | None = None
+        """What the member said it owns, in a heartbeat that may still arrive: one without a good answer."""
         self._in_flight = False
         self._is_leave_in_flight = False
         self._due_ms: float = 0
@@ -205,7 +207,9 @@ class Membership:
             keeps = not self._had_regex and self.instance_id is None
             request.subscribed_topic_regex = self._regex or (None if keeps else "")
         if told is None or told.owned != self.owned or self._must_ack():
-            request.topic_partitions = _by_topic(self.owned)
+            taking = self._step.partitions if self._step and self._step.kind is StepKind.ASSIGN else NO_PARTITIONS
+            self._claimed = self.owned | taking
+            request.topic_partitions = _by_topic(self._claimed)
         acks = request.topic_partitions is not None and self.owned == self.target and self._step is None
         self._telling = _Told(self._names, self._regex, self.owned, acks)
 
@@ -219,7 +223,7 @@ class Membership:
             return
         if self.state not in IN_GROUP and self.state is not MemberState.PREPARE_LEAVING:
             return
-        self._told, self._telling = self._telling, None
+        self._told, self._telling, self._claimed = self._telling, None, None
         if self._told is not None and self._told.acks:
             self._ack_is_due = False
         self.member_epoch = response.member_epoch
@@ -314,6 +318,9 @@ class Membership:
         if revoked:
             return Step(StepKind.REVOKE, revoked)
         added = frozenset(each for each in self.target - self.owned if each.topic_id in known_topics)
+        if self._claimed is not None and not added <= self._claimed:
+            # The coordinator may believe what it was told, and give them to others; the answer will say so.
+            return None
         return Step(StepKind.ASSIGN, added)
 
     def step_done(self, step: Step, now_ms: float) -> None:
@@ -365,7 +372,7 @@ class Membership:
         assert not self.owned
         self.member_epoch = JOIN_EPOCH
         self.target = NO_PARTITIONS
-        self._told = self._telling = None
+        self._told = self._telling = self._claimed = None
         self._ack_is_due = False
         self._due_ms = now_ms
 

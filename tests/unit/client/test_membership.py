@@ -81,6 +81,38 @@ def joined(assigned: Iterable[int] = (0, 1), *, instance_id: str | None = None) 
     return member
 
 
+class TestClaims:
+    """The coordinator may give to others what a member says it does not own, so the member must not take it meanwhile.
+    Found by the exhaustive check of `kcoord.simulation.model_check`.
+    """
+
+    def test_nothing_is_taken_while_a_heartbeat_says_otherwise(self) -> None:
+        member = Membership("g", "m", rebalance_timeout_ms=60_000)
+        member.subscribe({"t"}, None, 0)
+        member.make_heartbeat()
+        member.on_response(answer(2, assigned=[0, 1]), 0)
+        member.make_heartbeat()
+        member.on_failure(NETWORK, 10, RETRY_MS)
+        assert owned_in(member.make_heartbeat()) == set()
+        assert member.next_step({TOPIC}) is None
+        member.on_failure(NETWORK, 20, RETRY_MS)
+        assert member.next_step({TOPIC}) is None
+        member.make_heartbeat()
+        member.on_response(answer(3, assigned=[0]), 30)
+        assert finish_steps(member, 30) == [(StepKind.ASSIGN, {0})]
+
+    def test_what_is_being_taken_counts_as_owned(self) -> None:
+        member = Membership("g", "m", rebalance_timeout_ms=60_000)
+        member.subscribe({"t"}, None, 0)
+        member.make_heartbeat()
+        member.on_response(answer(2, assigned=[0, 1]), 0)
+        step = member.next_step({TOPIC})
+        assert step is not None
+        member.make_heartbeat()
+        member.on_failure(NETWORK, 10, RETRY_MS)
+        assert owned_in(member.make_heartbeat()) == {0, 1}
+
+
 class TestJoin:
     def test_says_everything_and_owns_nothing(self) -> None:
         member = Membership("g", "m", rack_id="r", server_assignor="range", rebalance_timeout_ms=60_000)
