@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import uvloop
 
-from kcoord.config import BrokerConfig, Listener, SecurityProtocol
+from kcoord.config import BrokerConfig, Listener, SecurityProtocol, TopicConfig
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, LoadError
 from kcoord.coordinator.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde, MetadataSerde
@@ -189,6 +189,10 @@ class BrokerProcess:
 
     def spawn(self, coroutine: Coroutine[object, object, None]) -> object:
         return self._broker.spawn(coroutine)
+
+    def tombstones_kept_ms(self) -> int:
+        configs = self.image.topic_configs(GROUP_METADATA_TOPIC)
+        return TopicConfig.resolve(self._config, configs).delete_retention_ms
 
     def on_shards_given_up(self) -> None:
         self._publish_to_groups(self.image)

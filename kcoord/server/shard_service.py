@@ -68,6 +68,9 @@ class ShardOwner(Protocol):
 
     def spawn(self, coroutine: Coroutine[object, object, None]) -> object: ...
 
+    def tombstones_kept_ms(self) -> int:
+        """`delete.retention.ms` of the coordinators' logs."""
+
     def on_shards_given_up(self) -> None:
         """The logs of a deleted internal topic are out of use: one of that name can be taken over now."""
 
@@ -92,7 +95,9 @@ class ShardService(Generic[M]):
         self._closing = False
         self._index_store = Every(INDEX_STORE_INTERVAL_MS)
         self.driver: RuntimeDriver[M] = RuntimeDriver(name, runtime, self)
-        self._snapshots = ShardSnapshots(name, runtime, logs, logs.file_system, owner.now_ms, self._on_damage)
+        self._snapshots = ShardSnapshots(
+            name, runtime, logs, logs.file_system, owner.now_ms, self._on_damage, owner.tombstones_kept_ms
+        )
 
     # --- what handlers use --------------------------------------------------------------------------------------------
 

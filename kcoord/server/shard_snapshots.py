@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kcoord.coordinator.result import StateMachine
 from kcoord.storage.errors import CorruptLogError, StorageError
-from kcoord.storage.snapshot import Snapshot, SnapshotError, read_snapshot, remove_snapshot, write_snapshot
+from kcoord.storage.snapshot import (
+    Snapshot,
+    SnapshotError,
+    may_miss_deletions,
+    read_snapshot,
+    remove_snapshot,
+    write_snapshot,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +61,7 @@ class ShardSnapshots(Generic[M]):
         file_system: FileSystem,
         now_ms: Callable[[], int],
         on_damage: Callable[[int, CorruptLogError], None],
+        tombstones_kept_ms: Callable[[], int],
     ) -> None:
         self._name = name
         self._runtime = runtime
@@ -61,6 +69,7 @@ class ShardSnapshots(Generic[M]):
         self._file_system = file_system
         self._now_ms = now_ms
         self._on_damage = on_damage
+        self._tombstones_kept_ms = tombstones_kept_ms
         self._loop = asyncio.get_running_loop()
         self._growth_bytes: dict[int, int] = {}
         self._postponed_bytes: dict[int, int] = {}
@@ -93,7 +102,12 @@ class ShardSnapshots(Generic[M]):
             )
             remove_snapshot(self._file_system, log.directory)
             return None
-        return snapshot if snapshot.offset >= log.start_offset else None
+        if snapshot.offset < log.start_offset:
+            return None
+        if may_miss_deletions(snapshot, log, self._now_ms(), self._tombstones_kept_ms()):
+            _logger.info("The snapshot of %s is older than tombstones are kept, the whole log is read", log.directory)
+            return None
+        return snapshot
 
     def distrust(self, shard_id: int) -> None:
         """Load this shard from its log alone from now on."""

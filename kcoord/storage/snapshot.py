@@ -15,12 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kcoord.coordinator.runtime.snapshot import Chunk
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, join, parent, read_file, write_all
 from protocol.record_batch import crc32c
+
+if TYPE_CHECKING:
+    from kcoord.storage.log import Log
 
 SNAPSHOT_FILE: Final = "shard-state.kcoord"
 _MAGIC: Final = b"KCSHARD\n"
@@ -90,6 +93,22 @@ def read_snapshot(file_system: FileSystem, directory: str) -> Snapshot | None:
     except FileNotFoundError:
         return None
     return _decode(path, data)
+
+
+def may_miss_deletions(snapshot: Snapshot, log: Log, now_ms: int, tombstones_kept_ms: int) -> bool:
+    """Whether the log behind the snapshot may no longer say that something in the snapshot was deleted.
+
+    A tombstone is gone from a cleaned log `tombstones_kept_ms` after a pass, so never from behind a younger snapshot;
+    and where nothing is missing nothing was cleaned.
+    """
+    if now_ms - snapshot.created_ms < tombstones_kept_ms:
+        return False
+    expected = snapshot.offset
+    for header, _ in log.batches(snapshot.offset):
+        if header.base_offset > expected or header.records_count <= header.last_offset_delta:
+            return True
+        expected = header.next_offset
+    return expected < log.end_offset
 
 
 def remove_snapshot(file_system: FileSystem, directory: str) -> None:

@@ -29,6 +29,7 @@ from protocol.errors import KafkaError
 from protocol.messages import FeatureLevelRecord, Message, PartitionRecord, TopicRecord
 
 SHARDS = 4
+TOMBSTONES_KEPT_MS = 60_000
 TOPICS = {"t1": 1, "t3": 3}
 
 
@@ -93,6 +94,9 @@ class Harness:
 
     def on_coordinator_append(self, shard_id: int, size_bytes: int) -> None:
         """No fetch waits for it here."""
+
+    def tombstones_kept_ms(self) -> int:
+        return TOMBSTONES_KEPT_MS
 
     def on_shards_given_up(self) -> None:
         """The topic stays here."""
