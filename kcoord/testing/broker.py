@@ -112,6 +112,11 @@ class KcoordBroker:
         self.bootstrap_servers: str = status["bootstrap_servers"]
 
     @property
+    def listeners(self) -> dict[str, str]:
+        """Listener name -> `host:port` that is listened on, which may differ from what clients are told."""
+        return cast("dict[str, dict[str, str]]", self.call("GET", "/"))["listeners"]
+
+    @property
     def host(self) -> str:
         return self.bootstrap_servers.rpartition(":")[0]
 

@@ -90,6 +90,7 @@ class Controller:
         process = self._host.process
         return {
             "bootstrap_servers": self._host.bootstrap_servers,
+            "listeners": {name: str(one).partition("://")[2] for name, one in process.bound.items()},
             "cluster_id": process.broker.cluster_id,
             "now_ms": process.now_ms(),
             "ahead_ms": process.clock.ahead_ms,

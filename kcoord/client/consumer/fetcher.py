@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from kcoord.client.cluster import Cluster, Purpose
 from kcoord.client.config import ConsumerConfig
+from kcoord.client.consumer.fetch_session import FIRST_VERSION_WITH_TOPIC_IDS, SESSION_ERRORS, FetchSession, Place
 from kcoord.client.consumer.fetched import AbortedTransaction, FetchedRecords
 from kcoord.client.consumer.metadata_updater import MetadataUpdater
 from kcoord.client.consumer.positions import Positions
@@ -25,7 +26,6 @@ from protocol.uuid import ZERO_UUID
 _log = logging.getLogger(__name__)
 
 _CHUNKS_AHEAD: Final = 2
-_FIRST_VERSION_WITH_TOPIC_IDS: Final = 13
 _READ_COMMITTED: Final = "read_committed"
 # The leader has moved, or the broker does not know it yet.
 _OUTDATED: Final = frozenset(
@@ -75,6 +75,7 @@ class Fetcher:
         self._order: deque[TopicPartition] = deque()
         self._busy: dict[int, asyncio.Task[None]] = {}
         self._failures: dict[int, int] = {}
+        self._sessions: dict[int, FetchSession] = {}
         self._failure: KafkaError | CorruptBatchError | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -179,13 +180,23 @@ class Fetcher:
             self._changed.notify()
 
     async def _try_fetch(self, leader: int, asked: dict[TopicPartition, _Asked]) -> None:
+        session = self._sessions.setdefault(leader, FetchSession())
         try:
-            response = await self._request(leader, asked)
-            if response.error_code:
-                raise KafkaError(error_of(response.error_code), "Fetch")
+            was_incremental = session.is_incremental
+            response = await self._request(leader, session, asked)
+            error_code = error_of(response.error_code)
+            if was_incremental and error_code in SESSION_ERRORS:
+                _log.debug("fetch session %d of broker %d: %s", session.id, leader, error_code.name)
+                session.failed(error_code)
+                self._failures[leader] = 0
+                return
+            if error_code:
+                raise KafkaError(error_code, "Fetch")
+            session.answered(response.session_id)
             is_outdated = self._take_response(response, asked)
             self._failures[leader] = self._failures.get(leader, 0) + 1 if is_outdated else 0
         except KafkaError as error:
+            session.failed(error.error)
             _log.debug("fetch from broker %d: %s", leader, error)
             self._failures[leader] = self._failures.get(leader, 0) + 1
             if error.error.retriable:
@@ -194,30 +205,24 @@ class Fetcher:
                 self._failure = error
                 self._changed.notify()
 
-    async def _request(self, leader: int, asked: dict[TopicPartition, _Asked]) -> FetchResponse:
+    async def _request(self, leader: int, session: FetchSession, asked: dict[TopicPartition, _Asked]) -> FetchResponse:
         connection = await self._cluster.connection(leader, Purpose.FETCHES)
         knows_ids = all(each.state.topic_id != ZERO_UUID for each in asked.values())
-        version = connection.versions.choose(FetchRequest, 4, None if knows_ids else _FIRST_VERSION_WITH_TOPIC_IDS - 1)
+        version = connection.versions.choose(FetchRequest, 4, None if knows_ids else FIRST_VERSION_WITH_TOPIC_IDS - 1)
         config = self._config
-        topics: dict[tuple[str, bytes], list[FetchRequest.FetchPartition]] = {}
-        for partition, each in asked.items():
-            topics.setdefault((partition.topic, each.state.topic_id), []).append(
-                FetchRequest.FetchPartition(
-                    partition=partition.partition,
-                    current_leader_epoch=each.leader_epoch,
-                    fetch_offset=each.offset,
-                    partition_max_bytes=config.max_partition_fetch_bytes,
-                )
-            )
-        request = FetchRequest(
-            max_wait_ms=config.fetch_max_wait_ms,
-            min_bytes=config.fetch_min_bytes,
-            max_bytes=config.fetch_max_bytes,
-            isolation_level=int(config.isolation_level == _READ_COMMITTED),
-            topics=[
-                FetchRequest.FetchTopic(topic=name, topic_id=topic_id, partitions=partitions)
-                for (name, topic_id), partitions in topics.items()
-            ],
+        places = {
+            partition: Place(each.state.topic_id, each.offset, each.leader_epoch) for partition, each in asked.items()
+        }
+        request = session.ask(
+            FetchRequest(
+                max_wait_ms=config.fetch_max_wait_ms,
+                min_bytes=config.fetch_min_bytes,
+                max_bytes=config.fetch_max_bytes,
+                isolation_level=int(config.isolation_level == _READ_COMMITTED),
+            ),
+            places,
+            version,
+            config.max_partition_fetch_bytes,
         )
         timeout_ms = config.request_timeout_ms + config.fetch_max_wait_ms
         return await connection.call_version(request, FetchResponse, version, timeout_ms=timeout_ms)

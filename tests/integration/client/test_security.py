@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam for TLS and SASL: all three clients through a TLS server, and SASL exchanges of one and two steps."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kcoord.client import (
+    AdminClient,
+    Consumer,
+    Errors,
+    KafkaError,
+    NewTopic,
+    Producer,
+    RequestSender,
+    TopicPartition,
+)
+from kcoord.testing import KcoordBroker, start_broker
+from protocol.messages import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+from tests.integration.client.secure_front import CERTIFICATE, SecureFront, Step
+
+
+class Tls:
+    """TLS with the test's certificate, without SASL."""
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        return ssl.create_default_context(cafile=str(CERTIFICATE))
+
+    async def authenticate(self, sender: RequestSender) -> None:
+        """TLS alone."""
+
+
+class Sasl(Tls):
+    """A mechanism whose messages are given."""
+
+    def __init__(self, mechanism: str, *messages: bytes) -> None:
+        self._mechanism = mechanism
+        self._messages = messages
+        self.challenges: list[bytes] = []
+
+    async def authenticate(self, sender: RequestSender) -> None:
+        shake = await sender.call(SaslHandshakeRequest(mechanism=self._mechanism), SaslHandshakeResponse)
+        if shake.error_code:
+            raise KafkaError(Errors(shake.error_code), f"there is {', '.join(shake.mechanisms)}")
+        for message in self._messages:
+            answer = await sender.call(SaslAuthenticateRequest(auth_bytes=message), SaslAuthenticateResponse)
+            if answer.error_code:
+                raise KafkaError(Errors(answer.error_code), answer.error_message)
+            self.challenges.append(answer.auth_bytes)
+
+
+class PlainSasl(Sasl):
+    """SASL without TLS."""
+
+    def ssl_context(self) -> None:
+        return None
+
+
+def expect(said: bytes, answer: bytes = b"") -> Step:
+    def step(received: bytes) -> tuple[Errors, bytes]:
+        return (Errors.NONE, answer) if received == said else (Errors.SASL_AUTHENTICATION_FAILED, b"")
+
+    return step
+
+
+@asynccontextmanager
+async def behind(front: SecureFront) -> AsyncIterator[KcoordBroker]:
+    """A broker that tells its clients to come through the front."""
+    async with front.open():
+        config = {
+            "listeners": "PLAINTEXT://127.0.0.1:0,FRONT://127.0.0.1:0",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:0,FRONT://127.0.0.1:{front.port}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,FRONT:PLAINTEXT",
+        }
+        broker = await asyncio.to_thread(start_broker, config)
+        try:
+            front.broker_port = int(broker.listeners["FRONT"].rpartition(":")[2])
+            yield broker
+        finally:
+            await asyncio.to_thread(broker.stop)
+
+
+async def use_all(address: str, security: Tls) -> None:
+    """The topic t is made, written to and read, each by a client of its own."""
+    async with AdminClient(bootstrap_servers=address, security=security) as admin:
+        (await admin.create_topics([NewTopic("t", 1, 1)])).all()
+    async with Producer(bootstrap_servers=address, security=security) as producer:
+        await producer.send_and_wait("t", "secret")
+    async with Consumer(
+        bootstrap_servers=address, security=security, group_id="g", auto_offset_reset="earliest"
+    ) as consumer:
+        consumer.subscribe(["t"])
+        assert [record.value for record in await consumer.poll(10_000)] == [b"secret"]
+        await consumer.commit()
+        assert (await consumer.committed([TopicPartition("t", 0)]))[TopicPartition("t", 0)] is not None
+
+
+async def test_tls() -> None:
+    front = SecureFront()
+    async with behind(front) as broker:
+        await use_all(f"127.0.0.1:{front.port}", Tls())
+        assert [record.value for record in broker.records("t")] == [b"secret"]
+
+
+@pytest.mark.parametrize("tls", [True, False])
+async def test_one_step_of_sasl(tls: bool) -> None:
+    """PLAIN, on every connection of every client."""
+    front = SecureFront("PLAIN", (expect(b"\0me\0word"),), tls=tls)
+    async with behind(front):
+        await use_all(f"127.0.0.1:{front.port}", (Sasl if tls else PlainSasl)("PLAIN", b"\0me\0word"))
+        assert front.authenticated >= 3
+
+
+async def test_the_class_in_the_docs() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "client.md").read_text()
+    (source,) = (found for found in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class SaslPlain" in found)
+    names: dict[str, Any] = {}
+    exec(compile(source, "docs/client.md", "exec"), names)
+    front = SecureFront("PLAIN", (expect(b"\0me\0word"),))
+    async with behind(front):
+        await use_all(f"127.0.0.1:{front.port}", names["SaslPlain"]("me", "word", str(CERTIFICATE)))
+    assert front.authenticated >= 3
+
+
+async def test_two_steps_of_sasl() -> None:
+    """A challenge and a response, as SCRAM has them."""
+    front = SecureFront("SCRIPT", (expect(b"first", b"challenge"), expect(b"second", b"done")))
+    security = Sasl("SCRIPT", b"first", b"second")
+    async with behind(front), AdminClient(bootstrap_servers=f"127.0.0.1:{front.port}", security=security) as admin:
+        assert await admin.list_topics() == []
+    assert security.challenges[:2] == [b"challenge", b"done"]
+
+
+@pytest.mark.parametrize(
+    ("security", "error"),
+    [
+        (Sasl("PLAIN", b"wrong"), Errors.SASL_AUTHENTICATION_FAILED),
+        (Sasl("OTHER", b""), Errors.UNSUPPORTED_SASL_MECHANISM),
+    ],
+)
+async def test_a_refusal_is_told_at_once(security: Sasl, error: Errors) -> None:
+    """It is not tried again until the timeout: the next attempt would end the same way."""
+    front = SecureFront("PLAIN", (expect(b"right"),))
+    async with behind(front):
+        began = time.monotonic()
+        with pytest.raises(KafkaError) as refused:
+            async with AdminClient(bootstrap_servers=f"127.0.0.1:{front.port}", security=security) as admin:
+                await admin.list_topics()
+        assert refused.value.error is error
+        assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("security", [None, PlainSasl("PLAIN", b"")])
+async def test_a_client_without_tls_does_not_get_through(security: PlainSasl | None) -> None:
+    front = SecureFront()
+    async with behind(front):
+        with pytest.raises(KafkaError):
+            async with AdminClient(
+                bootstrap_servers=f"127.0.0.1:{front.port}", security=security, default_api_timeout_ms=500
+            ) as admin:
+                await admin.list_topics()
+
+
+async def test_a_certificate_that_nobody_trusts() -> None:
+    class Strict(Tls):
+        def ssl_context(self) -> ssl.SSLContext:
+            return ssl.create_default_context()
+
+    front = SecureFront()
+    async with behind(front):
+        with pytest.raises(KafkaError, match="CERTIFICATE_VERIFY_FAILED"):
+            async with AdminClient(
+                bootstrap_servers=f"127.0.0.1:{front.port}", security=Strict(), default_api_timeout_ms=500
+            ) as admin:
+                await admin.list_topics()

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KIP-227: whatever is asked for, and however requests fail, the leader reads exactly what was wanted."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcoord.client.consumer.fetch_session import FetchSession, Place
+from kcoord.client.types import TopicPartition
+from protocol.errors import Errors
+from protocol.messages import FetchRequest
+
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
+ID, OTHER_ID = b"\x01" * 16, b"\x02" * 16
+
+
+def place(offset: int, topic_id: bytes = ID) -> Place:
+    return Place(topic_id, offset, 3)
+
+
+class Leader:
+    """The session cache of a broker, by KIP-227: what it reads after a request."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, tuple[int, dict[tuple[str, bytes, int], tuple[int, int]]]] = {}
+        self._next_id = 1
+
+    def fetch(self, request: FetchRequest, *, keeps: bool = True) -> tuple[Errors, int]:
+        """The error of the whole request and the session id of the answer."""
+        named = {
+            (topic.topic, topic.topic_id, each.partition): (each.fetch_offset, each.current_leader_epoch)
+            for topic in request.topics
+            for each in topic.partitions
+        }
+        if request.session_epoch <= 0:
+            self.sessions.pop(request.session_id, None)
+            self.read = named
+            if request.session_epoch < 0 or not keeps:
+                return Errors.NONE, 0
+            self._next_id += 1
+            self.sessions[self._next_id] = (1, named)
+            return Errors.NONE, self._next_id
+        if request.session_id not in self.sessions:
+            return Errors.FETCH_SESSION_ID_NOT_FOUND, 0
+        epoch, known = self.sessions[request.session_id]
+        if epoch != request.session_epoch:
+            return Errors.INVALID_FETCH_SESSION_EPOCH, 0
+        for topic in request.forgotten_topics_data:
+            for partition in topic.partitions:
+                del known[topic.topic, topic.topic_id, partition]
+        known.update(named)
+        self.sessions[request.session_id] = (epoch + 1, known)
+        self.read = dict(known)
+        return Errors.NONE, request.session_id
+
+
+def ask(session: FetchSession, wanted: dict[TopicPartition, Place], version: int = 13) -> FetchRequest:
+    request = session.ask(FetchRequest(), wanted, version, 1000)
+    return FetchRequest.decode(request.encode(version), version)
+
+
+def named(request: FetchRequest) -> list[tuple[bytes, int, int]]:
+    return [
+        (topic.topic_id, each.partition, each.fetch_offset) for topic in request.topics for each in topic.partitions
+    ]
+
+
+def test_only_what_has_changed_is_named() -> None:
+    session = FetchSession()
+    first = ask(session, {A0: place(0), A1: place(0)})
+    assert (first.session_id, first.session_epoch, len(named(first))) == (0, 0, 2)
+    session.answered(77)
+    second = ask(session, {A0: place(5), A1: place(0)})
+    assert (second.session_id, second.session_epoch, named(second)) == (77, 1, [(ID, 0, 5)])
+    session.answered(77)
+    third = ask(session, {A0: place(5)})
+    assert (third.session_epoch, named(third)) == (2, [])
+    assert [(topic.topic_id, topic.partitions) for topic in third.forgotten_topics_data] == [(ID, [1])]
+
+
+def test_a_topic_that_was_made_again_is_another_one() -> None:
+    session = FetchSession()
+    ask(session, {A0: place(5)})
+    session.answered(77)
+    request = ask(session, {A0: place(5, OTHER_ID)})
+    assert [(topic.topic_id, topic.partitions) for topic in request.forgotten_topics_data] == [(ID, [0])]
+    assert named(request) == [(OTHER_ID, 0, 5)]
+
+
+def test_a_lost_answer_ends_the_session() -> None:
+    session = FetchSession()
+    ask(session, {A0: place(0)})
+    session.answered(77)
+    session.failed()
+    again = ask(session, {A0: place(0)})
+    assert (again.session_id, again.session_epoch, named(again)) == (77, 0, [(ID, 0, 0)])
+
+
+def test_old_brokers_have_no_sessions() -> None:
+    session = FetchSession()
+    for _ in range(2):
+        request = ask(session, {A0: place(0)}, 6)
+        assert (request.session_epoch, len(request.topics)) == (-1, 1)
+        session.answered(0)
+
+
+def test_names_and_ids_are_not_mixed_in_a_session() -> None:
+    session = FetchSession()
+    ask(session, {A0: place(0)}, 12)
+    session.answered(77)
+    request = ask(session, {A0: place(0)}, 13)
+    assert (request.session_id, request.session_epoch, len(named(request))) == (77, 0, 1)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.dictionaries(
+            st.sampled_from([A0, A1, B0]), st.builds(place, st.integers(0, 2), st.sampled_from([ID, OTHER_ID]))
+        ),
+        st.sampled_from(["answer", "answer", "answer", "lost request", "lost answer", "evicted", "no room"]),
+    ),
+    max_size=20,
+)
+
+
+@given(STEPS)
+def test_the_leader_reads_exactly_what_is_wanted(steps: list[tuple[dict[TopicPartition, Place], str]]) -> None:
+    session, leader = FetchSession(), Leader()
+    for wanted, fate in steps:
+        if fate == "evicted":
+            leader.sessions.clear()
+        request = session.ask(FetchRequest(), wanted, 17, 1000)
+        if fate == "lost request":
+            session.failed()
+            continue
+        error, session_id = leader.fetch(request, keeps=fate != "no room")
+        if error:
+            assert request.session_epoch > 0, "a full request is always answered"
+            session.failed(error)
+            continue
+        expected = {
+            (partition.topic, each.topic_id, partition.partition): (each.offset, each.leader_epoch)
+            for partition, each in wanted.items()
+        }
+        assert leader.read == expected
+        if fate == "lost answer":
+            session.failed()
+        else:
+            session.answered(session_id)
