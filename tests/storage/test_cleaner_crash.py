@@ -85,7 +85,7 @@ def after_crash(file_system: MemoryFileSystem, keep: Keep, recovery_point: int) 
 
 
 @pytest.mark.parametrize("keep", KEEPS, ids=lambda keep: keep.__name__)
-def test_a_crash_at_every_step_loses_and_resurrects_nothing(keep: Keep) -> None:
+def test_d6_d7_a_crash_at_every_step_loses_and_resurrects_nothing(keep: Keep) -> None:
     """D-6, D-7."""
     file_system, log = prepared()
     expected, end_offset = state(records(log)), log.end_offset
@@ -113,7 +113,7 @@ def test_a_crash_at_every_step_loses_and_resurrects_nothing(keep: Keep) -> None:
     assert len(outcomes) == 2, "some crashes leave the old segments, others the new one"
 
 
-def test_a_crash_during_the_recovery_of_a_crash() -> None:
+def test_d7_a_crash_during_the_recovery_of_a_crash() -> None:
     file_system, log = prepared()
     expected = state(records(log))
     for step in range(0, STEPS, 3):
@@ -133,7 +133,9 @@ def test_a_crash_during_the_recovery_of_a_crash() -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
 @pytest.mark.parametrize("is_lasting", [False, True], ids=["once", "for good"])
-def test_an_error_at_every_step_leaves_a_log_that_works_or_says_that_it_failed(code: int, is_lasting: bool) -> None:
+def test_d4_d14_an_error_at_every_step_leaves_a_log_that_works_or_says_that_it_failed(
+    code: int, is_lasting: bool
+) -> None:
     """D-4, D-14: after the error the log goes on with what it had, or is opened again by whoever uses it."""
     for step in range(STEPS):
         file_system, log = prepared()

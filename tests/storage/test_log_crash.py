@@ -98,7 +98,7 @@ class Script:
 
 
 @pytest.mark.parametrize("keep", KEEPS)
-def test_a_crash_at_every_step_of_writing(keep: str) -> None:
+def test_d5_a_crash_at_every_step_of_writing(keep: str) -> None:
     for step in count():
         fs = MemoryFileSystem()
         script = Script(fs)
@@ -232,7 +232,7 @@ IO_ERROR = OSError(errno.EIO, "medium")
 
 @pytest.mark.parametrize("taken", [0, 1, 30, 79])
 @pytest.mark.parametrize("error", [NO_SPACE, IO_ERROR])
-def test_a_failed_write_leaves_the_log_as_it_was(taken: int, error: OSError) -> None:
+def test_d4_a_failed_write_leaves_the_log_as_it_was(taken: int, error: OSError) -> None:
     data = batches(4)
     fs = MemoryFileSystem()
     log = filled_log(fs, data[:2])
@@ -248,7 +248,7 @@ def test_a_failed_write_leaves_the_log_as_it_was(taken: int, error: OSError) -> 
     assert content(open_log(fs)) == data[:3]
 
 
-def test_a_short_write_is_continued() -> None:
+def test_d4_a_short_write_is_continued() -> None:
     data = batches(2)
     fs = MemoryFileSystem()
     log = open_log(fs)
@@ -258,7 +258,7 @@ def test_a_short_write_is_continued() -> None:
     assert content(log) == data
 
 
-def test_a_write_that_cannot_be_undone_fails_the_log() -> None:
+def test_d4_a_write_that_cannot_be_undone_fails_the_log() -> None:
     data = batches(3)
     fs = MemoryFileSystem()
     log = filled_log(fs, data[:2])
@@ -275,7 +275,7 @@ def test_a_write_that_cannot_be_undone_fails_the_log() -> None:
     assert content(open_log(fs)) == data[:2]
 
 
-def test_a_failed_sync_fails_the_log_until_it_is_opened_again() -> None:
+def test_d3_a_failed_sync_fails_the_log_until_it_is_opened_again() -> None:
     data = batches(4)
     fs = MemoryFileSystem()
     log = filled_log(fs, data[:2])
@@ -293,7 +293,7 @@ def test_a_failed_sync_fails_the_log_until_it_is_opened_again() -> None:
     log.close()
 
 
-def test_after_a_failed_sync_the_reopened_log_serves_only_what_is_on_disk() -> None:
+def test_d3_after_a_failed_sync_the_reopened_log_serves_only_what_is_on_disk() -> None:
     data = batches(4)
     fs = MemoryFileSystem()
     log = filled_log(fs, data[:2])
@@ -312,7 +312,7 @@ def test_after_a_failed_sync_the_reopened_log_serves_only_what_is_on_disk() -> N
     assert content(open_log(fs))[:-1] == served == data[:3]
 
 
-def test_a_failed_sync_of_a_folder_fails_the_log() -> None:
+def test_d3_a_failed_sync_of_a_folder_fails_the_log() -> None:
     fs = MemoryFileSystem()
     log = open_log(fs)
     log.append(batch(0), now_ms=NOW_MS)

@@ -49,7 +49,7 @@ def flip(position: int, mask: int = 0x40) -> Change:
 # -- torn tails --------------------------------------------------------------------------------------------------------
 
 
-def test_every_prefix_recovers_to_its_whole_batches() -> None:
+def test_d1_every_prefix_recovers_to_its_whole_batches() -> None:
     data = [batch(0, 3), batch(3), batch(4, 2, value_size=70), batch(6, 2)]
     whole = b"".join(data)
     ends = [sum(map(len, data[:number])) for number in range(len(data) + 1)]
@@ -69,7 +69,7 @@ def test_every_prefix_recovers_to_its_whole_batches() -> None:
 
 
 @pytest.mark.parametrize("zeros", [1, 11, 12, 60, 61, 62, 200, 5000])
-def test_a_tail_of_zeros_is_cut(zeros: int) -> None:
+def test_d2_a_tail_of_zeros_is_cut(zeros: int) -> None:
     data = batches(5)
     fs = written(data)
     fs.damage(LOG_FILE, lambda old: old + bytes(zeros))
@@ -79,7 +79,7 @@ def test_a_tail_of_zeros_is_cut(zeros: int) -> None:
     assert log.recovery_report.cuts[0].lost_bytes == zeros
 
 
-def test_every_prefix_of_the_last_batch_with_zeros_to_its_end_is_cut() -> None:
+def test_d2_every_prefix_of_the_last_batch_with_zeros_to_its_end_is_cut() -> None:
     data = batches(3)
     last = len(data[-1])
     for kept in range(last):
@@ -89,14 +89,14 @@ def test_every_prefix_of_the_last_batch_with_zeros_to_its_end_is_cut() -> None:
         assert content(open_log(fs)) == whole, kept
 
 
-def test_a_tail_of_old_bytes_is_cut() -> None:
+def test_d2_a_tail_of_old_bytes_is_cut() -> None:
     data = batches(3)
     fs = written(data)
     fs.damage(LOG_FILE, lambda old: old + b"\xa5" * 3000)
     assert content(open_log(fs)) == data
 
 
-def test_a_torn_batch_larger_than_a_read_is_cut() -> None:
+def test_d1_a_torn_batch_larger_than_a_read_is_cut() -> None:
     data = [batch(0), batch(1, value_size=3 << 20)]
     fs = written(data, segment_bytes=8 << 20)
     assert content(open_log(fs)) == data
@@ -104,7 +104,7 @@ def test_a_torn_batch_larger_than_a_read_is_cut() -> None:
     assert content(open_log(fs)) == data[:1]
 
 
-def test_the_cut_is_durable_before_the_log_is_used() -> None:
+def test_d1_the_cut_is_durable_before_the_log_is_used() -> None:
     data = batches(3)
     fs = written(data)
     fs.damage(LOG_FILE, lambda old: old[:-1])
@@ -137,7 +137,7 @@ def assert_refused(fs: MemoryFileSystem, position: int, offset: int, reason: str
     assert read_file(fs, LOG_FILE) == before
 
 
-def test_every_flipped_bit_in_the_middle_is_refused() -> None:
+def test_d8_every_flipped_bit_in_the_middle_is_refused() -> None:
     data = batches(4)
     start = len(data[0])
     for position in range(start, start + len(data[1])):
@@ -154,27 +154,27 @@ def test_every_flipped_bit_in_the_middle_is_refused() -> None:
                 assert_refused(fs, start, 1, "a sound batch with offset 2 follows")
 
 
-def test_a_length_beyond_the_end_in_the_middle_is_no_torn_tail() -> None:
+def test_d8_a_length_beyond_the_end_in_the_middle_is_no_torn_tail() -> None:
     data = batches(4)
     fs = written(data)
     fs.damage(LOG_FILE, flip(len(data[0]) + 9))
     assert_refused(fs, len(data[0]), 1, "the batch says that it has .* a sound batch with offset 2 follows")
 
 
-def test_offsets_that_go_back_are_refused() -> None:
+def test_d11_offsets_that_go_back_are_refused() -> None:
     data = batches(3)
     fs = written(data)
     fs.damage(LOG_FILE, lambda old: data[0] + data[1] + data[0])
     assert_refused(fs, len(data[0]) * 2, 2, "begins with offset 0, but the log is at 2 already")
 
 
-def test_offsets_that_overlap_are_refused() -> None:
+def test_d11_offsets_that_overlap_are_refused() -> None:
     fs = written(batches(3))
     fs.damage(LOG_FILE, lambda old: batch(0, 5) + batch(4))
     assert_refused(fs, len(batch(0, 5)), 5, "begins with offset 4, but the log is at 5 already")
 
 
-def test_a_batch_of_another_file_is_refused() -> None:
+def test_d9_a_batch_of_another_file_is_refused() -> None:
     fs = MemoryFileSystem()
     log = open_log(fs, start_offset=100)
     log.append(batch(100), now_ms=NOW_MS)
@@ -201,7 +201,7 @@ def test_an_old_message_is_refused_wherever_it_is(magic: int) -> None:
     assert_refused(fs, 0, 0, f"old format .magic {magic}.")
 
 
-def test_a_hole_of_zeros_in_the_middle_is_refused() -> None:
+def test_d8_a_hole_of_zeros_in_the_middle_is_refused() -> None:
     data = batches(40)
     position = len(b"".join(data[:10]))
     fs = written(data)
@@ -225,14 +225,14 @@ def test_a_file_that_ends_before_the_recovery_point_is_refused() -> None:
         assert_refused(fs, len(b"".join(data[:3])), 3, "below offset 4 had reached", recovery_point=4, clean=clean)
 
 
-def test_a_missing_file_is_refused() -> None:
+def test_d5_a_missing_file_is_refused() -> None:
     fs = closed(batches(4))
     fs.remove(LOG_FILE)
     with pytest.raises(CorruptLogError, match="the file is missing"):
         open_log(fs, recovery_point=4)
 
 
-def test_a_flipped_bit_in_the_last_batch_after_a_clean_stop_is_refused() -> None:
+def test_d8_a_flipped_bit_in_the_last_batch_after_a_clean_stop_is_refused() -> None:
     data = batches(4)
     fs = closed(data)
     fs.damage(LOG_FILE, flip(len(b"".join(data)) - 3))
@@ -247,7 +247,7 @@ def test_a_torn_segment_before_the_last_one_is_refused() -> None:
         open_log(fs, new_config(segment_bytes=400))
 
 
-def test_segments_that_overlap_are_refused() -> None:
+def test_d11_segments_that_overlap_are_refused() -> None:
     fs = written(batches(10), segment_bytes=400)
     size = fs.size(LOG_FILE)
     count = size // len(batch(0))
@@ -256,7 +256,7 @@ def test_segments_that_overlap_are_refused() -> None:
         open_log(fs, new_config(segment_bytes=400))
 
 
-def test_damage_in_a_closed_segment_is_refused_when_it_is_read() -> None:
+def test_d8_damage_in_a_closed_segment_is_refused_when_it_is_read() -> None:
     data = batches(10)
     fs = closed(data, segment_bytes=400)
     fs.damage(LOG_FILE, flip(len(data[0]) + 70))
@@ -315,7 +315,7 @@ def test_repair_drops_segments_that_overlap() -> None:
     ],
     ids=["missing", "empty", "torn", "short", "zeros", "preallocated", "reversed", "repeated", "flipped"],
 )
-def test_a_bad_index_costs_time_only(clean: int, file: str, change: Change | None) -> None:
+def test_d10_a_bad_index_costs_time_only(clean: int, file: str, change: Change | None) -> None:
     data = batches(100)
     fs = closed(data)
     intact = read_file(fs, file)
@@ -339,7 +339,7 @@ def test_a_bad_index_costs_time_only(clean: int, file: str, change: Change | Non
 
 
 @pytest.mark.parametrize("name", ["index", "timeindex"])
-def test_a_missing_index_of_a_closed_segment_is_made_again(name: str) -> None:
+def test_d10_a_missing_index_of_a_closed_segment_is_made_again(name: str) -> None:
     data = batches(100)
     fs = closed(data, segment_bytes=3000)
     path = f"{DIRECTORY}/{0:020d}.{name}"
@@ -350,7 +350,7 @@ def test_a_missing_index_of_a_closed_segment_is_made_again(name: str) -> None:
     assert read_file(fs, path) == intact
 
 
-def test_an_index_entry_that_points_between_batches_is_not_believed() -> None:
+def test_d10_an_index_entry_that_points_between_batches_is_not_believed() -> None:
     data = batches(100)
     fs = closed(data, segment_bytes=3000)
     fs.damage(INDEX_FILE, lambda old: old[:7] + bytes([old[7] ^ 1]) + old[8:])
@@ -387,7 +387,7 @@ def test_deleted_and_cleaned_files_are_removed() -> None:
 
 
 @pytest.mark.parametrize("removed", [0, 1, 2])
-def test_a_swap_file_takes_the_place_of_the_segments_it_was_made_from(removed: int) -> None:
+def test_d6_a_swap_file_takes_the_place_of_the_segments_it_was_made_from(removed: int) -> None:
     data = batches(12)
     config = new_config(segment_bytes=400)
     fs = closed(data, segment_bytes=400)
@@ -411,7 +411,7 @@ def test_a_swap_file_beside_unfinished_ones_is_undone() -> None:
     assert content(open_log(fs)) == data
 
 
-def test_a_damaged_swap_file_is_refused() -> None:
+def test_d6_a_damaged_swap_file_is_refused() -> None:
     fs = closed(batches(6))
     fs.open_append(f"{DIRECTORY}/{0:020d}.log.swap").write(batch(0)[:-1])
     with pytest.raises(CorruptLogError, match=r"log\.swap"):

@@ -47,7 +47,7 @@ def test_none_is_no_error(file_system: MemoryFileSystem) -> None:
     assert read_snapshot(file_system, DIRECTORY) is None
 
 
-def test_every_flipped_bit_is_found(file_system: MemoryFileSystem) -> None:
+def test_d10_every_flipped_bit_is_found(file_system: MemoryFileSystem) -> None:
     """D-10."""
     write_snapshot(file_system, DIRECTORY, NEW)
     for bit in range(0, file_system.size(PATH) * 8, 5):
@@ -64,7 +64,7 @@ def _flipped(data: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
-def test_every_shorter_and_a_longer_file_is_refused(file_system: MemoryFileSystem) -> None:
+def test_d10_every_shorter_and_a_longer_file_is_refused(file_system: MemoryFileSystem) -> None:
     write_snapshot(file_system, DIRECTORY, NEW)
     whole = file_system.open_read(PATH).read_at(0, 10_000)
     for size in range(len(whole)):
@@ -88,7 +88,7 @@ def test_chunks_that_changed_places_are_noticed(file_system: MemoryFileSystem) -
 
 
 @pytest.mark.parametrize("keep", [keep_nothing, keep_everything], ids=["nothing kept", "all kept"])
-def test_a_crash_at_every_step_leaves_the_old_or_the_new_one(keep: Keep) -> None:
+def test_d6_a_crash_at_every_step_leaves_the_old_or_the_new_one(keep: Keep) -> None:
     step, is_through = 0, False
     while not is_through:
         file_system = MemoryFileSystem()

@@ -82,7 +82,7 @@ async def until_served(broker: Harness) -> object:
 
 @pytest.mark.parametrize("code", [5, 28, 122], ids=["EIO", "ENOSPC", "EDQUOT"])
 @pytest.mark.parametrize("kind", ["write", "datasync", "sync_dir"])
-async def test_what_the_disk_refused_is_not_acknowledged(broker: Harness, kind: str, code: int) -> None:
+async def test_d3_d4_what_the_disk_refused_is_not_acknowledged(broker: Harness, kind: str, code: int) -> None:
     """D-3, D-4: the shard fails, is loaded again from what is on disk by then, and takes new commits."""
     assert await put(broker, 1) == 0
     memory(broker).fault = lambda operation: OSError(code, "planted") if operation.kind == kind else None
@@ -110,7 +110,7 @@ async def test_a_shard_takes_commits_again_after_a_fault(broker: Harness) -> Non
     again.groups.close()
 
 
-async def test_a_slow_disk_fences_nobody(broker: Harness) -> None:
+async def test_d12_a_slow_disk_fences_nobody(broker: Harness) -> None:
     """D-12: while a sync takes longer than the session timeout, heartbeats are answered and keep their members."""
     joined = await broker.call(join("steady"), 1)
     assert joined.error_code == 0
@@ -138,7 +138,7 @@ async def test_a_slow_disk_fences_nobody(broker: Harness) -> None:
     assert (await broker.call(beat, 1)).error_code == 0
 
 
-async def test_a_disk_that_is_full_when_offsets_expire(broker: Harness) -> None:
+async def test_d14_a_disk_that_is_full_when_offsets_expire(broker: Harness) -> None:
     """D-14: the tombstones fail like any write; the offsets are still there, and expire when there is space again."""
     assert await put(broker, 1) == 0
     memory(broker).fault = lambda operation: OSError(28, "planted") if operation.kind == "write" else None
@@ -192,7 +192,7 @@ async def test_indexes_are_stored_by_the_tick(broker: Harness) -> None:
     raise AssertionError("no index file")
 
 
-async def test_a_lost_directory_entry_of_a_log_loses_nothing_that_was_acknowledged(broker: Harness) -> None:
+async def test_d5_a_lost_directory_entry_of_a_log_loses_nothing_that_was_acknowledged(broker: Harness) -> None:
     """D-5."""
     for number in range(SHARDS * 3):
         answer = errors_of(await broker.call(commit(f"g{number}", ("t3", {0: number})), 9))
@@ -204,7 +204,7 @@ async def test_a_lost_directory_entry_of_a_log_loses_nothing_that_was_acknowledg
     again.groups.close()
 
 
-def test_the_times_of_files_do_not_matter(tmp_path: Path) -> None:
+def test_d13_the_times_of_files_do_not_matter(tmp_path: Path) -> None:
     """D-13."""
     directory = str(tmp_path / "t-0")
     log = Log.open(RealFileSystem(), directory, LogConfig(), 1000)
