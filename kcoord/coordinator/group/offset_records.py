@@ -10,12 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
-from struct import Struct
+from struct import Struct, pack
 from typing import Final, NamedTuple
 
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.group import Group
-from kcoord.coordinator.group.offsets import ROW, CommittedOffsets, TopicOffsets
+from kcoord.coordinator.group.offsets import (
+    CELL,
+    CELL_END,
+    NO_EXPIRE_TIMESTAMP,
+    CommittedOffset,
+    CommittedOffsets,
+    TopicOffsets,
+)
 from kcoord.coordinator.group.transactional_offsets import TransactionalOffsets
 from protocol.primitives import decode_uvarint
 from protocol.record_batch import BATCH_OVERHEAD_BYTES
@@ -23,9 +30,7 @@ from protocol.uuid import ZERO_UUID
 
 _KEY_TYPES: Final = (b"\x00\x00", b"\x00\x01")
 _PARTITION_BYTES: Final = 4
-_ROW_BYTES: Final = ROW.size
-_NO_EXPIRE_TIMESTAMP: Final = -1
-_NEVER: Final = repeat(_NO_EXPIRE_TIMESTAMP)
+_CELL_ENDS: Final = repeat(CELL_END)
 _SHORT_DELTAS: Final = 64
 _FIRST_DELTAS: Final = tuple(bytes([delta << 1]) for delta in range(_SHORT_DELTAS))
 _ODD_BYTES: Final = bytes(range(1, 256, 2))
@@ -238,21 +243,19 @@ def _put(
     times: tuple[int, ...],
 ) -> None:
     """Partitions that follow each other, where every one before them is there too, are put in one piece."""
-    rows = place.rows
     first, count = partitions[0], len(partitions)
-    present = len(rows) // _ROW_BYTES
     if (
         place.notes is None
-        and (not rows or (topic_id == place.topic_id and place.is_dense()))
-        and 0 <= first <= present
+        and (not place.cells or (topic_id == place.topic_id and place.is_dense()))
+        and 0 <= first <= len(place)
         and partitions == tuple(range(first, first + count))
     ):
         place.topic_id = topic_id
-        packed = b"".join(map(ROW.pack, partitions, leader_epochs, offsets, times, _NEVER))
-        rows[first * _ROW_BYTES : (first + count) * _ROW_BYTES] = packed
+        cells = b"".join(map(CELL.pack, partitions, offsets, leader_epochs, _CELL_ENDS))
+        place.put_first(partitions, cells, pack(f">{count}q", *times))
         return
-    for row in zip(partitions, leader_epochs, offsets, times, strict=True):
-        place.put(*row, _NO_EXPIRE_TIMESTAMP, "", topic_id)
+    for partition, leader_epoch, offset, time in zip(partitions, leader_epochs, offsets, times, strict=True):
+        place.put(partition, CommittedOffset(offset, leader_epoch, "", time, NO_EXPIRE_TIMESTAMP, topic_id))
 
 
 def _topic_id(tail: bytes) -> bytes | None:

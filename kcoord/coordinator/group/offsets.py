@@ -1,23 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Committed offsets: the last record per (group, topic, partition). Only the shard's replay changes them.
 
-A million of them is an ordinary number, so they are kept as packed rows, one run of bytes per group and topic, and
+A million of them is an ordinary number, and most requests are about them, so they are kept as packed rows, one run of
+bytes per group and topic, in the very shape in which OffsetFetch v8 and later answers them: an answer is a copy. They
 become objects when somebody looks. The same bytes go into snapshots and come back from there without being unpacked.
 """
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from protocol.uuid import ZERO_UUID
 
-ROW: Final = Struct(">iiqqq")
-"""partition, leader epoch, offset, commit timestamp, expire timestamp."""
+CELL: Final = Struct(">iqi4s")
+"""partition, offset, leader epoch, and what follows them in an answer: CELL_END."""
+CELL_END: Final = b"\x01\0\0\0"
+"""Empty metadata, no error, no tags; metadata of its own makes a Note."""
+CELL_BYTES: Final = CELL.size
+TIME: Final = Struct(">q")
+"""The commit timestamp."""
+TIME_BYTES: Final = TIME.size
+NO_EXPIRE_TIMESTAMP: Final = -1
 _PARTITION: Final = Struct(">i")
-_ROW_BYTES: Final = ROW.size
+
+
+class Note(NamedTuple):
+    """What is special about one partition's offset."""
+
+    metadata: str
+    topic_id: bytes
+    expire_timestamp_ms: int
 
 
 @dataclass(slots=True)
@@ -35,105 +50,131 @@ class CommittedOffset:
 class TopicOffsets(Mapping[int, CommittedOffset]):
     """One group's offsets of one topic by partition; partitions ascend.
 
-    `notes` has metadata and topic id of the partitions that have metadata, or another topic id than the rest.
+    `cells` and `times` have one row per partition. `notes` has the partitions with metadata, with an expire timestamp,
+    or with another topic id than the rest. `layout` grows with every change of which row is whose.
     """
 
-    __slots__ = ("notes", "rows", "topic_id")
+    __slots__ = ("cells", "layout", "notes", "times", "topic_id")
 
-    def __init__(self, topic_id: bytes, rows: bytearray, notes: dict[int, tuple[str, bytes]] | None) -> None:
+    def __init__(self, topic_id: bytes, cells: bytearray, times: bytearray, notes: dict[int, Note] | None) -> None:
         self.topic_id = topic_id
-        self.rows = rows
+        self.cells = cells
+        self.times = times
         self.notes = notes
+        self.layout = 0
 
     def __len__(self) -> int:
-        return len(self.rows) // _ROW_BYTES
+        return len(self.times) // TIME_BYTES
 
     def __iter__(self) -> Iterator[int]:
-        return (row[0] for row in ROW.iter_unpack(self.rows))
+        return (cell[0] for cell in CELL.iter_unpack(self.cells))
 
     def __contains__(self, partition: object) -> bool:
         return isinstance(partition, int) and self._find(partition)[1]
 
     def __getitem__(self, partition: int) -> CommittedOffset:
-        at, found = self._find(partition)
+        row, found = self._find(partition)
         if not found:
             raise KeyError(partition)
-        return self._offset(*ROW.unpack_from(self.rows, at))
+        return self._at(row)
 
     def get(self, partition: int, default: object = None) -> CommittedOffset | None:  # type: ignore[override]
-        at, found = self._find(partition)
-        return self._offset(*ROW.unpack_from(self.rows, at)) if found else None
+        row, found = self._find(partition)
+        return self._at(row) if found else None
 
     def items(self) -> ItemsView[int, CommittedOffset]:
         offset = self._offset
-        return {row[0]: offset(*row) for row in ROW.iter_unpack(self.rows)}.items()
+        rows = zip(CELL.iter_unpack(self.cells), TIME.iter_unpack(self.times), strict=True)
+        return {cell[0]: offset(*cell, *time) for cell, time in rows}.items()
 
     def values(self) -> ValuesView[CommittedOffset]:
         return dict(self.items()).values()
 
-    def _offset(self, partition: int, leader_epoch: int, offset: int, committed: int, expires: int) -> CommittedOffset:
-        metadata, topic_id = "", self.topic_id
-        if self.notes is not None:
-            metadata, topic_id = self.notes.get(partition, (metadata, topic_id))
-        return CommittedOffset(offset, leader_epoch, metadata, committed, expires, topic_id)
+    def _at(self, row: int) -> CommittedOffset:
+        cell = CELL.unpack_from(self.cells, row * CELL_BYTES)
+        return self._offset(*cell, *TIME.unpack_from(self.times, row * TIME_BYTES))
+
+    def _offset(self, partition: int, offset: int, leader_epoch: int, _: bytes, committed: int) -> CommittedOffset:
+        note = self.notes.get(partition) if self.notes is not None else None
+        if note is not None:
+            return CommittedOffset(
+                offset, leader_epoch, note.metadata, committed, note.expire_timestamp_ms, note.topic_id
+            )
+        return CommittedOffset(offset, leader_epoch, "", committed, NO_EXPIRE_TIMESTAMP, self.topic_id)
 
     def is_dense(self) -> bool:
         """Whether the partitions are 0, 1, 2 and so on without a gap."""
-        rows = self.rows
-        return not rows or _PARTITION.unpack_from(rows, len(rows) - _ROW_BYTES)[0] == len(rows) // _ROW_BYTES - 1
+        cells = self.cells
+        return not cells or _PARTITION.unpack_from(cells, len(cells) - CELL_BYTES)[0] == len(self) - 1
+
+    def rows_of(self, partitions: Sequence[int]) -> list[int] | None:
+        """The rows of these partitions while `layout` stays the same; None where one has no offset."""
+        rows = [row for row in map(self.row_of, partitions) if row is not None]
+        return rows if len(rows) == len(partitions) else None
+
+    def row_of(self, partition: int) -> int | None:
+        """Its row while `layout` stays the same."""
+        row, found = self._find(partition)
+        return row if found else None
 
     def _find(self, partition: int) -> tuple[int, bool]:
-        """Where the row of a partition is, or would be. Most topics have every partition: it is at its own number."""
-        rows = self.rows
-        count = len(rows) // _ROW_BYTES
+        """The row of a partition, or where it would be. Most topics have every partition: it is at its own number."""
+        cells = self.cells
+        count = len(self.times) // TIME_BYTES
         number_at = _PARTITION.unpack_from
-        if 0 <= partition < count and number_at(rows, partition * _ROW_BYTES)[0] == partition:
-            return partition * _ROW_BYTES, True
+        if 0 <= partition < count and number_at(cells, partition * CELL_BYTES)[0] == partition:
+            return partition, True
         low, high = 0, count
         while low < high:
             middle = (low + high) // 2
-            if number_at(rows, middle * _ROW_BYTES)[0] < partition:
+            if number_at(cells, middle * CELL_BYTES)[0] < partition:
                 low = middle + 1
             else:
                 high = middle
-        at = low * _ROW_BYTES
-        return at, low < count and number_at(rows, at)[0] == partition
+        return low, low < count and number_at(cells, low * CELL_BYTES)[0] == partition
 
-    def put(
-        self,
-        partition: int,
-        leader_epoch: int,
-        offset: int,
-        commit_timestamp_ms: int,
-        expire_timestamp_ms: int,
-        metadata: str,
-        topic_id: bytes,
-    ) -> None:
+    def put(self, partition: int, offset: CommittedOffset) -> None:
         """The last commit wins."""
-        rows = self.rows
-        at = len(rows)
-        if at == 0 or _PARTITION.unpack_from(rows, at - _ROW_BYTES)[0] < partition:
-            rows += ROW.pack(partition, leader_epoch, offset, commit_timestamp_ms, expire_timestamp_ms)
-        else:
-            at, found = self._find(partition)
-            if found:
-                ROW.pack_into(rows, at, partition, leader_epoch, offset, commit_timestamp_ms, expire_timestamp_ms)
-            else:
-                rows[at:at] = ROW.pack(partition, leader_epoch, offset, commit_timestamp_ms, expire_timestamp_ms)
-        if len(rows) == _ROW_BYTES:
-            self.topic_id, self.notes = topic_id, None
-        if metadata or topic_id != self.topic_id:
+        row, found = self._find(partition)
+        after = row + 1 if found else row
+        if not found:
+            self.layout += 1
+        cell = CELL.pack(partition, offset.offset, offset.leader_epoch, CELL_END)
+        self.cells[row * CELL_BYTES : after * CELL_BYTES] = cell
+        self.times[row * TIME_BYTES : after * TIME_BYTES] = TIME.pack(offset.commit_timestamp_ms)
+        if len(self.cells) == CELL_BYTES:
+            self.topic_id, self.notes = offset.topic_id, None
+        if offset.metadata or offset.topic_id != self.topic_id or offset.expire_timestamp_ms != NO_EXPIRE_TIMESTAMP:
             self.notes = self.notes or {}
-            self.notes[partition] = metadata, topic_id
+            self.notes[partition] = Note(offset.metadata, offset.topic_id, offset.expire_timestamp_ms)
         elif self.notes is not None:
-            self.notes.pop(partition, None)
+            self._forget_note(partition)
+
+    def _forget_note(self, partition: int) -> None:
+        """Without notes everything is quicker, so the last one takes the dictionary with it."""
+        assert self.notes is not None
+        self.notes.pop(partition, None)
+        if not self.notes:
+            self.notes = None
+
+    def put_first(self, partitions: Sequence[int], cells: bytes, times: bytes) -> None:
+        """Puts offsets without notes in one piece: `partitions` follow each other without a gap, and so do all that
+        are there up to the last of them.
+        """
+        first, after = partitions[0], partitions[-1] + 1
+        if after > len(self):
+            self.layout += 1
+        self.cells[first * CELL_BYTES : after * CELL_BYTES] = cells
+        self.times[first * TIME_BYTES : after * TIME_BYTES] = times
 
     def remove(self, partition: int) -> None:
-        at, found = self._find(partition)
+        row, found = self._find(partition)
         if found:
-            del self.rows[at : at + _ROW_BYTES]
+            self.layout += 1
+            del self.cells[row * CELL_BYTES : (row + 1) * CELL_BYTES]
+            del self.times[row * TIME_BYTES : (row + 1) * TIME_BYTES]
             if self.notes is not None:
-                self.notes.pop(partition, None)
+                self._forget_note(partition)
 
 
 class CommittedOffsets:
@@ -171,19 +212,11 @@ class CommittedOffsets:
             topics = self._groups[group_id] = {}
         found = topics.get(topic)
         if found is None:
-            found = topics[topic] = TopicOffsets(ZERO_UUID, bytearray(), None)
+            found = topics[topic] = TopicOffsets(ZERO_UUID, bytearray(), bytearray(), None)
         return found
 
     def put(self, group_id: str, topic: str, partition: int, offset: CommittedOffset) -> None:
-        self.topic_for(group_id, topic).put(
-            partition,
-            offset.leader_epoch,
-            offset.offset,
-            offset.commit_timestamp_ms,
-            offset.expire_timestamp_ms,
-            offset.metadata,
-            offset.topic_id,
-        )
+        self.topic_for(group_id, topic).put(partition, offset)
 
     def put_topic(self, group_id: str, topic: str, offsets: TopicOffsets) -> None:
         """Takes over all offsets of a topic at once, in place of what was there."""
@@ -195,7 +228,7 @@ class CommittedOffsets:
         if topics is None or found is None:
             return
         found.remove(partition)
-        if not found.rows:
+        if not found.cells:
             del topics[topic]
             if not topics:
                 del self._groups[group_id]

@@ -17,20 +17,22 @@ from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.rebalance import GROUP_METADATA_VALUE_VERSION
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.group import Group
-from kcoord.coordinator.group.offsets import ROW, CommittedOffsets, TopicOffsets
+from kcoord.coordinator.group.offsets import CELL_BYTES, TIME_BYTES, CommittedOffsets, Note, TopicOffsets
 from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.coordinator.snapshot_part import PackedState, SnapshotPart
 from protocol.messages import GroupMetadataKey
 
-OFFSETS: Final = 1
-"""The kind of the packed part: all committed offsets of one group."""
+OFFSETS: Final = 2
+"""The kind of the packed part: all committed offsets of one group. Kind 1 had other rows; whoever finds it reads the
+whole log.
+"""
 
 _GROUP: Final = Struct(">HI")
 """Length of the group id, number of topics."""
 _TOPIC: Final = Struct(">H16sII")
 """Length of the name, topic id, number of notes, number of rows."""
-_NOTE: Final = Struct(">i16sI")
-"""Partition, topic id, length of the metadata."""
+_NOTE: Final = Struct(">i16sqI")
+"""Partition, topic id, expire timestamp, length of the metadata."""
 
 
 def parts(groups: Mapping[str, Group], offsets: CommittedOffsets) -> Iterator[SnapshotPart]:
@@ -79,10 +81,11 @@ def _pack(group_id: str, topics: Mapping[str, TopicOffsets]) -> bytes:
     for topic, offsets in topics.items():
         name = topic.encode()
         notes = offsets.notes or {}
-        packed += _TOPIC.pack(len(name), offsets.topic_id, len(notes), len(offsets)), name, bytes(offsets.rows)
-        for partition, (metadata, topic_id) in notes.items():
-            text = metadata.encode()
-            packed += _NOTE.pack(partition, topic_id, len(text)), text
+        packed += _TOPIC.pack(len(name), offsets.topic_id, len(notes), len(offsets)), name
+        packed += bytes(offsets.cells), bytes(offsets.times)
+        for partition, note in notes.items():
+            text = note.metadata.encode()
+            packed += _NOTE.pack(partition, note.topic_id, note.expire_timestamp_ms, len(text)), text
     return b"".join(packed)
 
 
@@ -98,16 +101,18 @@ def restore_offsets(groups: dict[str, Group], offsets: CommittedOffsets, data: b
             position += _TOPIC.size
             topic = data[position : position + length].decode()
             position += length
-            rows = bytearray(data[position : position + rows_count * ROW.size])
-            position += len(rows)
-            notes: dict[int, tuple[str, bytes]] | None = {} if notes_count else None
+            cells = bytearray(data[position : position + rows_count * CELL_BYTES])
+            position += rows_count * CELL_BYTES
+            times = bytearray(data[position : position + rows_count * TIME_BYTES])
+            position += rows_count * TIME_BYTES
+            notes: dict[int, Note] | None = {} if notes_count else None
             for _ in range(notes_count):
-                partition, note_id, length = _NOTE.unpack_from(data, position)
+                partition, note_id, expires, length = _NOTE.unpack_from(data, position)
                 position += _NOTE.size
                 assert notes is not None
-                notes[partition] = data[position : position + length].decode(), note_id
+                notes[partition] = Note(data[position : position + length].decode(), note_id, expires)
                 position += length
-            offsets.put_topic(group_id, topic, TopicOffsets(topic_id, rows, notes))
+            offsets.put_topic(group_id, topic, TopicOffsets(topic_id, cells, times, notes))
     except (StructError, UnicodeDecodeError) as error:
         raise ValueError(f"packed offsets are malformed: {error}") from error
     if position != len(data):
