@@ -81,7 +81,7 @@ class BrokerConfig:
     kcoord_bootstrap_features: list[str]
     kcoord_kip1327_enable: bool
     kcoord_log_flush_policy: str
-    kcoord_heartbeat_memo_enable: bool
+    kcoord_fast_paths_enable: bool
     kcoord_metadata_cache_enable: bool
     kcoord_metrics_host: str
     kcoord_metrics_port: int

@@ -26,12 +26,13 @@ KCOORD_KEYS: tuple[ConfigKey, ...] = (
         "Feature levels of a new cluster that differ from the highest, as `kafka-storage format --feature` sets them.",
     ),
     ConfigKey(
-        "kcoord.heartbeat.memo.enable",
+        "kcoord.fast.paths.enable",
         ConfigType.BOOLEAN,
         True,
         None,
         Importance.LOW,
-        "Answer repeated heartbeats from memory; off, every heartbeat takes the full path, for debugging.",
+        "Let heartbeats, offset commits and offset fetches that repeat earlier ones take short cuts; off, each takes "
+        "the full path, for debugging.",
     ),
     ConfigKey(
         "kcoord.kip1327.enable",

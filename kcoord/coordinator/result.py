@@ -144,6 +144,24 @@ class CoordinatorResult(Generic[T]):
     completions: list[Completion] = field(default_factory=list)
 
 
+class PackedRecords(Protocol):
+    """The records and timers of a common result in the bytes of the log: a runtime appends them without looking inside.
+
+    The same contract as with CoordinatorRecord: `encode_batch` is the batch of the records that the result stands for,
+    and `replay` changes the state machine just as their replay would. `count` is the number of records.
+    """
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def timer(self) -> Schedule | None: ...
+
+    def encode_batch(self, base_offset: int) -> bytes: ...
+
+    def replay(self) -> None: ...
+
+
 class StateMachine(Protocol):
     """What the runtime drives. `replay` decides nothing and never fails on what compaction removed."""
 

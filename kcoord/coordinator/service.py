@@ -6,6 +6,7 @@ Kafka's clients ask any broker and every broker has to answer alike, so the hash
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 _UINT32: Final = 0xFFFF_FFFF
@@ -26,6 +27,7 @@ def java_string_hash(text: str) -> int:
     return value - (value & _SIGN_BIT) * 2
 
 
+@lru_cache(maxsize=8192)
 def partition_for(group_id: str, partitions: int) -> int:
     """The partition of `__consumer_offsets` that holds a group: the absolute value of the hash, modulo the number of
     partitions.

@@ -147,6 +147,10 @@ class BoundApi:
             _logger.exception("%s v%d from %s failed", self.key.name, self.version, context.client_host)
             return self._server_error(request)
 
+    def fail(self, request: Message, error: KafkaError) -> Message:
+        """The response to a request that failed."""
+        return self._error_response(request, error, self.version)
+
     def settle(self, future: asyncio.Future[object], request: Message) -> object:
         """The response that a finished future of `respond` stands for."""
         if future.cancelled():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast, overload
 
 from kcoord.server.transactional_produce import TransactionalProduce
@@ -17,8 +17,11 @@ from protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig, Listener
+    from kcoord.coordinator.group.packed_commit import CommitPlan
+    from kcoord.coordinator.group.packed_fetch import PackedFetch
     from kcoord.coordinator.group.shard import GroupCoordinatorShard
     from kcoord.coordinator.result import CoordinatorResult, OperationContext, Producer
+    from kcoord.coordinator.runtime.runtime import Waiter
     from kcoord.coordinator.transaction.metadata import Partitions
     from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
     from kcoord.metadata.image import MetadataImage
@@ -68,6 +71,12 @@ class GroupService(Protocol):
     def run_on_shard(self, shard_id: int, operation: GroupOperation[T], context: OperationContext) -> Reply[T]: ...
 
     def steady(self, group_id: str, member_id: str) -> RepeatableReply | None: ...
+
+    def commit_packed(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int, waiter: Waiter) -> bool: ...
+
+    def fetch_packed(self, fetch: PackedFetch, require_stable: bool) -> tuple[bytes, bool] | None: ...
+
+    def wait(self, group_id: str, waiter: Waiter) -> bool: ...
 
     def start_verification(self, shard_id: int, producer: Producer) -> int | None:
         """A ticket for a producer that the transaction coordinator has to be asked about first, None where not."""

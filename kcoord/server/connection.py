@@ -14,11 +14,14 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
+from kcoord.server.commit_memo import CommitMemo
+from kcoord.server.exchange import Exchange, KnownExchange
+from kcoord.server.fetch_memo import FetchMemo
 from kcoord.server.heartbeat_memo import HEARTBEAT_KEYS, HeartbeatMemo
 from kcoord.server.metadata_answers import METADATA_KEYS, MetadataAnswers
 from kcoord.server.request_context import RequestContext
 from protocol.api_keys import ApiKey
-from protocol.errors import DecodeError, FramingError
+from protocol.errors import DecodeError, FramingError, KafkaError
 from protocol.framing import FrameReader
 from protocol.headers import decode_request_header
 
@@ -63,8 +66,8 @@ class ConnectionOwner(Protocol):
         """
 
     @property
-    def remembers_heartbeats(self) -> bool:
-        """Whether repeated heartbeats may be answered from memory."""
+    def has_fast_paths(self) -> bool:
+        """Whether requests that are like earlier ones may take short cuts."""
 
     @property
     def metadata_answers(self) -> MetadataAnswers | None:
@@ -77,26 +80,6 @@ class ConnectionOwner(Protocol):
     def report(self, text: str) -> None: ...
 
 
-class _Exchange:
-    """A request whose answer is not yet on its way. `data` None: not known yet; empty: nothing is to be sent."""
-
-    __slots__ = ("bound", "correlation_id", "data", "future", "request")
-
-    def __init__(
-        self, bound: BoundApi, correlation_id: int, request: Message, future: asyncio.Future[object] | None = None
-    ) -> None:
-        self.bound = bound
-        self.correlation_id = correlation_id
-        self.request = request
-        self.future = future
-        self.data: bytes | None = None
-
-    def abandon(self) -> None:
-        """The client is gone: ends a long poll. Work of several steps (a task) goes on, it may be half done."""
-        if self.future is not None and not isinstance(self.future, asyncio.Task):
-            self.future.cancel()
-
-
 class KafkaConnection(asyncio.Protocol):
     """See the module's text. The owner calls `close_if_idle`, `stop_reading` and `close`; the event loop calls the
     rest.
@@ -106,12 +89,16 @@ class KafkaConnection(asyncio.Protocol):
         self._owner = owner
         self._broker = owner.broker
         self._apis = owner.broker.apis
-        self._memo = HeartbeatMemo() if owner.remembers_heartbeats else None
+        self._heartbeats: HeartbeatMemo | None = None
+        self._learners: dict[int, CommitMemo | FetchMemo] = {}
+        self._short_cuts: dict[int, HeartbeatMemo | CommitMemo | FetchMemo] = {}
+        if owner.has_fast_paths:
+            self._open_short_cuts()
         self._metadata_answers = owner.metadata_answers
         self._reader = FrameReader(owner.max_frame_bytes, owner.max_request_bytes, BULK_KEYS)
         self._transport: asyncio.Transport | None = None
         self._frames: deque[bytes] = deque()
-        self._exchanges: deque[_Exchange] = deque()
+        self._exchanges: deque[Exchange | KnownExchange] = deque()
         self._output: list[bytes] = []
         self._flush_scheduled = False
         self._write_paused = False
@@ -123,6 +110,13 @@ class KafkaConnection(asyncio.Protocol):
         self.remote_host = ""
         self.last_active = 0.0
         self._frame_started: float | None = None
+
+    def _open_short_cuts(self) -> None:
+        """By the low byte of the API key; the memos compare all of it."""
+        self._heartbeats = HeartbeatMemo()
+        self._learners[ApiKey.OFFSET_COMMIT] = CommitMemo(self._broker, self)
+        self._learners[ApiKey.OFFSET_FETCH] = FetchMemo(self._broker, self)
+        self._short_cuts = {**dict.fromkeys(HEARTBEAT_KEYS, self._heartbeats), **self._learners}
 
     # --- called by the event loop -------------------------------------------------------------------------------------
 
@@ -221,26 +215,41 @@ class KafkaConnection(asyncio.Protocol):
 
     def _process_frames(self) -> None:
         frames = self._frames
-        while frames and not self._muted():
-            self._process(frames.popleft())
+        if frames:
+            now_ms = self._broker.now_ms()
+            while frames and not self._muted():
+                self._process(frames.popleft(), now_ms)
         self._pause_or_resume_reading()
 
     def _muted(self) -> bool:
         return self._write_paused or self._stopped or self._held or len(self._exchanges) >= MAX_IN_FLIGHT_REQUESTS
 
-    def _process(self, frame: bytes) -> None:
-        memo = self._memo
-        if memo is not None and not self._exchanges and len(frame) > 1 and frame[1] in HEARTBEAT_KEYS:
-            answer = memo.answer(frame, self._broker.now_ms())
+    def _process(self, frame: bytes, now_ms: int) -> None:
+        """The short cuts first: each of them answers as the general way would, or not at all."""
+        if len(frame) > _REQUEST_START.size:
+            short_cut = self._short_cuts.get(frame[1])
+            answer: bytes | KnownExchange | None = None
+            if short_cut is not None:
+                answer = short_cut.answer(frame, now_ms)
+            elif frame[1] in METADATA_KEYS and self._metadata_answers is not None:
+                answer = self._metadata_answers.answer(frame, self._broker.image)
             if answer is not None:
-                self._output.append(answer)
+                self._send_known(frame, answer)
                 return
-        known = self._metadata_answers
-        if known is not None and not self._exchanges and len(frame) > 1 and frame[1] in METADATA_KEYS:
-            answer = known.answer(frame, self._broker.image)
-            if answer is not None:
-                self._output.append(answer)
-                return
+        self._process_generally(frame, now_ms)
+
+    def _send_known(self, frame: bytes, answer: bytes | KnownExchange) -> None:
+        """Answers leave in the order of their requests."""
+        if isinstance(answer, KnownExchange):
+            self._exchanges.append(answer)
+        elif self._exchanges:
+            exchange = KnownExchange(self, frame, answer)
+            exchange.data = answer
+            self._exchanges.append(exchange)
+        else:
+            self._output.append(answer)
+
+    def _process_generally(self, frame: bytes, now_ms: int) -> None:
         bound = self._apis.bound(bytes(frame[:4]))
         if bound is None:
             self._process_unserved(frame)
@@ -251,6 +260,11 @@ class KafkaConnection(asyncio.Protocol):
         except DecodeError as error:
             self._refuse(f"malformed {bound.key.name} v{bound.version} request: {error}")
             return
+        learner = self._learners.get(bound.key)
+        known = learner.learn(frame, offset, request, bound, now_ms) if learner is not None else None
+        if known is not None:
+            self._send_known(frame, known)
+            return
         context = RequestContext(
             bound.key,
             bound.version,
@@ -259,31 +273,36 @@ class KafkaConnection(asyncio.Protocol):
             self.client_host,
             self._owner.listener_name,
             ANONYMOUS,
-            self._broker.now_ms(),
+            now_ms,
         )
         response = bound.respond(self._broker, context, request)
         if asyncio.isfuture(response):
-            exchange = _Exchange(bound, header.correlation_id, request, response)
+            exchange = Exchange(bound, header.correlation_id, request, response)
             self._exchanges.append(exchange)
             response.add_done_callback(partial(self._settled, exchange))
         elif response is not None:
             answer = self._answer(bound, header.correlation_id, response, request)
-            if memo is not None and bound.key in HEARTBEAT_KEYS and not cast("HeartbeatResponse", response).error_code:
-                memo.remember(self._broker.groups, frame, request, answer)
-            elif known is not None and bound.key in METADATA_KEYS:
-                known.remember(frame, self._broker.image, response, answer)
+            self._remember(bound, frame, request, response, answer)
+
+    def _remember(self, bound: BoundApi, frame: bytes, request: Message, response: object, answer: bytes) -> None:
+        """What was answered at once may be answered again."""
+        if bound.key in HEARTBEAT_KEYS:
+            if self._heartbeats is not None and not cast("HeartbeatResponse", response).error_code:
+                self._heartbeats.remember(self._broker.groups, frame, request, answer)
+        elif bound.key in METADATA_KEYS and self._metadata_answers is not None:
+            self._metadata_answers.remember(frame, self._broker.image, response, answer)
 
     def _answer(self, bound: BoundApi, correlation_id: int, response: object, request: Message) -> bytes:
         data = bound.encode(correlation_id, response, request)
         if not self._exchanges:
             self._output.append(data)
             return data
-        exchange = _Exchange(bound, correlation_id, request)
+        exchange = Exchange(bound, correlation_id, request)
         exchange.data = data
         self._exchanges.append(exchange)
         return data
 
-    def _settled(self, exchange: _Exchange, future: asyncio.Future[object]) -> None:
+    def _settled(self, exchange: Exchange, future: asyncio.Future[object]) -> None:
         """An answer came that had to be waited for; the client may be gone by now."""
         if self._transport is None:
             if not future.cancelled():
@@ -292,11 +311,25 @@ class KafkaConnection(asyncio.Protocol):
         response = exchange.bound.settle(future, exchange.request)
         data = b"" if response is None else exchange.bound.encode(exchange.correlation_id, response, exchange.request)
         exchange.data = data
-        while self._exchanges and self._exchanges[0].data is not None:
-            self._output.append(self._exchanges.popleft().data or b"")
+        self.on_answer()
+
+    # --- called by exchanges ------------------------------------------------------------------------------------------
+
+    def on_answer(self) -> None:
+        exchanges = self._exchanges
+        while exchanges and (data := exchanges[0].data) is not None:
+            self._output.append(data)
+            exchanges.popleft()
         if self._output and not self._flush_scheduled:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush_and_continue)
+
+    def error_answer(self, frame: bytes, error: KafkaError) -> bytes:
+        bound = self._apis.bound(frame[:4])
+        assert bound is not None, "a request that took a short cut is one that is served"
+        header, offset = decode_request_header(frame)
+        request, _ = bound.decode_prefix(frame, offset, bound.version)
+        return bound.encode(header.correlation_id, bound.fail(request, error), request)
 
     def _process_unserved(self, frame: bytes) -> None:
         """An unknown API or version ends the connection; only ApiVersions is answered, so that clients can find a

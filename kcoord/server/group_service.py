@@ -16,11 +16,14 @@ from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.server.shard_service import ShardOwner, ShardService
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from concurrent.futures import ThreadPoolExecutor
 
+    from kcoord.coordinator.group.packed_commit import CommitPlan
+    from kcoord.coordinator.group.packed_fetch import PackedFetch
     from kcoord.coordinator.group.steady import SteadyHeartbeat
     from kcoord.coordinator.result import Producer, Task
-    from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
+    from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, Waiter
     from kcoord.server.shard_logs import ShardLogs
 
 _logger = logging.getLogger(__name__)
@@ -90,6 +93,29 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
         if machine is None or steady is None:
             return None
         return SteadyReply(self._runtime, shard_id, machine, steady)
+
+    def commit_packed(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int, waiter: Waiter) -> bool:
+        """Commits; `waiter` hears when that is durable. False where the request has to be run as an operation."""
+        shard = self._runtime.active(self.shard_of(plan.group_id))
+        if shard is None or shard.machine is None or not shard.machine.commit_packed(plan, cells, now_ms):
+            return False
+        self._owner.wake()
+        return shard.append_packed(plan, waiter)
+
+    def fetch_packed(self, fetch: PackedFetch, require_stable: bool) -> tuple[bytes, bool] | None:
+        """The encoded answer for one group, and whether it rests on what is not on disk yet, so that it has to `wait`.
+        None where it has to be asked for by an operation.
+        """
+        shard = self._runtime.active(self.shard_of(fetch.group_id))
+        if shard is None or shard.machine is None:
+            return None
+        answer = shard.machine.fetch_packed(fetch, require_stable)
+        return (answer, shard.is_behind) if answer is not None else None
+
+    def wait(self, group_id: str, waiter: Waiter) -> bool:
+        """`waiter` hears when what the group's shard holds is durable; False where it is."""
+        shard = self._runtime.active(self.shard_of(group_id))
+        return shard is not None and shard.defer(waiter)
 
     def start_verification(self, shard_id: int, producer: Producer) -> int | None:
         """A ticket for a producer that the transaction coordinator has to be asked about first, None where not."""

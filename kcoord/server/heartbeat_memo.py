@@ -4,7 +4,7 @@
 Heartbeats of a member differ in nothing but the correlation id. So the bytes behind it are the key, and an answer is
 repeated as long as `RepeatableReply.repeat` proves that a full run would give it too (see `coordinator.group.steady`).
 One memo per connection: what else an answer depends on, the client's address, is the same for all of its requests.
-`kcoord.heartbeat.memo.enable=false` switches it off, for debugging.
+`kcoord.fast.paths.enable=false` switches it off, for debugging.
 """
 
 from __future__ import annotations

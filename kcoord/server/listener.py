@@ -61,7 +61,7 @@ class SocketListener:
         self.max_frame_bytes: int = broker.config.socket_request_max_bytes
         self.max_request_bytes: int = min(broker.config.kcoord_request_max_bytes, self.max_frame_bytes)
         self.max_unread_bytes: int = broker.config.kcoord_response_buffer_max_bytes
-        self.remembers_heartbeats: bool = broker.config.kcoord_heartbeat_memo_enable
+        self.has_fast_paths: bool = broker.config.kcoord_fast_paths_enable
         self.metadata_answers = MetadataAnswers() if broker.config.kcoord_metadata_cache_enable else None
         self._limits = limits
         self._limiter = ReportLimiter()

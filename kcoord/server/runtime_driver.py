@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
-from kcoord.coordinator.runtime.runtime import Wait
+from kcoord.coordinator.runtime.runtime import Wait, Waiter
 from kcoord.server.log_writer import WritableLog, WriteJob, WriteResult
 from protocol.errors import KafkaError
 
@@ -113,7 +113,11 @@ class RuntimeDriver(Generic[M]):
         self.runtime.on_append_completed(shard_id, now_ms, result.error)
 
     def _resolve(self, reply: Reply) -> None:
-        future = self._waiting.pop(reply.token, None)
+        token = reply.token
+        if isinstance(token, Waiter):
+            token.settle(reply.value)
+            return
+        future = self._waiting.pop(token, None)
         if future is None or future.done():
             return
         if isinstance(reply.value, KafkaError):

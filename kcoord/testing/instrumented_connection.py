@@ -51,7 +51,7 @@ class InstrumentedListener(SocketListener):
     def __init__(self, address: Listener, broker: Broker, limits: ConnectionLimits, monitor: Monitor) -> None:
         super().__init__(address, broker, limits)
         self.monitor = monitor
-        self.remembers_heartbeats = False
+        self.has_fast_paths = False
         self.metadata_answers = None
 
     def abort_connections(self) -> None:

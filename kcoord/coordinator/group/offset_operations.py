@@ -52,7 +52,7 @@ def commit_offset(
     """One record per accepted partition. A refused member fails the request; too much metadata fails its partition
     alone.
     """
-    check = _may_commit(group, context, request)
+    check = may_commit(group, context.api_version, request)
     response = OffsetCommitResponse()
     result = CoordinatorResult(response)
     if isinstance(group, ClassicGroup) and (member := group.members.get(request.member_id)) is not None:
@@ -94,14 +94,14 @@ def commit_offset(
     return result
 
 
-def _may_commit(group: Group | None, context: OperationContext, request: OffsetCommitRequest) -> PartitionCheck | None:
+def may_commit(group: Group | None, api_version: int, request: OffsetCommitRequest) -> PartitionCheck | None:
     """Raises where the request as a whole is refused; returns a check per partition for a commit with an older
     epoch.
     """
     epoch = request.generation_id_or_member_epoch
     if group is None:
         if epoch >= 0:
-            if context.api_version >= 9:
+            if api_version >= 9:
                 raise KafkaError(Errors.GROUP_ID_NOT_FOUND, f"Group {request.group_id} does not exist.")
             raise KafkaError(Errors.ILLEGAL_GENERATION, f"Group {request.group_id} does not exist.")
         return None
@@ -114,7 +114,7 @@ def _may_commit(group: Group | None, context: OperationContext, request: OffsetC
     member = group.members.get(request.member_id)
     if member is None:
         raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {request.group_id} has no member {request.member_id}.")
-    if member.classic is None and context.api_version < 9:
+    if member.classic is None and api_version < 9:
         raise KafkaError(
             Errors.UNSUPPORTED_VERSION,
             "A member of the consumer protocol commits with version 9 or later of OffsetCommit.",
@@ -240,7 +240,7 @@ def fetch_offsets(
     A topic id that is not the one that was committed with means a topic made again: its offsets are not answered.
     `pending` is given where only a stable answer will do (KIP-447): partitions in transactions under way have none.
     """
-    _may_fetch(group, request)
+    may_fetch(group, request)
     response = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=request.group_id)
     committed = offsets.of_group(request.group_id)
     if request.topics is None:
@@ -301,7 +301,7 @@ def _unstable(partition: int) -> FetchPartition:
     return answer
 
 
-def _may_fetch(group: Group | None, request: OffsetFetchRequest.OffsetFetchRequestGroup) -> None:
+def may_fetch(group: Group | None, request: OffsetFetchRequest.OffsetFetchRequestGroup) -> None:
     """A request that names no member may always read; one that does must be a member at its present epoch."""
     if not isinstance(group, ConsumerGroup) or (request.member_id is None and request.member_epoch < 0):
         return

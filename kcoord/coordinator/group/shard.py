@@ -36,6 +36,8 @@ from kcoord.coordinator.group.expiration import MAX_TOMBSTONES, OFFSETS_EXPIRATI
 from kcoord.coordinator.group.group import Group, GroupState
 from kcoord.coordinator.group.offset_records import OffsetCommitReader
 from kcoord.coordinator.group.offsets import CommittedOffsets
+from kcoord.coordinator.group.packed_commit import CommitPlan
+from kcoord.coordinator.group.packed_fetch import PackedFetch
 from kcoord.coordinator.group.records import TombstoneReason
 from kcoord.coordinator.group.regex import ResolvedRegexes
 from kcoord.coordinator.group.replay import GroupReplay
@@ -467,6 +469,20 @@ class GroupCoordinatorShard:
     ) -> CoordinatorResult[OffsetCommitResponse]:
         group = self._present_or_admitted(request.group_id)
         return offset_operations.commit_offset(self._config, self._image, group, context, request)
+
+    def commit_packed(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int) -> bool:
+        """As `commit_offset` for a request whose plan is known, which then stands for the result; False where that has
+        to be asked.
+        """
+        if self._pending.open:
+            return False
+        return plan.prepare(self._groups, self._offsets, self._image, cells, now_ms)
+
+    def fetch_packed(self, fetch: PackedFetch, require_stable: bool) -> bytes | None:
+        """As `fetch_offsets`, encoded; None where that has to be asked."""
+        if require_stable and self._pending.open:
+            return None
+        return fetch.encode(self._groups.get(fetch.group_id), self._offsets, self._image)
 
     def fetch_offsets(
         self, context: OperationContext, request: OffsetFetchRequest.OffsetFetchRequestGroup, require_stable: bool

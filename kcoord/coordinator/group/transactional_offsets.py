@@ -35,21 +35,22 @@ class OpenTransaction:
 class TransactionalOffsets:
     """All pending offsets of a shard."""
 
-    __slots__ = ("_open", "_writers")
+    __slots__ = ("_writers", "open")
 
     def __init__(self) -> None:
-        self._open: dict[int, OpenTransaction] = {}
+        self.open: dict[int, OpenTransaction] = {}
+        """By producer id."""
         self._writers: dict[str, dict[OffsetKey, dict[int, None]]] = {}
         """By group: the producers with a pending offset of each partition, in the order of the log."""
 
     def __bool__(self) -> bool:
-        return bool(self._open)
+        return bool(self.open)
 
     # Reading.
 
     def epoch_of(self, producer_id: int) -> int | None:
         """The epoch of a producer whose transaction is open in this log."""
-        found = self._open.get(producer_id)
+        found = self.open.get(producer_id)
         return found.producer_epoch if found is not None else None
 
     def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
@@ -68,9 +69,9 @@ class TransactionalOffsets:
 
     def put(self, producer: Producer, key: OffsetKey, offset: CommittedOffset) -> None:
         """A producer has committed within its transaction."""
-        transaction = self._open.get(producer.producer_id)
+        transaction = self.open.get(producer.producer_id)
         if transaction is None:
-            transaction = self._open[producer.producer_id] = OpenTransaction(producer.producer_epoch)
+            transaction = self.open[producer.producer_id] = OpenTransaction(producer.producer_epoch)
         transaction.producer_epoch = producer.producer_epoch
         transaction.offsets[key] = offset
         writers = self._writers.setdefault(key.group_id, {}).setdefault(key, {})
@@ -80,7 +81,7 @@ class TransactionalOffsets:
     def supersede(self, key: OffsetKey) -> None:
         """There is a newer offset of the partition: none of the pending ones is to replace it."""
         for producer_id in self._writers.get(key.group_id, {}).get(key, ()):
-            self._open[producer_id].offsets[key] = None
+            self.open[producer_id].offsets[key] = None
 
     def drop(self, key: OffsetKey) -> None:
         """The partition's offset was deleted, and what is pending goes with it."""
@@ -88,13 +89,13 @@ class TransactionalOffsets:
         if writers is None:
             return
         for producer_id in writers.pop(key, ()):
-            del self._open[producer_id].offsets[key]
+            del self.open[producer_id].offsets[key]
         if not writers:
             del self._writers[key.group_id]
 
     def end(self, producer_id: int, *, committed: bool) -> Iterator[tuple[OffsetKey, CommittedOffset]]:
         """The producer's transaction has ended; the offsets that count from now on."""
-        transaction = self._open.pop(producer_id, None)
+        transaction = self.open.pop(producer_id, None)
         if transaction is None:
             return
         for key, offset in transaction.offsets.items():
@@ -107,7 +108,7 @@ class TransactionalOffsets:
         for other in self._writers[key.group_id][key]:
             if other == producer_id:
                 return
-            self._open[other].offsets[key] = None
+            self.open[other].offsets[key] = None
 
     def _forget(self, key: OffsetKey, producer_id: int) -> None:
         groups = self._writers[key.group_id]
@@ -124,7 +125,7 @@ class TransactionalOffsets:
         return {
             "open": {
                 producer_id: (transaction.producer_epoch, dict(transaction.offsets))
-                for producer_id, transaction in sorted(self._open.items())
+                for producer_id, transaction in sorted(self.open.items())
             },
             "writers": {key: list(producers) for keys in self._writers.values() for key, producers in keys.items()},
         }

@@ -11,6 +11,16 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 
+class Waiter:
+    """A token that takes its reply itself, for answers that are known before they may leave."""
+
+    __slots__ = ()
+
+    def settle(self, error: object) -> None:
+        """What was waited for is durable, or `error` is the KafkaError that came instead of it; else it is None."""
+        raise NotImplementedError
+
+
 @dataclass(slots=True)
 class Reply:
     """The answer to the operation whose caller gave `token`; a `KafkaError` as `value` is an expected failure."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from kcoord.coordinator.result import CoordinatorResult, OperationContext, StateMachine, Task, TimerKey
-from kcoord.coordinator.runtime.deferred_replies import Reply
+from kcoord.coordinator.runtime.deferred_replies import Reply, Waiter
 from kcoord.coordinator.runtime.loader import Loader, LoadError
 from kcoord.coordinator.runtime.serde import RecordSerde
 from kcoord.coordinator.runtime.shard_context import (
@@ -42,6 +42,7 @@ __all__ = [
     "ShardState",
     "Statistics",
     "Wait",
+    "Waiter",
 ]
 
 M = TypeVar("M", bound=StateMachine)
@@ -179,6 +180,11 @@ class CoordinatorRuntime(Generic[M]):
         if shard is None:
             raise KafkaError(Errors.NOT_COORDINATOR)
         return shard.run(operation, context, token)
+
+    def active(self, shard_id: int) -> ShardContext[M] | None:
+        """A shard that can run operations; its `machine` is there. For what need not go through `run_write`."""
+        shard = self._shards.get(shard_id)
+        return shard if shard is not None and shard.machine is not None else None
 
     def complete_task(self, shard_id: int, task: Task, value: object, context: OperationContext) -> None:
         """A task of `Ready.tasks` ended with a value, or with an exception as value."""

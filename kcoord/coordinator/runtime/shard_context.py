@@ -21,6 +21,7 @@ from kcoord.coordinator.result import (
     CoordinatorRecord,
     CoordinatorResult,
     OperationContext,
+    PackedRecords,
     Schedule,
     StateMachine,
     Task,
@@ -34,7 +35,7 @@ from kcoord.coordinator.runtime.batch import (
     size_bound_bytes,
     stamp_of,
 )
-from kcoord.coordinator.runtime.deferred_replies import DeferredReplies, Reply
+from kcoord.coordinator.runtime.deferred_replies import DeferredReplies, Reply, Waiter
 from kcoord.coordinator.runtime.serde import RecordSerde, SerializedRecord
 from kcoord.coordinator.runtime.timers import ShardTimers, TimerQueue
 from protocol.errors import Errors, KafkaError
@@ -118,6 +119,7 @@ class ShardContext(Generic[M]):
 
     __slots__ = (
         "_batches",
+        "_batches_offset",
         "_deferred",
         "_deferred_tasks",
         "_durable_offset",
@@ -158,7 +160,9 @@ class ShardContext(Generic[M]):
         self._deferred_tasks: deque[tuple[int, Task]] = deque()
         self._pending: dict[Hashable, Hashable] = {}
         self._running_tasks: dict[TimerKey, Task] = {}
-        self._batches: list[OpenBatch] = []
+        self._batches: list[OpenBatch | bytes] = []
+        """What is to be written next; a packed result comes as a batch of its own."""
+        self._batches_offset = 0
         self._next_offset = 0
         self._durable_offset = 0
         self._in_flight_offset: int | None = None
@@ -174,6 +178,11 @@ class ShardContext(Generic[M]):
     def durable_offset(self) -> int:
         """Everything before it is on disk."""
         return self._durable_offset
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the disk is behind the state."""
+        return self._next_offset != self._durable_offset
 
     @property
     def is_writing(self) -> bool:
@@ -277,6 +286,37 @@ class ShardContext(Generic[M]):
             return response
         self._deferred.add(self._next_offset, Reply(token, response))
         return WAIT
+
+    def append_packed(self, packed: PackedRecords, waiter: Waiter) -> bool:
+        """Appends and replays what an operation on this shard's machine has just given. `waiter` hears when it is
+        durable, or of the failure of the shard; False where nothing has happened.
+        """
+        offset = self._next_offset
+        data = packed.encode_batch(offset)
+        if self.machine is None or len(data) > self._max_batch_bytes:
+            return False
+        if not self._batches:
+            self._begin_batches()
+        self._batches.append(data)
+        self._next_offset = offset = offset + packed.count
+        self._statistics.records_appended += packed.count
+        self._deferred.add(offset, Reply(waiter, None))
+        try:
+            packed.replay()
+        except Exception as error:
+            self.fail("replaying a packed result failed", error)
+            return True
+        timer = packed.timer
+        if timer is not None:
+            self.timers.schedule(timer.key, timer.deadline_ms)
+        return True
+
+    def defer(self, waiter: Waiter) -> bool:
+        """Whether an answer that was read off the state must wait for the disk; `waiter` hears when it need not."""
+        if self._next_offset == self._durable_offset:
+            return False
+        self._deferred.add(self._next_offset, Reply(waiter, None))
+        return True
 
     def _answer_error(self, token: Hashable, error: KafkaError) -> Wait:
         """An error may rest on records that are not durable yet, so it waits for them like any answer."""
@@ -384,22 +424,27 @@ class ShardContext(Generic[M]):
         bound_bytes = size_bound_bytes(records)
         batches = self._batches
         if not batches:
-            if self._in_flight_offset is None:
-                self._outbox.writable.append(self.shard_id)
-            batches.append(OpenBatch(self._next_offset, now_ms, stamp))
-        elif not batches[-1].takes(stamp, bound_bytes, self._max_batch_bytes):
-            batches.append(OpenBatch(self._next_offset, now_ms, stamp))
-        batches[-1].add(records, bound_bytes)
+            self._begin_batches()
+        batch = batches[-1] if batches else None
+        if not isinstance(batch, OpenBatch) or not batch.takes(stamp, bound_bytes, self._max_batch_bytes):
+            batch = OpenBatch(self._next_offset, now_ms, stamp)
+            batches.append(batch)
+        batch.add(records, bound_bytes)
         self._next_offset += len(records)
         self._statistics.records_appended += len(records)
+
+    def _begin_batches(self) -> None:
+        self._batches_offset = self._next_offset
+        if self._in_flight_offset is None:
+            self._outbox.writable.append(self.shard_id)
 
     def take_append(self) -> Append | None:
         """Everything that was collected, as one write; None where there is nothing, or a write is under way."""
         batches = self._batches
         if not batches or self._in_flight_offset is not None:
             return None
-        data = b"".join([batch.encode() for batch in batches])
-        append = Append(self.shard_id, batches[0].base_offset, self._next_offset, data)
+        data = b"".join([batch if isinstance(batch, bytes) else batch.encode() for batch in batches])
+        append = Append(self.shard_id, self._batches_offset, self._next_offset, data)
         self._statistics.batches_appended += len(batches)
         self._statistics.bytes_appended += len(data)
         batches.clear()

@@ -129,6 +129,11 @@ def _merge(refused: list[ResponseTopic], answered: list[ResponseTopic]) -> list[
     return list(merged.values())
 
 
+def success_response(request: OffsetCommitRequest) -> OffsetCommitResponse:
+    """Everything was committed."""
+    return error_response(request, KafkaError(Errors.NONE), FIRST_VERSION_WITH_TOPIC_IDS)
+
+
 def error_response(request: OffsetCommitRequest, error: KafkaError, version: int) -> OffsetCommitResponse:
     return OffsetCommitResponse(
         topics=[_answer(topic, [p.partition_index for p in topic.partitions], error.error) for topic in request.topics]

@@ -59,7 +59,7 @@ class Owner:
     max_frame_bytes = 1000
     max_request_bytes = 900
     max_unread_bytes = 1000
-    remembers_heartbeats = True
+    has_fast_paths = True
     metadata_answers = None
 
     def __init__(self, handle: Callable[[ListGroupsRequest], object]) -> None:

@@ -45,7 +45,7 @@ class Client:
     max_frame_bytes = 100_000
     max_request_bytes = 100_000
     max_unread_bytes = 1000
-    remembers_heartbeats = False
+    has_fast_paths = False
 
     def __init__(self, broker: object, answers: MetadataAnswers | None) -> None:
         self.broker = cast("Any", broker)

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fast path of OffsetCommit: offsets go from a request's bytes to the log's bytes and to the rows in memory without
+becoming numbers.
+
+A consumer commits the same partitions again and again. What stays the same is remembered as a CommitPlan; what is new
+are 12 bytes per partition, its offset and leader epoch, which lie side by side in the request, in the record and in a
+row of `TopicOffsets`. Invariant: `prepare` says yes only where `offset_operations.commit_offset` would accept every
+partition; then `encode_batch` is byte for byte the batch of the records that it would give, and `replay` changes the
+state as the replay of these records does. Wherever that is not certain `prepare` says no, and the request goes the
+general way. Whether the member may commit is decided anew each time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from struct import Struct
+from typing import Final
+
+from kcoord.coordinator.group.classic.group import ClassicGroup
+from kcoord.coordinator.group.classic.rebalance import heartbeat_timer
+from kcoord.coordinator.group.group import Group
+from kcoord.coordinator.group.offset_operations import may_commit
+from kcoord.coordinator.group.offsets import CELL_BYTES, TIME, TIME_BYTES, CommittedOffsets, TopicOffsets
+from kcoord.coordinator.result import Schedule
+from kcoord.metadata.image import MetadataImage
+from protocol.batch_header import frame_batch
+from protocol.errors import KafkaError
+from protocol.messages import OffsetCommitKey, OffsetCommitRequest
+from protocol.primitives import encode_varint
+from protocol.record_batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
+from protocol.uuid import ZERO_UUID
+
+FIRST_VERSION: Final = 6
+"""From here on a request has leader epochs, and no retention time."""
+FIRST_VERSION_WITH_TOPIC_IDS: Final = 10
+
+_KEY_TYPE: Final = b"\0\1"
+_VALUE_VERSION: Final = b"\0\4"
+_VALUE_BYTES: Final = 42
+_BEFORE_TIMESTAMP: Final = b"\1"
+"""Empty metadata, behind offset and leader epoch."""
+_TOPIC_ID_TAG: Final = b"\x01\x00\x10"
+_NO_HEADERS: Final = b"\0"
+
+_BATCH_START: Final = Struct(">hi")
+"""Attributes, last offset delta; two timestamps follow."""
+_BATCH_PRODUCER: Final = Struct(">qhii")
+"""Producer id, epoch and sequence, number of records."""
+_PARTITION: Final = Struct(">i")
+_FIRST_RECORD: Final = 4
+_RECORD_PARTS: Final = 5
+"""Start, key, partition and start of the value, offset and leader epoch, rest."""
+_CELL_PART: Final = _FIRST_RECORD + 3
+_REST_PART: Final = _FIRST_RECORD + 4
+
+
+@lru_cache(maxsize=4096)
+def _record_start(record_bytes: int, delta: int) -> bytes:
+    """Length, attributes, timestamp delta and offset delta. Shared by all plans, as is the next."""
+    delta_varint = encode_varint(delta)
+    return encode_varint(record_bytes + 2 + len(delta_varint)) + b"\0\0" + delta_varint
+
+
+@lru_cache(maxsize=4096)
+def _value_start(partition: int) -> bytes:
+    return _PARTITION.pack(partition) + encode_varint(_VALUE_BYTES) + _VALUE_VERSION
+
+
+_put_cell: Final = Struct(">12s").pack_into
+_put_time: Final = TIME.pack_into
+
+
+class TopicPlan:
+    """One topic of a CommitPlan: its partitions, and the rows that they had when they were last looked for."""
+
+    __slots__ = ("cells_at", "layout", "name", "partitions", "place", "record_rest", "times_at", "topic_id")
+
+    def __init__(self, name: str, topic_id: bytes, partitions: Sequence[int]) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.partitions = tuple(partitions)
+        self.record_rest = b""
+        self.place: TopicOffsets | None = None
+        self.layout = -1
+        self.cells_at: Sequence[int] = ()
+        self.times_at: Sequence[int] = ()
+
+    def find_rows(self, place: TopicOffsets) -> bool:
+        """Whether every partition has a row there."""
+        rows = place.rows_of(self.partitions)
+        if rows is None:
+            return False
+        self.cells_at = array("I", (row * CELL_BYTES + _PARTITION.size for row in rows))
+        self.times_at = array("I", (row * TIME_BYTES for row in rows))
+        self.place, self.layout = place, place.layout
+        return True
+
+
+class CommitPlan:
+    """An OffsetCommit but for its offsets and leader epochs; as the `PackedRecords` of the runtime it stands for the
+    commit that was prepared last. `request` is one that was decoded from such bytes.
+    """
+
+    __slots__ = (
+        "_cells",
+        "_image",
+        "_now_ms",
+        "_parts",
+        "_timer_key",
+        "count",
+        "group_id",
+        "request",
+        "timer",
+        "topics",
+        "version",
+    )
+
+    def __init__(self, request: OffsetCommitRequest, version: int) -> None:
+        self.version = version
+        self.group_id = request.group_id
+        self.topics = [
+            TopicPlan(topic.name, topic.topic_id, [partition.partition_index for partition in topic.partitions])
+            for topic in request.topics
+        ]
+        self.request = OffsetCommitRequest(
+            group_id=request.group_id,
+            generation_id_or_member_epoch=request.generation_id_or_member_epoch,
+            member_id=request.member_id,
+            group_instance_id=request.group_instance_id,
+        )
+        self.count = sum(len(topic.partitions) for topic in self.topics)
+        self.timer: Schedule | None = None
+        self._image: MetadataImage | None = None
+        self._parts: list[bytes] = []
+        self._timer_key = heartbeat_timer(request.group_id, request.member_id)
+        self._cells: Sequence[bytes] = ()
+        self._now_ms = 0
+
+    @staticmethod
+    def is_possible(request: OffsetCommitRequest, version: int) -> bool:
+        keys = [
+            (topic.topic_id if version >= FIRST_VERSION_WITH_TOPIC_IDS else topic.name, partition.partition_index)
+            for topic in request.topics
+            for partition in topic.partitions
+        ]
+        has_metadata = any(partition.committed_metadata for topic in request.topics for partition in topic.partitions)
+        return version >= FIRST_VERSION and not has_metadata and 0 < len(keys) == len(set(keys))
+
+    def _learn_topics(self, image: MetadataImage) -> bool:
+        """Whether the image has all topics and partitions; then the records are laid out."""
+        for topic in self.topics:
+            if self.version >= FIRST_VERSION_WITH_TOPIC_IDS:
+                known = image.topics_by_id.get(topic.topic_id)
+            else:
+                known = image.topics.get(topic.name)
+            if known is None or known.id == ZERO_UUID:
+                return False
+            if not all(0 <= partition < len(known.partitions) for partition in topic.partitions):
+                return False
+            topic.name, topic.topic_id = known.name, known.id
+        self._lay_out()
+        self._image = image
+        return True
+
+    def _lay_out(self) -> None:
+        parts = [
+            _BATCH_START.pack(0, self.count - 1),
+            b"",
+            b"",
+            _BATCH_PRODUCER.pack(NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE, self.count),
+        ]
+        delta = 0
+        for topic in self.topics:
+            key = _KEY_TYPE + OffsetCommitKey(group=self.request.group_id, topic=topic.name).encode(0)
+            key_start = encode_varint(len(key)) + key[: -_PARTITION.size]
+            record_bytes = len(key_start) + _PARTITION.size + 2 + _VALUE_BYTES
+            topic.record_rest = _TOPIC_ID_TAG + topic.topic_id + _NO_HEADERS
+            for partition in topic.partitions:
+                parts += _record_start(record_bytes, delta), key_start, _value_start(partition), b"", b""
+                delta += 1
+        self._parts = parts
+
+    def prepare(
+        self,
+        groups: Mapping[str, Group],
+        offsets: CommittedOffsets,
+        image: MetadataImage,
+        cells: Sequence[bytes],
+        now_ms: int,
+    ) -> bool:
+        """Decides on a commit while no transaction is under way in the shard; False where it has to go the general way.
+
+        `cells` has offset and leader epoch of each partition, 12 bytes. State is only read; what is prepared holds
+        until the next change of any state.
+        """
+        group_id = self.group_id
+        group = groups.get(group_id)
+        if group is None or (image is not self._image and not self._learn_topics(image)):
+            return False
+        try:
+            if may_commit(group, self.version, self.request) is not None:
+                return False
+        except KafkaError:
+            return False
+        places = offsets.packed(group_id)
+        for topic in self.topics:
+            place = places.get(topic.name)
+            if place is None or place.notes is not None or place.topic_id != topic.topic_id:
+                return False
+            if (place is not topic.place or place.layout != topic.layout) and not topic.find_rows(place):
+                return False
+        self.timer = None
+        if type(group) is ClassicGroup:
+            member = group.members.get(self.request.member_id)
+            if member is not None:
+                self.timer = Schedule(self._timer_key, now_ms + member.session_timeout_ms)
+        self._cells = cells
+        self._now_ms = now_ms
+        return True
+
+    def encode_batch(self, base_offset: int) -> bytes:
+        parts = self._parts
+        timestamp = TIME.pack(self._now_ms)
+        parts[1] = parts[2] = timestamp
+        parts[_CELL_PART::_RECORD_PARTS] = self._cells
+        rests: list[bytes] = []
+        for topic in self.topics:
+            rests += [_BEFORE_TIMESTAMP + timestamp + topic.record_rest] * len(topic.partitions)
+        parts[_REST_PART::_RECORD_PARTS] = rests
+        return frame_batch(base_offset, 0, b"".join(parts))
+
+    def replay(self) -> None:
+        """Into the rows that `prepare` has just found."""
+        now_ms = self._now_ms
+        values = iter(self._cells)
+        for topic in self.topics:
+            place = topic.place
+            assert place is not None and place.layout == topic.layout, "rows do not move between prepare and replay"
+            cells, times = place.cells, place.times
+            for cell_at, time_at, value in zip(topic.cells_at, topic.times_at, values, strict=False):
+                _put_cell(cells, cell_at, value)
+                _put_time(times, time_at, now_ms)

@@ -1,0 +1,481 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The short cuts of connections, checked by Hypothesis: with and without them every answer is the same.
+
+Two brokers live the same life, one with `kcoord.fast.paths.enable` and one without: the same bytes come in on the same
+connections at the same time. Their answers have to be equal byte for byte, and so have their states, the records of
+their logs, and the states that these logs give when they are read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.coordinator.result import CoordinatorRecord, Producer
+from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, ShardState
+from kcoord.coordinator.runtime.serde import CoordinatorSerde
+from kcoord.metadata.image import GROUP_RESOURCE, ImageBuilder
+from kcoord.server import request_context, shard_service
+from kcoord.server.connection import KafkaConnection
+from protocol.api_keys import ApiKey
+from protocol.framing import FrameReader
+from protocol.headers import decode_response_header, encode_request
+from protocol.messages import (
+    ConfigRecord,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    DeleteGroupsRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    Message,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+    PartitionRecord,
+    RemoveTopicRecord,
+    SyncGroupRequest,
+    TopicRecord,
+    TxnOffsetCommitRequest,
+)
+from protocol.record_batch import decode_entries
+from tests.unit.server.harness import SHARDS, Harness, topic_id
+from tests.unit.server.test_connection import FakeTransport
+
+TURNS = 40
+"""Of the event loop: more than any answer takes that does not wait for another request."""
+CLIENTS = ("a", "b")
+GROUPS = ("modern", "classic", "simple")
+TOPICS = st.sampled_from(["t1", "t3", "t3", "later"])
+SETTINGS = {
+    "group_initial_rebalance_delay_ms": "0",
+    "group_consumer_min_session_timeout_ms": "1000",
+    "group_consumer_assignment_interval_ms": "0",
+    "group_min_session_timeout_ms": "1000",
+    "offsets_retention_check_interval_ms": "20000",
+}
+
+
+class Counted:
+    """Identifiers that are the same for both brokers."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def take(self) -> bytes:
+        self.number += 1
+        return self.number.to_bytes(16, "big")
+
+
+class Owner:
+    """Stands for the listener."""
+
+    listener_name = "PLAINTEXT"
+    max_frame_bytes = 100_000
+    max_request_bytes = 100_000
+    max_unread_bytes = 100_000
+    metadata_answers = None
+
+    def __init__(self, broker: Any, has_fast_paths: bool) -> None:
+        self.broker = broker
+        self.has_fast_paths = has_fast_paths
+
+    def admit(self, connection: KafkaConnection, host: str) -> bool:
+        return True
+
+    def forget(self, connection: KafkaConnection) -> None:
+        """Nothing is kept."""
+
+    def report(self, text: str) -> None:
+        raise AssertionError(text)
+
+
+class Side:
+    """One of the two brokers, with a connection for each client."""
+
+    def __init__(self, harness: Harness, has_fast_paths: bool) -> None:
+        self.harness = harness
+        self.ids = Counted()
+        self.transports = {client: FakeTransport() for client in CLIENTS}
+        self.connections = {}
+        for client in CLIENTS:
+            connection = self.connections[client] = KafkaConnection(Owner(harness.broker, has_fast_paths))
+            connection.connection_made(self.transports[client])
+
+    def answers(self, client: str) -> bytes:
+        writes = self.transports[client].writes
+        data = b"".join(writes)
+        writes.clear()
+        return data
+
+    def states(self) -> list[object]:
+        machines = [self.harness.runtime.machine(shard) for shard in range(SHARDS)]
+        return [machine.hard_state() if machine is not None else None for machine in machines]
+
+    def log(self, shard: int) -> list[tuple[bytes | None, bytes | None]]:
+        log = self.harness.groups._logs.open(shard)
+        return [entry[1:] for _, data in log.batches(log.start_offset) for entry in decode_entries(data)]
+
+    def rebuilt(self, shard: int) -> object:
+        log = self.harness.groups._logs.open(shard)
+        runtime = CoordinatorRuntime(
+            lambda _: GroupCoordinatorShard(self.harness.config, self.harness.image), CoordinatorSerde()
+        )
+        runtime.load(shard, log.batches(log.start_offset), self.harness.now, log.end_offset)
+        machine = runtime.machine(shard)
+        assert machine is not None
+        return machine.hard_state()
+
+
+class BrokerLife(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.pool = request_context._pool
+        self.reload_seconds = shard_service.FIRST_RELOAD_SECONDS
+        # Shards are loaded again when the test says so, on both sides at the same point.
+        shard_service.FIRST_RELOAD_SECONDS = 3600
+        fast = self.loop.run_until_complete(self._new(has_fast_paths=True))
+        plain = self.loop.run_until_complete(self._new(has_fast_paths=False))
+        self.sides = (fast, plain)
+        self.correlation_id = 0
+        self.offset = 0
+        self.epochs: dict[str, int] = {}
+        self.generation, self.member_id = -1, ""
+        self.commits: list[tuple[str, int, OffsetCommitRequest]] = []
+        self.sent: list[tuple[str, ApiKey, int, bytes]] = []
+        self.deleted: set[str] = set()
+
+    async def _new(self, *, has_fast_paths: bool) -> Side:
+        harness = Harness(file_system=None, **SETTINGS)
+        return Side(await harness.open(), has_fast_paths)
+
+    def teardown(self) -> None:
+        try:
+            for shard in range(SHARDS):
+                logs = [side.log(shard) for side in self.sides]
+                assert logs[0] == logs[1]
+                for side in self.sides:
+                    machine = side.harness.runtime.machine(shard)
+                    assert machine is not None
+                    assert side.rebuilt(shard) == machine.hard_state()
+        finally:
+            request_context._pool = self.pool
+            shard_service.FIRST_RELOAD_SECONDS = self.reload_seconds
+            self.loop.close()
+
+    # --- both brokers -------------------------------------------------------------------------------------------------
+
+    def _on_both(self, action: Any) -> None:
+        for side in self.sides:
+            request_context._pool = cast("Any", side.ids)
+            self.loop.run_until_complete(self._run(side, action))
+
+    async def _run(self, side: Side, action: Any) -> None:
+        action(side)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+
+    def _send(self, client: str, frames: list[bytes]) -> list[bytes]:
+        """Sends the frames at once, on one connection, and compares what is answered."""
+        self._on_both(lambda side: side.connections[client].data_received(b"".join(frames)))
+        answers = [{name: side.answers(name) for name in CLIENTS} for side in self.sides]
+        assert answers[0] == answers[1]
+        return FrameReader(1 << 20).feed(answers[0][client])
+
+    def _frame(self, key: ApiKey, version: int, client: str, body: bytes) -> bytes:
+        self.correlation_id += 1
+        return encode_request(key, version, self.correlation_id, client, body)
+
+    def _ask(self, client: str, key: ApiKey, version: int, request: Message) -> bytes | None:
+        """The body of the answer, where there is one already."""
+        body = request.encode(version)
+        self.sent.append((client, key, version, body))
+        frames = self._send(client, [self._frame(key, version, client, body)])
+        return frames[-1][decode_response_header(frames[-1], key, version)[1] :] if frames else None
+
+    def _publish(self, *records: Message) -> None:
+        for side in self.sides:
+            builder = ImageBuilder(side.harness.image)
+            for record in records:
+                builder.replay(CoordinatorRecord(None, record))
+            side.harness.image = side.harness.broker.image = builder.build()
+        self._on_both(lambda side: side.harness.groups.publish(side.harness.image))
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    @initialize()
+    def start(self) -> None:
+        """So that there is something to repeat from the first step on."""
+        self.commit("a", "simple", 9, {"t3": [0, 2]}, "", False)
+        self.consumer_heartbeat("a", joins=True, owned=False)
+        self.classic_turn("b")
+
+    @rule(client=st.sampled_from(CLIENTS), joins=st.booleans(), owned=st.booleans())
+    def consumer_heartbeat(self, client: str, joins: bool, owned: bool) -> None:
+        epoch = 0 if joins else self.epochs.get(client, 0)
+        request = ConsumerGroupHeartbeatRequest(
+            group_id="modern",
+            member_id=client,
+            member_epoch=epoch,
+            rebalance_timeout_ms=5000 if epoch == 0 else -1,
+            subscribed_topic_names=["t1", "t3", "later"] if epoch == 0 else None,
+            topic_partitions=[] if owned or epoch == 0 else None,
+        )
+        body = self._ask(client, ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, request)
+        if body is not None:
+            self.epochs[client] = max(ConsumerGroupHeartbeatResponse.decode(body, 1).member_epoch, 0)
+
+    @rule(client=st.sampled_from(CLIENTS), epoch=st.sampled_from([-1, -1, 77]))
+    def consumer_leaves_or_is_fenced(self, client: str, epoch: int) -> None:
+        request = ConsumerGroupHeartbeatRequest(group_id="modern", member_id=client, member_epoch=epoch)
+        self._ask(client, ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, request)
+
+    @rule(client=st.sampled_from(CLIENTS))
+    def classic_turn(self, client: str) -> None:
+        """A classic member joins, syncs and heartbeats as far as it gets."""
+        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\0\0\0\0\0\xff\xff\xff\xff")
+        for _ in range(2):
+            join = JoinGroupRequest(
+                group_id="classic",
+                session_timeout_ms=6000,
+                rebalance_timeout_ms=6000,
+                member_id=self.member_id,
+                protocol_type="consumer",
+                protocols=[protocol],
+            )
+            body = self._ask(client, ApiKey.JOIN_GROUP, 9, join)
+            if body is None:
+                return
+            joined = JoinGroupResponse.decode(body, 9)
+            self.member_id, self.generation = joined.member_id, joined.generation_id
+        sync = SyncGroupRequest(
+            group_id="classic",
+            generation_id=self.generation,
+            member_id=self.member_id,
+            protocol_type="consumer",
+            protocol_name="range",
+        )
+        self._ask(client, ApiKey.SYNC_GROUP, 5, sync)
+        self.classic_heartbeat(client)
+
+    @rule(client=st.sampled_from(CLIENTS))
+    def classic_heartbeat(self, client: str) -> None:
+        request = HeartbeatRequest(group_id="classic", generation_id=self.generation, member_id=self.member_id)
+        self._ask(client, ApiKey.HEARTBEAT, 4, request)
+
+    @rule(
+        client=st.sampled_from(CLIENTS),
+        group=st.sampled_from(GROUPS),
+        version=st.integers(5, 10),
+        topics=st.dictionaries(
+            st.sampled_from(["t1", "t3", "t3", "later"]),
+            st.lists(st.integers(0, 3), min_size=1, max_size=4),
+            min_size=1,
+        ),
+        metadata=st.sampled_from(["", "", "", None, "text"]),
+        stale=st.booleans(),
+    )
+    def commit(
+        self, client: str, group: str, version: int, topics: dict[str, list[int]], metadata: str | None, stale: bool
+    ) -> None:
+        member_id, epoch = "", -1
+        if group == "modern":
+            member_id, epoch = client, self.epochs.get(client, 0) - stale
+        elif group == "classic":
+            member_id, epoch = self.member_id, self.generation - stale
+        request = OffsetCommitRequest(
+            group_id=group,
+            generation_id_or_member_epoch=epoch,
+            member_id=member_id,
+            topics=[
+                OffsetCommitRequest.OffsetCommitRequestTopic(
+                    name=name,
+                    topic_id=topic_id(name),
+                    partitions=[
+                        OffsetCommitRequest.OffsetCommitRequestPartition(
+                            partition_index=partition, committed_offset=0, committed_metadata=metadata
+                        )
+                        for partition in partitions
+                    ],
+                )
+                for name, partitions in topics.items()
+            ],
+        )
+        for times in range(3):
+            self._ask(client, ApiKey.OFFSET_COMMIT, version, self._raised(request, times))
+        self.commits.append((client, version, request))
+
+    def _raised(self, request: OffsetCommitRequest, leader_epoch: int) -> OffsetCommitRequest:
+        for topic in request.topics:
+            for partition in topic.partitions:
+                self.offset += 1
+                partition.committed_offset, partition.committed_leader_epoch = self.offset, leader_epoch
+        return request
+
+    @rule(
+        client=st.sampled_from(CLIENTS),
+        group=st.sampled_from([*GROUPS, "unknown"]),
+        version=st.integers(5, 10),
+        topics=st.one_of(
+            st.none(),
+            st.dictionaries(TOPICS, st.lists(st.integers(0, 3), max_size=5)),
+        ),
+        as_member=st.booleans(),
+        stable=st.booleans(),
+    )
+    def fetch(
+        self, client: str, group: str, version: int, topics: dict[str, list[int]] | None, as_member: bool, stable: bool
+    ) -> None:
+        request = OffsetFetchRequest(require_stable=stable and version >= 7)
+        if version < 8:
+            request.group_id = group
+            request.topics = None
+            if topics is not None:
+                request.topics = [
+                    OffsetFetchRequest.OffsetFetchRequestTopic(name=name, partition_indexes=partitions)
+                    for name, partitions in topics.items()
+                ]
+        else:
+            asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
+            if topics is not None:
+                asked.topics = [
+                    OffsetFetchRequest.OffsetFetchRequestTopics(
+                        name=name, topic_id=topic_id(name), partition_indexes=partitions
+                    )
+                    for name, partitions in topics.items()
+                ]
+            if as_member and version >= 9:
+                asked.member_id, asked.member_epoch = client, self.epochs.get(client, 0)
+            request.groups = [asked]
+        for _ in range(2):
+            self._ask(client, ApiKey.OFFSET_FETCH, version, request)
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def repeat(self, data: st.DataObject, count: int) -> None:
+        """Whatever was sent comes again, with raised offsets where it commits, several requests in one piece."""
+        client = data.draw(st.sampled_from(CLIENTS))
+        frames = []
+        for number in range(count):
+            if data.draw(st.booleans()) and self.commits:
+                _, version, commit = data.draw(st.sampled_from(self.commits[-4:]))
+                body = self._raised(commit, number).encode(version)
+                frames.append(self._frame(ApiKey.OFFSET_COMMIT, version, client, body))
+            else:
+                _, key, version, body = data.draw(st.sampled_from(self.sent[-8:]))
+                frames.append(self._frame(key, version, client, body))
+        self._send(client, frames)
+
+    # --- what changes the answers -------------------------------------------------------------------------------------
+
+    @rule(milliseconds=st.sampled_from([0, 100, 3_000, 50_000, 8 * 24 * 3600 * 1000]))
+    def sleep(self, milliseconds: int) -> None:
+        for side in self.sides:
+            side.harness.now += milliseconds
+        self._on_both(lambda side: side.harness.wake())
+
+    @rule(timeout_ms=st.sampled_from(["2000", "40000"]), group=st.sampled_from(GROUPS))
+    def configure_group(self, timeout_ms: str, group: str) -> None:
+        self._publish(
+            ConfigRecord(
+                resource_type=GROUP_RESOURCE, resource_name=group, name="consumer.session.timeout.ms", value=timeout_ms
+            )
+        )
+
+    @rule(limit=st.sampled_from(["2", "4096"]))
+    def configure_broker(self, limit: str) -> None:
+        for side in self.sides:
+            side.harness.config.apply_dynamic({"offset.metadata.max.bytes": limit})
+        self._publish(ConfigRecord(resource_type=4, resource_name="", name="offset.metadata.max.bytes", value=limit))
+
+    @rule(name=st.sampled_from(["t3", "later", "later"]), count=st.integers(1, 3))
+    def create_or_delete_topic(self, name: str, count: int) -> None:
+        image = self.sides[0].harness.image
+        if name in image.topics:
+            self._publish(RemoveTopicRecord(topic_id=image.topics[name].id))
+            self.deleted.add(name)
+            return
+        number = b"\2" if name in self.deleted else b"\1"
+        made = name.encode().ljust(16, number)
+        partitions = [
+            PartitionRecord(partition_id=index, topic_id=made, replicas=[1], isr=[1], leader=1)
+            for index in range(count)
+        ]
+        self._publish(TopicRecord(name=name, topic_id=made), *partitions)
+
+    @rule(group=st.sampled_from(GROUPS))
+    def fail_and_reload(self, group: str) -> None:
+        """The shard is loaded again from its log; meanwhile requests are refused."""
+
+        def fail(side: Side) -> None:
+            side.harness.runtime.fail_shard(side.harness.groups.shard_of(group), "a test")
+            side.harness.wake()
+
+        self._on_both(fail)
+        if self.sent:
+            client, key, version, body = self.sent[-1]
+            self._send(client, [self._frame(key, version, client, body)])
+        self._on_both(lambda side: side.harness.groups._reload(side.harness.groups.shard_of(group)))
+        for side in self.sides:
+            assert side.harness.runtime.state(side.harness.groups.shard_of(group)) is ShardState.ACTIVE
+
+    @rule(
+        group=st.sampled_from(GROUPS), ends=st.sampled_from([None, True, False]), partitions=st.sets(st.integers(0, 2))
+    )
+    def transaction(self, group: str, ends: bool | None, partitions: set[int]) -> None:
+        """A producer commits within a transaction, which may stay open."""
+        producer = Producer(7, 0)
+        request = TxnOffsetCommitRequest(
+            transactional_id="x",
+            group_id=group,
+            producer_id=7,
+            producer_epoch=0,
+            topics=[
+                TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(
+                    name="t3",
+                    partitions=[
+                        TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
+                            partition_index=partition, committed_offset=9, committed_metadata=""
+                        )
+                        for partition in sorted(partitions)
+                    ],
+                )
+            ],
+        )
+
+        def act(side: Side) -> None:
+            groups = side.harness.groups
+            shard = groups.shard_of(group)
+            ticket = groups.start_verification(shard, producer)
+            context = side.harness.context(ApiKey.TXN_OFFSET_COMMIT, 3).operation_context()
+            groups.run(group, lambda machine, c: machine.commit_transactional_offsets(c, request, ticket), context)
+            if ends is not None:
+                context = side.harness.context(ApiKey.WRITE_TXN_MARKERS, 1).operation_context()
+                groups.run(group, lambda machine, c: machine.end_transaction(c, producer, 0, committed=ends), context)
+
+        self._on_both(act)
+
+    @rule(client=st.sampled_from(CLIENTS), group=st.sampled_from(GROUPS), partition=st.integers(0, 3))
+    def delete_offset(self, client: str, group: str, partition: int) -> None:
+        topic = OffsetDeleteRequest.OffsetDeleteRequestTopic(
+            name="t3", partitions=[OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=partition)]
+        )
+        self._ask(client, ApiKey.OFFSET_DELETE, 0, OffsetDeleteRequest(group_id=group, topics=[topic]))
+
+    @rule(client=st.sampled_from(CLIENTS), group=st.sampled_from(GROUPS))
+    def delete_group(self, client: str, group: str) -> None:
+        self._ask(client, ApiKey.DELETE_GROUPS, 2, DeleteGroupsRequest(groups_names=[group]))
+
+    @invariant()
+    def states_are_equal(self) -> None:
+        assert self.sides[0].states() == self.sides[1].states()
+
+
+BrokerLife.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestBrokerLife = BrokerLife.TestCase
