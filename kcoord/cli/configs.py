@@ -37,6 +37,7 @@ ENTITY_TYPES = {
     "brokers": ConfigResourceType.BROKER,
     "groups": ConfigResourceType.GROUP,
 }
+SHORT_FORMS = {"--topic": "topics", "--group": "groups", "--broker": "brokers", "--broker-defaults": "brokers"}
 _DYNAMIC_SOURCES = {
     ConfigResourceType.TOPIC: (ConfigSource.DYNAMIC_TOPIC_CONFIG,),
     ConfigResourceType.BROKER: (ConfigSource.DYNAMIC_BROKER_CONFIG, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
@@ -65,9 +66,20 @@ def make_parser() -> argparse.ArgumentParser:
     actions = parser.add_mutually_exclusive_group(required=True)
     actions.add_argument("--describe", action="store_true", help="show settings that are not the broker's")
     actions.add_argument("--alter", action="store_true", help="change settings; all changes or none are made")
-    parser.add_argument("--entity-type", required=True, choices=ENTITY_TYPES)
+    parser.add_argument("--entity-type", choices=ENTITY_TYPES)
     parser.add_argument("--entity-name", metavar="NAME", help="a topic, a broker's id, or a group")
     parser.add_argument("--entity-default", action="store_true", help="the default of all brokers")
+    for option, entity_type in SHORT_FORMS.items():
+        is_default = option == "--broker-defaults"
+        parser.add_argument(
+            option,
+            action=_Entity,
+            dest=argparse.SUPPRESS,
+            default=argparse.SUPPRESS,
+            nargs=0 if is_default else None,
+            metavar=None if is_default else "NAME",
+            help=f"short for --entity-type {entity_type} {'--entity-default' if is_default else '--entity-name NAME'}",
+        )
     parser.add_argument("--all", action="store_true", help="show every setting, where it comes from, and its default")
     parser.add_argument("--add-config", metavar="KEY=VALUE,...", help="a value with commas stands in [brackets]")
     parser.add_argument("--add-config-file", type=Path, metavar="FILE", help="settings of a properties file")
@@ -75,8 +87,29 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Entity(argparse.Action):
+    """`--topic NAME` and its like, instead of two options."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        if namespace.entity_type is not None:
+            parser.error(f"{option_string}: only one entity can be chosen")
+        namespace.entity_type = SHORT_FORMS[option_string or ""]
+        if option_string == "--broker-defaults":
+            namespace.entity_default = True
+        else:
+            namespace.entity_name = values
+
+
 def find_problem(options: argparse.Namespace) -> str | None:
     """Why the options do not go together, None where they do."""
+    if options.entity_type is None:
+        return f"--entity-type or one of {', '.join(SHORT_FORMS)} is needed"
     if options.entity_default and (options.entity_type != "brokers" or options.entity_name is not None):
         return "--entity-default goes with --entity-type brokers, without a name"
     changes = [options.add_config, options.add_config_file, options.delete_config]

@@ -15,6 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
 
+from kcoord import __version__
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.config import AdminConfig, CommonConfig
 from kcoord.client.errors import ClientException, DisconnectException, TimeoutException
@@ -38,6 +39,7 @@ class CommandError(Exception):
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--version", action="version", version=f"kcoord {__version__}")
     parser.add_argument(
         "--bootstrap-server",
         default=_DEFAULT_ADDRESS,

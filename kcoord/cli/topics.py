@@ -21,6 +21,7 @@ from kcoord.cli.session import (
     warn,
 )
 from kcoord.cli.terminal import is_terminal, print_table
+from kcoord.cli.topic_filters import FILTERS, add_filters, filter_of, filtered
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import (
     ConfigEntry,
@@ -34,8 +35,10 @@ from kcoord.client.admin.model import (
     TopicListing,
     TopicPartitionInfo,
 )
+from kcoord.client.admin.topics import PARTITIONS_PER_PAGE
 from kcoord.client.results import Results
 from protocol.errors import Errors, KafkaError
+from protocol.uuid import uuid_to_string
 
 ACTIONS = ("create", "alter", "delete", "list", "describe")
 _USES = {
@@ -47,6 +50,9 @@ _USES = {
     "if_not_exists": ("create",),
     "exclude_internal": ("list", "describe"),
     "topics_with_overrides": ("describe",),
+    "topic_id": ("describe",),
+    "partition_size_limit_per_response": ("describe",),
+    **dict.fromkeys(FILTERS, ("describe",)),
 }
 
 Replicas = list[list[int]]
@@ -94,7 +100,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--if-exists", action="store_true", help="no error if there is no such topic")
     parser.add_argument("--if-not-exists", action="store_true", help="no error if there is such a topic")
     parser.add_argument("--exclude-internal", action="store_true", help="leave out topics of the broker's own")
-    parser.add_argument("--topics-with-overrides", action="store_true", help="only topics with settings of their own")
+    parser.add_argument("--topic-id", metavar="ID", help="the topic with this id, instead of --topic")
+    parser.add_argument(
+        "--partition-size-limit-per-response",
+        type=int,
+        metavar="N",
+        help=f"how many partitions to ask for at a time (default {PARTITIONS_PER_PAGE})",
+    )
+    add_filters(parser)
     return parser
 
 
@@ -115,6 +128,10 @@ def find_problem(options: argparse.Namespace) -> str | None:
     for name, actions in _USES.items():
         if getattr(options, name) not in (None, False, []) and action not in actions:
             return f"{_option(name)} does not go with --{action}"
+    if options.topic_id is not None and options.topic:
+        return "--topic-id takes the place of --topic"
+    if options.partition_size_limit_per_response is not None and options.partition_size_limit_per_response < 1:
+        return "--partition-size-limit-per-response must be at least 1"
     if action in ("create", "alter", "delete") and not options.topic:
         return f"--{action} needs --topic"
     if action == "alter" and options.partitions is None:
@@ -203,18 +220,25 @@ async def _list(admin: AdminClient, options: argparse.Namespace) -> int:
 
 async def _describe(admin: AdminClient, options: argparse.Namespace) -> int:
     names = chosen_names(await _topics(admin, options), options)
-    topics = (await admin.describe_topics(names)).all()
-    configs = await _own_configs(admin, names)
+    page = options.partition_size_limit_per_response or PARTITIONS_PER_PAGE
+    topics = (await admin.describe_topics(names, partitions_per_page=page)).all()
+    all_configs = await _configs(admin, names)
+    configs = {name: _own(entries) for name, entries in all_configs.items()}
+    chosen = filter_of(options)
     shown = [topics[name] for name in names if configs[name] or not options.topics_with_overrides]
+    shown = [filtered(topic, all_configs[topic.name], chosen) for topic in shown]
+    if chosen is not None:
+        shown = [topic for topic in shown if topic.partitions]
     if options.json:
         print_json([topic_json(topic, configs[topic.name]) for topic in shown])
         return 0
-    if is_terminal():
-        for topic in shown:
-            _print_topic(topic, configs[topic.name], with_partitions=not options.topics_with_overrides)
-        return 0
     for topic in shown:
-        for line in topic_lines(topic, configs[topic.name], with_partitions=not options.topics_with_overrides):
+        if is_terminal():
+            _print_topic(topic, configs[topic.name], with_partitions=not options.topics_with_overrides)
+            continue
+        lines = list(topic_lines(topic, configs[topic.name], with_partitions=not options.topics_with_overrides))
+        # Of partitions in trouble the lines alone are shown, as by Kafka's tool.
+        for line in lines if chosen is None else lines[1:]:
             print(line)
     return 0
 
@@ -232,6 +256,11 @@ def chosen_names(topics: Iterable[TopicListing], options: argparse.Namespace) ->
     """The topics that --topic names or, where there is none of that name, matches: `a.b` is not meant to delete `a-b`.
     CommandError where one matches nothing, unless that is welcome.
     """
+    if options.topic_id is not None:
+        named = [topic.name for topic in topics if uuid_to_string(topic.topic_id) == options.topic_id]
+        if not named and not options.if_exists:
+            raise CommandError(f"TopicId '{options.topic_id}' does not exist")
+        return named
     names = [topic.name for topic in topics]
     if not options.topic:
         return names
@@ -275,18 +304,16 @@ def _json_error(error: KafkaError | None) -> dict[str, object]:
 # --- describe ---------------------------------------------------------------------------------------------------------
 
 
-async def _own_configs(admin: AdminClient, names: Iterable[str]) -> dict[str, dict[str, str | None]]:
-    """The settings that the topics were given; one that has just vanished has none."""
+async def _configs(admin: AdminClient, names: Iterable[str]) -> dict[str, Mapping[str, ConfigEntry]]:
+    """The settings of the topics; one that has just vanished has none."""
     resources = {name: ConfigResource(ConfigResourceType.TOPIC, name) for name in names}
     described = await admin.describe_configs(resources.values())
-    return {
-        name: {key: entry.value for key, entry in described.values.get(resource, {}).items() if _is_own(entry)}
-        for name, resource in resources.items()
-    }
+    return {name: described.values.get(resource, {}) for name, resource in resources.items()}
 
 
-def _is_own(entry: ConfigEntry) -> bool:
-    return entry.source is ConfigSource.DYNAMIC_TOPIC_CONFIG
+def _own(entries: Mapping[str, ConfigEntry]) -> dict[str, str | None]:
+    """What a topic was given."""
+    return {key: entry.value for key, entry in entries.items() if entry.source is ConfigSource.DYNAMIC_TOPIC_CONFIG}
 
 
 def topic_lines(

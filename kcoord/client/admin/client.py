@@ -100,10 +100,17 @@ class AdminClient:
         )
 
     async def describe_topics(
-        self, names: Iterable[str], *, timeout_ms: int | None = None
+        self,
+        names: Iterable[str],
+        *,
+        partitions_per_page: int = topics.PARTITIONS_PER_PAGE,
+        timeout_ms: int | None = None,
     ) -> Results[str, TopicDescription]:
-        """Partitions with leaders, replicas and, where the broker knows them, creation times (KIP-1327)."""
-        return Results(await topics.describe_topics(self._cluster, self._deadline(timeout_ms), names))
+        """Partitions with leaders, replicas and, where the broker knows them, creation times (KIP-1327). Not more than
+        so many are asked for at a time.
+        """
+        deadline = self._deadline(timeout_ms)
+        return Results(await topics.describe_topics(self._cluster, deadline, names, partitions_per_page))
 
     async def describe_cluster(
         self, *, include_authorized_operations: bool = False, timeout_ms: int | None = None

@@ -161,7 +161,7 @@ async def describe_cluster(cluster: Cluster, include_authorized_operations: bool
 
 
 async def describe_topics(
-    cluster: Cluster, deadline: Deadline, names: Iterable[str]
+    cluster: Cluster, deadline: Deadline, names: Iterable[str], partitions_per_page: int
 ) -> dict[str, TopicDescription | KafkaError]:
     """By DescribeTopicPartitions, page by page; by Metadata on brokers without it."""
 
@@ -169,19 +169,21 @@ async def describe_topics(
         await cluster.refresh_metadata(())
         connection = await cluster.any_connection()
         if connection.versions.offers(ApiKey.DESCRIBE_TOPIC_PARTITIONS):
-            return await _describe_by_page(cluster, sorted(pending))
+            return await _describe_by_page(cluster, sorted(pending), partitions_per_page)
         return await _describe_by_metadata(cluster, pending)
 
     return await repeat(cluster, deadline, names, attempt)
 
 
-async def _describe_by_page(cluster: Cluster, names: list[str]) -> dict[str, TopicDescription | KafkaError]:
+async def _describe_by_page(
+    cluster: Cluster, names: list[str], partitions_per_page: int
+) -> dict[str, TopicDescription | KafkaError]:
     found: dict[str, TopicDescription | KafkaError] = {}
     cursor: DescribeTopicPartitionsRequest.Cursor | None = None
     while True:
         request = DescribeTopicPartitionsRequest(
             topics=[DescribeTopicPartitionsRequest.TopicRequest(name=name) for name in names],
-            response_partition_limit=PARTITIONS_PER_PAGE,
+            response_partition_limit=partitions_per_page,
             cursor=cursor,
         )
         response = await cluster.call_any(request, DescribeTopicPartitionsResponse)

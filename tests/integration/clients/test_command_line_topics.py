@@ -33,6 +33,33 @@ def test_topics_as_kafka_tells_them(kcoord: CommandLine, name: str) -> None:
 
 
 @pytest.mark.java
+def test_partitions_in_trouble_as_kafka_tells_them(kcoord: CommandLine, name: str) -> None:
+    """A broker alone has every partition at its minimum of replicas in sync, and none below it."""
+    jars = KafkaJars()
+    kcoord.succeed("topics", "--create", "--topic", name, "--partitions", "3")
+    (topic,) = kcoord.succeed("topics", "--describe", "--topic", name, "--json").json
+    by_id = ["--topic-id", str(topic["topic_id"])]
+    ours = kcoord.succeed("topics", "--describe", *by_id).out
+    # Kafka's tool asks for ids by Metadata, which knows nothing of eligible leaders.
+    theirs = jars.tool("topics", "--bootstrap-server", kcoord.address, "--describe", *by_id).replace(
+        "Elr: N/A", "Elr: "
+    )
+    assert CREATION_TIME.sub("", ours).splitlines() == theirs.splitlines()
+    for options in (
+        ["--topic", name, "--at-min-isr-partitions"],
+        ["--topic", name, "--under-replicated-partitions"],
+        ["--topic", name, "--partition-size-limit-per-response", "1"],
+    ):
+        ours = kcoord.succeed("topics", "--describe", *options).out
+        theirs = jars.tool("topics", "--bootstrap-server", kcoord.address, "--describe", *options)
+        assert CREATION_TIME.sub("", ours).splitlines() == theirs.splitlines(), options
+    for option in ("--unavailable-partitions", "--under-min-isr-partitions"):
+        assert kcoord.succeed("topics", "--describe", "--topic", name, option).out == ""
+    assert "does not exist" in kcoord.run("topics", "--describe", "--topic-id", "AAAAAAAAAAAAAAAAAAAAAQ").err
+    kcoord.succeed("topics", "--delete", "--topic", name)
+
+
+@pytest.mark.java
 def test_configs_as_kafka_tells_them(kcoord: CommandLine, name: str) -> None:
     jars = KafkaJars()
     group = ["--entity-type", "groups", "--entity-name", name]
@@ -43,6 +70,7 @@ def test_configs_as_kafka_tells_them(kcoord: CommandLine, name: str) -> None:
     ours = kcoord.succeed("configs", *group, "--describe").out
     theirs = jars.tool("configs", "--bootstrap-server", kcoord.address, *group, "--describe")
     assert ours.splitlines()[0] == theirs.splitlines()[0]
+    assert kcoord.succeed("configs", "--group", name, "--describe").out == ours
     assert sorted(ours.splitlines()) == sorted(theirs.splitlines())
 
 

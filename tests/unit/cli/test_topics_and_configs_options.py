@@ -39,6 +39,11 @@ GROUP = ["--entity-type", "groups", "--entity-name", "g"]
         (["--create", *TOPIC, "--replica-assignment", "1:x"], "is not BROKER"),
         (["--create", *TOPIC, "--replica-assignment", "1", "--partitions", "1"], "takes the place of"),
         (["--list", "--topic", "a("], "unterminated"),
+        (["--describe", "--topic-id", "x"], None),
+        (["--describe", "--topic-id", "x", *TOPIC], "--topic-id takes the place of --topic"),
+        (["--list", "--topic-id", "x"], "--topic-id does not go with --list"),
+        (["--list", "--under-replicated-partitions"], "--under-replicated-partitions does not go with --list"),
+        (["--describe", "--partition-size-limit-per-response", "0"], "must be at least 1"),
     ],
 )
 def test_topics_options(arguments: list[str], problem: str | None) -> None:
@@ -60,11 +65,30 @@ def test_topics_options(arguments: list[str], problem: str | None) -> None:
         (["--alter", *GROUP, "--add-config", "a=1", "--all"], "--all goes with --describe"),
         (["--describe", *GROUP, "--add-config", "a=1"], "--describe changes nothing"),
         (["--describe", "--entity-type", "topics", "--entity-default"], "--entity-type brokers"),
+        (["--describe", "--topic", "t"], None),
+        (["--alter", "--broker-defaults", "--add-config", "a=1"], None),
+        (["--describe"], "--entity-type or one of --topic"),
     ],
 )
 def test_configs_options(arguments: list[str], problem: str | None) -> None:
     found = configs.find_problem(configs.make_parser().parse_args(arguments))
     assert (found is None) if problem is None else (problem in (found or ""))
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        (["--topic", "t"], ["--entity-type", "topics", "--entity-name", "t"]),
+        (["--group", "g"], ["--entity-type", "groups", "--entity-name", "g"]),
+        (["--broker", "1"], ["--entity-type", "brokers", "--entity-name", "1"]),
+        (["--broker-defaults"], ["--entity-type", "brokers", "--entity-default"]),
+    ],
+)
+def test_short_forms(short: list[str], long: list[str]) -> None:
+    parse = configs.make_parser().parse_args
+    assert parse(["--describe", *short]) == parse(["--describe", *long])
+    with pytest.raises(SystemExit):
+        parse(["--describe", *short, "--topic", "u"])
 
 
 def test_values() -> None:
