@@ -127,6 +127,13 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
         if machine is not None:
             machine.finish_verification(producer, ticket)
 
+    def note_clock_gain(self, gain_ms: int) -> None:
+        """See `Clock.gain_ms`."""
+        for shard_id in self.shard_ids:
+            machine = self._runtime.machine(shard_id)
+            if machine is not None:
+                machine.clock_gain_ms = gain_ms
+
     # --- what metrics ask ---------------------------------------------------------------------------------------------
 
     def counters(self) -> Mapping[str, int]:

@@ -130,6 +130,7 @@ class BrokerProcess:
         self._stop_requested = asyncio.Event()
         self._tick_timer: asyncio.TimerHandle | None = None
         self._dynamic_configs: Mapping[str, str] = {}
+        self._clock = clock
         self.now_ms = clock.now_ms
         self._worker = Worker(self._loop, clock.now_ms, flush_policy=config.kcoord_log_flush_policy)
         self.wake = self._worker.wake
@@ -328,6 +329,7 @@ class BrokerProcess:
     def _work_on_topics(self) -> None:
         try:
             self._storage.topics.tick(self.now_ms())
+            self._groups.note_clock_gain(self._clock.gain_ms)
             self._groups.tick()
             self._transactions.tick()
         except Exception:

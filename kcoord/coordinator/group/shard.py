@@ -102,6 +102,8 @@ class GroupCoordinatorShard:
         self._verifications = Verifications()
         self._deletion = Deletion(self._offsets, self._pending)
         self._replay = GroupReplay(self._groups, self._offsets, self._pending)
+        self.clock_gain_ms = 0
+        """Soft: by how much the clock may have run too fast. Nothing expires early by it (KIP-211)."""
 
     # The state machine.
 
@@ -539,7 +541,7 @@ class GroupCoordinatorShard:
 
     def expire_offsets(self, context: OperationContext) -> CoordinatorResult[None]:
         """KIP-211: what has expired goes, and with its last offset an empty group; a long list goes in portions."""
-        expiration = Expiration(self._config, self._image, context.now_ms)
+        expiration = Expiration(self._config, self._image, context.now_ms - self.clock_gain_ms)
         result = CoordinatorResult(None)
         for group in self._groups.values():
             result.records += self._deletion.of_expired(expiration, group)

@@ -167,3 +167,18 @@ def test_many_offsets_go_in_portions() -> None:
     assert context.fetch("g") == {}
     assert groups(context) == []
     assert len(context.log) == 2 * count + 1
+
+
+def test_nothing_expires_early_by_a_clock_that_ran_too_fast() -> None:
+    context = started()
+    context.commit("g", {"t3": {0: 1}}, retention_time_ms=2 * MINUTE_MS, api_version=4)
+    context.commit("g", {"t3": {1: 1}})
+    context.shard.clock_gain_ms = MINUTE_MS
+    context.sleep(2 * MINUTE_MS)
+    assert len(context.fetch("g")) == 2
+    context.sleep(MINUTE_MS)
+    assert context.fetch("g") == {("t3", 1): (1, "")}
+    context.sleep(7 * MINUTE_MS)
+    assert context.fetch("g") == {("t3", 1): (1, "")}
+    context.sleep(MINUTE_MS)
+    assert context.fetch("g") == {}
