@@ -192,9 +192,9 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _is_in_use(path: str) -> bool:
     """Whether a running broker holds the data folder."""
+    from kcoord.storage.checkpoints import LOCK_FILE
     from kcoord.storage.errors import DirectoryLockedError
     from kcoord.storage.file_system import RealFileSystem
-    from kcoord.storage.log_dir import LOCK_FILE
 
     for folder in (path, os.path.dirname(path)):
         lock = os.path.join(folder, LOCK_FILE)

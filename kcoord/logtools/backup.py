@@ -18,18 +18,15 @@ from typing import Final
 from kcoord.logtools.copying import copy_file, copy_range, remove_tree
 from kcoord.logtools.folders import Partition, SegmentFile, is_metadata_topic, partitions_in, segments_in
 from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
-from kcoord.storage.checkpoints import write_offset_checkpoint
+from kcoord.storage.checkpoints import (
+    CLEANER_OFFSET_FILE,
+    LOG_START_OFFSET_FILE,
+    RECOVERY_POINT_FILE,
+    write_offset_checkpoint,
+)
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import File, FileSystem, join, make_durable_dirs, parent
-from kcoord.storage.log_dir import (
-    CLEANER_OFFSET_FILE,
-    HIGH_WATERMARK_FILE,
-    LEADER_EPOCH_FILE,
-    LOG_START_OFFSET_FILE,
-    META_PROPERTIES_FILE,
-    PARTITION_METADATA_FILE,
-    RECOVERY_POINT_FILE,
-)
+from kcoord.storage.log_dir import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, META_PROPERTIES_FILE, PARTITION_METADATA_FILE
 from kcoord.storage.recovery import SWAP_SUFFIX
 from kcoord.storage.scan import Damage, DamageKind, find_batch, walk
 from kcoord.storage.segment import LOG_SUFFIX

@@ -28,11 +28,11 @@ from kcoord.logtools.topic_clues import TopicClues
 from kcoord.logtools.transactions import TransactionCounts, TransactionResolver
 from kcoord.metadata.image import CLUSTER_METADATA_TOPIC
 from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
-from kcoord.storage.checkpoints import read_offset_checkpoint, read_properties
+from kcoord.storage.checkpoints import LOG_START_OFFSET_FILE, read_offset_checkpoint, read_properties
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, join, make_durable_dirs, parent
 from kcoord.storage.log import Log
-from kcoord.storage.log_dir import LOG_START_OFFSET_FILE, META_PROPERTIES_FILE, Identity, LogDir
+from kcoord.storage.log_dir import META_PROPERTIES_FILE, Identity, LogDir
 from kcoord.storage.segment import LogConfig
 from protocol.errors import DecodeError
 from protocol.messages import TransactionLogKey, TransactionLogValue

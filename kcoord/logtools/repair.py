@@ -18,7 +18,13 @@ from typing import Final
 from kcoord.logtools.copying import copy_file, copy_range
 from kcoord.logtools.findings import Finding, FindingKind
 from kcoord.logtools.folders import NoLogsError, SegmentFile, partition_at, segments_in
-from kcoord.storage.checkpoints import read_offset_checkpoint, write_offset_checkpoint
+from kcoord.storage.checkpoints import (
+    CLEAN_SHUTDOWN_FILE,
+    LOCK_FILE,
+    RECOVERY_POINT_FILE,
+    read_offset_checkpoint,
+    write_offset_checkpoint,
+)
 from kcoord.storage.errors import MalformedCheckpointError
 from kcoord.storage.file_system import (
     File,
@@ -30,12 +36,7 @@ from kcoord.storage.file_system import (
     write_all,
     write_file_atomically,
 )
-from kcoord.storage.log_dir import (
-    CLEAN_SHUTDOWN_FILE,
-    LOCK_FILE,
-    META_PROPERTIES_FILE,
-    RECOVERY_POINT_FILE,
-)
+from kcoord.storage.log_dir import META_PROPERTIES_FILE
 from kcoord.storage.scan import FRAME, LENGTH_PREFIX_BYTES, walk
 from kcoord.storage.segment import LOG_SUFFIX
 from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX

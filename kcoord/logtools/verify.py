@@ -23,6 +23,10 @@ from kcoord.logtools.verify_log import LogCheck, LogFacts
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
 from kcoord.storage.checkpoints import (
+    CLEAN_SHUTDOWN_FILE,
+    CLEANER_OFFSET_FILE,
+    LOG_START_OFFSET_FILE,
+    RECOVERY_POINT_FILE,
     TopicPartition,
     read_leader_epochs,
     read_offset_checkpoint,
@@ -32,14 +36,10 @@ from kcoord.storage.checkpoints import (
 from kcoord.storage.errors import MalformedCheckpointError, MetaPropertiesError, StorageError
 from kcoord.storage.file_system import FileSystem, join, read_file
 from kcoord.storage.log_dir import (
-    CLEAN_SHUTDOWN_FILE,
-    CLEANER_OFFSET_FILE,
     HIGH_WATERMARK_FILE,
     LEADER_EPOCH_FILE,
-    LOG_START_OFFSET_FILE,
     META_PROPERTIES_FILE,
     PARTITION_METADATA_FILE,
-    RECOVERY_POINT_FILE,
     partition_folder,
 )
 from kcoord.storage.scan import Damage, walk

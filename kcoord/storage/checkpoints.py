@@ -14,6 +14,12 @@ from kcoord.storage.file_system import FileSystem, read_file, write_file_atomica
 from protocol.uuid import uuid_from_string, uuid_to_string
 
 TopicPartition: TypeAlias = tuple[str, int]
+LOCK_FILE = ".lock"
+CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
+RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
+LOG_START_OFFSET_FILE = "log-start-offset-checkpoint"
+CLEANER_OFFSET_FILE = "cleaner-offset-checkpoint"
+
 _VERSION = "0"
 
 

@@ -11,8 +11,14 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Self
 
 from kcoord.storage.checkpoints import (
+    CLEAN_SHUTDOWN_FILE,
+    CLEANER_OFFSET_FILE,
+    LOCK_FILE,
+    LOG_START_OFFSET_FILE,
+    RECOVERY_POINT_FILE,
     TopicPartition,
     read_leader_epochs,
     read_offset_checkpoint,
@@ -29,13 +35,9 @@ from kcoord.storage.file_system import FileSystem, Lock, join, make_durable_dirs
 from kcoord.storage.log import Log
 from kcoord.storage.recovery import Recovery
 from kcoord.storage.segment import LogConfig
+from kcoord.storage.worker_checkpoints import merge_worker_checkpoints
 
-LOCK_FILE = ".lock"
 META_PROPERTIES_FILE = "meta.properties"
-CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
-RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
-LOG_START_OFFSET_FILE = "log-start-offset-checkpoint"
-CLEANER_OFFSET_FILE = "cleaner-offset-checkpoint"
 HIGH_WATERMARK_FILE = "replication-offset-checkpoint"
 PARTITION_METADATA_FILE = "partition.metadata"
 LEADER_EPOCH_FILE = "leader-epoch-checkpoint"
@@ -83,13 +85,15 @@ class LogDir:
     had_clean_shutdown: bool
     files: FileCache
     _lock: Lock
+    checkpoint_path: str = ""
+    """Where the checkpoints and the marker are written, if not in the folder itself."""
     _recovery_points: dict[TopicPartition, int] = field(default_factory=dict)
     _start_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     _cleaned_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     _opened: dict[TopicPartition, Log] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, file_system: FileSystem, path: str, candidate: Identity, *, cluster_id: str | None = None) -> LogDir:
+    def open(cls, file_system: FileSystem, path: str, candidate: Identity, *, cluster_id: str | None = None) -> Self:
         """Lock the folder, making it where it is missing, and read what an earlier run left.
 
         `candidate` is the identity of a new folder. In an old one its node id must be the same, and so must
@@ -99,6 +103,7 @@ class LogDir:
         lock = file_system.lock(join(path, LOCK_FILE))
         try:
             identity = _read_identity(file_system, path, candidate, cluster_id)
+            merge_worker_checkpoints(file_system, path)
             marker = join(path, CLEAN_SHUTDOWN_FILE)
             has_marker = file_system.exists(marker)
             log_dir = cls(file_system, path, identity, True, FileCache(file_system), lock)
@@ -237,7 +242,7 @@ class LogDir:
     def note_cleaned(self, topic: str, partition: int, offset: int) -> None:
         """Called by the cleaner's thread alone; nobody else writes this file."""
         self._cleaned_offsets[topic, partition] = offset
-        write_offset_checkpoint(self.file_system, join(self.path, CLEANER_OFFSET_FILE), dict(self._cleaned_offsets))
+        write_offset_checkpoint(self.file_system, self._checkpoint(CLEANER_OFFSET_FILE), dict(self._cleaned_offsets))
 
     def lower_recovery_point(self, topic: str, partition: int, offset: int) -> None:
         """Must come before `Log.truncate_to(offset)`: what is cut on purpose is not missed at the next start."""
@@ -260,9 +265,21 @@ class LogDir:
 
     def _write_checkpoints(self) -> None:
         # Start offsets first: a recovery point is only ever above a start offset that is on disk.
-        moved = {key: offset for key, offset in self._start_offsets.items() if offset > 0}
-        write_offset_checkpoint(self.file_system, join(self.path, LOG_START_OFFSET_FILE), moved)
-        write_offset_checkpoint(self.file_system, join(self.path, RECOVERY_POINT_FILE), self._recovery_points)
+        write_offset_checkpoint(self.file_system, self._checkpoint(LOG_START_OFFSET_FILE), self._moved_starts())
+        write_offset_checkpoint(self.file_system, self._checkpoint(RECOVERY_POINT_FILE), self._recovery_points)
+
+    def _moved_starts(self) -> dict[TopicPartition, int]:
+        return {key: offset for key, offset in self._start_offsets.items() if offset > 0}
+
+    def _checkpoint(self, name: str) -> str:
+        return join(self.checkpoint_path or self.path, name)
+
+    def _write_marker(self, broker_epoch: int) -> None:
+        marker = json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":"))
+        write_file_atomically(self.file_system, self._checkpoint(CLEAN_SHUTDOWN_FILE), marker.encode())
+
+    def _are_all_verified(self) -> bool:
+        return self.had_clean_shutdown or set(self.partitions()) <= self._opened.keys()
 
     def close(self, *, broker_epoch: int = -1) -> bool:
         """Close every open log and give the folder back; True where the next start may trust what it finds.
@@ -277,10 +294,9 @@ class LogDir:
             is_whole = all(
                 log.failure is None and log.flushed_offset == log.end_offset for log in self._opened.values()
             )
-            is_clean = is_whole and (self.had_clean_shutdown or set(self.partitions()) <= self._opened.keys())
+            is_clean = is_whole and self._are_all_verified()
             if is_clean:
-                marker = json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":"))
-                write_file_atomically(self.file_system, join(self.path, CLEAN_SHUTDOWN_FILE), marker.encode())
+                self._write_marker(broker_epoch)
             return is_clean
         finally:
             self._lock.release()

@@ -12,9 +12,8 @@ import pytest
 from kcoord.coordinator.service import partition_for
 from kcoord.logtools.findings import Finding, FindingKind
 from kcoord.logtools.verify import FolderCheck
-from kcoord.storage.checkpoints import write_offset_checkpoint
+from kcoord.storage.checkpoints import CLEANER_OFFSET_FILE, write_offset_checkpoint
 from kcoord.storage.file_system import RealFileSystem
-from kcoord.storage.log_dir import CLEANER_OFFSET_FILE
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from protocol.record_batch import Compression, encode_batch, iter_headers, rewrite_header
 from tests.storage.cleaning import Writer, clean

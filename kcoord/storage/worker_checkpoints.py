@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoints of worker processes that share a data folder: each has its own under `.workers`, so that no file has
+two writers.
+
+They are merged into those of the folder when the workers have ended, or at the next start, so any number of workers can
+follow, and other programs find what they know. Each worker holds a lock of its own besides: workers that outlive their
+supervisor keep everybody out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+
+from kcoord.storage.checkpoints import (
+    CLEAN_SHUTDOWN_FILE,
+    CLEANER_OFFSET_FILE,
+    LOCK_FILE,
+    LOG_START_OFFSET_FILE,
+    RECOVERY_POINT_FILE,
+    TopicPartition,
+    read_offset_checkpoint,
+    write_offset_checkpoint,
+)
+from kcoord.storage.errors import MalformedCheckpointError
+from kcoord.storage.file_system import FileSystem, join
+
+WORKERS_FOLDER = ".workers"
+
+
+def worker_folder(path: str, number: int) -> str:
+    return join(join(path, WORKERS_FOLDER), str(number))
+
+
+def merge_worker_checkpoints(file_system: FileSystem, path: str) -> None:
+    """Takes over what workers of an earlier run knew, and removes their folders. DirectoryLockedError where one of them
+    still runs.
+    """
+    folders = _worker_folders(file_system, path)
+    locks = []
+    try:
+        for folder in folders:
+            locks.append(file_system.lock(join(folder, LOCK_FILE)))
+        for name in (LOG_START_OFFSET_FILE, RECOVERY_POINT_FILE, CLEANER_OFFSET_FILE):
+            _merge(file_system, path, folders, name)
+    finally:
+        for lock in locks:
+            lock.release()
+    for folder in folders:
+        for name in file_system.list_dir(folder):
+            file_system.remove(join(folder, name))
+        file_system.remove_dir(folder)
+    if file_system.exists(join(path, WORKERS_FOLDER)):
+        file_system.remove_dir(join(path, WORKERS_FOLDER))
+
+
+def are_known_to_be_whole(file_system: FileSystem, path: str, count: int, needed: Collection[TopicPartition]) -> bool:
+    """Whether all of `count` workers ended in an orderly way and know, together, all of the `needed` partitions."""
+    known: set[TopicPartition] = set()
+    for number in range(count):
+        folder = worker_folder(path, number)
+        if not file_system.exists(join(folder, CLEAN_SHUTDOWN_FILE)):
+            return False
+        known |= _read(file_system, join(folder, RECOVERY_POINT_FILE)).keys()
+    return known.issuperset(needed)
+
+
+def _worker_folders(file_system: FileSystem, path: str) -> list[str]:
+    parent = join(path, WORKERS_FOLDER)
+    if not file_system.exists(parent):
+        return []
+    return [join(parent, name) for name in file_system.list_dir(parent)]
+
+
+def _merge(file_system: FileSystem, path: str, folders: list[str], name: str) -> None:
+    """A worker's entry is newer than the folder's; 0 stands for a partition that was deleted meanwhile."""
+    own = _read(file_system, join(path, name))
+    found: dict[TopicPartition, int] = {}
+    for folder in folders:
+        found.update(_read(file_system, join(folder, name)))
+    if found:
+        merged: Mapping[TopicPartition, int] = {**own, **found}
+        is_kept: Callable[[int], bool] = (lambda _: True) if name == RECOVERY_POINT_FILE else (lambda at: at > 0)
+        kept = {key: offset for key, offset in merged.items() if is_kept(offset)}
+        write_offset_checkpoint(file_system, join(path, name), kept)
+
+
+def _read(file_system: FileSystem, path: str) -> dict[TopicPartition, int]:
+    """What is damaged is as good as missing: more is scanned then."""
+    with suppress(MalformedCheckpointError):
+        return read_offset_checkpoint(file_system, path)
+    return {}

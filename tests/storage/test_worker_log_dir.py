@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A data folder that workers share: what each knows, and what a start may trust after which end."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.storage.checkpoints import read_offset_checkpoint
+from kcoord.storage.errors import DirectoryLockedError
+from kcoord.storage.log import Log
+from kcoord.storage.log_dir import Identity, LogDir
+from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord.storage.worker_log_dir import SharedLogDir, WorkerLogDir
+from tests.storage.support import NOW_MS, batch, new_config
+
+ROOT = "var/kafka"
+ME = Identity("cluster-1", 1, "directory-1")
+
+
+@pytest.fixture
+def fs() -> MemoryFileSystem:
+    return MemoryFileSystem()
+
+
+def take(fs: MemoryFileSystem) -> SharedLogDir:
+    return SharedLogDir.open(fs, ROOT, ME)
+
+
+def join(shared: SharedLogDir, number: int, *, is_restart: bool = False) -> WorkerLogDir:
+    return WorkerLogDir.join(shared, number, is_restart=is_restart)
+
+
+def filled(log_dir: LogDir, topic: str, count: int = 5) -> Log:
+    log = log_dir.open_log(topic, 0, new_config(), NOW_MS)
+    for offset in range(log.end_offset, log.end_offset + count):
+        log.append(batch(offset), now_ms=NOW_MS)
+    return log
+
+
+def points(fs: MemoryFileSystem) -> dict[tuple[str, int], int]:
+    return read_offset_checkpoint(fs, f"{ROOT}/recovery-point-offset-checkpoint")
+
+
+def test_an_orderly_end_leaves_what_one_process_would(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    for number, topic in enumerate(("a", "b")):
+        worker = join(shared, number)
+        filled(worker, topic)
+        assert worker.close()
+    assert shared.close_after_workers(2, had_crash=False)
+    assert points(fs) == {("a", 0): 5, ("b", 0): 5}
+    assert not fs.exists(f"{ROOT}/.workers")
+    alone = LogDir.open(fs, ROOT, ME)
+    assert alone.had_clean_shutdown
+    assert alone.recovery_of("a", 0).clean
+
+
+def test_partitions_move_to_another_worker_with_their_checkpoints(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    first, second = join(shared, 0), join(shared, 1)
+    filled(first, "a")
+    first.close(), second.close()
+    shared.close_after_workers(2, had_crash=False)
+    shared = take(fs)
+    mover = join(shared, 1)
+    assert mover.recovery_of("a", 0).clean
+    assert filled(mover, "a", 2).end_offset == 7
+    join(shared, 0).close(), mover.close()
+    assert shared.close_after_workers(2, had_crash=False)
+    assert points(fs) == {("a", 0): 7}
+
+
+def test_a_crash_leaves_the_checkpoints_of_the_workers(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    worker = join(shared, 0)
+    log = filled(worker, "a")
+    worker.checkpoint({("a", 0): log})
+    fs.crash()
+    alone = LogDir.open(fs, ROOT, ME)
+    assert not alone.had_clean_shutdown
+    recovery = alone.recovery_of("a", 0)
+    assert (recovery.recovery_point, recovery.clean) == (5, False)
+
+
+def test_a_worker_that_outlives_its_supervisor_keeps_others_out(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    worker = join(shared, 0)
+    shared._lock.release()
+    with pytest.raises(DirectoryLockedError):
+        LogDir.open(fs, ROOT, ME)
+    worker.close()
+    LogDir.open(fs, ROOT, ME).close()
+
+
+def test_a_worker_that_is_started_again_trusts_nothing(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    worker = join(shared, 0)
+    filled(worker, "a")
+    worker.close()
+    shared.close_after_workers(1, had_crash=False)
+    shared = take(fs)
+    worker = join(shared, 0)
+    log = filled(worker, "a")
+    worker.checkpoint({("a", 0): log})
+    worker._lock.release()
+    again = join(shared, 0, is_restart=True)
+    recovery = again.recovery_of("a", 0)
+    assert (recovery.recovery_point, recovery.clean) == (10, False)
+    again.open_log("a", 0, new_config(), NOW_MS)
+    again.close()
+    assert shared.close_after_workers(1, had_crash=True)
+
+
+def test_after_a_crash_only_logs_that_were_opened_are_known_to_be_whole(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    worker = join(shared, 0)
+    filled(worker, "a")
+    filled(worker, "b")
+    worker._lock.release()
+    again = join(shared, 0, is_restart=True)
+    again.open_log("a", 0, new_config(), NOW_MS)
+    again.close()
+    assert not shared.close_after_workers(1, had_crash=True)
+    assert not LogDir.open(fs, ROOT, ME).had_clean_shutdown
+
+
+def test_a_worker_that_was_killed_at_the_end_leaves_no_marker(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    first, second = join(shared, 0), join(shared, 1)
+    filled(first, "a")
+    filled(second, "b")
+    first.close()
+    second._lock.release()
+    assert not shared.close_after_workers(2, had_crash=True)
+
+
+def test_a_deleted_partition_does_not_come_back_with_old_offsets(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    worker = join(shared, 0)
+    log = filled(worker, "a")
+    log.advance_start_offset(3)
+    worker.close()
+    shared.close_after_workers(1, had_crash=False)
+    shared = take(fs)
+    worker = join(shared, 0)
+    worker.delete_partitions([("a", 0, "0" * 32)])
+    filled(worker, "a", 1)
+    fs.crash()
+    alone = LogDir.open(fs, ROOT, ME)
+    recovery = alone.recovery_of("a", 0)
+    assert (recovery.recovery_point, recovery.start_offset, recovery.clean) == (0, 0, False)
