@@ -116,7 +116,9 @@ def _failed(reason: str) -> int:
 
 def _print_ready(ready: Ready, control_url: str | None = None) -> None:
     addresses = ", ".join(ready.addresses)
-    identity = f"node {ready.node_id}, cluster {ready.cluster_id}"
+    last = ready.node_id + ready.nodes - 1
+    nodes = f"node {ready.node_id}" if ready.nodes == 1 else f"nodes {ready.node_id} to {last}"
+    identity = f"{nodes}, cluster {ready.cluster_id}"
     control = f", control {control_url}" if control_url is not None else ""
     print(f"kcoord is ready: {addresses}, {identity}, {milliseconds_since_exec()} ms{control}", flush=True)
 

@@ -90,6 +90,8 @@ class BrokerConfig:
     kcoord_partition_max_groups: int
     kcoord_request_max_bytes: int
     kcoord_response_buffer_max_bytes: int
+    kcoord_worker_ports: list[str]
+    kcoord_worker_racks: list[str]
     listener_security_protocol_map: str
     listeners: list[str]
     log_cleaner_backoff_ms: int

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kcoord.config.key import ConfigError
 from kcoord.config.listeners import check_bindable
+from kcoord.config.workers import check_workers
 
 if TYPE_CHECKING:
     from kcoord.config.broker_config import BrokerConfig
@@ -26,6 +27,7 @@ def check_broker_config(config: BrokerConfig) -> None:
         _check_group_kind(config, kind)
     _check_assignors(config)
     _check_listeners(config)
+    check_workers(config)
     _check_limits(config)
 
 

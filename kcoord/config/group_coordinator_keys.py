@@ -254,7 +254,7 @@ GROUP_COORDINATOR_KEYS: tuple[ConfigKey, ...] = (
         1,
         at_least(1),
         HIGH,
-        "Replicas of the coordinator's log. There is one broker, so one copy is kept whatever is set.",
+        "Replicas of the coordinator's log, at most one for each worker. They are nominal: one copy is kept.",
     ),
     ConfigKey(
         "offsets.topic.segment.bytes",

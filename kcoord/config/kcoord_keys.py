@@ -115,4 +115,20 @@ KCOORD_KEYS: tuple[ConfigKey, ...] = (
         Importance.LOW,
         "Most bytes of answers that a client may leave unread before its connection is closed.",
     ),
+    ConfigKey(
+        "kcoord.worker.ports",
+        ConfigType.LIST,
+        [],
+        None,
+        Importance.MEDIUM,
+        "Ports of the first listener, one for each worker process; by default the ports that follow the listener's.",
+    ),
+    ConfigKey(
+        "kcoord.worker.racks",
+        ConfigType.LIST,
+        [],
+        None,
+        Importance.LOW,
+        "Racks of the worker processes, in their order; by default all are in broker.rack.",
+    ),
 )

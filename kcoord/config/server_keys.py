@@ -89,7 +89,7 @@ SERVER_KEYS: tuple[ConfigKey, ...] = (
         1,
         None,
         MEDIUM,
-        "Replication factor of topics that do not ask for one. There is one broker, so it acts as 1.",
+        "Replication factor of topics that do not ask for one, at most one for each worker; nominal, one copy is kept.",
     ),
     ConfigKey("delete.topic.enable", BOOLEAN, True, None, HIGH, "Whether topics can be deleted."),
     ConfigKey("fetch.max.bytes", INT, 57671680, at_least(1024), MEDIUM, "Largest answer to one Fetch request."),

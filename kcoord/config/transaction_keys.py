@@ -100,7 +100,7 @@ TRANSACTION_KEYS: tuple[ConfigKey, ...] = (
         1,
         at_least(1),
         HIGH,
-        "Replicas of the transaction log. There is one broker, so one copy is kept whatever is set.",
+        "Replicas of the transaction log, at most one for each worker. They are nominal: one copy is kept.",
     ),
     ConfigKey(
         "transaction.state.log.segment.bytes",

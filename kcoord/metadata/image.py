@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kcoord.coordinator.result import CoordinatorRecord
+from kcoord.metadata.records import KEEP_LEADER
 from protocol.messages import (
     ConfigRecord,
     FeatureLevelRecord,
@@ -33,8 +34,6 @@ CLIENT_METRICS_RESOURCE: Final = 16
 GROUP_RESOURCE: Final = 32
 
 _NO_CONFIGS: Final[Mapping[str, str]] = {}
-_KEEP_LEADER: Final = -2
-"""PartitionChangeRecord's default leader: the leader stays who it is."""
 
 
 @dataclass(slots=True)
@@ -248,7 +247,9 @@ class ImageBuilder:
             partition.isr = list(record.isr)
         if record.replicas is not None:
             partition.replicas = list(record.replicas)
-        if record.leader != _KEEP_LEADER:
+        if record.directories is not None:
+            partition.directories = list(record.directories)
+        if record.leader != KEEP_LEADER:
             partition.leader = record.leader
             partition.leader_epoch += 1
         topic.partitions[record.partition_id] = partition

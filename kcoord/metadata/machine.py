@@ -14,6 +14,7 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey
 from kcoord.metadata import configs, records, topics
 from kcoord.metadata.image import BrokerImage, ImageBuilder, MetadataImage
+from kcoord.metadata.placement import move_records
 from kcoord.metadata.records import BrokerRegistration
 from protocol.messages import (
     AlterConfigsRequest,
@@ -27,7 +28,6 @@ from protocol.messages import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from protocol.uuid import uuid_from_string
 
 PRODUCER_ID_BLOCK_SIZE: Final = 1000
 
@@ -70,21 +70,41 @@ class MetadataMachine:
     def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
         raise AssertionError(f"the metadata machine starts no tasks: {task}")
 
-    def register_broker(
-        self, context: OperationContext, registration: BrokerRegistration
-    ) -> CoordinatorResult[BrokerImage]:
-        """Called at each start: the feature levels of a new cluster, and the broker where it is new or has changed."""
+    def register_brokers(
+        self, context: OperationContext, registrations: Sequence[BrokerRegistration]
+    ) -> CoordinatorResult[None]:
+        """Called at each start: the feature levels of a new cluster, and all of its brokers. Where these are others
+        than before, the partitions are spread over them anew.
+        """
+        image = self.image
+        new_records = self._registration_records(registrations)
+        present = {registration.broker_id for registration in registrations}
+        new_records += [
+            records.new_unregister_broker_record(broker_id, broker.broker_epoch)
+            for broker_id, broker in image.brokers.items()
+            if broker_id not in present
+        ]
+        leaders = {partition.leader for topic in image.topics.values() for partition in topic.partitions}
+        if image.brokers.keys() != present or not leaders <= present:
+            new_records += move_records(self._image_with(new_records), self._config.node_id)
+        return CoordinatorResult(None, new_records)
+
+    def _registration_records(self, registrations: Sequence[BrokerRegistration]) -> list[CoordinatorRecord]:
         image = self.image
         features = self._bootstrap_features() if not image.features else {}
         new_records = [records.new_feature_level_record(name, level) for name, level in features.items()]
-        known = image.brokers.get(registration.broker_id)
-        if known is None or _has_changed(known, registration):
-            epoch = 0 if known is None else known.broker_epoch + 1
-            new_records.append(records.new_register_broker_record(registration, epoch))
-        builder = ImageBuilder(image)
+        for registration in registrations:
+            known = image.brokers.get(registration.broker_id)
+            if known is None or _has_changed(known, registration):
+                epoch = 0 if known is None else known.broker_epoch + 1
+                new_records.append(records.new_register_broker_record(registration, epoch))
+        return new_records
+
+    def _image_with(self, new_records: Sequence[CoordinatorRecord]) -> MetadataImage:
+        builder = ImageBuilder(self.image)
         for record in new_records:
             builder.replay(record)
-        return CoordinatorResult(builder.build().brokers[registration.broker_id], new_records)
+        return builder.build()
 
     def _bootstrap_features(self) -> dict[str, int]:
         """As in Kafka, a feature at level 0 has no record."""
@@ -93,32 +113,6 @@ class MetadataMachine:
             name, _, level = setting.partition("=")
             features[name] = int(level)
         return {name: level for name, level in features.items() if level > 0}
-
-    def ensure_internal_topic(self, context: OperationContext, name: str) -> CoordinatorResult[bytes]:
-        """The id of an internal topic, which is created with `context.candidate_id` where it is not there."""
-        topic = self.image.topics.get(name)
-        if topic is not None:
-            return CoordinatorResult(topic.id)
-        topic_id = uuid_from_string(context.candidate_id)
-        created = self.auto_create_topics(context, [name], [topic_id])
-        return CoordinatorResult(topic_id, created.records)
-
-    def auto_create_topics(
-        self, context: OperationContext, names: Sequence[str], topic_ids: Sequence[bytes]
-    ) -> CoordinatorResult[CreateTopicsResponse]:
-        """Creates topics with the broker's defaults, internal topics with their own."""
-        wanted = []
-        for name in names:
-            own = topics.internal_topic_configs(self._config, name).items()
-            wanted.append(
-                CreateTopicsRequest.CreatableTopic(
-                    name=name,
-                    num_partitions=topics.DEFAULT,
-                    replication_factor=topics.DEFAULT,
-                    configs=[CreateTopicsRequest.CreatableTopicConfig(name=key, value=value) for key, value in own],
-                )
-            )
-        return self.create_topics(context, CreateTopicsRequest(topics=wanted), topic_ids)
 
     def create_topics(
         self, context: OperationContext, request: CreateTopicsRequest, topic_ids: Sequence[bytes]

@@ -12,14 +12,19 @@ from protocol.messages import (
     ConfigRecord,
     FeatureLevelRecord,
     Message,
+    PartitionChangeRecord,
     PartitionRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
     RemoveTopicRecord,
     TopicRecord,
+    UnregisterBrokerRecord,
 )
 
 PARTITION_RECORD_VERSION: Final = 2
+PARTITION_CHANGE_RECORD_VERSION: Final = 2
+KEEP_LEADER: Final = -2
+"""PartitionChangeRecord's default leader: the leader stays who it is."""
 REGISTER_BROKER_RECORD_VERSION: Final = 4
 
 METADATA_VERSION: Final = 30
@@ -78,6 +83,27 @@ def new_partition_record(
         creation_time_ms=creation_time_ms,
     )
     return _record(value, PARTITION_RECORD_VERSION)
+
+
+def new_partition_change_record(
+    topic_id: bytes, partition_id: int, replicas: list[int], directories: list[bytes], leader: int
+) -> CoordinatorRecord:
+    """Moves a partition to other brokers; the first of them leads it, with a new leader epoch if it is not the `leader`
+    of before.
+    """
+    value = PartitionChangeRecord(
+        partition_id=partition_id,
+        topic_id=topic_id,
+        isr=list(replicas),
+        leader=replicas[0] if replicas[0] != leader else KEEP_LEADER,
+        replicas=list(replicas),
+        directories=directories,
+    )
+    return _record(value, PARTITION_CHANGE_RECORD_VERSION)
+
+
+def new_unregister_broker_record(broker_id: int, broker_epoch: int) -> CoordinatorRecord:
+    return _record(UnregisterBrokerRecord(broker_id=broker_id, broker_epoch=broker_epoch))
 
 
 def new_config_record(resource_type: int, resource_name: str, name: str, value: str | None) -> CoordinatorRecord:

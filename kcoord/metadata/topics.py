@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """CreateTopics, CreatePartitions and DeleteTopics: pure functions from image and request to records and response.
 
-A topic that fails has its own error and costs the others nothing. Every partition has one replica: data is kept once.
+A topic that fails has its own error and costs the others nothing. `placement` says where partitions go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kcoord.config import BrokerConfig, ConfigError, check_topic_configs
 from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext
-from kcoord.metadata import records
+from kcoord.metadata import placement, records
 from kcoord.metadata.collect import duplicates as duplicates_of
 from kcoord.metadata.collect import first_of_each
 from kcoord.metadata.describe import topic_config_entries
 from kcoord.metadata.image import CLUSTER_METADATA_TOPIC, TOPIC_RESOURCE, MetadataImage, TopicImage
 from kcoord.metadata.names import check_topic_name, collision_form, may_collide
+from kcoord.metadata.placement import Placement, partition_records
 from protocol.errors import Errors, KafkaError
 from protocol.messages import (
     CreatePartitionsRequest,
@@ -28,12 +29,11 @@ from protocol.messages import (
 )
 from protocol.uuid import ZERO_UUID
 
-CONSUMER_OFFSETS_TOPIC: Final = "__consumer_offsets"
-TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
+CONSUMER_OFFSETS_TOPIC: Final = placement.CONSUMER_OFFSETS_TOPIC
+TRANSACTION_STATE_TOPIC: Final = placement.TRANSACTION_STATE_TOPIC
 MAX_NEW_PARTITIONS: Final = 10_000
 """Most partitions that one request may create, as in Kafka."""
 DEFAULT: Final = -1
-REPLICATION_FACTOR: Final = 1
 MIN_SEGMENT_BYTES: Final = 1_048_576
 FIRST_VERSION_WITH_DELETION_DISABLED_ERROR: Final = 3
 FIRST_VERSION_WITH_TOPIC_STATES: Final = 6
@@ -48,6 +48,7 @@ class TopicOperations:
         self._records: list[CoordinatorRecord] = []
         # KIP-1327 compares creation times: a clock that goes back must not make a new partition look old.
         self._creation_time_ms = max(now_ms, image.last_creation_time_ms)
+        self._placement = Placement(image.brokers, config.node_id)
         self._colliding = {collision_form(name): name for name in image.topics if may_collide(name)}
 
     def create_topics(
@@ -88,7 +89,7 @@ class TopicOperations:
             topic_id=topic_id,
             error_message=None,
             num_partitions=len(assignment),
-            replication_factor=REPLICATION_FACTOR,
+            replication_factor=len(assignment[0]),
             configs=[
                 CreateTopicsResponse.CreatableTopicConfigs(
                     name=entry.name,
@@ -132,20 +133,20 @@ class TopicOperations:
             return self._manual_assignment(topic)
         if topic.replication_factor < DEFAULT or topic.replication_factor == 0:
             raise KafkaError(
-                Errors.INVALID_REPLICATION_FACTOR, "The replication factor must be positive, or -1 for the default."
+                Errors.INVALID_REPLICATION_FACTOR,
+                "Replication factor must be larger than 0, or -1 to use the default value.",
             )
         if topic.num_partitions < DEFAULT or topic.num_partitions == 0:
             raise KafkaError(
                 Errors.INVALID_PARTITIONS, "The number of partitions must be positive, or -1 for the default."
             )
-        if topic.replication_factor > REPLICATION_FACTOR:
-            raise KafkaError(
-                Errors.INVALID_REPLICATION_FACTOR,
-                f"A replication factor of {topic.replication_factor} is not possible: there is one broker.",
-            )
         count = self._default_partitions(topic.name) if topic.num_partitions == DEFAULT else topic.num_partitions
         self._check_internal_partitions(topic.name, count)
-        return self._spread(len(self._image.topics), count)
+        factor = topic.replication_factor
+        if factor == DEFAULT:
+            factor = self._placement.default_replication_factor(topic.name, self._config)
+        self._placement.check_replication_factor(factor)
+        return self._placement.spread(topic.name, 0, len(self._image.topics), count, factor)
 
     def _default_partitions(self, name: str) -> int:
         if name == CONSUMER_OFFSETS_TOPIC:
@@ -178,6 +179,7 @@ class TopicOperations:
                     Errors.INVALID_REPLICA_ASSIGNMENT, f"Partition {entry.partition_index} is assigned more than once."
                 )
             self._check_replicas(entry.broker_ids)
+            _check_size(entry.broker_ids, topic.assignments[0].broker_ids)
             assignment[entry.partition_index] = entry.broker_ids
         if sorted(assignment) != list(range(len(assignment))):
             raise KafkaError(
@@ -191,31 +193,12 @@ class TopicOperations:
             raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, "A partition needs at least one replica.")
         if len(set(broker_ids)) != len(broker_ids):
             raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, "A broker holds at most one replica of a partition.")
-        brokers = self._broker_ids()
         for broker_id in broker_ids:
-            if broker_id not in brokers:
+            if broker_id not in self._placement.broker_ids:
                 raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, f"There is no broker {broker_id}.")
-        if len(broker_ids) > REPLICATION_FACTOR:
-            raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, "A partition has one replica here.")
 
-    def _broker_ids(self) -> list[int]:
-        return sorted(self._image.brokers) or [self._config.node_id]
-
-    def _spread(self, start: int, count: int) -> list[list[int]]:
-        """One broker per partition in turn."""
-        brokers = self._broker_ids()
-        return [[brokers[(start + position) % len(brokers)]] for position in range(count)]
-
-    def _add_partitions(self, topic_id: bytes, first_id: int, assignment: Iterable[list[int]]) -> None:
-        for partition_id, replicas in enumerate(assignment, first_id):
-            directories = [self._directory_of(broker_id) for broker_id in replicas]
-            self._records.append(
-                records.new_partition_record(topic_id, partition_id, replicas, directories, self._creation_time_ms)
-            )
-
-    def _directory_of(self, broker_id: int) -> bytes:
-        broker = self._image.brokers.get(broker_id)
-        return broker.log_dirs[0] if broker is not None and broker.log_dirs else ZERO_UUID
+    def _add_partitions(self, topic_id: bytes, first_id: int, assignment: Sequence[list[int]]) -> None:
+        self._records += partition_records(self._image, topic_id, first_id, assignment, self._creation_time_ms)
 
     def create_partitions(self, request: CreatePartitionsRequest) -> CoordinatorResult[CreatePartitionsResponse]:
         results = []
@@ -246,7 +229,9 @@ class TopicOperations:
         added = request.count - current
         _check_new_partitions(added)
         if request.assignments is None:
-            assignment = self._spread(current, added)
+            factor = len(topic.partitions[0].replicas)
+            start = list(self._image.topics).index(topic.name) + current
+            assignment = self._placement.spread(topic.name, current, start, added, factor)
         else:
             assignment = [entry.broker_ids for entry in request.assignments]
             if len(assignment) != added:
@@ -256,6 +241,7 @@ class TopicOperations:
                 )
             for broker_ids in assignment:
                 self._check_replicas(broker_ids)
+                _check_size(broker_ids, topic.partitions[0].replicas)
         self._add_partitions(topic.id, current, assignment)
 
 
@@ -318,11 +304,36 @@ def _topic_to_delete(image: MetadataImage, state: DeleteTopicsRequest.DeleteTopi
     return topic
 
 
+def _check_size(broker_ids: Sequence[int], others: Sequence[int]) -> None:
+    if len(broker_ids) != len(others):
+        raise KafkaError(
+            Errors.INVALID_REPLICA_ASSIGNMENT,
+            f"The manual partition assignment includes a partition with {len(broker_ids)} replica(s), but this is not "
+            f"consistent with previous partitions, which have {len(others)} replica(s).",
+        )
+
+
 def _check_new_partitions(count: int) -> None:
     if count > MAX_NEW_PARTITIONS:
         raise KafkaError(
             Errors.POLICY_VIOLATION, f"One request may create {MAX_NEW_PARTITIONS} partitions, not {count}."
         )
+
+
+def auto_create_request(config: BrokerConfig, names: Sequence[str]) -> CreateTopicsRequest:
+    """What creates topics with the broker's defaults, internal topics with their own."""
+    wanted = []
+    for name in names:
+        own = internal_topic_configs(config, name).items()
+        wanted.append(
+            CreateTopicsRequest.CreatableTopic(
+                name=name,
+                num_partitions=DEFAULT,
+                replication_factor=DEFAULT,
+                configs=[CreateTopicsRequest.CreatableTopicConfig(name=key, value=value) for key, value in own],
+            )
+        )
+    return CreateTopicsRequest(topics=wanted)
 
 
 def internal_topic_configs(config: BrokerConfig, name: str) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast, overload
 
 from kcoord.server.transactional_produce import TransactionalProduce
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from kcoord.coordinator.transaction.metadata import Partitions
     from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
     from kcoord.metadata.image import MetadataImage
-    from kcoord.metadata.machine import MetadataMachine
     from kcoord.server.apis import ApiTable
     from kcoord.server.fetch_service import FetchService
+    from kcoord.server.metadata_operations import MetadataOperation
     from kcoord.topics.store import TopicStore
 
 _logger = logging.getLogger(__name__)
@@ -42,11 +42,12 @@ Reply: TypeAlias = "T | asyncio.Future[T]"
 
 GroupOperation: TypeAlias = "Callable[[GroupCoordinatorShard, OperationContext], CoordinatorResult[T]]"
 TransactionOperation: TypeAlias = "Callable[[TransactionCoordinatorShard, OperationContext], CoordinatorResult[T]]"
-MetadataOperation: TypeAlias = "Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]]"
 
 
 class MetadataService(Protocol):
-    """Runs operations on the metadata machine; the future ends when the change is durable and published."""
+    """Has the controller run operations on the metadata machine; the future ends when the change is durable, and
+    published in every worker.
+    """
 
     def run(self, operation: MetadataOperation[T], context: OperationContext) -> asyncio.Future[T]: ...
 
@@ -62,7 +63,8 @@ class GroupService(Protocol):
     """Runs operations on the group coordinator shards."""
 
     @property
-    def shard_ids(self) -> range: ...
+    def shard_ids(self) -> Collection[int]:
+        """Those of this worker."""
 
     def shard_of(self, group_id: str) -> int: ...
 
@@ -88,7 +90,8 @@ class TransactionService(Protocol):
     """Runs operations on the transaction coordinator shards."""
 
     @property
-    def shard_ids(self) -> range: ...
+    def shard_ids(self) -> Collection[int]:
+        """Those of this worker."""
 
     def shard_of(self, key: str) -> int: ...
 
@@ -129,9 +132,11 @@ class Broker:
         groups: GroupService,
         transactions: TransactionService,
         now_ms: Callable[[], int],
+        controller_id: int | None = None,
     ) -> None:
         self.config = config
         self.node_id = config.node_id
+        self.controller_id = config.node_id if controller_id is None else controller_id
         self.cluster_id = cluster_id
         self.apis = apis
         self.image = image

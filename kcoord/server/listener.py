@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from kcoord.server.connection import ConnectionOwner, KafkaConnection
@@ -50,11 +51,15 @@ class ReportLimiter:
 
 
 class SocketListener:
-    """One bound address. `bind` raises OSError where it cannot be had."""
+    """One bound address. `bind` raises OSError where it cannot be had. `inherited` are sockets that a supervisor has
+    bound to it already.
+    """
 
     connection_class: ClassVar[type[KafkaConnection]] = KafkaConnection
 
-    def __init__(self, address: Listener, broker: Broker, limits: ConnectionLimits) -> None:
+    def __init__(
+        self, address: Listener, broker: Broker, limits: ConnectionLimits, inherited: Sequence[socket.socket] = ()
+    ) -> None:
         self.address = address
         self.listener_name = address.name
         self.broker = broker
@@ -67,22 +72,32 @@ class SocketListener:
         self._limiter = ReportLimiter()
         self.new_connection: Callable[[ConnectionOwner], KafkaConnection] = self.connection_class
         self._connections: set[KafkaConnection] = set()
-        self._server: asyncio.Server | None = None
+        self._inherited = inherited
+        self._servers: list[asyncio.Server] = []
         self._sweep: asyncio.TimerHandle | None = None
 
     async def bind(self) -> int:
         """Takes the address; returns the real port, which matters where 0 was asked for."""
         loop = asyncio.get_running_loop()
         backlog = max(self.broker.config.socket_listen_backlog_size, 1)
-        host = self.address.host or None
-        self._server = await loop.create_server(
-            lambda: self.new_connection(self), host, self.address.port, backlog=backlog, start_serving=False
-        )
-        return int(self._server.sockets[0].getsockname()[1])
+        for bound in self._inherited:
+            self._servers.append(
+                await loop.create_server(
+                    lambda: self.new_connection(self), sock=bound, backlog=backlog, start_serving=False
+                )
+            )
+        if not self._servers:
+            host = self.address.host or None
+            self._servers.append(
+                await loop.create_server(
+                    lambda: self.new_connection(self), host, self.address.port, backlog=backlog, start_serving=False
+                )
+            )
+        return int(self._servers[0].sockets[0].getsockname()[1])
 
     async def start_accepting(self) -> None:
-        assert self._server is not None
-        await self._server.start_serving()
+        for server in self._servers:
+            await server.start_serving()
         self._schedule_sweep()
 
     # --- what a connection asks ---------------------------------------------------------------------------------------
@@ -127,8 +142,8 @@ class SocketListener:
     def stop_accepting(self) -> None:
         if self._sweep is not None:
             self._sweep.cancel()
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for connection in self._connections:
             connection.stop_reading()
 

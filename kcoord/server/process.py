@@ -15,18 +15,19 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import uvloop
 
 from kcoord.config import BrokerConfig, Listener, SecurityProtocol, TopicConfig
+from kcoord.config.workers import worker_count, worker_properties
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, LoadError
 from kcoord.coordinator.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde, MetadataSerde
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.records import BrokerRegistration
 from kcoord.server.apis import build_api_table
-from kcoord.server.broker import Broker
+from kcoord.server.broker import Broker, MetadataService
 from kcoord.server.clock import Clock
 from kcoord.server.connection import KafkaConnection
 from kcoord.server.connection_limits import ConnectionLimits
@@ -34,6 +35,7 @@ from kcoord.server.fetch_service import FetchService
 from kcoord.server.group_service import LocalGroupService
 from kcoord.server.listener import SocketListener
 from kcoord.server.metadata_service import METADATA_SHARD, LocalMetadataService
+from kcoord.server.remote_transactions import NoPeers, PeerCalls
 from kcoord.server.request_context import internal_operation_context, random_uuid
 from kcoord.server.storage import METADATA_TOPIC, Storage, StorageNotUsable
 from kcoord.server.transaction_service import TRANSACTION_STATE_TOPIC, LocalTransactionService
@@ -73,6 +75,8 @@ class Ready:
     addresses: list[str]
     node_id: int
     cluster_id: str
+    nodes: int = 1
+    """Workers, whose ids begin with `node_id`."""
 
 
 def run(config: BrokerConfig, on_ready: Callable[[Ready], None]) -> None:
@@ -80,6 +84,13 @@ def run(config: BrokerConfig, on_ready: Callable[[Ready], None]) -> None:
     refused = [str(one) for one in config.open_listeners if one.security_protocol is not SecurityProtocol.PLAINTEXT]
     if refused:
         raise StartError(f"only PLAINTEXT listeners are served, not {', '.join(refused)}")
+    if worker_count(config) > 1:
+        from kcoord.server.supervisor import Supervisor
+
+        Supervisor(config).run(on_ready)
+        return
+    if config.kcoord_worker_ports:
+        config = BrokerConfig.from_properties(worker_properties(config, 0))
     uvloop.run(_run(config, on_ready))
 
 
@@ -114,6 +125,15 @@ def load_metadata(config: BrokerConfig, storage: Storage, now_ms: int) -> Coordi
     return runtime
 
 
+class MetadataSource(MetadataService, Protocol):
+    """The metadata as this process has it: the log itself, or what another worker tells of it."""
+
+    @property
+    def image(self) -> MetadataImage: ...
+
+    def close(self) -> None: ...
+
+
 class BrokerProcess:
     """The parts of a running broker, and how they know of each other."""
 
@@ -122,9 +142,14 @@ class BrokerProcess:
     answer_seconds: ClassVar[float] = ANSWER_SECONDS
 
     def __init__(
-        self, config: BrokerConfig, clock: Clock, storage: Storage, metadata: CoordinatorRuntime[MetadataMachine]
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        storage: Storage,
+        metadata: CoordinatorRuntime[MetadataMachine] | None,
     ) -> None:
         self._config = config
+        self._has_joined = False
         self._storage = storage
         self._loop = asyncio.get_running_loop()
         self._stop_requested = asyncio.Event()
@@ -134,7 +159,7 @@ class BrokerProcess:
         self.now_ms = clock.now_ms
         self._worker = Worker(self._loop, clock.now_ms, flush_policy=config.kcoord_log_flush_policy)
         self.wake = self._worker.wake
-        self._metadata = LocalMetadataService(metadata, storage.metadata_log, self)
+        self._metadata = self._new_metadata_service(metadata)
         runtime = CoordinatorRuntime(self._new_group_shard, CoordinatorSerde())
         log_config = LogConfig(segment_bytes=config.offsets_topic_segment_bytes)
         self._groups = LocalGroupService(
@@ -145,7 +170,8 @@ class BrokerProcess:
             background_threads=config.group_coordinator_background_threads,
         )
         self._transactions = self._transaction_service()
-        self._worker.add(self._metadata.driver)
+        if isinstance(self._metadata, LocalMetadataService):
+            self._worker.add(self._metadata.driver)
         self._worker.add(self._groups.driver)
         self._worker.add(self._transactions.driver)
         self._broker = Broker(
@@ -159,6 +185,7 @@ class BrokerProcess:
             groups=self._groups,
             transactions=self._transactions,
             now_ms=clock.now_ms,
+            controller_id=self.controller_id,
         )
         self._cleaner: LogCleaner | None = None
         self.bound: dict[str, Listener] = {}
@@ -166,6 +193,17 @@ class BrokerProcess:
         self._metrics: BrokerMetrics | None = None
         limits = ConnectionLimits(config)
         self._listeners = [self._new_listener(one, limits) for one in config.open_listeners]
+
+    @property
+    def controller_id(self) -> int:
+        return self._config.node_id
+
+    def _new_metadata_service(self, runtime: CoordinatorRuntime[MetadataMachine] | None) -> MetadataSource:
+        assert runtime is not None, "the metadata log is here"
+        return LocalMetadataService(runtime, self._storage.metadata_log, self)
+
+    def _new_peers(self) -> PeerCalls:
+        return NoPeers()
 
     def _new_listener(self, address: Listener, limits: ConnectionLimits) -> SocketListener:
         return SocketListener(address, self._broker, limits)
@@ -180,6 +218,8 @@ class BrokerProcess:
             self._storage.topics,
             self._groups,
             configured_shards=config.transaction_state_log_num_partitions,
+            node_id=config.node_id,
+            peers=self._new_peers(),
         )
 
     # --- what the services ask ----------------------------------------------------------------------------------------
@@ -206,7 +246,11 @@ class BrokerProcess:
         return self._storage.reopen_metadata_log(self.now_ms())
 
     def publish(self, image: MetadataImage) -> None:
-        """A new image is durable: everybody sees it before the replies that waited for it leave."""
+        """A new image is durable: everybody sees it before the replies that waited for it leave. The first one is that
+        with all brokers of today.
+        """
+        if not self._has_joined:
+            return
         self._broker.image = image
         dynamic = image.effective_broker_configs(self._broker.node_id)
         if dynamic != self._dynamic_configs:
@@ -217,13 +261,13 @@ class BrokerProcess:
         self._publish_to_transactions(image)
 
     def _publish_to_groups(self, image: MetadataImage) -> None:
-        to_load = self._groups.follow(image.topics.get(GROUP_METADATA_TOPIC))
+        to_load = self._groups.follow(image.topics.get(GROUP_METADATA_TOPIC), self._broker.node_id)
         if to_load:
             self.spawn(self._load_groups(to_load))
         self._groups.publish(image)
 
     def _publish_to_transactions(self, image: MetadataImage) -> None:
-        to_load = self._transactions.follow(image.topics.get(TRANSACTION_STATE_TOPIC))
+        to_load = self._transactions.follow(image.topics.get(TRANSACTION_STATE_TOPIC), self._broker.node_id)
         if to_load:
             self.spawn(self._transactions.load(to_load))
         self._transactions.publish(image)
@@ -280,13 +324,14 @@ class BrokerProcess:
             self._loop.add_signal_handler(number, self._stop_requested.set)
 
     async def start(self) -> None:
-        """Opens what the metadata log names, then the listeners."""
-        self.publish(self._metadata.image)
+        """Joins the cluster, opens what the metadata log names, then the listeners."""
         for listener in self._listeners:
             self.bound[listener.address.name] = await _bind(listener)
         for advertised in self._config.advertised(self.bound, socket.gethostname()):
             self._broker.endpoints[advertised.name] = advertised
-        await self._register()
+        await self._join_cluster()
+        self._has_joined = True
+        self.publish(self._metadata.image)
         self._metrics = self._open_metrics()
         for listener in self._listeners:
             await listener.start_accepting()
@@ -302,24 +347,29 @@ class BrokerProcess:
             self._cleaner = self._storage.cleaner(self._config, lambda: self._broker.image, self.now_ms)
             self._cleaner.start()
 
-    async def _register(self) -> None:
-        """Writes to the metadata log who and where this broker is, before its first client can ask."""
-        registration = BrokerRegistration(
-            broker_id=self._broker.node_id,
-            incarnation_id=random_uuid(),
-            endpoints=[
-                (one.name, one.host, one.port, int(one.security_protocol)) for one in self._broker.endpoints.values()
-            ],
-            rack=self._config.broker_rack,
-            log_dirs=[uuid_from_string(self._storage.directory_id)],
-        )
+    async def _join_cluster(self) -> None:
+        """Writes to the metadata log who and where the brokers are, before the first client can ask."""
+        assert isinstance(self._metadata, LocalMetadataService)
+        registrations = self._registrations()
         try:
             await self._metadata.run(
-                lambda machine, context: machine.register_broker(context, registration),
+                lambda machine, context: machine.register_brokers(context, registrations),
                 internal_operation_context(self.now_ms()),
             )
         except KafkaError as error:
             raise StartError(f"{METADATA_TOPIC} cannot be written: {error}") from None
+
+    def _registrations(self) -> list[BrokerRegistration]:
+        return [self._registration(self._config, list(self._broker.endpoints.values()))]
+
+    def _registration(self, config: BrokerConfig, endpoints: list[Listener]) -> BrokerRegistration:
+        return BrokerRegistration(
+            broker_id=config.node_id,
+            incarnation_id=random_uuid(),
+            endpoints=[(one.name, one.host, one.port, int(one.security_protocol)) for one in endpoints],
+            rack=config.broker_rack,
+            log_dirs=[uuid_from_string(self._storage.directory_id)],
+        )
 
     def _tick(self) -> None:
         """The periodic work on topics: what is due, in small steps."""
@@ -351,7 +401,7 @@ class BrokerProcess:
         for listener in self._listeners:
             listener.stop_accepting()
         self._broker.fetches.close()
-        await self._until(lambda: not any(listener.in_flight for listener in self._listeners), self.answer_seconds)
+        await self._until(lambda: not self.in_flight, self.answer_seconds)
         for listener in self._listeners:
             listener.close_connections()
         self._transactions.close()
@@ -365,6 +415,11 @@ class BrokerProcess:
             self._transactions.finish()
         ended = self._cleaner is None or self._cleaner.close(WRITER_SECONDS)
         self._storage.close(self.now_ms(), clean=written and ended)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are not answered yet."""
+        return sum(listener.in_flight for listener in self._listeners)
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = self._loop.time() + seconds

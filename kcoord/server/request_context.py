@@ -42,6 +42,15 @@ class _RandomPool:
 _pool = _RandomPool()
 
 
+def _forget_pool() -> None:
+    """What a child process has of its parent's random bytes, its siblings have too."""
+    global _pool
+    _pool = _RandomPool()
+
+
+os.register_at_fork(after_in_child=_forget_pool)
+
+
 def random_uuid() -> bytes:
     """16 random bytes with the version and variant bits of a random UUID."""
     value = bytearray(_pool.take())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from kcoord.coordinator.result import StateMachine
@@ -88,6 +88,7 @@ class ShardService(Generic[M]):
         self._configured_shards = configured_shards
         self._loop = asyncio.get_running_loop()
         self._shard_count = 0
+        self._own_shards: Collection[int] = range(0)
         self._topic_id: bytes | None = None
         self._giving_up = False
         self._reload_seconds: dict[int, float] = {}
@@ -102,9 +103,9 @@ class ShardService(Generic[M]):
     # --- what handlers use --------------------------------------------------------------------------------------------
 
     @property
-    def shard_ids(self) -> range:
-        """The shards of this process; none before the internal topic exists."""
-        return range(self._shard_count)
+    def shard_ids(self) -> Collection[int]:
+        """The shards of this worker, in ascending order; none before the internal topic exists."""
+        return self._own_shards
 
     def shard_of(self, key: str) -> int:
         return partition_for(key, self._shard_count or self._configured_shards)
@@ -117,7 +118,7 @@ class ShardService(Generic[M]):
     def run_on_shard(
         self, shard_id: int, operation: Callable[[M, OperationContext], CoordinatorResult[T]], context: OperationContext
     ) -> Reply[T]:
-        if shard_id >= self._shard_count:
+        if shard_id not in self._own_shards:
             raise KafkaError(Errors.NOT_COORDINATOR)
         return self.driver.run(shard_id, operation, context)
 
@@ -133,9 +134,9 @@ class ShardService(Generic[M]):
 
     # --- the life of the shards ---------------------------------------------------------------------------------------
 
-    def follow(self, topic: TopicImage | None) -> list[int]:
-        """Takes over the internal topic when it appears, and gives its shards up when it is deleted, as Kafka lets
-        clients do. Returns the shards that have a log, to be given to `load`.
+    def follow(self, topic: TopicImage | None, node_id: int) -> list[int]:
+        """Takes over what broker `node_id` leads of the internal topic when it appears, and gives it up when the topic
+        is deleted, as Kafka lets clients do. Returns the shards that have a log, to be given to `load`.
         """
         topic_id = topic.id if topic is not None else None
         if self._giving_up or topic_id == self._topic_id:
@@ -146,11 +147,12 @@ class ShardService(Generic[M]):
             return []
         assert topic is not None
         self._topic_id = topic_id
-        return self.open_shards(len(topic.partitions))
+        own = [partition.partition_id for partition in topic.partitions if partition.leader == node_id]
+        return self.open_shards(len(topic.partitions), own)
 
     async def _give_up(self, shard_ids: list[int], topic_id: bytes) -> None:
         """Who waits is told to look elsewhere; the logs go when nothing is being written any more."""
-        self._shard_count = 0
+        self._shard_count, self._own_shards = 0, range(0)
         for shard_id in shard_ids:
             self._runtime.close_shard(shard_id)
         self.wake()
@@ -161,14 +163,16 @@ class ShardService(Generic[M]):
         self._topic_id, self._giving_up = None, False
         self._owner.on_shards_given_up()
 
-    def open_shards(self, count: int) -> list[int]:
-        """Takes over the `count` partitions of the internal topic. Returns the shards that have a log, to be given to
-        `load`.
+    def open_shards(self, count: int, own: Sequence[int] | None = None) -> list[int]:
+        """Takes over all of the `count` partitions of the internal topic, or those in `own`. Returns the shards that
+        have a log, to be given to `load`.
         """
         assert not self._shard_count, "the number of shards never changes"
         self._shard_count = count
+        # Asked at every request, so it is a range or a set of keys.
+        self._own_shards = range(count) if own is None or len(own) == count else dict.fromkeys(own).keys()
         to_load = []
-        for shard_id in range(count):
+        for shard_id in self._own_shards:
             if self._logs.exists(shard_id):
                 self._runtime.start_load(shard_id, ())
                 to_load.append(shard_id)

@@ -38,27 +38,54 @@ class StorageNotUsable(Exception):
 
 
 class Storage:
-    """See the module's text. `file_system`: the real one unless another is given."""
+    """See the module's text. `file_system`: the real one unless another is given. A worker brings its view of a folder
+    that it shares; only the one that `owns_metadata` opens the metadata log, and `settles_folder` says whether it is
+    the first to use the folder.
+    """
 
-    def __init__(self, config: BrokerConfig, now_ms: int, file_system: FileSystem | None = None) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        now_ms: int,
+        file_system: FileSystem | None = None,
+        *,
+        log_dir: Callable[[], LogDir] | None = None,
+        owns_metadata: bool = True,
+        settles_folder: bool = True,
+    ) -> None:
         folder = config.data_folders[0]
         if len(config.data_folders) > 1:
             _logger.warning("Of several log.dirs only the first is used: %s", folder)
         self._folder = folder
         self._fs = file_system if file_system is not None else RealFileSystem()
         candidate = Identity(uuid_to_string(random_uuid()), config.node_id, uuid_to_string(random_uuid()))
-        self.log_dir = self._open(lambda: LogDir.open(self._fs, folder, candidate))
+        self.log_dir: LogDir = self._open(log_dir or (lambda: LogDir.open(self._fs, folder, candidate)))
+        self._fs = self.log_dir.file_system
         self._shard_logs: dict[str, ShardLogs] = {}
+        self._metadata_log: Log | None = None
         try:
-            metadata_config = LogConfig(segment_bytes=config.metadata_log_segment_bytes)
-            self.metadata_log = self._open(lambda: self.log_dir.open_log(METADATA_TOPIC, 0, metadata_config, now_ms))
-            self.topics = self._open(lambda: self._topic_store(config))
+            if owns_metadata:
+                metadata_config = LogConfig(segment_bytes=config.metadata_log_segment_bytes)
+                self._metadata_log = self._open(
+                    lambda: self.log_dir.open_log(METADATA_TOPIC, 0, metadata_config, now_ms)
+                )
+            self.topics = self._open(
+                lambda: TopicStore(
+                    self._fs,
+                    self.log_dir,
+                    config,
+                    internal_log=self._internal_log,
+                    settles_folder=settles_folder,
+                )
+            )
         except BaseException:
             self.log_dir.close()
             raise
 
-    def _topic_store(self, config: BrokerConfig) -> TopicStore:
-        return TopicStore(self._fs, self.log_dir, config, internal_log=self._internal_log)
+    @property
+    def metadata_log(self) -> Log:
+        assert self._metadata_log is not None, "another worker has the metadata log"
+        return self._metadata_log
 
     @property
     def cluster_id(self) -> str:
@@ -113,8 +140,8 @@ class Storage:
             self.metadata_log.close()
         except (OSError, StorageError) as error:
             _logger.warning("Closing %s failed: %s", self.metadata_log.directory, error)
-        self.metadata_log = self.log_dir.open_log(METADATA_TOPIC, 0, self.metadata_log.config, now_ms)
-        return self.metadata_log
+        self._metadata_log = self.log_dir.open_log(METADATA_TOPIC, 0, self.metadata_log.config, now_ms)
+        return self._metadata_log
 
     def close(self, now_ms: int, *, clean: bool) -> None:
         """Closes everything; only a clean end tells the next start that nothing needs to be checked."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transaction coordinator shards of this process, and the markers that tell partitions how a transaction ended.
 
-Partitions of topics and of `__consumer_offsets` are all here, so telling them is a call. What could not be told is
-told again later, also after a restart: the decision is durable before the first partition hears of it.
+Partitions that this worker leads are told by a call, others through their leader. What could not be told is told again
+later, also after a restart: the decision is durable before the first partition hears of it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
-from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION, Partitions
+from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION, Partitions, partitions_of
 from kcoord.server.broker import map_reply
+from kcoord.server.remote_transactions import PeerCalls, ask_coordinator, tell_leader
 from kcoord.server.request_context import internal_operation_context
 from kcoord.server.shard_service import ShardOwner, ShardService
 from kcoord.topics.partition import Marker
@@ -65,10 +66,14 @@ class LocalTransactionService(ShardService["TransactionCoordinatorShard"]):
         groups: GroupShards,
         *,
         configured_shards: int,
+        node_id: int,
+        peers: PeerCalls,
     ) -> None:
         super().__init__("transactions", runtime, logs, owner, configured_shards=configured_shards)
         self._topics = topics
         self._groups = groups
+        self._node_id = node_id
+        self._peers = peers
 
     def needs_producer_id(self, transactional_id: str) -> bool:
         """Whether an operation on this id may use up a fresh producer id, which the caller then has to bring."""
@@ -96,9 +101,17 @@ class LocalTransactionService(ShardService["TransactionCoordinatorShard"]):
         ) -> CoordinatorResult[Mapping[tuple[str, int], Errors]]:
             return shard.verify_partitions(context, transactional_id, producer, partitions)
 
+        coordinator = self._leader(TRANSACTION_STATE_TOPIC, self.shard_of(transactional_id))
+        if coordinator != self._node_id:
+            return ask_coordinator(self._peers, coordinator, transactional_id, producer, partitions, adds=adds)
         if not adds:
             return self.run(transactional_id, verify, context)
         return map_reply(self.run(transactional_id, add, context), lambda _: {})
+
+    def _leader(self, topic: str, partition: int) -> int:
+        """This worker also where there is no such partition: it knows what to say then."""
+        image = self._owner.image.partition(topic, partition)
+        return image.leader if image is not None else self._node_id
 
     # --- markers ------------------------------------------------------------------------------------------------------
 
@@ -121,9 +134,32 @@ class LocalTransactionService(ShardService["TransactionCoordinatorShard"]):
 
     async def _tell_partitions(self, work: WriteMarkers) -> None:
         """Tells all partitions that can be told; raises the error of one that could not."""
+        by_leader: dict[int, list[tuple[str, int]]] = {}
+        for topic, partition in _each(work.partitions):
+            by_leader.setdefault(self._leader(topic, partition), []).append((topic, partition))
+        own = by_leader.pop(self._node_id, [])
+        told = [self._tell_others(work, leader, partitions) for leader, partitions in by_leader.items()]
+        outcomes = await asyncio.gather(self._tell_own(work, own), *told)
+        failed = next((error for error in outcomes if error is not None), None)
+        if failed is not None:
+            raise failed
+
+    async def _tell_others(
+        self, work: WriteMarkers, leader: int, partitions: list[tuple[str, int]]
+    ) -> KafkaError | None:
+        wanted = partitions_of((topic, [number]) for topic, number in partitions)
+        errors = await tell_leader(self._peers, leader, work, wanted)
+        failed: KafkaError | None = None
+        for topic, number in partitions:
+            error = errors.get((topic, number), Errors.UNKNOWN_SERVER_ERROR)
+            if error is not Errors.NONE:
+                failed = self._not_told(work, topic, number, KafkaError(error)) or failed
+        return failed
+
+    async def _tell_own(self, work: WriteMarkers, partitions: list[tuple[str, int]]) -> KafkaError | None:
         failed: KafkaError | None = None
         waiting: list[tuple[str, int, asyncio.Future[None]]] = []
-        for count, (topic, partition) in enumerate(_each(work.partitions), 1):
+        for count, (topic, partition) in enumerate(partitions, 1):
             try:
                 reply = self._tell_one(work, topic, partition)
                 if asyncio.isfuture(reply):
@@ -137,8 +173,7 @@ class LocalTransactionService(ShardService["TransactionCoordinatorShard"]):
                 await reply
             except KafkaError as error:
                 failed = self._not_told(work, topic, partition, error) or failed
-        if failed is not None:
-            raise failed
+        return failed
 
     def _tell_one(self, work: WriteMarkers, topic: str, partition: int) -> Reply[None]:
         now_ms = self._owner.now_ms()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All topic partitions of a broker: follows the metadata image, routes requests to partitions, and does the periodic
-work.
+"""All topic partitions that a broker leads: follows the metadata image, routes requests to partitions, and does the
+periodic work.
 
 Synchronous: `tick(now_ms)` does what is due. Partitions of internal topics belong to their coordinators; they are
 only read here, through the `internal_log` hook.
@@ -51,12 +51,19 @@ class TopicStore:
     """See the module's text."""
 
     def __init__(
-        self, fs: FileSystem, log_dir: LogDir, config: BrokerConfig, *, internal_log: InternalLog = _no_internal_log
+        self,
+        fs: FileSystem,
+        log_dir: LogDir,
+        config: BrokerConfig,
+        *,
+        internal_log: InternalLog = _no_internal_log,
+        settles_folder: bool = True,
     ) -> None:
         self.config = config
         self.producer_ids = ProducerIds()
         self.fetches = FetchManager(self, config.max_incremental_fetch_session_cache_slots, config.fetch_max_bytes)
         self.internal_log = internal_log
+        self._settles_folder = settles_folder
         self._internal_producers = InternalProducers()
         self._fs = fs
         self._log_dir = log_dir
@@ -93,6 +100,8 @@ class TopicStore:
         config: TopicConfig | None = None
         for partition_image in topic.partitions:
             partition = self._partitions.get((topic.name, partition_image.partition_id))
+            if partition is None and partition_image.leader != self.config.node_id:
+                continue
             if partition is not None and not configs_changed:
                 partition.update(partition_image)
                 continue
@@ -127,11 +136,13 @@ class TopicStore:
 
     def _set_strays_aside(self, image: MetadataImage) -> None:
         """Folders of topics that the metadata does not know keep their data under another name (as Kafka's
-        `-stray`).
+        `-stray`). Where other workers use the folder already, only those are looked at that this one leads.
         """
         strays: list[tuple[str, int, str]] = []
         for topic, index in self._log_dir.partitions():
             known = image.partition(topic, index)
+            if not self._settles_folder and (known is None or known.leader != self.config.node_id):
+                continue
             if topic.startswith("__") and (known is not None or topic == "__cluster_metadata"):
                 continue
             topic_id = internal_partition.topic_id_of(self._log_dir, topic, index)
@@ -153,7 +164,8 @@ class TopicStore:
         return found.id if found is not None else None
 
     def has_partition(self, topic: str, partition: int) -> bool:
-        return (topic, partition) in self._partitions or self._internal(topic, partition) is not None
+        """Whether there is such a partition, whoever leads it."""
+        return self._image is not None and self._image.partition(topic, partition) is not None
 
     def leader_of(self, topic: str, partition: int) -> tuple[int, int]:
         """(leader, leader epoch); -1 each where there is no such partition."""
@@ -161,9 +173,12 @@ class TopicStore:
         return (image.leader, image.leader_epoch) if image is not None else (-1, -1)
 
     def partition(self, topic: str, partition: int) -> Partition:
-        """The partition, KafkaError where there is none."""
+        """The partition, KafkaError where there is none or where another broker leads it."""
         found = self._partitions.get((topic, partition))
         if found is None:
+            leader, _ = self.leader_of(topic, partition)
+            if leader >= 0:
+                raise KafkaError(Errors.NOT_LEADER_OR_FOLLOWER, f"{topic}-{partition} is led by broker {leader}.")
             raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {topic}-{partition}.")
         return found
 

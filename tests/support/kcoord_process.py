@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kcoord broker in a process of its own, on a port that the system picks and that it keeps over restarts."""
+"""A kcoord broker in a process of its own, on ports that the system picks and that it keeps over restarts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.support.waiting import wait_until
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
-_READY = re.compile(r"^kcoord is ready: .*?127\.0\.0\.1:(\d+)", re.MULTILINE)
+_READY = re.compile(r"^kcoord is ready: (.*?), nodes? ", re.MULTILINE)
+_PORT = re.compile(r"127\.0\.0\.1:(\d+)")
 
 FAST: Mapping[str, str] = {
     "group.consumer.assignment.interval.ms": "0",
@@ -36,8 +37,13 @@ class KcoordProcess:
         self.data = folder / "data"
         self.log_file = folder / "kcoord.log"
         self.overrides = dict(overrides)
-        self.port = 0
+        self.ports: list[int] = []
+        """One for each worker."""
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def port(self) -> int:
+        return self.ports[0] if self.ports else 0
 
     @property
     def address(self) -> str:
@@ -62,7 +68,7 @@ class KcoordProcess:
             assert process.poll() is None, f"kcoord ended with {process.returncode}:\n{self.log}"
             found = _READY.search(self.log_file.read_bytes()[begin:].decode(errors="replace"))
             if found:
-                self.port = int(found[1])
+                self.ports = [int(port) for port in _PORT.findall(found[1])]
             return found is not None
 
         wait_until(is_ready, f"kcoord is ready; its log: {self.log_file}", START_SECONDS)
@@ -73,6 +79,7 @@ class KcoordProcess:
         settings = {
             "listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
             "log.dirs": str(self.data),
+            **({"kcoord.worker.ports": ",".join(map(str, self.ports))} if len(self.ports) > 1 else {}),
             **self.overrides,
         }
         command = [sys.executable, "-m", "kcoord", "serve"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from kcoord.coordinator.result import Producer
 from kcoord.server.broker import map_reply
+from kcoord.server.handlers.auto_create import ensure_internal_topic
 from kcoord.server.transaction_service import GROUP_METADATA_TOPIC
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
@@ -38,10 +39,7 @@ async def _add_to_new_topic(
     broker: Broker, context: RequestContext, request: AddOffsetsToTxnRequest
 ) -> AddOffsetsToTxnResponse:
     """The transaction must be told to a shard later, so there has to be one."""
-    await broker.metadata.run(
-        lambda machine, operation_context: machine.ensure_internal_topic(operation_context, GROUP_METADATA_TOPIC),
-        context.operation_context(),
-    )
+    await ensure_internal_topic(broker, context, GROUP_METADATA_TOPIC)
     reply = _add(broker, context, request)
     return await reply if asyncio.isfuture(reply) else reply
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kcoord.server.metadata_operations import AlterConfigs
 from protocol.api_keys import ApiKey
 from protocol.errors import KafkaError
 from protocol.messages import AlterConfigsRequest, AlterConfigsResponse
@@ -18,10 +19,7 @@ VERSIONS = range(0, 3)
 
 
 def handle(broker: Broker, context: RequestContext, request: AlterConfigsRequest) -> Reply[AlterConfigsResponse]:
-    return broker.metadata.run(
-        lambda machine, operation: machine.alter_configs(operation, request),
-        context.operation_context(candidate=False),
-    )
+    return broker.metadata.run(AlterConfigs(request), context.operation_context(candidate=False))
 
 
 def error_response(request: AlterConfigsRequest, error: KafkaError, version: int) -> AlterConfigsResponse:

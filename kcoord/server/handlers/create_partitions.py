@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kcoord.server.metadata_operations import CreatePartitions
 from protocol.api_keys import ApiKey
 from protocol.errors import KafkaError
 from protocol.messages import CreatePartitionsRequest, CreatePartitionsResponse
@@ -20,10 +21,7 @@ VERSIONS = range(0, 4)
 def handle(
     broker: Broker, context: RequestContext, request: CreatePartitionsRequest
 ) -> Reply[CreatePartitionsResponse]:
-    return broker.metadata.run(
-        lambda machine, operation: machine.create_partitions(operation, request),
-        context.operation_context(candidate=False),
-    )
+    return broker.metadata.run(CreatePartitions(request), context.operation_context(candidate=False))
 
 
 def error_response(request: CreatePartitionsRequest, error: KafkaError, version: int) -> CreatePartitionsResponse:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kcoord.server.handlers.topic_ids import random_topic_ids
+from kcoord.server.metadata_operations import CreateTopics
 from protocol.api_keys import ApiKey
 from protocol.errors import KafkaError
 from protocol.messages import CreateTopicsRequest, CreateTopicsResponse
@@ -20,10 +21,7 @@ VERSIONS = range(2, 8)
 
 def handle(broker: Broker, context: RequestContext, request: CreateTopicsRequest) -> Reply[CreateTopicsResponse]:
     topic_ids = random_topic_ids(len(request.topics))
-    return broker.metadata.run(
-        lambda machine, operation: machine.create_topics(operation, request, topic_ids),
-        context.operation_context(candidate=False),
-    )
+    return broker.metadata.run(CreateTopics(request, topic_ids), context.operation_context(candidate=False))
 
 
 def error_response(request: CreateTopicsRequest, error: KafkaError, version: int) -> CreateTopicsResponse:

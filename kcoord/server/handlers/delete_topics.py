@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kcoord.metadata.topics import requested_deletions
+from kcoord.server.metadata_operations import DeleteTopics
 from protocol.api_keys import ApiKey
 from protocol.errors import KafkaError
 from protocol.messages import DeleteTopicsRequest, DeleteTopicsResponse
@@ -19,10 +20,7 @@ VERSIONS = range(1, 7)
 
 
 def handle(broker: Broker, context: RequestContext, request: DeleteTopicsRequest) -> Reply[DeleteTopicsResponse]:
-    return broker.metadata.run(
-        lambda machine, operation: machine.delete_topics(operation, request),
-        context.operation_context(candidate=False),
-    )
+    return broker.metadata.run(DeleteTopics(request), context.operation_context(candidate=False))
 
 
 def error_response(request: DeleteTopicsRequest, error: KafkaError, version: int) -> DeleteTopicsResponse:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DescribeCluster (KIP-700): the cluster id and the broker. Controllers (KIP-919) have no listener here."""
+"""DescribeCluster (KIP-700): the cluster id and the brokers. Controllers (KIP-919) have no listener here."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from kcoord.server.handlers.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED
+from kcoord.server.handlers.leader_hint import broker_addresses
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
 from protocol.messages import DescribeClusterRequest, DescribeClusterResponse
@@ -25,14 +26,12 @@ def handle(broker: Broker, context: RequestContext, request: DescribeClusterRequ
         raise KafkaError(Errors.MISMATCHED_ENDPOINT_TYPE, "This is a listener of a broker, not of a controller.")
     if request.endpoint_type != BROKERS:
         raise KafkaError(Errors.UNSUPPORTED_ENDPOINT_TYPE, f"There are no endpoints of type {request.endpoint_type}.")
-    endpoint = broker.endpoint(context.listener_name)
     return DescribeClusterResponse(
         cluster_id=broker.cluster_id,
-        controller_id=broker.node_id,
+        controller_id=broker.controller_id,
         brokers=[
-            DescribeClusterResponse.DescribeClusterBroker(
-                broker_id=broker.node_id, host=endpoint.host, port=endpoint.port, rack=broker.config.broker_rack
-            )
+            DescribeClusterResponse.DescribeClusterBroker(broker_id=node_id, host=host, port=port, rack=rack)
+            for node_id, host, port, rack in broker_addresses(broker, context.listener_name)
         ],
         cluster_authorized_operations=(
             CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED

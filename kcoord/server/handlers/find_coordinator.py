@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kcoord.server.broker import map_reply
+from kcoord.server.handlers.auto_create import ensure_internal_topic
+from kcoord.server.handlers.leader_hint import leader_endpoint
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
 from protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse
@@ -17,6 +19,8 @@ from protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse
 if TYPE_CHECKING:
     from kcoord.server.broker import Broker, Reply
     from kcoord.server.request_context import RequestContext
+
+    Coordinator = FindCoordinatorResponse.Coordinator
 
 API_KEY = ApiKey.FIND_COORDINATOR
 VERSIONS = range(0, 7)
@@ -38,30 +42,44 @@ def handle(broker: Broker, context: RequestContext, request: FindCoordinatorRequ
         raise KafkaError(Errors.INVALID_REQUEST, f"There is no coordinator of type {request.key_type}.")
     keys = _keys(request, context.api_version)
     if not keys or topic in broker.image.topics:
-        return _found(broker, context, keys)
-    created = broker.metadata.run(
-        lambda machine, operation_context: machine.ensure_internal_topic(operation_context, topic),
-        context.operation_context(),
-    )
-    return map_reply(created, lambda _: _found(broker, context, keys))
+        return _found(broker, context, request.key_type, keys)
+    created = ensure_internal_topic(broker, context, topic)
+    return map_reply(created, lambda _: _found(broker, context, request.key_type, keys))
 
 
 def _keys(request: FindCoordinatorRequest, version: int) -> list[str]:
     return request.coordinator_keys if version >= FIRST_VERSION_WITH_KEYS else [request.key]
 
 
-def _found(broker: Broker, context: RequestContext, keys: list[str]) -> FindCoordinatorResponse:
-    """All shards are served by this one broker; it is named by the address of the listener that was asked."""
-    endpoint = broker.endpoint(context.listener_name)
-    if context.api_version < FIRST_VERSION_WITH_KEYS:
-        return FindCoordinatorResponse(node_id=broker.node_id, host=endpoint.host, port=endpoint.port)
+def _found(broker: Broker, context: RequestContext, kind: int, keys: list[str]) -> FindCoordinatorResponse:
+    coordinators = [_coordinator(broker, context, kind, key) for key in keys]
+    if context.api_version >= FIRST_VERSION_WITH_KEYS:
+        return FindCoordinatorResponse(coordinators=coordinators)
+    only = coordinators[0]
     return FindCoordinatorResponse(
-        coordinators=[
-            FindCoordinatorResponse.Coordinator(
-                key=key, node_id=broker.node_id, host=endpoint.host, port=endpoint.port, error_message=""
-            )
-            for key in keys
-        ]
+        error_code=only.error_code,
+        error_message=only.error_message,
+        node_id=only.node_id,
+        host=only.host,
+        port=only.port,
+    )
+
+
+def _coordinator(broker: Broker, context: RequestContext, kind: int, key: str) -> Coordinator:
+    """The leader of the key's partition, by its address on the listener that was asked."""
+    shard_id = (broker.groups if kind == GROUP else broker.transactions).shard_of(key)
+    partition = broker.image.partition(_TOPICS[kind], shard_id)
+    leader = partition.leader if partition is not None else NO_NODE_ID
+    endpoint = leader_endpoint(broker, leader, context.listener_name)
+    if endpoint is None:
+        return _failed(key, Errors.COORDINATOR_NOT_AVAILABLE, Errors.COORDINATOR_NOT_AVAILABLE.description)
+    host, port, _ = endpoint
+    return FindCoordinatorResponse.Coordinator(key=key, node_id=leader, host=host, port=port, error_message="")
+
+
+def _failed(key: str, error: Errors, message: str) -> Coordinator:
+    return FindCoordinatorResponse.Coordinator(
+        key=key, node_id=NO_NODE_ID, host="", port=NO_NODE_ID, error_code=error, error_message=message
     )
 
 
@@ -72,10 +90,5 @@ def error_response(request: FindCoordinatorRequest, error: KafkaError, version: 
             error_code=error.error, error_message=message, node_id=NO_NODE_ID, host="", port=NO_NODE_ID
         )
     return FindCoordinatorResponse(
-        coordinators=[
-            FindCoordinatorResponse.Coordinator(
-                key=key, node_id=NO_NODE_ID, host="", port=NO_NODE_ID, error_code=error.error, error_message=message
-            )
-            for key in request.coordinator_keys
-        ]
+        coordinators=[_failed(key, error.error, message) for key in request.coordinator_keys]
     )

@@ -9,6 +9,7 @@ from kcoord.metadata.collect import duplicates
 from kcoord.metadata.image import BROKER_LOGGER_RESOURCE
 from kcoord.server import broker_loggers
 from kcoord.server.broker import map_reply
+from kcoord.server.metadata_operations import IncrementalAlterConfigs
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
 from protocol.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
@@ -33,10 +34,7 @@ def handle(
     if logged and not stored:
         return IncrementalAlterConfigsResponse(responses=results)
     remaining = IncrementalAlterConfigsRequest(resources=stored, validate_only=request.validate_only)
-    reply = broker.metadata.run(
-        lambda machine, operation: machine.incremental_alter_configs(operation, remaining),
-        context.operation_context(candidate=False),
-    )
+    reply = broker.metadata.run(IncrementalAlterConfigs(remaining), context.operation_context(candidate=False))
     return map_reply(reply, lambda answer: IncrementalAlterConfigsResponse(responses=answer.responses + results))
 
 

@@ -12,6 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from kcoord.coordinator.result import Producer
+from kcoord.server.metadata_operations import AllocateProducerIds
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
 from protocol.messages import InitProducerIdRequest, InitProducerIdResponse
@@ -98,8 +99,7 @@ async def _reserve_block(broker: Broker, context: RequestContext) -> None:
     ids = broker.topics.producer_ids
     try:
         block = await broker.metadata.run(
-            lambda machine, operation: machine.allocate_producer_ids(operation, broker.node_id),
-            context.operation_context(),
+            AllocateProducerIds(broker.node_id), context.operation_context(candidate=False)
         )
         ids.add_block(block.first_id, block.size)
     finally:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a partition's leader is reached: what Produce (v10) and Fetch (v16) tell a client that asked the wrong
-broker (KIP-951).
+"""Where brokers are reached: all of them for Metadata, a partition's leader for Produce (v10) and Fetch (v16), which
+tell a client that asked the wrong broker (KIP-951).
 """
 
 from __future__ import annotations
@@ -23,3 +23,13 @@ def leader_endpoint(broker: Broker, leader_id: int, listener_name: str) -> tuple
         if name == listener_name:
             return host, port, image.rack
     return None
+
+
+def broker_addresses(broker: Broker, listener_name: str) -> list[tuple[int, str, int, str | None]]:
+    """Id, host, port and rack of all brokers that have the client's listener, by id."""
+    found = []
+    for broker_id in sorted({broker.node_id, *broker.image.brokers}):
+        endpoint = leader_endpoint(broker, broker_id, listener_name)
+        if endpoint is not None:
+            found.append((broker_id, *endpoint))
+    return found

@@ -48,7 +48,7 @@ def _names(broker: Broker, kind: int) -> list[str]:
     if kind == TOPIC_RESOURCE:
         return sorted(broker.image.topics)
     if kind in (BROKER_RESOURCE, BROKER_LOGGER_RESOURCE):
-        return [str(broker.node_id)]
+        return [str(broker_id) for broker_id in sorted({broker.node_id, *broker.image.brokers})]
     return broker.image.resource_names(kind)
 
 

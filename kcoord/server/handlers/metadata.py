@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata: the broker, and topics by name (any version), by id (v12 and later) or all; unknown names may be created.
+"""Metadata: the brokers, and topics by name (any version), by id (v12 and later) or all; unknown names may be created.
 
 A topic that was created is in the answer at once, since nobody has to be elected. v14 adds KIP-1327's creation times.
 """
@@ -13,10 +13,11 @@ from kcoord.metadata.image import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS, Metad
 from kcoord.metadata.names import topic_name_problem
 from kcoord.server.broker import map_reply
 from kcoord.server.handlers.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
-from kcoord.server.handlers.topic_ids import random_topic_ids
+from kcoord.server.handlers.auto_create import auto_create
+from kcoord.server.handlers.leader_hint import broker_addresses
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
-from protocol.messages import CreateTopicsResponse, MetadataRequest, MetadataResponse
+from protocol.messages import MetadataRequest, MetadataResponse
 from protocol.uuid import ZERO_UUID
 
 if TYPE_CHECKING:
@@ -38,12 +39,9 @@ def handle(broker: Broker, context: RequestContext, request: MetadataRequest) ->
     missing = _names_to_create(broker, context, request)
     if not missing:
         return _respond(broker, context, request, {})
-    topic_ids = random_topic_ids(len(missing))
-    created = broker.metadata.run(
-        lambda machine, operation: machine.auto_create_topics(operation, missing, topic_ids),
-        context.operation_context(candidate=False),
+    return map_reply(
+        auto_create(broker, context, missing), lambda failures: _respond(broker, context, request, failures)
     )
-    return map_reply(created, lambda outcome: _respond(broker, context, request, _failures(outcome)))
 
 
 def _check_ids(request: MetadataRequest, version: int) -> None:
@@ -82,12 +80,6 @@ def _names_to_create(broker: Broker, context: RequestContext, request: MetadataR
     ]
 
 
-def _failures(outcome: CreateTopicsResponse) -> dict[str, int]:
-    """Topics that could not be created; one that somebody else created in the meantime is no failure."""
-    fine = (Errors.NONE, Errors.TOPIC_ALREADY_EXISTS)
-    return {topic.name: topic.error_code for topic in outcome.topics if topic.error_code not in fine}
-
-
 def _respond(
     broker: Broker, context: RequestContext, request: MetadataRequest, failures: Mapping[str, int]
 ) -> MetadataResponse:
@@ -102,15 +94,13 @@ def _respond(
         for topic in topics:
             if topic.name is not None:
                 topic.topic_authorized_operations = TOPIC_OPERATIONS
-    endpoint = broker.endpoint(context.listener_name)
     return MetadataResponse(
         brokers=[
-            MetadataResponse.MetadataResponseBroker(
-                node_id=broker.node_id, host=endpoint.host, port=endpoint.port, rack=broker.config.broker_rack
-            )
+            MetadataResponse.MetadataResponseBroker(node_id=node_id, host=host, port=port, rack=rack)
+            for node_id, host, port, rack in broker_addresses(broker, context.listener_name)
         ],
         cluster_id=broker.cluster_id,
-        controller_id=broker.node_id,
+        controller_id=broker.controller_id,
         topics=topics,
         cluster_authorized_operations=(
             CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED

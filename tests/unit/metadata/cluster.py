@@ -12,6 +12,7 @@ from kcoord.coordinator.runtime.serde import MetadataSerde
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.records import BrokerRegistration
+from kcoord.metadata.topics import auto_create_request
 from protocol.messages import CreateTopicsRequest, CreateTopicsResponse
 from protocol.uuid import uuid_to_string
 
@@ -31,7 +32,7 @@ class Cluster:
         self.log: list[CoordinatorRecord] = []
         self.now_ms = 1000
         self._ids = 0
-        self.run(lambda machine, context: machine.register_broker(context, registration()))
+        self.register(registration())
 
     @property
     def image(self) -> MetadataImage:
@@ -63,6 +64,14 @@ class Cluster:
         self, operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]], api_version: int = 0
     ) -> T:
         return self.result(operation, api_version).response
+
+    def register(self, *registrations: BrokerRegistration) -> list[CoordinatorRecord]:
+        """A start with these brokers; its records."""
+        return self.result(lambda machine, context: machine.register_brokers(context, registrations)).records
+
+    def ensure_topic(self, name: str) -> CreateTopicsResponse.CreatableTopicResult:
+        """What a broker asks for when a client needs an internal topic."""
+        return self.create(*auto_create_request(self.config, [name]).topics)[0]
 
     def create(self, *topics: Topic, validate_only: bool = False) -> list[CreateTopicsResponse.CreatableTopicResult]:
         request = CreateTopicsRequest(topics=list(topics), validate_only=validate_only)

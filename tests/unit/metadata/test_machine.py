@@ -26,13 +26,11 @@ def test_feature_levels_of_a_new_cluster_can_be_set() -> None:
 
 def test_later_starts_register_only_changes() -> None:
     cluster = Cluster()
-    same = cluster.result(lambda machine, context: machine.register_broker(context, registration()))
-    assert same.records == []
-    assert same.response == cluster.image.brokers[1]
-    moved = cluster.result(lambda machine, context: machine.register_broker(context, registration(host="elsewhere")))
-    assert len(moved.records) == 1
-    assert moved.response == cluster.image.brokers[1]
-    assert (moved.response.broker_epoch, moved.response.endpoints[0][1]) == (1, "elsewhere")
+    assert cluster.register(registration()) == []
+    moved = cluster.register(registration(host="elsewhere"))
+    assert len(moved) == 1
+    broker = cluster.image.brokers[1]
+    assert (broker.broker_epoch, broker.endpoints[0][1]) == (1, "elsewhere")
 
 
 def test_producer_id_blocks_do_not_overlap() -> None:

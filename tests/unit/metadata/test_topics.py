@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
 from kcoord.metadata.image import ImageBuilder
@@ -175,13 +178,59 @@ def test_creation_times_never_go_back() -> None:
 
 def test_partitions_are_spread_over_the_brokers() -> None:
     cluster = Cluster()
-    cluster.run(lambda machine, context: machine.register_broker(context, registration(2)))
+    cluster.register(registration(), registration(2))
     cluster.create(topic("a", 3))
     cluster.create(topic("b", 2))
     leaders = {name: [one.leader for one in image.partitions] for name, image in cluster.image.topics.items()}
     assert leaders == {"a": [1, 2, 1], "b": [2, 1]}
-    assert cluster.create_error(topic("c", 1, 2)) == Errors.INVALID_REPLICATION_FACTOR
-    assert cluster.create_error(manual("c", (0, [1, 2]))) == Errors.INVALID_REPLICA_ASSIGNMENT
+    cluster.create(topic("c", 2, 2))
+    assert [one.replicas for one in cluster.image.topics["c"].partitions] == [[1, 2], [2, 1]]
+    assert [one.isr for one in cluster.image.topics["c"].partitions] == [[1, 2], [2, 1]]
+    assert cluster.create_error(topic("d", 1, 3)) == Errors.INVALID_REPLICATION_FACTOR
+    assert cluster.create_error(manual("m", (0, [1, 2]))) == Errors.NONE
+    assert cluster.create_error(manual("e", (0, [1, 2]), (1, [1]))) == Errors.INVALID_REPLICA_ASSIGNMENT
+    assert cluster.create_error(manual("e", (0, [1, 3]))) == Errors.INVALID_REPLICA_ASSIGNMENT
+    create_partitions(cluster, ("c", 3, None))
+    assert [one.replicas for one in cluster.image.topics["c"].partitions] == [[1, 2], [2, 1], [1, 2]]
+    assert create_partitions(cluster, ("c", 4, [[1]]))[0].error_code == Errors.INVALID_REPLICA_ASSIGNMENT
+
+
+def test_the_coordinators_partitions_go_by_their_number() -> None:
+    cluster = Cluster()
+    cluster.register(registration(), registration(2), registration(3))
+    cluster.create(topic("a", 1))
+    cluster.ensure_topic("__consumer_offsets")
+    leaders = [one.leader for one in cluster.image.topics["__consumer_offsets"].partitions]
+    assert leaders == [1 + number % 3 for number in range(len(leaders))]
+
+
+def test_racks_alternate() -> None:
+    cluster = Cluster()
+    racks = {1: "x", 2: "x", 3: "y", 4: "y"}
+    cluster.register(*(replace(registration(broker_id), rack=rack) for broker_id, rack in racks.items()))
+    cluster.create(topic("a", 8, 2))
+    replicas = [one.replicas for one in cluster.image.topics["a"].partitions]
+    assert all(racks[first] != racks[second] for first, second in replicas)
+    assert Counter(first for first, _ in replicas) == dict.fromkeys(racks, 2)
+    assert Counter(second for _, second in replicas) == dict.fromkeys(racks, 2)
+
+
+def test_partitions_move_when_the_brokers_are_others() -> None:
+    cluster = Cluster()
+    cluster.register(registration(), registration(2), registration(3))
+    cluster.create(topic("a", 3, 3))
+    cluster.ensure_topic("__consumer_offsets")
+    epochs = {one.partition_id: one.leader_epoch for one in cluster.image.topics["a"].partitions}
+    assert not cluster.register(registration(), registration(2), registration(3))
+    cluster.register(registration())
+    assert list(cluster.image.brokers) == [1]
+    for image in cluster.image.topics.values():
+        assert all(one.leader == 1 and one.replicas == one.isr == [1] for one in image.partitions)
+    moved = [one for one in cluster.image.topics["a"].partitions if one.leader_epoch > epochs[one.partition_id]]
+    assert [one.partition_id for one in moved] == [1, 2]
+    cluster.register(registration(), registration(2))
+    leaders = [one.leader for one in cluster.image.topics["__consumer_offsets"].partitions]
+    assert leaders == [1 + number % 2 for number in range(len(leaders))]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +295,7 @@ def test_delete_by_name_and_by_id() -> None:
 
 def test_internal_topics_can_be_deleted() -> None:
     cluster = Cluster()
-    cluster.run(lambda machine, context: machine.ensure_internal_topic(context, "__consumer_offsets"))
+    cluster.ensure_topic("__consumer_offsets")
     (answer,) = delete(cluster, ("__consumer_offsets", ZERO_UUID))
     assert answer.error_code == Errors.NONE
     assert "__consumer_offsets" not in cluster.image.topics
@@ -298,23 +347,25 @@ def test_a_topic_made_again_is_another_topic() -> None:
 
 def test_internal_topics_are_created_once_with_their_own_configs() -> None:
     cluster = Cluster({"offsets.topic.num.partitions": "4", "offsets.topic.segment.bytes": "2000000"})
-    result = cluster.result(lambda machine, context: machine.ensure_internal_topic(context, "__consumer_offsets"))
-    offsets = cluster.image.topics["__consumer_offsets"]
-    assert result.response == offsets.id
-    assert isinstance(result.records[0].value, TopicRecord)
-    assert sum(isinstance(record.value, PartitionRecord) for record in result.records) == 4
+    start = len(cluster.log)
+    result = cluster.ensure_topic("__consumer_offsets")
+    records = cluster.log[start:]
+    assert (result.error_code, result.topic_id) == (0, cluster.image.topics["__consumer_offsets"].id)
+    assert isinstance(records[0].value, TopicRecord)
+    assert sum(isinstance(record.value, PartitionRecord) for record in records) == 4
     assert cluster.image.topic_configs("__consumer_offsets") == {
         "cleanup.policy": "compact",
         "compression.type": "producer",
         "segment.bytes": "2000000",
     }
-    again = cluster.result(lambda machine, context: machine.ensure_internal_topic(context, "__consumer_offsets"))
-    assert (again.response, again.records) == (offsets.id, [])
+    before = cluster.image
+    assert cluster.ensure_topic("__consumer_offsets").error_code == Errors.TOPIC_ALREADY_EXISTS
+    assert cluster.image is before
 
 
 def test_small_segments_of_internal_topics() -> None:
     cluster = Cluster({"offsets.topic.segment.bytes": "1000"})
-    cluster.run(lambda machine, context: machine.ensure_internal_topic(context, "__consumer_offsets"))
+    cluster.ensure_topic("__consumer_offsets")
     assert cluster.image.topic_configs("__consumer_offsets")["internal.segment.bytes"] == "1000"
-    cluster.run(lambda machine, context: machine.ensure_internal_topic(context, "__transaction_state"))
+    cluster.ensure_topic("__transaction_state")
     assert cluster.image.topic_configs("__transaction_state")["segment.bytes"] == "104857600"

@@ -11,6 +11,7 @@ import pytest
 from kcoord.config import BrokerConfig
 from kcoord.server import handlers
 from kcoord.server.apis import KIP_1327_VERSIONS, SERVED_VERSIONS, UNSTABLE_VERSIONS, build_api_table
+from kcoord.server.peer_listener import PEER_APIS
 from protocol.api_keys import ApiKey, request_class, response_class
 
 
@@ -31,7 +32,11 @@ def test_each_handler_is_served() -> None:
         importlib.import_module(f"{handlers.__name__}.{found.name}")
         for found in pkgutil.iter_modules(handlers.__path__)
     ]
-    assert {module.API_KEY for module in modules if hasattr(module, "API_KEY")} == set(SERVED_VERSIONS)
+    served = {module.API_KEY for module in modules if hasattr(module, "API_KEY")}
+    assert served == {*SERVED_VERSIONS, *PEER_APIS}
+    assert served - set(SERVED_VERSIONS) == {ApiKey.ALLOCATE_PRODUCER_IDS}
+    for key, versions in PEER_APIS.items():
+        assert set(versions) <= set(SERVED_VERSIONS.get(key, versions))
 
 
 def test_lookup_by_the_first_bytes_of_a_request() -> None:

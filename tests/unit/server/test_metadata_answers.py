@@ -169,7 +169,7 @@ class ClusterLife(RuleBasedStateMachine):
     @rule(host=st.sampled_from(["one", "two"]))
     def register(self, host: str) -> None:
         registration = BrokerRegistration(1, bytes(16), [("PLAINTEXT", host, 4711, 0)], None, [bytes(16)])
-        self.cluster.run(lambda machine, context: machine.register_broker(context, registration))
+        self.cluster.register(registration)
         self._publish()
 
     @invariant()

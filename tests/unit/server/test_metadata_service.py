@@ -12,14 +12,17 @@ from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
 from kcoord.coordinator.runtime.serde import MetadataSerde
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
+from kcoord.metadata.topics import auto_create_request
 from kcoord.server import metadata_service
+from kcoord.server.metadata_operations import AutoCreateTopics
 from kcoord.server.metadata_service import METADATA_SHARD, LocalMetadataService
-from kcoord.server.request_context import internal_operation_context
+from kcoord.server.request_context import internal_operation_context, random_uuid
 from kcoord.server.worker import Worker
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem, no_fault
 from kcoord.storage.segment import LogConfig
 from protocol.errors import Errors, KafkaError
+from protocol.messages import CreateTopicsResponse
 
 
 class Owner:
@@ -47,9 +50,10 @@ class Owner:
     def reopen_metadata_log(self) -> Log:
         return Log.open(self.file_system, "data/__cluster_metadata-0", LogConfig(), self.now_ms())
 
-    def create(self, name: str) -> asyncio.Future[bytes]:
+    def create(self, name: str) -> asyncio.Future[CreateTopicsResponse]:
+        request = auto_create_request(BrokerConfig.from_properties({}), [name])
         future = self.service.run(
-            lambda machine, context: machine.ensure_internal_topic(context, name),
+            AutoCreateTopics(request, [random_uuid()]),
             internal_operation_context(self.now_ms()),
         )
         future.add_done_callback(lambda _: self.events.append("replied"))

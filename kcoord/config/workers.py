@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which processes a configuration asks for: `group.coordinator.threads` workers, or one for each of
+`kcoord.worker.ports`.
+
+Every worker is a broker of its own: `node.id` and the number of the worker make its id, and its listeners have ports
+of their own. Without `kcoord.worker.ports` these follow the configured ones; advertised ports always do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.config.key import ConfigError
+from kcoord.config.listeners import Listener, check_bindable
+
+if TYPE_CHECKING:
+    from kcoord.config.broker_config import BrokerConfig
+
+LARGEST_PORT = 65535
+PORTS_KEY = "kcoord.worker.ports"
+THREADS_KEY = "group.coordinator.threads"
+RACKS_KEY = "kcoord.worker.racks"
+
+
+def worker_count(config: BrokerConfig) -> int:
+    """How many workers there are; with one, the broker is a single process."""
+    return len(config.kcoord_worker_ports) or config.group_coordinator_threads
+
+
+def worker_properties(config: BrokerConfig, number: int) -> dict[str, str]:
+    """The settings of worker `number`, counted from 0: what was set, with its own node id, listeners and rack."""
+    properties = dict(config.explicit)
+    for key in (PORTS_KEY, THREADS_KEY, RACKS_KEY, "broker.id"):
+        properties.pop(key, None)
+    properties["node.id"] = str(config.node_id + number)
+    listeners = worker_listeners(config, number)
+    properties["listeners"] = ",".join(str(one) for one in listeners)
+    if config.advertised_listeners:
+        properties["advertised.listeners"] = ",".join(str(one) for one in _advertised(config, number))
+    if config.kcoord_metrics_port > 0:
+        properties["kcoord.metrics.port"] = str(config.kcoord_metrics_port + number)
+    if config.kcoord_worker_racks:
+        properties["broker.rack"] = config.kcoord_worker_racks[number]
+    return properties
+
+
+def worker_listeners(config: BrokerConfig, number: int) -> list[Listener]:
+    """What worker `number` binds. Port 0 stays 0: the system picks one for each worker."""
+    ports = [_moved(one, number) for one in config.open_listeners]
+    if config.kcoord_worker_ports:
+        ports[0] = int(config.kcoord_worker_ports[number])
+    return [
+        Listener(one.name, one.host, port, one.security_protocol)
+        for one, port in zip(config.open_listeners, ports, strict=True)
+    ]
+
+
+def _moved(listener: Listener, number: int) -> int:
+    return listener.port + number if listener.port else 0
+
+
+def _advertised(config: BrokerConfig, number: int) -> list[Listener]:
+    return [
+        Listener(one.name, one.host, _moved(one, number), one.security_protocol)
+        for one in config.client_advertised_listeners
+    ]
+
+
+def check_workers(config: BrokerConfig) -> None:
+    """Raise ConfigError where the keys about workers do not fit together."""
+    ports, threads = config.kcoord_worker_ports, config.group_coordinator_threads
+    if ports and THREADS_KEY in config.explicit and threads != len(ports):
+        raise ConfigError(
+            f"Invalid value {','.join(ports)} for configuration {PORTS_KEY}: "
+            f"these are {len(ports)} ports for the {threads} workers of {THREADS_KEY}"
+        )
+    count = worker_count(config)
+    if config.kcoord_worker_racks and len(config.kcoord_worker_racks) != count:
+        raise ConfigError(
+            f"Invalid value {','.join(config.kcoord_worker_racks)} for configuration {RACKS_KEY}: "
+            f"there are {count} workers, and each needs a rack"
+        )
+    if count == 1 and not ports:
+        return
+    _check_ports(config, count)
+
+
+def _check_ports(config: BrokerConfig, count: int) -> None:
+    for text in config.kcoord_worker_ports:
+        if not text.isascii() or not text.isdecimal() or int(text) > LARGEST_PORT:
+            raise ConfigError(
+                f"Invalid value {text} for configuration {PORTS_KEY}: a port is a number from 0 to {LARGEST_PORT}"
+            )
+    every = [one for number in range(count) for one in worker_listeners(config, number)]
+    too_high = next((one for one in every if one.port > LARGEST_PORT), None)
+    if too_high is not None:
+        raise ConfigError(
+            f"Invalid value {count} for configuration {THREADS_KEY}: "
+            f"the port {too_high.port} of {too_high.name} would be above {LARGEST_PORT}"
+        )
+    check_bindable(PORTS_KEY if config.kcoord_worker_ports else "listeners", every)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where partitions go: the brokers in turn, beginning with another one for each topic; racks alternate as far as they
+can.
+
+Replicas beyond the first are nominal, since all brokers are processes on one machine and share one disk, but they are
+checked and reported as in Kafka. The partitions of the coordinators' topics always go by their number, so that the
+coordinators are spread evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from kcoord.coordinator.result import CoordinatorRecord
+from kcoord.metadata import records
+from kcoord.metadata.image import BrokerImage, MetadataImage, TopicImage
+from protocol.errors import Errors, KafkaError
+from protocol.uuid import ZERO_UUID
+
+if TYPE_CHECKING:
+    from kcoord.config import BrokerConfig
+
+CONSUMER_OFFSETS_TOPIC: Final = "__consumer_offsets"
+TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
+COORDINATOR_TOPICS: Final = frozenset((CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC))
+
+
+class Placement:
+    """The brokers of an image, in the order in which they get partitions. `default_broker` stands for an image without
+    any.
+    """
+
+    def __init__(self, brokers: Mapping[int, BrokerImage], default_broker: int) -> None:
+        self._racks = {broker_id: broker.rack for broker_id, broker in sorted(brokers.items())}
+        self.broker_ids: list[int] = list(self._racks) or [default_broker]
+
+    def spread(self, topic: str, first: int, start: int, count: int, replication_factor: int) -> list[list[int]]:
+        """The replicas of partitions `first`, `first` + 1, ...; `start` says with which broker a topic begins."""
+        if topic in COORDINATOR_TOPICS:
+            start, ring = first, self.broker_ids
+        else:
+            ring = self._alternating()
+        return [self._replicas(ring, start + position, replication_factor) for position in range(count)]
+
+    def _replicas(self, ring: Sequence[int], start: int, count: int) -> list[int]:
+        """Brokers of racks that the partition is not on yet come first."""
+        order = [ring[(start + step) % len(ring)] for step in range(len(ring))]
+        chosen = order[:1]
+        while len(chosen) < count:
+            used = {self._racks.get(broker_id) for broker_id in chosen}
+            left = [broker_id for broker_id in order if broker_id not in chosen]
+            chosen.append(next((one for one in left if self._racks.get(one) not in used), left[0]))
+        return chosen
+
+    def _alternating(self) -> list[int]:
+        """All brokers, the first of each rack, then the second of each, and so on."""
+        by_rack: dict[str | None, list[int]] = {}
+        for broker_id in self.broker_ids:
+            by_rack.setdefault(self._racks.get(broker_id), []).append(broker_id)
+        longest = max(len(members) for members in by_rack.values())
+        return [members[row] for row in range(longest) for members in by_rack.values() if row < len(members)]
+
+    def check_replication_factor(self, count: int) -> None:
+        """Raise INVALID_REPLICATION_FACTOR in Kafka's words where there are too few brokers."""
+        brokers = len(self.broker_ids)
+        if count > brokers:
+            raise KafkaError(
+                Errors.INVALID_REPLICATION_FACTOR,
+                f"Unable to replicate the partition {count} time(s): The target replication factor of {count} cannot "
+                f"be reached because only {brokers} broker(s) are registered.",
+            )
+
+    def default_replication_factor(self, topic: str, config: BrokerConfig) -> int:
+        """The configured one, or as many as there are brokers."""
+        wanted = config.default_replication_factor
+        if topic == CONSUMER_OFFSETS_TOPIC:
+            wanted = config.offsets_topic_replication_factor
+        elif topic == TRANSACTION_STATE_TOPIC:
+            wanted = config.transaction_state_log_replication_factor
+        return max(1, min(wanted, len(self.broker_ids)))
+
+
+def partition_records(
+    image: MetadataImage, topic_id: bytes, first: int, assignment: Iterable[list[int]], creation_time_ms: int
+) -> list[CoordinatorRecord]:
+    """New partitions with these replicas."""
+    return [
+        records.new_partition_record(
+            topic_id, partition_id, replicas, [_directory_of(image, one) for one in replicas], creation_time_ms
+        )
+        for partition_id, replicas in enumerate(assignment, first)
+    ]
+
+
+def move_records(image: MetadataImage, default_broker: int) -> list[CoordinatorRecord]:
+    """Spreads all partitions anew over the brokers of the image: for when these have become others."""
+    placement = Placement(image.brokers, default_broker)
+    moved: list[CoordinatorRecord] = []
+    for start, topic in enumerate(image.topics.values()):
+        moved += _moves_of(image, placement, topic, start)
+    return moved
+
+
+def _moves_of(image: MetadataImage, placement: Placement, topic: TopicImage, start: int) -> list[CoordinatorRecord]:
+    factor = max((len(partition.replicas) for partition in topic.partitions), default=1)
+    factor = min(factor, len(placement.broker_ids))
+    assignment = placement.spread(topic.name, 0, start, len(topic.partitions), factor)
+    return [
+        records.new_partition_change_record(
+            topic.id,
+            partition.partition_id,
+            replicas,
+            [_directory_of(image, one) for one in replicas],
+            partition.leader,
+        )
+        for partition, replicas in zip(topic.partitions, assignment, strict=True)
+        if replicas != partition.replicas or replicas[0] != partition.leader
+    ]
+
+
+def _directory_of(image: MetadataImage, broker_id: int) -> bytes:
+    broker = image.brokers.get(broker_id)
+    return broker.log_dirs[0] if broker is not None and broker.log_dirs else ZERO_UUID

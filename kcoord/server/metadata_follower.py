@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's view of the metadata log, which the controller writes: batches come over a connection, are replayed and
+published; changes are asked for there.
+
+While the controller is away the newest image stays, so groups, offsets and topics are served on; what would change the
+metadata is answered with NOT_CONTROLLER, which clients try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from kcoord.coordinator.runtime.serde import MetadataSerde
+from kcoord.metadata.machine import MetadataMachine
+from kcoord.server.peer_frames import FrameKind, decode_offset, encode_offset, kind_of
+from kcoord.server.peer_link import PeerConnection, Peers
+from protocol.batch_header import iter_headers
+from protocol.errors import Errors, KafkaError
+from protocol.record_batch import decode_entries
+
+if TYPE_CHECKING:
+    from kcoord.config import BrokerConfig
+    from kcoord.coordinator.result import OperationContext
+    from kcoord.metadata.image import MetadataImage
+    from kcoord.server.metadata_operations import MetadataOperation
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RECONNECT_SECONDS: Final = 0.1
+
+
+class OutOfStep(Exception):
+    """The controller's log ends before what this worker has seen: only a new start helps."""
+
+
+class MetadataFollower:
+    """Serves `Broker.metadata` in all workers but the controller. `publish` is told of every new image, `give_up` when
+    no more will come.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        peers: Peers,
+        controller_id: int,
+        controller_path: str,
+        publish: Callable[[MetadataImage], None],
+        give_up: Callable[[BaseException], None],
+    ) -> None:
+        self._machine = MetadataMachine(config)
+        self._serde = MetadataSerde()
+        self._peers = peers
+        self._controller_id = controller_id
+        self._controller_path = controller_path
+        self._publish = publish
+        self._give_up = give_up
+        self._next_offset = 0
+        self._synchronized: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def image(self) -> MetadataImage:
+        return self._machine.image
+
+    async def start(self) -> None:
+        """Ends when this worker knows what the controller knew when it was asked."""
+        self._task = asyncio.ensure_future(self._follow())
+        await asyncio.wait((self._task, self._synchronized), return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            self._task.result()
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._give_up(error)
+
+    def run(self, operation: MetadataOperation[T], context: OperationContext) -> asyncio.Future[T]:
+        return asyncio.ensure_future(self._ask(operation, context))
+
+    async def _ask(self, operation: MetadataOperation[T], context: OperationContext) -> T:
+        try:
+            response = await self._peers.ask(
+                self._controller_id,
+                operation.request,
+                operation.version(context),
+                client_id=context.client_id,
+                client_host=context.client_host,
+            )
+        except KafkaError as error:
+            raise KafkaError(Errors.NOT_CONTROLLER, f"The controller cannot be reached: {error.message}") from None
+        return operation.result_of(response)
+
+    # --- following ----------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                _, connection = await loop.create_unix_connection(
+                    lambda: _FollowerConnection(self._take), self._controller_path
+                )
+                connection.write(encode_offset(FrameKind.FOLLOW, self._next_offset))
+                await connection.lost
+            except OSError as error:
+                _logger.debug("The controller cannot be reached: %s", error)
+            else:
+                if connection.failure is not None:
+                    raise connection.failure
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    def _take(self, frame: bytes) -> int | None:
+        """Replays what came; the offset to be acknowledged, None where more is coming at once."""
+        end_offset, data = decode_offset(frame)
+        if end_offset < self._next_offset:
+            raise OutOfStep(f"the metadata log ends at {end_offset}, this worker is at {self._next_offset}")
+        self._replay(data)
+        if self._next_offset < end_offset:
+            return None
+        self._publish(self.image)
+        if not self._synchronized.done():
+            self._synchronized.set_result(None)
+        return self._next_offset
+
+    def _replay(self, data: bytes) -> None:
+        for position, header in iter_headers(data):
+            self._next_offset = header.next_offset
+            if header.is_control:
+                continue
+            for _, key, value in decode_entries(data, position):
+                record = self._serde.deserialize(key, value)
+                if record is not None:
+                    self._machine.replay(record)
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+class _FollowerConnection(PeerConnection):
+    def __init__(self, take: Callable[[bytes], int | None]) -> None:
+        super().__init__()
+        self._take = take
+        self.failure: Exception | None = None
+
+    def frame_received(self, frame: bytes) -> None:
+        if kind_of(frame) is not FrameKind.BATCHES or self.failure is not None:
+            return
+        try:
+            applied_offset = self._take(frame)
+        except Exception as error:
+            # A worker that missed a change must not go on.
+            self.failure = error
+            self.close()
+            return
+        if applied_offset is not None:
+            self.write(encode_offset(FrameKind.APPLIED, applied_offset))

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many workers a configuration asks for, and the settings of each."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.config import BrokerConfig, ConfigError
+from kcoord.config.workers import worker_count, worker_properties
+
+
+def config(**settings: str) -> BrokerConfig:
+    """Underscores stand for dots."""
+    return BrokerConfig.from_properties({key.replace("_", "."): value for key, value in settings.items()})
+
+
+def worker(base: BrokerConfig, number: int) -> BrokerConfig:
+    return BrokerConfig.from_properties(worker_properties(base, number))
+
+
+def test_one_worker_is_the_default() -> None:
+    assert worker_count(config()) == 1
+
+
+def test_ports_and_ids_follow_the_configured_ones() -> None:
+    base = config(
+        node_id="4",
+        listeners="PLAINTEXT://127.0.0.1:9092,OTHER://[::1]:9192",
+        listener_security_protocol_map="PLAINTEXT:PLAINTEXT,OTHER:PLAINTEXT",
+        advertised_listeners="PLAINTEXT://public:19092",
+        group_coordinator_threads="3",
+    )
+    assert worker_count(base) == 3
+    last = worker(base, 2)
+    assert last.node_id == 6
+    assert [str(one) for one in last.open_listeners] == ["PLAINTEXT://127.0.0.1:9094", "OTHER://[::1]:9194"]
+    assert [str(one) for one in last.client_advertised_listeners] == ["PLAINTEXT://public:19094"]
+    assert worker_count(last) == 1
+
+
+def test_given_ports_racks_and_the_older_name_of_the_id() -> None:
+    base = config(
+        broker_id="2",
+        listeners="PLAINTEXT://:9092",
+        advertised_listeners="PLAINTEXT://public:1000",
+        kcoord_worker_ports="9092,7000",
+        kcoord_worker_racks="a,b",
+    )
+    assert worker_count(base) == 2
+    second = worker(base, 1)
+    assert (second.node_id, second.broker_rack) == (3, "b")
+    assert [one.port for one in second.open_listeners] == [7000]
+    assert [one.port for one in second.client_advertised_listeners] == [1001]
+    assert [one.port for one in worker(config(kcoord_worker_ports="0,0"), 1).open_listeners] == [0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"kcoord_worker_ports": "9092,x"}, "Invalid value x for configuration kcoord.worker.ports"),
+        ({"kcoord_worker_ports": "9092,65536"}, "a port is a number from 0 to 65535"),
+        ({"kcoord_worker_ports": "9092,9092"}, "each listener must have a port of its own"),
+        ({"kcoord_worker_ports": "1,2", "group_coordinator_threads": "3"}, "2 ports for the 3 workers"),
+        ({"kcoord_worker_racks": "a", "group_coordinator_threads": "2"}, "there are 2 workers, and each needs a rack"),
+        ({"listeners": "PLAINTEXT://:65535", "group_coordinator_threads": "2"}, "would be above 65535"),
+    ],
+)
+def test_what_does_not_fit_together(settings: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        config(**settings)
