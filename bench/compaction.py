@@ -30,7 +30,9 @@ COMMITS = 10_000_000
 GROUPS = 100
 PARTITIONS = 100
 IN_FLIGHT = 8
-SETTLE_SECONDS = 60.0
+SETTLE_SECONDS = 600.0
+QUIET_SECONDS = 30.0
+"""Twice log.cleaner.backoff.ms: a folder that has not changed for so long is clean."""
 HEARTBEAT_SECONDS = 0.02
 OFFSETS_TOPIC = "__consumer_offsets"
 
@@ -125,7 +127,7 @@ def settle(data: Path) -> int:
     """The size once the cleaner has nothing more to do, or time is up."""
     deadline = time.monotonic() + SETTLE_SECONDS
     size, since = folder_bytes(data), time.monotonic()
-    while time.monotonic() < deadline and time.monotonic() - since < SETTLE_SECONDS / 2:
+    while time.monotonic() < deadline and time.monotonic() - since < QUIET_SECONDS:
         time.sleep(0.5)
         if folder_bytes(data) != size:
             size, since = folder_bytes(data), time.monotonic()

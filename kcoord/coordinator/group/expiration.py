@@ -24,7 +24,7 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.group import Group, GroupState
-from kcoord.coordinator.group.offsets import CommittedOffset
+from kcoord.coordinator.group.offsets import CommittedOffset, TopicOffsets
 from kcoord.coordinator.result import TimerKey
 from kcoord.metadata.image import MetadataImage
 
@@ -89,12 +89,19 @@ class Expiration:
         """Topic and partition of the group's offsets that have expired."""
         for topic, partitions in offsets.items():
             aging = self.aging(group, topic)
-            if aging.rule.protects:
+            if aging.rule.protects or not self._may_have_expired(aging, partitions):
                 continue
             for partition, offset in partitions.items():
                 expires_at_ms = aging.expires_at_ms(offset)
                 if expires_at_ms is not None and self._now_ms >= expires_at_ms:
                     yield topic, partition
+
+    def _may_have_expired(self, aging: Aging, offsets: Mapping[int, CommittedOffset]) -> bool:
+        """A look at packed rows, which are not made objects for it: nearly all offsets are younger."""
+        if not isinstance(offsets, TopicOffsets):
+            return True
+        oldest_ms, has_own = offsets.oldest()
+        return has_own or self._now_ms >= max(oldest_ms, aging.since_ms) + aging.retention_ms
 
     def aging(self, group: Group, topic: str) -> Aging:
         rule = self._protection(group, topic)

@@ -102,6 +102,10 @@ class TopicOffsets(Mapping[int, CommittedOffset]):
             )
         return CommittedOffset(offset, leader_epoch, "", committed, NO_EXPIRE_TIMESTAMP, self.topic_id)
 
+    def oldest(self) -> tuple[int, bool]:
+        """The earliest commit timestamp, and whether an offset may have an expire timestamp of its own."""
+        return min(TIME.iter_unpack(self.times))[0], self.notes is not None
+
     def is_dense(self) -> bool:
         """Whether the partitions are 0, 1, 2 and so on without a gap."""
         cells = self.cells

@@ -10,7 +10,7 @@ from kcoord.coordinator.result import OperationContext
 from kcoord.coordinator.runtime.batch import REASON_HEADER
 from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
 from kcoord.coordinator.runtime.serde import CoordinatorSerde
-from protocol.messages import ConsumerGroupMetadataValue
+from protocol.messages import ConsumerGroupMetadataValue, OffsetDeleteRequest
 from protocol.record_batch import decode_records
 from tests.unit.group.classic_members import ClassicConsumer, settle
 from tests.unit.group.group_context import GroupContext
@@ -72,3 +72,20 @@ def test_the_reason_is_a_record_header() -> None:
     assert [record.value for record in records] == [None, None]
     assert [record.headers for record in records] == [[(REASON_HEADER, b"group-delete")]] * 2
     assert {record.timestamp_ms for record in records} == {5}
+
+
+def test_deleted_and_expired_offsets_say_so() -> None:
+    context = GroupContext({"t3": 3}, {"offsets.retention.minutes": "1"})
+    context.restart()
+    context.commit("g", {"t3": {0: 1, 1: 1}})
+    topic = OffsetDeleteRequest.OffsetDeleteRequestTopic(
+        name="t3", partitions=[OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=0)]
+    )
+    context.run(lambda ctx: context.shard.delete_offsets(ctx, OffsetDeleteRequest(group_id="g", topics=[topic])))
+    assert [record.reason for record in context.records] == ["offset-delete"]
+    context.join("h", "a", ["t3"])
+    context.sleep(20 * 60_000)
+    tombstones = [record for record in context.log if record.value is None]
+    assert {record.reason for record in tombstones} == {"offset-delete", "expired", "fenced"}
+    assert epoch_reasons(context) == ["join", "fenced"]
+    assert context.rebuilt().hard_state() == GroupContext({"t3": 3}).shard.hard_state()
