@@ -102,7 +102,7 @@ KCOORD_KEYS: tuple[ConfigKey, ...] = (
     ConfigKey(
         "kcoord.request.max.bytes",
         ConfigType.INT,
-        8 << 20,
+        4 << 20,
         at_least(1024),
         Importance.MEDIUM,
         "Largest request that carries no records; Produce is limited by socket.request.max.bytes alone.",

@@ -38,6 +38,9 @@ than five.
 BULK_KEYS = frozenset({int(ApiKey.PRODUCE)})
 """Requests whose size is the size of the records that they carry."""
 
+FRAMES_PER_TURN = 64
+"""Requests of one connection that are worked on before the others get their turn, and before answers are written."""
+
 ANONYMOUS = "User:ANONYMOUS"
 
 _REQUEST_START = struct.Struct(">hhi")
@@ -105,6 +108,7 @@ class KafkaConnection(asyncio.Protocol):
         self._reading_paused = False
         self._stopped = False
         self._held = False
+        self._waits_for_turn = False
         self.peer = "?"
         self.client_host = "/?"
         self.remote_host = ""
@@ -193,7 +197,7 @@ class KafkaConnection(asyncio.Protocol):
 
     def _release(self) -> None:
         self._held = False
-        self._pause_or_resume_reading()
+        self._take_turn()
 
     def stop_reading(self) -> None:
         """Takes no further requests; those under way are still answered."""
@@ -217,12 +221,28 @@ class KafkaConnection(asyncio.Protocol):
         frames = self._frames
         if frames:
             now_ms = self._broker.now_ms()
-            while frames and not self._muted():
+            left = FRAMES_PER_TURN
+            while frames and left and not self._muted():
                 self._process(frames.popleft(), now_ms)
+                left -= 1
+            if frames and not left and not self._muted():
+                self._waits_for_turn = True
+                asyncio.get_running_loop().call_soon(self._take_turn)
         self._pause_or_resume_reading()
 
+    def _take_turn(self) -> None:
+        self._waits_for_turn = False
+        self._process_frames()
+        self._flush()
+
     def _muted(self) -> bool:
-        return self._write_paused or self._stopped or self._held or len(self._exchanges) >= MAX_IN_FLIGHT_REQUESTS
+        return (
+            self._write_paused
+            or self._stopped
+            or self._held
+            or self._waits_for_turn
+            or len(self._exchanges) >= MAX_IN_FLIGHT_REQUESTS
+        )
 
     def _process(self, frame: bytes, now_ms: int) -> None:
         """The short cuts first: each of them answers as the general way would, or not at all."""

@@ -28,9 +28,10 @@ from protocol.compression import Compression, decompress
 from protocol.errors import DecodeError, Errors, KafkaError
 from protocol.record_batch import decode_records, encode_batch
 
-MAX_DECOMPRESSED_BYTES: Final = 256 * 1024 * 1024
-"""The most that one batch may expand to: a small message must not be able to take all memory (Kafka has no such
-limit).
+MAX_EXPANSION: Final = 64
+ALWAYS_ALLOWED_BYTES: Final = 16 * 1024 * 1024
+"""A batch may expand to this, or to so many times max.message.bytes: a small message must not be able to take all
+memory (Kafka has no such limit).
 """
 
 _LOG_OVERHEAD_BYTES = 12
@@ -70,6 +71,10 @@ class BatchRules:
     timestamp_after_max_ms: int = 2**63 - 1
     compression: Compression | None = None
     """The codec to store in; None keeps the producer's."""
+
+    @property
+    def max_decompressed_bytes(self) -> int:
+        return max(MAX_EXPANSION * self.max_message_bytes, ALWAYS_ALLOWED_BYTES)
 
 
 @dataclass(slots=True)
@@ -219,7 +224,7 @@ def _check_records(data: bytes, header: BatchHeader, rules: BatchRules, now_ms: 
         compression = header.compression
         records = data[BATCH_OVERHEAD_BYTES:]
         if compression is not Compression.NONE:
-            records = decompress(compression, records, MAX_DECOMPRESSED_BYTES)
+            records = decompress(compression, records, rules.max_decompressed_bytes)
         scan = scan_records(records, header.records_count, header.base_timestamp, scan_rules)
     except (DecodeError, ValueError) as error:
         raise KafkaError(Errors.INVALID_RECORD, f"The records of the batch cannot be read: {error}") from error
@@ -242,7 +247,7 @@ def _reject(errors: list[tuple[int, Errors, str]]) -> None:
 
 def _recompress(data: bytes, header: BatchHeader, rules: BatchRules) -> bytes:
     return encode_batch(
-        decode_records(data, max_bytes=MAX_DECOMPRESSED_BYTES),
+        decode_records(data, max_bytes=rules.max_decompressed_bytes),
         compression=rules.compression or Compression.NONE,
         producer_id=header.producer_id,
         producer_epoch=header.producer_epoch,

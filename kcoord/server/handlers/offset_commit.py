@@ -135,6 +135,7 @@ def success_response(request: OffsetCommitRequest) -> OffsetCommitResponse:
 
 
 def error_response(request: OffsetCommitRequest, error: KafkaError, version: int) -> OffsetCommitResponse:
+    code = Errors.INVALID_COMMIT_OFFSET_SIZE if error.error is Errors.MESSAGE_TOO_LARGE else error.error
     return OffsetCommitResponse(
-        topics=[_answer(topic, [p.partition_index for p in topic.partitions], error.error) for topic in request.topics]
+        topics=[_answer(topic, [p.partition_index for p in topic.partitions], code) for topic in request.topics]
     )

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from kcoord.server.apis import Api, ApiTable
-from kcoord.server.connection import MAX_IN_FLIGHT_REQUESTS, KafkaConnection, guess_protocol
+from kcoord.server.connection import FRAMES_PER_TURN, MAX_IN_FLIGHT_REQUESTS, KafkaConnection, guess_protocol
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
 from protocol.framing import FrameReader
@@ -299,3 +299,29 @@ async def test_a_stop_answers_what_is_under_way_and_takes_nothing_new() -> None:
 
 def test_ordinary_bytes_are_not_taken_for_another_protocol() -> None:
     assert guess_protocol(b"\x00\x03\x00\x01abcd") == ""
+
+
+async def test_many_requests_at_once_are_answered_turn_by_turn() -> None:
+    """So that other connections are served in between, and answers that pile up are seen in time."""
+    peer = Peer()
+    peer.connection.data_received(b"".join(request(number) for number in range(3 * FRAMES_PER_TURN)))
+    assert len(peer.answers()) == FRAMES_PER_TURN
+    assert not peer.transport.reading
+    await turns(1)
+    assert len(peer.answers()) == 2 * FRAMES_PER_TURN
+    peer.connection.pause_writing()
+    await turns(3)
+    assert len(peer.answers()) == 2 * FRAMES_PER_TURN
+    peer.connection.resume_writing()
+    await turns(3)
+    assert [number for number, _ in peer.answers()] == list(range(3 * FRAMES_PER_TURN))
+    assert peer.transport.reading
+
+
+async def test_a_connection_that_came_too_fast_waits_for_its_turn() -> None:
+    peer = Peer()
+    peer.connection.hold(0.01)
+    peer.connection.data_received(request(1))
+    assert peer.answers() == []
+    await asyncio.sleep(0.05)
+    assert [number for number, _ in peer.answers()] == [1]

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fuzzer of a broker in another process, and a member that must not notice it.
+
+Each connection sends a handful of requests: damaged ones, plausible ones, and ones that follow from what the broker
+answered before (members that exist, at epochs that are nearly theirs). Every answer has to be one to a request of this
+connection, in order, and to decode; a request that ends the connection ends this one alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import cast
+
+from kcoord.server.apis import SERVED_VERSIONS
+from protocol.api_keys import ApiKey, request_class, response_class
+from protocol.errors import DecodeError, Errors, UnsupportedVersionError
+from protocol.framing import FrameReader
+from protocol.headers import decode_request_header, decode_response_header, encode_request
+from protocol.message import Message
+from protocol.messages import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    FindCoordinatorRequest,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+from tests.fuzz.corpus import findings, recorded
+from tests.fuzz.mutation import damaged, plausible
+
+CONNECTIONS = 64
+MOST_OF_A_CONNECTION = 24
+SENTINEL_ID = 0x7FFFFFFF
+SILENCE_SECONDS = 0.05
+"""Some requests wait for others by design; nobody waits for them here."""
+CHECK_SECONDS = 0.05
+PATIENCE_SECONDS = 20.0
+HEALTHY_GROUP, HEALTHY_TOPIC = "healthy", "steady"
+
+_CHANGES_THE_BROKER = {ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS}
+"""Not among the plausible ones: a limit that was set to zero on request is no finding."""
+_PLAUSIBLE = [(key, version) for key, versions in SERVED_VERSIONS.items() for version in versions]
+
+
+@dataclass
+class Outcome:
+    """What became of the inputs."""
+
+    sent: int = 0
+    closed: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+
+
+class Wire:
+    """A connection that sends frames and reads frames."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+        self._frames = FrameReader(1 << 27)
+        self._ready: list[bytes] = []
+
+    async def frame(self, seconds: float) -> bytes | None:
+        """The next answer; None at the end of the connection. TimeoutError after `seconds`."""
+        while not self._ready:
+            try:
+                data = await asyncio.wait_for(self._reader.read(1 << 16), seconds)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self._ready += self._frames.feed(data)
+        return self._ready.pop(0)
+
+    async def call(self, request: Message, version: int, seconds: float = PATIENCE_SECONDS) -> Message:
+        self.writer.write(encode_request(request.api_key, version, 1, "healthy", request.encode(version)))
+        frame = await self.frame(seconds)
+        assert frame is not None, f"the connection was closed on a {type(request).__name__}"
+        _, position = decode_response_header(frame, request.api_key, version)
+        return response_class(request.api_key).decode(frame[position:], version)
+
+
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[Wire]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield Wire(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+class Fuzzer:
+    """Sends `inputs` requests in all, drawn from `seed`."""
+
+    def __init__(self, port: int, inputs: int, seed: int) -> None:
+        self._port = port
+        self._left = inputs
+        self._chance = Random(seed)
+        self._seeds = recorded()
+        self._members: list[tuple[str, str, int]] = []
+        self._first = iter(findings())
+        self.outcome = Outcome()
+
+    async def run(self) -> Outcome:
+        await asyncio.gather(*(self._work() for _ in range(CONNECTIONS)))
+        return self.outcome
+
+    async def _work(self) -> None:
+        while self._left > 0:
+            frames: list[bytes] = []
+            while len(frames) < MOST_OF_A_CONNECTION:
+                frames.append(self._input())
+                if not _is_request(frames[-1]):
+                    break  # the broker closes the connection: what came after it would never be looked at
+            self._left -= len(frames)
+            await self._exchange([_numbered(frame, number) for number, frame in enumerate(frames)])
+
+    def _input(self) -> bytes:
+        found = next(self._first, None)
+        if found is not None:
+            return found
+        chance = self._chance
+        kind = chance.random()
+        if kind < 0.3:
+            return damaged(chance.choice(self._seeds), chance)
+        if kind < 0.75 or not self._members:
+            key, version = chance.choice(_PLAUSIBLE)
+            cls = request_class(key)
+            if key in _CHANGES_THE_BROKER or version not in cls.valid_versions:
+                return self._join()
+            frame = _frame(plausible(cls, version, chance), version)
+            return damaged(frame, chance) if kind < 0.35 else frame
+        return self._next_of_a_member()
+
+    def _join(self) -> bytes:
+        chance = self._chance
+        group, member = f"g{chance.randrange(20)}", f"m{chance.randrange(5)}"
+        self._members = [*self._members[-50:], (group, member, 1)]
+        request = ConsumerGroupHeartbeatRequest(
+            group_id=group,
+            member_id=member,
+            member_epoch=0,
+            rebalance_timeout_ms=1000,
+            subscribed_topic_names=["orders", HEALTHY_TOPIC],
+            topic_partitions=[],
+        )
+        return _frame(request, 1)
+
+    def _next_of_a_member(self) -> bytes:
+        chance = self._chance
+        group, member, epoch = chance.choice(self._members)
+        epoch = chance.choice((epoch, epoch + 1, 0, -1, -2, epoch - 1, 2**31 - 1))
+        if chance.random() < 0.7:
+            request: Message = plausible(ConsumerGroupHeartbeatRequest, 1, chance)
+            assert isinstance(request, ConsumerGroupHeartbeatRequest)
+            request.group_id, request.member_id, request.member_epoch = group, member, epoch
+            return _frame(request, 1)
+        commit = plausible(OffsetCommitRequest, 9, chance)
+        assert isinstance(commit, OffsetCommitRequest)
+        commit.group_id, commit.member_id, commit.generation_id_or_member_epoch = group, member, epoch
+        return _frame(commit, 9)
+
+    async def _exchange(self, frames: list[bytes]) -> None:
+        self.outcome.sent += len(frames)
+        sentinel = b"\x00\x12\x00\x00" + SENTINEL_ID.to_bytes(4, "big") + b"\xff\xff"
+        stream = b"".join(len(frame).to_bytes(4, "big") + frame for frame in [*frames, sentinel])
+        async with connected(self._port) as wire:
+            wire.writer.write(stream)
+            last = -1
+            while True:
+                try:
+                    answer = await wire.frame(SILENCE_SECONDS)
+                except TimeoutError:
+                    return
+                if answer is None:
+                    self.outcome.closed += 1
+                    return
+                number = int.from_bytes(answer[:4], "big")
+                if number == SENTINEL_ID:
+                    return
+                assert last < number < len(frames), f"answer {number} after {last}"
+                last = number
+                self._check(frames[number], answer)
+
+    def _check(self, frame: bytes, answer: bytes) -> None:
+        key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
+        if key == ApiKey.API_VERSIONS and version not in SERVED_VERSIONS[ApiKey.API_VERSIONS]:
+            version = 0
+        _, position = decode_response_header(answer, key, version)
+        response = response_class(key).decode(answer[position:], version)
+        self.outcome.answers[ApiKey(key).name] += 1
+        if isinstance(response, ConsumerGroupHeartbeatResponse) and response.member_epoch > 0:
+            self._members = [
+                (group, member, response.member_epoch if member == response.member_id else epoch)
+                for group, member, epoch in self._members
+            ]
+
+
+def _is_request(frame: bytes) -> bool:
+    key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
+    if version not in SERVED_VERSIONS.get(cast("ApiKey", key), ()):
+        return key == ApiKey.API_VERSIONS and len(frame) >= 8
+    try:
+        _, position = decode_request_header(frame)
+        request_class(key).decode_prefix(frame, position, version)
+    except (DecodeError, UnsupportedVersionError):
+        return False
+    return True
+
+
+def _frame(request: Message, version: int) -> bytes:
+    return encode_request(request.api_key, version, 0, "fuzz", request.encode(version))[4:]
+
+
+def _numbered(frame: bytes, number: int) -> bytes:
+    return frame[:4] + number.to_bytes(4, "big") + frame[8:] if len(frame) >= 8 else frame
+
+
+class HealthyMember:
+    """Heartbeats and reads its committed offset, and is answered as if it were alone."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.beats = 0
+
+    async def run(self) -> None:
+        """Until it is cancelled; fails at the first answer that is not as it should be."""
+        async with connected(self._port) as wire:
+            join = ConsumerGroupHeartbeatRequest(
+                group_id=HEALTHY_GROUP,
+                member_id="healthy",
+                rebalance_timeout_ms=60_000,
+                subscribed_topic_names=[HEALTHY_TOPIC],
+                topic_partitions=[],
+            )
+            find = FindCoordinatorRequest(coordinator_keys=[HEALTHY_GROUP])
+            while True:
+                await wire.call(find, 4)
+                joined = await wire.call(join, 1)
+                assert isinstance(joined, ConsumerGroupHeartbeatResponse)
+                if joined.error_code not in (Errors.NOT_COORDINATOR, Errors.COORDINATOR_LOAD_IN_PROGRESS):
+                    break
+            assert not joined.error_code, joined
+            commit = await wire.call(self._commit(joined.member_epoch), 9)
+            assert isinstance(commit, OffsetCommitResponse)
+            assert not commit.topics[0].partitions[0].error_code, commit
+            while True:
+                await self._beat(wire, joined.member_epoch)
+                await asyncio.sleep(CHECK_SECONDS)
+
+    async def _beat(self, wire: Wire, epoch: int) -> None:
+        beat = ConsumerGroupHeartbeatRequest(group_id=HEALTHY_GROUP, member_id="healthy", member_epoch=epoch)
+        answer = await wire.call(beat, 1)
+        assert isinstance(answer, ConsumerGroupHeartbeatResponse)
+        assert (answer.error_code, answer.member_epoch) == (0, epoch), answer
+        assert await committed_offset(wire) == 42
+        self.beats += 1
+
+    def _commit(self, epoch: int) -> OffsetCommitRequest:
+        partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=42)
+        topic = OffsetCommitRequest.OffsetCommitRequestTopic(name=HEALTHY_TOPIC, partitions=[partition])
+        return OffsetCommitRequest(
+            group_id=HEALTHY_GROUP, member_id="healthy", generation_id_or_member_epoch=epoch, topics=[topic]
+        )
+
+
+async def committed_offset(wire: Wire) -> int:
+    """What is committed for the healthy group."""
+    group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=HEALTHY_GROUP, topics=None)
+    answer = await wire.call(OffsetFetchRequest(groups=[group]), 8)
+    assert isinstance(answer, OffsetFetchResponse)
+    assert not answer.groups[0].error_code, answer
+    return answer.groups[0].topics[0].partitions[0].committed_offset

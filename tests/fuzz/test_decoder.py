@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""2,000,000 damaged requests through the decoders: an answer or a refusal, soon, and nothing else.
+
+`KCOORD_FUZZ_INPUTS` sets another number.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from random import Random
+
+import pytest
+
+from kcoord.server.apis import SERVED_VERSIONS
+from protocol.api_keys import request_class
+from protocol.headers import decode_request_header
+from protocol.message import _CODEC_FAILURES, Message
+from tests.fuzz.corpus import recorded
+from tests.fuzz.mutation import damaged, plausible
+from tests.protocol.samples import full_sample
+from tests.protocol.test_malformed import decodes_alike
+
+INPUTS = int(os.environ.get("KCOORD_FUZZ_INPUTS", "2000000"))
+CHUNKS = 40
+COMPARED_EVERY = 100
+"""The reference codec is slow: it gives its opinion on some of the inputs."""
+MOST_MEMORY_KIB = 400 * 1024
+
+Seed = tuple[type[Message], int, bytes]
+
+
+def seeds() -> list[Seed]:
+    """(class, version, body) of every recorded request and of a full sample and plausible ones of each version."""
+    found: list[Seed] = []
+    for frame in recorded():
+        header, position = decode_request_header(frame)
+        found.append((request_class(header.request_api_key), header.request_api_version, frame[position:]))
+    chance = Random(1)
+    for key, versions in SERVED_VERSIONS.items():
+        cls = request_class(key)
+        for version in versions:
+            if version in cls.valid_versions:
+                messages = [full_sample(cls, version), *(plausible(cls, version, chance) for _ in range(3))]
+                found += [(cls, version, message.encode(version)) for message in messages]
+    return found
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_damaged_requests(chunk: int) -> None:
+    chance = Random(chunk)
+    starts = seeds()
+    accepted = 0
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in range(INPUTS // CHUNKS):
+        cls, version, body = starts[chance.randrange(len(starts))]
+        data = damaged(body, chance)
+        if number % COMPARED_EVERY == 0:
+            decodes_alike(cls, data, version)
+            continue
+        try:
+            message, end = cls._decoders[version](data, 0)
+        except _CODEC_FAILURES:
+            continue
+        if end == len(data) and not number % 7:
+            assert cls.decode(message.encode(version), version) == message or "nan" in repr(message)
+            accepted += 1
+    assert accepted, "every damaged request was refused: the damage is too coarse to reach anything"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < MOST_MEMORY_KIB
