@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KIP-1327: a group's creation time is recorded once, whatever happens to the group, its log and the clock."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcoord.coordinator.group import records
+from kcoord.coordinator.group.consumer.group import ConsumerGroup
+from kcoord.coordinator.group.records import EpochReason
+from kcoord.coordinator.result import CoordinatorRecord
+from protocol.errors import Errors, KafkaError
+from protocol.messages import ConsumerGroupMetadataKey, ConsumerGroupMetadataValue
+from tests.unit.group.group_context import GroupContext
+
+GROUPS = st.sampled_from(["g", "h"])
+MEMBERS = st.sampled_from(["a", "b"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("join"), GROUPS, MEMBERS),
+        st.tuples(st.just("subscribe"), GROUPS, MEMBERS),
+        st.tuples(st.just("leave"), GROUPS, MEMBERS),
+        st.tuples(st.just("delete"), GROUPS, st.none()),
+        st.tuples(st.sampled_from(["grow", "restart", "compact", "wait", "clock back"]), st.none(), st.none()),
+    ),
+    max_size=25,
+)
+
+
+class Story:
+    """What happens, and the creation times that must come of it."""
+
+    def __init__(self) -> None:
+        self.context = GroupContext({"t": 1, "u": 1})
+        self.context.now_ms = 1_700_000_000_000
+        self.expected: dict[str, int] = {}
+        self._latest = -1
+
+    def step(self, what: str, group: str | None, member: str | None) -> None:
+        context = self.context
+        match what:
+            case "join":
+                assert group and member
+                response = context.join(group, member, ["t"])
+                if group not in self.expected:
+                    self._latest = self.expected[group] = max(self._latest, context.now_ms)
+                assert response.group_creation_time_ms == self.expected[group]
+            case "subscribe" | "leave":
+                assert group and member
+                epoch = self._epoch(group, member)
+                if epoch and what == "subscribe":
+                    context.heartbeat(group, member, epoch, names=["t", "u"], owned={})
+                elif epoch:
+                    context.heartbeat(group, member, -1)
+            case "delete":
+                assert group
+                (result,) = context.run(lambda operation: context.shard.delete_groups(operation, [group]))
+                if result.error_code == Errors.NONE:
+                    self.expected.pop(group)
+            case "grow":
+                context.update_metadata({**context.topics, "t": context.topics["t"] + 1})
+            case "restart":
+                context.restart()
+            case "compact":
+                context.log = compacted(context.log)
+                context.restart()
+                self._latest = max(self.expected.values(), default=-1)
+            case "wait":
+                context.sleep(60_000)
+            case "clock back":
+                context.now_ms -= 500_000
+
+    def _epoch(self, group: str, member: str) -> int | None:
+        described = self.context.describe(group)
+        return next((one.member_epoch for one in described.members if one.member_id == member), None)
+
+
+def compacted(log: list[CoordinatorRecord]) -> list[CoordinatorRecord]:
+    """The last record of each key, as the cleaner leaves them; tombstones are gone, too."""
+    last = {(type(record.key).__name__, repr(record.key)): record for record in log}
+    return [record for record in log if last[type(record.key).__name__, repr(record.key)] is record and record.value]
+
+
+@given(STEPS)
+def test_it_is_recorded_once(steps: list[tuple[str, str | None, str | None]]) -> None:
+    story = Story()
+    for step in steps:
+        try:
+            story.step(*step)
+        except KafkaError as error:
+            # A member whose session has ended, or that is behind.
+            assert error.error in (Errors.UNKNOWN_MEMBER_ID, Errors.FENCED_MEMBER_EPOCH, Errors.GROUP_ID_NOT_FOUND)
+        for group, created_ms in list(story.expected.items()):
+            described = story.context.describe(group)
+            if described.error_code == Errors.GROUP_ID_NOT_FOUND:
+                del story.expected[group]  # empty for long enough
+            else:
+                assert described.group_creation_time_ms == created_ms
+
+
+def test_compaction_loses_only_the_floor_under_groups_that_are_gone() -> None:
+    """The guard against a clock that goes back knows the groups that are left, and the partitions."""
+    context = GroupContext({"t": 1})
+    context.join("g", "a", ["t"])
+    created_ms = context.now_ms
+    context.log = compacted(context.log)
+    context.restart()
+    context.now_ms -= 5_000
+    assert context.join("h", "b", ["t"]).group_creation_time_ms == created_ms
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_what_is_not_known_stays_unknown(epochs: int) -> None:
+    """A group of a broker without KIP-1327 has no such tag in its records; its later ones have none either."""
+    context = GroupContext({"t": 1})
+    context.join("g", "a", ["t"])
+    for record in context.log:
+        if isinstance(record.value, ConsumerGroupMetadataValue):
+            record.value.creation_time_ms = -1
+    context.restart()
+    for number in range(epochs):
+        assert context.join("g", f"b{number}", ["t"]).group_creation_time_ms == -1
+    assert context.describe("g").group_creation_time_ms == -1
+    context.restart()
+    values = [record.value for record in context.log if isinstance(record.key, ConsumerGroupMetadataKey)]
+    assert {value.creation_time_ms for value in values if isinstance(value, ConsumerGroupMetadataValue)} == {-1}
+
+
+def test_the_record_has_it() -> None:
+    record = records.new_group_epoch_record("g", 1, 0, 1234, EpochReason.JOIN)
+    assert isinstance(record.value, ConsumerGroupMetadataValue)
+    assert ConsumerGroupMetadataValue.decode(record.value.encode(0), 0).creation_time_ms == 1234
+    assert ConsumerGroup("g").creation_time_ms == -1
