@@ -6,29 +6,26 @@ joins (KIP-848), and if not, why. The rules are those of the coordinator; nothin
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kcoord.cli.blocking_client import BlockingClient, RequestFailed, check
 from kcoord.cli.output import print_json
+from kcoord.cli.session import EXIT_FAILED, add_connection_options, add_json_option, client_config, run_with_admin
+from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.groups import CONSUMER_PROTOCOL_TYPE
+from kcoord.client.admin.model import ConfigResource, ConfigResourceType
+from kcoord.client.cluster import Cluster, CoordinatorType
+from kcoord.client.config import AdminConfig
+from kcoord.client.results import error_of
 from kcoord.coordinator.group.classic.consumer_protocol import read_assignment, read_subscription
-from protocol.errors import DecodeError, Errors
-from protocol.messages import (
-    DescribeConfigsRequest,
-    DescribeConfigsResponse,
-    DescribeGroupsRequest,
-    DescribeGroupsResponse,
-)
+from protocol.errors import Errors, KafkaError
+from protocol.messages import DescribeGroupsRequest, DescribeGroupsResponse
 
 POLICY = "group.consumer.migration.policy"
 MAX_SIZE = "group.consumer.max.size"
 _UPGRADING_POLICIES = ("bidirectional", "upgrade")
-_DEFAULT_ADDRESS = "127.0.0.1:9092"
-_BROKER_RESOURCE = 4
 _DESCRIBE_GROUPS_VERSION = 5
-_DESCRIBE_CONFIGS_VERSION = 4
+"""From version 6 on a group that is not there is an error."""
 _UNKNOWN_OR_CONVERTED = "Dead"
 
 
@@ -41,50 +38,63 @@ class Answer(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
-    options = parser.parse_args(arguments)
-    try:
-        answer = _ask(options)
-    except (RequestFailed, DecodeError, OSError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
+    return run_with_admin(parser.prog, parser.parse_args(arguments), _check)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kcoord migrate", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--check", required=True, metavar="GROUP", help="a classic group")
+    add_connection_options(parser)
+    add_json_option(parser)
+    return parser
+
+
+async def _check(admin: AdminClient, options: argparse.Namespace) -> int:
+    answer = await _ask(admin, options)
     if options.json:
         print_json({"group": options.check, "can_convert": answer.can_convert, "reasons": answer.reasons})
     else:
         print(f"{options.check}: {'can be converted' if answer.can_convert else 'cannot be converted'}")
         for reason in answer.reasons:
             print(f"  {reason}")
-    return 0 if answer.can_convert else 1
+    return 0 if answer.can_convert else EXIT_FAILED
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kcoord migrate", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--check", required=True, metavar="GROUP", help="a classic group")
-    parser.add_argument("--bootstrap-server", default=_DEFAULT_ADDRESS, metavar="HOST:PORT")
-    parser.add_argument("--timeout", type=int, default=30_000, metavar="MS", help="for each answer (default 30000 ms)")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    return parser
+async def _ask(admin: AdminClient, options: argparse.Namespace) -> Answer:
+    group_id = options.check
+    states = {group.group_id: group.state for group in await admin.list_groups()}
+    group = await _describe(options, group_id)
+    settings: dict[str, str] = {}
+    if group_id in states:
+        coordinator = (await admin.describe_consumer_groups([group_id]))[group_id].coordinator
+        broker = ConfigResource(ConfigResourceType.BROKER, str(coordinator.node_id))
+        entries = (await admin.describe_configs([broker]))[broker]
+        settings = {name: entry.value for name, entry in entries.items() if entry.value is not None}
+    return judge(group, states.get(group_id), settings)
 
 
-def _ask(options: argparse.Namespace) -> Answer:
-    seconds = options.timeout / 1000
-    with BlockingClient(options.bootstrap_server, seconds) as bootstrap:
-        node_id, coordinator = bootstrap.coordinator_node_of(options.check)
-    with BlockingClient(coordinator, seconds) as client:
-        request = DescribeGroupsRequest(groups=[options.check])
-        group = client.call(request, _DESCRIBE_GROUPS_VERSION, DescribeGroupsResponse).groups[0]
-        check(group.error_code, options.check)
-        state = client.group_state(options.check)
-        return judge(group, state, _settings(client, node_id))
-
-
-def _settings(client: BlockingClient, node_id: int) -> dict[str, str]:
-    resource = DescribeConfigsRequest.DescribeConfigsResource(
-        resource_type=_BROKER_RESOURCE, resource_name=str(node_id), configuration_keys=[POLICY, MAX_SIZE]
-    )
-    request = DescribeConfigsRequest(resources=[resource])
-    result = client.call(request, _DESCRIBE_CONFIGS_VERSION, DescribeConfigsResponse).results[0]
-    check(result.error_code, f"the settings of broker {node_id}")
-    return {entry.name: entry.value for entry in result.configs if entry.value is not None}
+async def _describe(options: argparse.Namespace, group_id: str) -> DescribeGroupsResponse.DescribedGroup:
+    """The group with the bytes of its members, which a description for people does not have."""
+    cluster = Cluster(client_config(AdminConfig, options))
+    try:
+        response = await cluster.retry(
+            f"describe {group_id}",
+            cluster.deadline(),
+            lambda: cluster.call_coordinator(
+                CoordinatorType.GROUP,
+                group_id,
+                DescribeGroupsRequest(groups=[group_id]),
+                DescribeGroupsResponse,
+                lambda answer: [group.error_code for group in answer.groups],
+                highest=_DESCRIBE_GROUPS_VERSION,
+            ),
+        )
+    finally:
+        await cluster.close()
+    (group,) = response.groups
+    if group.error_code:
+        raise KafkaError(error_of(group.error_code), group_id)
+    return group
 
 
 def judge(
