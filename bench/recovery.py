@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench.wire import Broker, Connection
 from kcoord.coordinator.service import partition_for
+from kcoord.storage.checkpoints import read_offset_checkpoint
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.log import Log
 from kcoord.storage.segment import LogConfig
@@ -30,7 +31,8 @@ SHARDS = 50
 ROUNDS = 5
 TOPIC_ID = bytes(range(16))
 SNAPSHOT = "shard-state.kcoord"
-SNAPSHOT_SECONDS = 60.0
+SNAPSHOT_SECONDS = 120.0
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 
 
 def main() -> None:
@@ -39,7 +41,7 @@ def main() -> None:
         data = Path(folder)
         probes = fill(data)
         measure("kill -9, no snapshots", data, probes, [forget_snapshots, forget_clean_stop])
-        wait_for_snapshots(data, probes)
+        run_for_a_while(data, probes)
         measure("kill -9", data, probes, [forget_clean_stop])
         stop_cleanly(data, probes)
         measure("orderly stop", data, probes, [], how=signal.SIGTERM)
@@ -130,14 +132,21 @@ def served(broker: Broker, probes: list[str]) -> tuple[float, float]:
     return first, time.perf_counter() - broker.started
 
 
-def wait_for_snapshots(data: Path, probes: list[str]) -> None:
+def run_for_a_while(data: Path, probes: list[str]) -> None:
+    """Until there are snapshots, and recovery points of all logs, which are noted once a minute."""
     broker = Broker(data)
     served(broker, probes)
     deadline = time.monotonic() + SNAPSHOT_SECONDS
-    while len(list(data.glob(f"*/{SNAPSHOT}"))) < SHARDS:
-        assert time.monotonic() < deadline, "no snapshots were taken"
+    while len(list(data.glob(f"*/{SNAPSHOT}"))) < SHARDS or recovery_points(data) < SHARDS:
+        assert time.monotonic() < deadline, "no snapshots were taken, or no recovery points noted"
         time.sleep(0.2)
     broker.end(signal.SIGKILL)
+
+
+def recovery_points(data: Path) -> int:
+    """How many logs of the coordinator have one."""
+    points = read_offset_checkpoint(RealFileSystem(), str(data / RECOVERY_POINTS))
+    return sum(topic == "__consumer_offsets" and offset > 0 for (topic, _), offset in points.items())
 
 
 def stop_cleanly(data: Path, probes: list[str]) -> None:

@@ -235,6 +235,12 @@ class LogDir:
                 self._note(key, log)
         self._write_checkpoints()
 
+    def remember_starts(self) -> None:
+        """Makes durable where the open logs start: what lies before does not come back after a crash."""
+        for key, log in list(self._opened.items()):
+            self._start_offsets[key] = log.start_offset
+        write_offset_checkpoint(self.file_system, self._checkpoint(LOG_START_OFFSET_FILE), self._moved_starts())
+
     def cleaned_offset(self, topic: str, partition: int) -> int:
         """Up to where the cleaner has been."""
         return self._cleaned_offsets.get((topic, partition), 0)

@@ -309,12 +309,19 @@ class TopicStore:
         )
 
     def delete_records(self, topic: str, partition: int, offset: int, now_ms: int) -> int:
-        """Moves the start of a partition; returns its low watermark."""
+        """Moves the start of a partition; returns its low watermark. Durable once `keep_deleted` has returned."""
         if self._internal(topic, partition) is not None:
             raise KafkaError(
                 Errors.INVALID_TOPIC_EXCEPTION, f"Records of the internal topic {topic} cannot be deleted."
             )
         return self.partition(topic, partition).delete_records(offset, now_ms)
+
+    def keep_deleted(self) -> None:
+        """What `delete_records` has deleted so far stays deleted, whatever happens. Raises KAFKA_STORAGE_ERROR."""
+        try:
+            self._log_dir.remember_starts()
+        except OSError as error:
+            raise KafkaError(Errors.KAFKA_STORAGE_ERROR, f"The start offsets cannot be written: {error}") from error
 
     def _internal_log(self, topic: str, image: PartitionImage, current_leader_epoch: int) -> Log | None:
         """The coordinator's log, None where nothing was written to it yet."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeleteRecords: moves the start of partitions forward. Each partition has its own error; -1 stands for the high
-watermark.
+watermark. The answer leaves when the new starts are on disk: Kafka notes them once a minute.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INVALID_LOW_WATERMARK = -1
 
 
 def handle(broker: Broker, context: RequestContext, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
-    return DeleteRecordsResponse(
+    response = DeleteRecordsResponse(
         topics=[
             DeleteRecordsResponse.DeleteRecordsTopicResult(
                 name=topic.name,
@@ -31,6 +31,8 @@ def handle(broker: Broker, context: RequestContext, request: DeleteRecordsReques
             for topic in request.topics
         ]
     )
+    broker.topics.keep_deleted()
+    return response
 
 
 def _delete(
