@@ -21,14 +21,23 @@ METHODS = (
     "|InvalidRegular|Duplicate|Recreated|GroupErrors|PendingRevocation|WithNewGroupCoordinator"
     "|CooperativeAssignmentStrategyAndStatic"
 )
+SEVERAL_BROKERS = "AutoTopicCreation|RackAware|ConcurrentListOffsets|MaxInFlightOne"
 
 
-def test_what_kafka_passes_is_passed_here() -> None:
+def check(least: int, *options: str) -> None:
     for needed in ("java", "mvn"):
         if shutil.which(needed) is None:
             missing(f"{needed} is not installed")
     by_kafka = peersuite.passed_by_kafka()
-    rows = list(peersuite.run("--suite", "wire", "--classes", CLASSES, "--methods", METHODS))
+    rows = list(peersuite.run(*options))
     failed = [row for row in rows if peersuite.judge(row, row.key in by_kafka) == "failed"]
     assert not failed
-    assert sum(row.status == "PASS" for row in rows) >= 20
+    assert sum(row.status == "PASS" for row in rows) >= least
+
+
+def test_what_kafka_passes_is_passed_here() -> None:
+    check(20, "--suite", "wire", "--classes", CLASSES, "--methods", METHODS)
+
+
+def test_what_several_brokers_of_kafka_pass_is_passed_by_workers() -> None:
+    check(7, "--suite", "data,txn", "--classes", SEVERAL_BROKERS)
