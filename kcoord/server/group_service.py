@@ -117,6 +117,11 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
         shard = self._runtime.active(self.shard_of(group_id))
         return shard is not None and shard.defer(waiter)
 
+    def latest_creation_time_ms(self) -> int:
+        """Of any group of the loaded shards (KIP-1327), -1 where there was none."""
+        machines = (self._runtime.machine(shard_id) for shard_id in self.shard_ids)
+        return max((machine.latest_creation_time_ms for machine in machines if machine is not None), default=-1)
+
     def start_verification(self, shard_id: int, producer: Producer) -> int | None:
         """A ticket for a producer that the transaction coordinator has to be asked about first, None where not."""
         machine = self._runtime.machine(shard_id)

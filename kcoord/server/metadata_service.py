@@ -46,6 +46,9 @@ class MetadataOwner(Protocol):
 
     def reopen_metadata_log(self) -> Log: ...
 
+    def latest_group_creation_time_ms(self) -> int:
+        """Of the groups that this process coordinates, -1 where there was none."""
+
 
 class LocalMetadataService:
     """Serves `Broker.metadata`. The runtime's only shard is loaded already."""
@@ -75,7 +78,12 @@ class LocalMetadataService:
         operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
         context: OperationContext,
     ) -> asyncio.Future[T]:
-        """The answer when it is durable; an operation that fails at once raises KafkaError."""
+        """The answer when it is durable; an operation that fails at once raises KafkaError.
+
+        A partition that is made now is newer than every group that is there, also where the clock was set back or both
+        fall into one millisecond: KIP-1327 tells new partitions by that.
+        """
+        context.now_ms = max(context.now_ms, self._owner.latest_group_creation_time_ms() + 1)
         outcome = self.driver.run(METADATA_SHARD, operation, context)
         if asyncio.isfuture(outcome):
             return cast("asyncio.Future[T]", outcome)

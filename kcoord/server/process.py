@@ -245,6 +245,9 @@ class BrokerProcess:
     def reopen_metadata_log(self) -> Log:
         return self._storage.reopen_metadata_log(self.now_ms())
 
+    def latest_group_creation_time_ms(self) -> int:
+        return self._groups.latest_creation_time_ms()
+
     def publish(self, image: MetadataImage) -> None:
         """A new image is durable: everybody sees it before the replies that waited for it leave. The first one is that
         with all brokers of today.

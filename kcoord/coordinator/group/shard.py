@@ -441,6 +441,11 @@ class GroupCoordinatorShard:
         return result
 
     @property
+    def latest_creation_time_ms(self) -> int:
+        """Of any group so far (KIP-1327), -1 where there was none."""
+        return self._replay.latest_creation_time_ms
+
+    @property
     def image_epoch(self) -> int:
         return self._image.epoch
 

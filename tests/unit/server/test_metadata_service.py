@@ -30,6 +30,7 @@ class Owner:
         self.file_system = MemoryFileSystem()
         self.published: list[MetadataImage] = []
         self.events: list[str] = []
+        self.latest_group_ms = -1
         config = BrokerConfig.from_properties({})
         self.runtime = CoordinatorRuntime(lambda _: MetadataMachine(config), MetadataSerde())
         self.runtime.load(METADATA_SHARD, (), self.now_ms())
@@ -46,6 +47,9 @@ class Owner:
     def publish(self, image: MetadataImage) -> None:
         self.published.append(image)
         self.events.append("published")
+
+    def latest_group_creation_time_ms(self) -> int:
+        return self.latest_group_ms
 
     def reopen_metadata_log(self) -> Log:
         return Log.open(self.file_system, "data/__cluster_metadata-0", LogConfig(), self.now_ms())
@@ -86,3 +90,14 @@ async def test_after_a_failed_write_the_log_is_read_again(monkeypatch: pytest.Mo
     await asyncio.sleep(0.05)
     await owner.create("__transaction_state")
     assert list(owner.published[-1].topics) == ["__consumer_offsets", "__transaction_state"]
+
+
+async def test_a_partition_is_newer_than_every_group_that_is_there() -> None:
+    """The clock was set back while the broker was down: the group seems to be made later than now (KIP-1327)."""
+    owner = Owner()
+    await owner.create("before")
+    owner.latest_group_ms = owner.now_ms() + 60_000
+    await owner.create("after")
+    before, after = owner.service.image.topics["before"], owner.service.image.topics["after"]
+    assert {each.creation_time_ms for each in before.partitions} == {owner.now_ms()}
+    assert {each.creation_time_ms for each in after.partitions} == {owner.latest_group_ms + 1}
