@@ -55,6 +55,11 @@ class FrameReader:
             self._buffer.clear()
         elif type(data) is not bytes:
             data = bytes(data)
+        elif len(data) >= LENGTH_BYTES:
+            # What arrives from a client that waits for each answer: one whole frame.
+            (length,) = _length_at(data)
+            if length == len(data) - LENGTH_BYTES and length <= self._max_request_bytes:
+                return [data[LENGTH_BYTES:]]
         return self._cut(data)
 
     def _cut(self, data: bytes) -> list[bytes]:

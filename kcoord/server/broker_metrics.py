@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from kcoord.metrics.exposition import MetricsServer, Snapshot, Timing
 from kcoord.metrics.measures import Measures, RequestMeasures
 from kcoord.server.connection import KafkaConnection
+from kcoord.server.exchange import KnownExchange
 
 if TYPE_CHECKING:
     from kcoord.server.connection import ConnectionOwner
@@ -36,13 +37,17 @@ class MeasuredConnection(KafkaConnection):
         waiting = len(self._exchanges)
         super()._process(frame, *more)
         if len(self._exchanges) > waiting:
-            future = getattr(self._exchanges[-1], "future", None)
+            last = self._exchanges[-1]
+            if isinstance(last, KnownExchange) and last.data is None:
+                last.on_settled = partial(self._answered, start, began)
+                return
+            future = getattr(last, "future", None)
             if asyncio.isfuture(future):
                 future.add_done_callback(partial(self._answered, start, began))
                 return
         self._requests.add(start, time.perf_counter() - began)
 
-    def _answered(self, start: bytes, began: float, _: asyncio.Future[object]) -> None:
+    def _answered(self, start: bytes, began: float, *_: object) -> None:
         self._requests.add(start, time.perf_counter() - began)
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -100,6 +102,7 @@ class KafkaConnection(asyncio.Protocol):
         self._metadata_answers = owner.metadata_answers
         self._reader = FrameReader(owner.max_frame_bytes, owner.max_request_bytes, BULK_KEYS)
         self._transport: asyncio.Transport | None = None
+        self._time: Callable[[], float] = time.monotonic
         self._frames: deque[bytes] = deque()
         self._exchanges: deque[Exchange | KnownExchange] = deque()
         self._output: list[bytes] = []
@@ -130,7 +133,8 @@ class KafkaConnection(asyncio.Protocol):
         self.remote_host = str(address[0])
         self.peer = f"{self.remote_host}:{address[1]}"
         self.client_host = f"/{self.remote_host}"
-        self.last_active = asyncio.get_running_loop().time()
+        self._time = asyncio.get_running_loop().time
+        self.last_active = self._time()
         if not self._owner.admit(self, self.remote_host):
             self._transport.abort()
 
@@ -146,7 +150,7 @@ class KafkaConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._stopped:
             return
-        self.last_active = now = asyncio.get_running_loop().time()
+        self.last_active = now = self._time()
         try:
             frames = self._reader.feed(data)
         except FramingError as error:
@@ -218,17 +222,19 @@ class KafkaConnection(asyncio.Protocol):
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _process_frames(self) -> None:
-        frames = self._frames
-        if frames:
+        frames, exchanges = self._frames, self._exchanges
+        if frames and not self._muted():
             now_ms = self._broker.now_ms()
             left = FRAMES_PER_TURN
-            while frames and left and not self._muted():
+            # Of what mutes, only these two can come while frames are processed; a refusal takes the frames away.
+            while frames and left and len(exchanges) < MAX_IN_FLIGHT_REQUESTS:
                 self._process(frames.popleft(), now_ms)
                 left -= 1
             if frames and not left and not self._muted():
                 self._waits_for_turn = True
                 asyncio.get_running_loop().call_soon(self._take_turn)
-        self._pause_or_resume_reading()
+        if self._reading_paused or self._muted():
+            self._pause_or_resume_reading()
 
     def _take_turn(self) -> None:
         self._waits_for_turn = False
@@ -254,7 +260,10 @@ class KafkaConnection(asyncio.Protocol):
             elif frame[1] in METADATA_KEYS and self._metadata_answers is not None:
                 answer = self._metadata_answers.answer(frame, self._broker.image)
             if answer is not None:
-                self._send_known(frame, answer)
+                if type(answer) is bytes and not self._exchanges:
+                    self._output.append(answer)
+                else:
+                    self._send_known(frame, answer)
                 return
         self._process_generally(frame, now_ms)
 
@@ -388,8 +397,10 @@ class KafkaConnection(asyncio.Protocol):
         data = output[0] if len(output) == 1 else b"".join(output)
         output.clear()
         self._transport.write(data)
+        if not self._write_paused:
+            return
         limit_bytes = self._owner.max_unread_bytes
-        if self._write_paused and self._transport.get_write_buffer_size() > limit_bytes:
+        if self._transport.get_write_buffer_size() > limit_bytes:
             self._owner.report(f"{self.peer}: closing, more than {limit_bytes} bytes of answers are not read")
             self._transport.abort()
 

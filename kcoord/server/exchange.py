@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from kcoord.coordinator.runtime.deferred_replies import Waiter
@@ -47,17 +48,21 @@ class ExchangeOwner(Protocol):
 class KnownExchange(Waiter):
     """A request whose answer is known, and leaves when something is durable."""
 
-    __slots__ = ("_answer", "_frame", "_owner", "data")
+    __slots__ = ("_answer", "_frame", "_owner", "data", "on_settled")
 
     def __init__(self, owner: ExchangeOwner, frame: bytes, answer: bytes) -> None:
         self._owner = owner
         self._frame = frame
         self._answer = answer
         self.data: bytes | None = None
+        self.on_settled: Callable[[], None] | None = None
+        """For those who measure."""
 
     def abandon(self) -> None:
         """What was appended stays so."""
 
     def settle(self, error: object) -> None:
         self.data = self._owner.error_answer(self._frame, error) if isinstance(error, KafkaError) else self._answer
+        if self.on_settled is not None:
+            self.on_settled()
         self._owner.on_answer()

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from kcoord.coordinator.group.packed_fetch import PackedFetch
     from kcoord.coordinator.group.steady import SteadyHeartbeat
     from kcoord.coordinator.result import Producer, Task
-    from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, Waiter
+    from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, ShardContext, Waiter
+    from kcoord.coordinator.runtime.timers import Timer
     from kcoord.server.shard_logs import ShardLogs
 
 _logger = logging.getLogger(__name__)
@@ -44,26 +45,26 @@ class ServiceOwner(ShardOwner, Protocol):
 class SteadyReply:
     """A SteadyHeartbeat together with the shard that must still be the same one, loaded and active."""
 
-    __slots__ = ("_machine", "_runtime", "_shard_id", "_steady")
+    __slots__ = ("_machine", "_shard", "_steady", "_timeout_ms", "_timer")
 
     def __init__(
-        self,
-        runtime: CoordinatorRuntime[GroupCoordinatorShard],
-        shard_id: int,
-        machine: GroupCoordinatorShard,
-        steady: SteadyHeartbeat,
+        self, shard: ShardContext[GroupCoordinatorShard], machine: GroupCoordinatorShard, steady: SteadyHeartbeat
     ) -> None:
-        self._runtime = runtime
-        self._shard_id = shard_id
+        self._shard = shard
         self._machine = machine
         self._steady = steady
+        self._timeout_ms = steady.timeout_ms
+        self._timer: Timer | None = None
 
     def repeat(self, now_ms: int) -> bool:
         """Whether the answer still holds; if so the member's session begins anew."""
-        machine, steady = self._machine, self._steady
-        return steady.is_current(machine.image_epoch) and self._runtime.rearm(
-            self._shard_id, machine, steady.timer, now_ms + steady.timeout_ms
-        )
+        machine = self._machine
+        if self._shard.machine is not machine or not self._steady.is_current(machine.image_epoch):
+            return False
+        timer, deadline_ms = self._timer, now_ms + self._timeout_ms
+        if timer is None or not timer.rearm(deadline_ms):
+            self._timer = self._shard.timers.schedule(self._steady.timer, deadline_ms)
+        return True
 
 
 class LocalGroupService(ShardService[GroupCoordinatorShard]):
@@ -87,12 +88,11 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
 
     def steady(self, group_id: str, member_id: str) -> SteadyReply | None:
         """The right to repeat the answer that a heartbeat of the member has just been given, if there is one."""
-        shard_id = self.shard_of(group_id)
-        machine = self._runtime.machine(shard_id)
-        steady = machine.steady_heartbeat(group_id, member_id) if machine is not None else None
-        if machine is None or steady is None:
+        shard = self._runtime.active(self.shard_of(group_id))
+        if shard is None or shard.machine is None:
             return None
-        return SteadyReply(self._runtime, shard_id, machine, steady)
+        steady = shard.machine.steady_heartbeat(group_id, member_id)
+        return SteadyReply(shard, shard.machine, steady) if steady is not None else None
 
     def commit_packed(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int, waiter: Waiter) -> bool:
         """Commits; `waiter` hears when that is durable. False where the request has to be run as an operation."""

@@ -96,6 +96,7 @@ class GroupCoordinatorShard:
     def __init__(self, config: BrokerConfig, image: MetadataImage) -> None:
         self._config = config
         self._image = image
+        self.image_epoch = image.epoch
         self._groups: dict[str, Group] = {}
         self._offsets = CommittedOffsets()
         self._pending = TransactionalOffsets()
@@ -200,6 +201,7 @@ class GroupCoordinatorShard:
     def on_metadata_update(self, context: OperationContext, image: MetadataImage) -> CoordinatorResult[None]:
         """Groups that depend on a changed topic look again at their next heartbeat; offsets of deleted topics go."""
         old, self._image = self._image, image
+        self.image_epoch = image.epoch
         changed = {name for name, topic in image.topics.items() if old.topics.get(name) is not topic}
         deleted = [name for name in old.topics if name not in image.topics]
         made_again = {name for name in changed if name in old.topics and old.topics[name].id != image.topics[name].id}
@@ -444,10 +446,6 @@ class GroupCoordinatorShard:
     def latest_creation_time_ms(self) -> int:
         """Of any group so far (KIP-1327), -1 where there was none."""
         return self._replay.latest_creation_time_ms
-
-    @property
-    def image_epoch(self) -> int:
-        return self._image.epoch
 
     def steady_heartbeat(self, group_id: str, member_id: str) -> SteadyHeartbeat | None:
         """Asked after a heartbeat of the member was answered without error: will the answer be the same again?"""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from kcoord.coordinator.result import CoordinatorResult, OperationContext, StateMachine, Task, TimerKey
+from kcoord.coordinator.result import CoordinatorResult, OperationContext, StateMachine, Task
 from kcoord.coordinator.runtime.deferred_replies import Reply, Waiter
 from kcoord.coordinator.runtime.loader import Loader, LoadError
 from kcoord.coordinator.runtime.serde import RecordSerde
@@ -39,6 +39,7 @@ __all__ = [
     "Loader",
     "Ready",
     "Reply",
+    "ShardContext",
     "ShardState",
     "Statistics",
     "Wait",
@@ -139,14 +140,6 @@ class CoordinatorRuntime(Generic[M]):
         """Whether a write of the shard is under way, also of one that has been closed."""
         shard = self._shards.get(shard_id)
         return shard is not None and shard.is_writing
-
-    def rearm(self, shard_id: int, machine: M, key: TimerKey, deadline_ms: int) -> bool:
-        """Moves a timer without an operation, if `machine` still is the shard's: for answers known beforehand."""
-        shard = self._shards.get(shard_id)
-        if shard is None or shard.machine is not machine:
-            return False
-        shard.timers.schedule(key, deadline_ms)
-        return True
 
     def machine(self, shard_id: int) -> M | None:
         """The state machine of an active shard, to look at."""

@@ -28,6 +28,15 @@ class Timer:
         self.deadline_ms = deadline_ms
         self.queued_ms = deadline_ms
 
+    def rearm(self, deadline_ms: int) -> bool:
+        """Moves the deadline, without asking the queue; False where that has to be asked: the timer is not armed any
+        more, or would come before its heap entry.
+        """
+        if not 0 <= self.queued_ms <= deadline_ms:
+            return False
+        self.deadline_ms = deadline_ms
+        return True
+
 
 class TimerQueue:
     """The armed timers of all shards of a runtime in one heap."""
@@ -105,15 +114,17 @@ class ShardTimers:
     def __len__(self) -> int:
         return len(self._timers)
 
-    def schedule(self, key: TimerKey, deadline_ms: int) -> None:
+    def schedule(self, key: TimerKey, deadline_ms: int) -> Timer:
+        """Arms the timer, or moves it; `Timer.rearm` of the result is the quick way to move it further."""
         timer = self._timers.get(key)
         if timer is None:
             timer = self._timers[key] = Timer(self._shard_id, key, deadline_ms)
             self._queue.add(timer)
-            return
+            return timer
         timer.deadline_ms = deadline_ms
         if deadline_ms < timer.queued_ms:
             self._queue.advance(timer)
+        return timer
 
     def cancel(self, key: TimerKey) -> None:
         timer = self._timers.pop(key, None)
@@ -131,7 +142,8 @@ class ShardTimers:
 
     def fired(self, key: TimerKey) -> None:
         """The queue has popped this timer."""
-        del self._timers[key]
+        timer = self._timers.pop(key)
+        timer.deadline_ms = timer.queued_ms = _DISARMED
 
     def clear(self) -> None:
         for timer in self._timers.values():

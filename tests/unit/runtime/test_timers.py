@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcoord.coordinator.result import TimerKey
-from kcoord.coordinator.runtime.timers import ShardTimers, TimerQueue
+from kcoord.coordinator.runtime.timers import ShardTimers, Timer, TimerQueue
 
 KEYS = [TimerKey("session", "g", f"m{i}") for i in range(4)]
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("schedule"), st.sampled_from(KEYS), st.integers(0, 50)),
+        st.tuples(st.just("rearm"), st.sampled_from(KEYS), st.integers(0, 50)),
         st.tuples(st.just("cancel"), st.sampled_from(KEYS), st.just(0)),
         st.tuples(st.just("advance"), st.just(KEYS[0]), st.integers(0, 20)),
         st.tuples(st.just("clear"), st.just(KEYS[0]), st.just(0)),
@@ -26,12 +27,18 @@ def test_timers_behave_like_a_dictionary_of_deadlines(steps: list[tuple[str, Tim
     queue = TimerQueue()
     timers = ShardTimers(1, queue)
     model: dict[TimerKey, int] = {}
+    held: dict[TimerKey, Timer] = {}
     now_ms = 0
     for step, key, number in steps:
         match step:
             case "schedule":
-                timers.schedule(key, now_ms + number)
+                held[key] = timers.schedule(key, now_ms + number)
                 model[key] = now_ms + number
+            case "rearm":
+                # Of what somebody still holds, whatever has become of it.
+                if key in held and held[key].rearm(now_ms + number):
+                    assert key in model
+                    model[key] = now_ms + number
             case "cancel":
                 timers.cancel(key)
                 model.pop(key, None)
@@ -42,8 +49,8 @@ def test_timers_behave_like_a_dictionary_of_deadlines(steps: list[tuple[str, Tim
                 now_ms += number
                 fired = []
                 while (timer := queue.pop_due(now_ms)) is not None:
-                    timers.fired(timer.key)
                     fired.append((timer.deadline_ms, timer.key))
+                    timers.fired(timer.key)
                 assert [deadline for deadline, _ in fired] == sorted(deadline for deadline, _ in fired)
                 assert {key for _, key in fired} == {key for key, deadline in model.items() if deadline <= now_ms}
                 for _, due in fired:
