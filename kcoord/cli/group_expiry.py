@@ -37,7 +37,7 @@ _WHY: Final = {
     "topics unknown": "kept: it is not known which topics the members read",
     "pending transaction": "kept: an open transaction commits this offset again",
     "group empty": "{retention} after the group became empty, or a later commit",
-    "group empty, unknown since when": "{retention} after the broker started: nobody knows when the group became empty",
+    "group empty, unknown since when": "kept: unknown since when the group is empty; the next check begins to count",
     "never had members": "{retention} after the commit: the group never had members",
     "not subscribed": "{retention} after the commit: no member subscribes to the topic",
     "policy kafka": "{retention} after the commit: kcoord.offsets.expiration.policy=kafka",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group.expiration import Aging, AgingRule, Expiration
+from kcoord.coordinator.group.expiration import Aging, Expiration
 from kcoord.coordinator.group.group import Group
 from kcoord.coordinator.group.offset_records import OffsetCommitReader
 from kcoord.coordinator.group.offsets import CommittedOffset, CommittedOffsets
@@ -22,7 +22,6 @@ from kcoord.metadata.image import MetadataImage
 from protocol.record_batch import decode_header
 
 PENDING_TRANSACTION = "pending transaction"
-EMPTY_SINCE_UNKNOWN = "group empty, unknown since when"
 COMMITTED_RETENTION = "retention of the commit"
 WITHOUT_OFFSETS = "without offsets"
 
@@ -31,7 +30,7 @@ WITHOUT_OFFSETS = "without offsets"
 class ExpiryRow:
     """One committed offset, or the group itself (`topic` is None), which goes with its last offset.
 
-    `expires_ms` is None where nothing is running: it is protected, or nobody can tell when it began. `because` names
+    `expires_ms` is None where nothing is running: it is protected. `because` names
     the rule, `since_ms` is from when it counts, `retention_ms` for how long.
     """
 
@@ -118,10 +117,6 @@ def _of_offset(
         row.because = COMMITTED_RETENTION
         row.since_ms, row.expires_ms = offset.commit_timestamp_ms, offset.expire_timestamp_ms
         row.retention_ms = offset.expire_timestamp_ms - offset.commit_timestamp_ms
-    elif aging.rule is AgingRule.GROUP_EMPTY and aging.since_ms < 0:
-        # Written by a Kafka that does not note it: a broker counts from its own start then.
-        row.because = EMPTY_SINCE_UNKNOWN
-        row.retention_ms = aging.retention_ms
     else:
         row.since_ms = max(offset.commit_timestamp_ms, aging.since_ms)
         row.expires_ms, row.retention_ms = aging.expires_at_ms(offset), aging.retention_ms

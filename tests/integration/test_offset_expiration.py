@@ -11,6 +11,7 @@ import time
 import pytest
 
 from kcoord.cli import main
+from kcoord.testing import start_broker
 from protocol.errors import Errors
 from protocol.messages import (
     ConsumerGroupHeartbeatRequest,
@@ -21,7 +22,6 @@ from protocol.messages import (
 from tests.integration.conftest import MakeServer
 from tests.integration.test_log_commands import TOPIC, committed, create_topic, now_ms
 from tests.integration.wire import WireClient
-from tests.support.kcoord_process import KcoordProcess
 from tests.support.waiting import wait_until
 
 SETTINGS = {"offsets_retention_minutes": "1", "offsets_retention_check_interval_ms": "200"}
@@ -46,40 +46,44 @@ def commit(client: WireClient, group_id: str, version: int, *, time_ms: int = -1
     wait_until(is_taken, f"{group_id} has committed")
 
 
-def expiry(server: KcoordProcess, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict[str, object]]:
+def expiry(address: str, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict[str, object]]:
     capsys.readouterr()
-    assert main(["groups", "expiry", "--bootstrap-server", server.address, "--json", *options]) == 0
+    assert main(["groups", "expiry", "--bootstrap-server", address, "--json", *options]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert isinstance(rows, list)
     return [row for row in rows if row["topic"] is not None]
 
 
-def test_times_and_retentions_of_old_clients_outlive_a_restart(
-    make_server: MakeServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server = make_server(**SETTINGS).start()
-    begin_ms = now_ms()
-    with WireClient(server.port) as client:
-        create_topic(client)
-        commit(client, "v1-old", 1, time_ms=begin_ms - MINUTE_MS + 8000)
-        commit(client, "v1-new", 1, time_ms=begin_ms + MINUTE_MS)
-        for version in (2, 3, 4):
-            commit(client, f"v{version}-short", version, retention_ms=8000)
-            commit(client, f"v{version}-long", version, retention_ms=30 * MINUTE_MS)
-        commit(client, "v9", 9)
-    server.restart()
-    found = {str(row["group"]): row for row in expiry(server, capsys)}
-    assert found["v1-old"]["expires_ms"] == begin_ms + 8000
-    assert found["v1-new"]["expires_ms"] == begin_ms + 2 * MINUTE_MS
-    assert {found[f"v{version}-short"]["because"] for version in (2, 3, 4)} == {"retention of the commit"}
-    assert {found[f"v{version}-long"]["retention_ms"] for version in (2, 3, 4)} == {30 * MINUTE_MS}
-    assert found["v9"]["retention_ms"] == MINUTE_MS
-    short = {"v1-old", *(f"v{version}-short" for version in (2, 3, 4))}
-    with WireClient(server.port) as client:
-        wait_until(lambda: not any(committed(client, group) for group in short), "the short ones have expired", 25)
-        assert now_ms() >= begin_ms + 8000
-        assert all(committed(client, group) for group in found.keys() - short)
-    assert {row["group"] for row in expiry(server, capsys)} == found.keys() - short
+def test_times_and_retentions_of_old_clients_outlive_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"offsets.retention.minutes": "60", "offsets.retention.check.interval.ms": "1000"}
+    with start_broker(config) as broker:
+        begin_ms = broker.now_ms
+        with WireClient(broker.port) as client:
+            create_topic(client)
+            commit(client, "v1-old", 1, time_ms=begin_ms - 55 * MINUTE_MS)
+            commit(client, "v1-new", 1, time_ms=begin_ms + 60 * MINUTE_MS)
+            for version in (2, 3, 4):
+                commit(client, f"v{version}-short", version, retention_ms=5 * MINUTE_MS)
+                commit(client, f"v{version}-long", version, retention_ms=300 * MINUTE_MS)
+            commit(client, "v9", 9)
+        broker.restart()
+        found = {str(row["group"]): row for row in expiry(broker.bootstrap_servers, capsys)}
+        assert found["v1-old"]["expires_ms"] == begin_ms + 5 * MINUTE_MS
+        assert found["v1-new"]["expires_ms"] == begin_ms + 120 * MINUTE_MS
+        assert {found[f"v{version}-short"]["because"] for version in (2, 3, 4)} == {"retention of the commit"}
+        assert {found[f"v{version}-long"]["retention_ms"] for version in (2, 3, 4)} == {300 * MINUTE_MS}
+        assert found["v9"]["retention_ms"] == 60 * MINUTE_MS
+        short = {"v1-old", *(f"v{version}-short" for version in (2, 3, 4))}
+        with WireClient(broker.port) as client:
+            broker.advance_clock(60)
+            assert all(committed(client, group) for group in found)
+            broker.advance_clock(6 * 60)
+            wait_until(lambda: not any(committed(client, group) for group in short), "the short ones have expired")
+            assert all(committed(client, group) for group in found.keys() - short)
+            broker.advance_clock(56 * 60)
+            wait_until(lambda: not committed(client, "v9"), "the ordinary one has expired")
+            assert committed(client, "v1-new")
+            assert committed(client, "v4-long")
 
 
 def test_expiry_tells_why(make_server: MakeServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,13 +98,13 @@ def test_expiry_tells_why(make_server: MakeServer, capsys: pytest.CaptureFixture
             beat(client, group_id, 0)
         before_ms = now_ms()
         beat(client, "left", -1)
-    (live,) = expiry(server, capsys, "--group", "live")
+    (live,) = expiry(server.address, capsys, "--group", "live")
     assert (live["expires_ms"], live["because"]) == (None, "subscribed")
-    (left,) = expiry(server, capsys, "--group", "left")
+    (left,) = expiry(server.address, capsys, "--group", "left")
     assert left["because"] == "group empty"
     assert isinstance(left["expires_ms"], int)
     assert before_ms + MINUTE_MS <= left["expires_ms"] <= now_ms() + MINUTE_MS
-    (own,) = expiry(server, capsys, "--group", "own")
+    (own,) = expiry(server.address, capsys, "--group", "own")
     assert (own["retention_ms"], own["because"]) == (5 * MINUTE_MS, "never had members")
     assert main(["groups", "expiry", "--bootstrap-server", server.address]) == 0
     printed = capsys.readouterr().out

@@ -47,8 +47,12 @@ class Deletion:
         return tombstones + _group_alone(group, TombstoneReason.GROUP_DELETE)
 
     def of_expired(self, expiration: Expiration, group: Group) -> list[CoordinatorRecord]:
-        """KIP-211: what has expired, at most MAX_TOMBSTONES at a time, and with the last offset an empty group."""
+        """KIP-211: what has expired, at most MAX_TOMBSTONES at a time, and with the last offset an empty group. Where
+        it is not known since when a group is empty, it is since now.
+        """
         offsets = self._offsets.of_group(group.group_id)
+        if offsets and isinstance(group, ConsumerGroup) and expiration.is_empty_since_unknown(group):
+            return [records.new_empty_since_record(group, expiration.clock_ms)]
         pending = set(self._pending.of_group(group.group_id))
         candidates = expiration.expired(group, offsets)
         if pending:

@@ -8,6 +8,7 @@
 | with members, topics that nobody subscribes to | their commit |
 | with members, subscribed topics | they do not age |
 | with members whose topics are not known now: between two generations, another protocol type | they do not age |
+| empty consumer-protocol group, nobody knows since when (Kafka does not note it) | the first check, which notes it |
 
 An offset with an expire timestamp of its own (OffsetCommit v2 to v4) ages by that alone, under the same protection.
 Kafka lets offsets of empty consumer groups age from their commit; `kcoord.offsets.expiration.policy=kafka` does so too.
@@ -41,11 +42,12 @@ _UNKNOWN: Final = -1
 
 
 class AgingRule(Enum):
-    """What decides over the offsets of one topic of a group. The first three protect them."""
+    """What decides over the offsets of one topic of a group. The first four protect them."""
 
     SUBSCRIBED = "subscribed"
     BETWEEN_GENERATIONS = "between generations"
     TOPICS_UNKNOWN = "topics unknown"
+    EMPTY_SINCE_UNKNOWN = "group empty, unknown since when"
     GROUP_EMPTY = "group empty"
     NEVER_HAD_MEMBERS = "never had members"
     NOT_SUBSCRIBED = "not subscribed"
@@ -56,7 +58,14 @@ class AgingRule(Enum):
         return self in _PROTECTING
 
 
-_PROTECTING: Final = frozenset({AgingRule.SUBSCRIBED, AgingRule.BETWEEN_GENERATIONS, AgingRule.TOPICS_UNKNOWN})
+_PROTECTING: Final = frozenset(
+    {
+        AgingRule.SUBSCRIBED,
+        AgingRule.BETWEEN_GENERATIONS,
+        AgingRule.TOPICS_UNKNOWN,
+        AgingRule.EMPTY_SINCE_UNKNOWN,
+    }
+)
 
 
 @dataclass(slots=True)
@@ -78,12 +87,15 @@ class Aging:
 
 
 class Expiration:
-    """The rules at one moment."""
+    """The rules at one moment. `clock_gain_ms` is by how much the clock may have run too fast: nothing expires early
+    by it.
+    """
 
-    def __init__(self, config: BrokerConfig, image: MetadataImage, now_ms: int) -> None:
+    def __init__(self, config: BrokerConfig, image: MetadataImage, now_ms: int, clock_gain_ms: int = 0) -> None:
         self._config = config
         self._image = image
-        self._now_ms = now_ms
+        self._now_ms = now_ms - clock_gain_ms
+        self.clock_ms = now_ms
 
     def expired(self, group: Group, offsets: Mapping[str, Mapping[int, CommittedOffset]]) -> Iterator[tuple[str, int]]:
         """Topic and partition of the group's offsets that have expired."""
@@ -113,12 +125,18 @@ class Expiration:
         """Whether the group may go with its last offset."""
         return group.is_empty() and not (isinstance(group, ClassicGroup) and group.pending_members)
 
-    @staticmethod
-    def _protection(group: Group, topic: str) -> AgingRule | None:
+    def is_empty_since_unknown(self, group: ConsumerGroup) -> bool:
+        """Whether its offsets should age from when it became empty, and nobody knows when that was."""
+        is_asked = self._config.kcoord_offsets_expiration_policy == KIP211_POLICY
+        return is_asked and group.is_empty() and group.empty_since_ms < 0
+
+    def _protection(self, group: Group, topic: str) -> AgingRule | None:
         """What keeps the offsets of a topic from aging. What a group reads is not always known."""
         if group.is_subscribed_to(topic):
             return AgingRule.SUBSCRIBED
         if isinstance(group, ConsumerGroup):
+            if self.is_empty_since_unknown(group):
+                return AgingRule.EMPTY_SINCE_UNKNOWN
             return None if group.are_regexes_resolved() else AgingRule.TOPICS_UNKNOWN
         if not isinstance(group, ClassicGroup) or group.is_empty():
             return None

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final
 
+from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.member import (
     Assignment,
     ClassicMemberMetadata,
@@ -87,6 +88,13 @@ def new_group_epoch_record(
         tags.append((EMPTY_SINCE_TAG, empty_since_ms.to_bytes(8, "big")))
     value.unknown_tagged_fields = tuple(tags)
     return CoordinatorRecord(ConsumerGroupMetadataKey(group_id=group_id), value)
+
+
+def new_empty_since_record(group: ConsumerGroup, empty_since_ms: int) -> CoordinatorRecord:
+    """The epoch as it is, and since when the group is empty. The reason stays in the record before."""
+    return new_group_epoch_record(
+        group.group_id, group.group_epoch, group.metadata_hash, group.creation_time_ms, None, empty_since_ms
+    )
 
 
 def empty_since_from(value: ConsumerGroupMetadataValue) -> int:

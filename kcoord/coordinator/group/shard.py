@@ -130,8 +130,6 @@ class GroupCoordinatorShard:
         result = CoordinatorResult(None, timers=[self._next_expiration(context)])
         for group in self._groups.values():
             if isinstance(group, ConsumerGroup):
-                if group.is_empty() and group.empty_since_ms < 0:
-                    group.empty_since_ms = context.now_ms
                 result.timers += self._consumer_timers(group, context.now_ms)
             elif isinstance(group, ClassicGroup):
                 rebalance = Rebalance(self._config, group, context.now_ms)
@@ -544,7 +542,7 @@ class GroupCoordinatorShard:
 
     def expire_offsets(self, context: OperationContext) -> CoordinatorResult[None]:
         """KIP-211: what has expired goes, and with its last offset an empty group; a long list goes in portions."""
-        expiration = Expiration(self._config, self._image, context.now_ms - self.clock_gain_ms)
+        expiration = Expiration(self._config, self._image, context.now_ms, self.clock_gain_ms)
         result = CoordinatorResult(None)
         for group in self._groups.values():
             result.records += self._deletion.of_expired(expiration, group)

@@ -250,6 +250,16 @@ def test_a_group_of_a_kafka_that_does_not_note_when_it_became_empty() -> None:
             record.value.unknown_tagged_fields = ()
     (row,) = forecast_of(context)
     assert (row.expires_ms, row.because) == (None, "group empty, unknown since when")
+    context.restart()
+    context.sleep(CHECK_MS)
+    noted_ms = context.now_ms
+    for _ in range(RETENTION - 1):
+        context.sleep(MINUTE_MS)
+        context.restart()
+    assert [row.expires_ms for row in forecast_of(context)] == [noted_ms + RETENTION * MINUTE_MS] * 2
+    assert context.fetch("g") == {("t3", 0): (1, "")}
+    context.sleep(MINUTE_MS + CHECK_MS)
+    assert context.fetch("g") == {}
 
 
 def test_deleted_topics_take_their_offsets_along() -> None:
