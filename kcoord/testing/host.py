@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from kcoord.config import BrokerConfig, ConfigError
+from kcoord.config import BrokerConfig, ConfigError, SecurityProtocol
+from kcoord.config.workers import worker_count
 from kcoord.server.process import load_metadata
 from kcoord.server.storage import Storage
 from kcoord.storage.memory_file_system import MemoryFileSystem
@@ -47,7 +48,7 @@ class BrokerHost:
 
     def __init__(self, settings: Mapping[str, str], *, strict: bool = True) -> None:
         self._settings = {**DEFAULTS, **settings}
-        unknown = BrokerConfig.from_properties(self._settings).unknown
+        unknown = usable(self._settings).unknown
         if strict:
             refuse_unknown(settings)
         elif unknown:
@@ -107,12 +108,23 @@ class BrokerHost:
         """
         wanted = {**(DEFAULTS if like_new else self._settings), **settings}
         refuse_unknown(settings)
-        BrokerConfig.from_properties(wanted)
+        usable(wanted)
         await self.stop()
         self._settings = wanted
         self._file_system = MemoryFileSystem()
         self.monitor = Monitor()
         await self.start()
+
+
+def usable(settings: Mapping[str, str]) -> BrokerConfig:
+    """The configuration; ConfigError where a test broker cannot have it."""
+    config = BrokerConfig.from_properties(settings)
+    refused = [str(one) for one in config.open_listeners if one.security_protocol is not SecurityProtocol.PLAINTEXT]
+    if refused:
+        raise ConfigError(f"listeners: only PLAINTEXT is served, not {', '.join(refused)}")
+    if worker_count(config) > 1:
+        raise ConfigError(f"a test broker is one process: it cannot have {worker_count(config)} workers")
+    return config
 
 
 def refuse_unknown(settings: Mapping[str, str]) -> None:

@@ -284,6 +284,21 @@ def test_settings_are_checked_before_anything_starts(mode: Mode) -> None:
         start_broker({"num.partitions": "x"}, mode)
 
 
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"group.coordinator.threads": "3"}, "it cannot have 3 workers"),
+        ({"listeners": "SSL://127.0.0.1:0"}, "only PLAINTEXT is served, not SSL"),
+    ],
+)
+def test_what_a_test_broker_cannot_be(config: dict[str, str], named: str, broker: KcoordBroker, mode: Mode) -> None:
+    with pytest.raises(ConfigError, match=named):
+        start_broker(config, mode)
+    with pytest.raises(ControlError, match=named):
+        broker.reset(config)
+    broker.create_topic("still-there")
+
+
 def test_an_address_that_is_taken(broker: KcoordBroker, mode: Mode) -> None:
     with pytest.raises(Exception, match="cannot listen on"):
         start_broker({"listeners": f"PLAINTEXT://127.0.0.1:{broker.port}"}, mode)

@@ -7,14 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-INI = "[pytest]\nasyncio_default_fixture_loop_scope = function\n"
+INI = "[pytest]\n"
+UNNEEDED = ("-p", "no:hypothesispytest", "-p", "no:xdist", "-p", "no:asyncio")
+"""Plugins that take long to import."""
 
 
 def run(folder: Path, test: str, *options: str, ini: str = "") -> str:
     (folder / "pytest.ini").write_text(INI + ini)
     (folder / "test_it.py").write_text(test)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *UNNEEDED, *options]
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     return ran.stdout + ran.stderr
 
 
