@@ -20,7 +20,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-versio
 export KCOORD_SHARED := $(abspath $(SHARED))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients peersuite check lint types imports format generate generate-check simulate soak conformance vectors schemas-check bench \
+.PHONY: help run test test-clients peersuite check lint types imports format generate generate-check simulate soak conformance vectors schemas-check bench bench-check bench-peers \
 	docker docker-test lock env clean
 
 help: ## this list
@@ -80,9 +80,17 @@ vectors: $(RUN) ## decode and encode the byte vectors of Apache Kafka's own seri
 schemas-check: $(RUN) ## compare schemas/ with the wire layouts of Apache Kafka 4.3.1 (needs SHARED=../shared)
 	$(BIN)/python $(SHARED)/tools/check_schemas.py schemas
 
-bench: $(RUN) ## figures of docs/performance.md
+bench: $(RUN) ## figures of docs/performance.md, about 10 minutes (ARGS="requests storm --json FILE" for some)
 	@$(COMPILE)
 	$(BIN)/python -m bench $(ARGS)
+
+bench-check: $(RUN) ## fail where a request costs far more CPU than it should, as a ratio to an echo; under a minute
+	@$(COMPILE)
+	$(BIN)/python -m bench.check
+
+bench-peers: $(RUN) ## Kafka and kfake beside kcoord, half an hour or more (ARGS="--only kfake"; needs SHARED=../shared)
+	@$(COMPILE)
+	$(BIN)/python -m bench.peers $(ARGS)
 
 docker: ## build the image (BASE_IMAGE=python:3.13-slim-bookworm IMAGE=kcoord:dev)
 	docker build --build-arg BASE_IMAGE=$(BASE_IMAGE) --tag $(IMAGE) --file docker/Dockerfile .

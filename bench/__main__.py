@@ -1,21 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bench [NAME ...]`: runs the named measurements, or all, and prints Markdown tables."""
+"""`python -m bench [NAME ...]`: runs the named measurements, or all but the long ones; Markdown tables, and JSON with
+`--json FILE`.
+"""
 
 from __future__ import annotations
 
-import sys
+import argparse
+from pathlib import Path
 
-from bench import assignors, classic, compaction, heartbeats, recovery, startup
+from bench import assignors, classic, compaction, memory, recovery, requests, startup, storm
+from bench.report import Report
 
 MEASUREMENTS = {
     "startup": startup.main,
-    "heartbeats": heartbeats.main,
+    "requests": requests.main,
+    "storm": storm.main,
     "assignors": assignors.main,
     "classic": classic.main,
+    "memory": memory.main,
     "recovery": recovery.main,
     "compaction": compaction.main,
 }
+LONG = {"compaction"}
 
-for name in sys.argv[1:] or MEASUREMENTS:
-    print(f"\n{name}\n")
-    MEASUREMENTS[name]()
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MEASUREMENTS)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there, too")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.names) - MEASUREMENTS.keys())
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: there is no such measurement; there are {', '.join(MEASUREMENTS)}")
+    report = Report()
+    for name in arguments.names or [name for name in MEASUREMENTS if name not in LONG]:
+        MEASUREMENTS[name](report)
+        if arguments.json is not None:
+            report.write_json(arguments.json)
+
+
+main()

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import gc
 import time
+from random import Random
 
+from bench.report import Report, Table
 from kcoord.coordinator.group.assignor import ASSIGNORS, Assignment, MemberSpec
 
 SIZES = [(1_000, 10_000, 100), (10_000, 100_000, 1_000), (1_000, 10_000, 1), (10_000, 100_000, 1)]
 ROUNDS = 3
 
 
-def main() -> None:
-    print("| members x partitions (topics) | assignor | first ms | +1 ms | -1 ms | moved by +1 |")
-    print("|---|---|---|---|---|---|")
+def main(report: Report) -> None:
+    table = report.table(
+        "assignors, CPU", "members x partitions (topics)", "assignor", "first ms", "+1 ms", "-1 ms", "moved by +1"
+    )
     for members, partitions, topics in SIZES:
         topic_ids = [number.to_bytes(16, "big") for number in range(topics)]
         counts = dict.fromkeys(topic_ids, partitions // topics)
@@ -25,8 +28,38 @@ def main() -> None:
             after = {member_id: spec_after(first, member_id, topic_ids) for member_id in member_ids}
             more_ms, more = best(name, after, counts)
             less_ms, _ = best(name, dict(list(after.items())[: members - 1]), counts)
-            row = f"{first_ms:.1f} | {more_ms:.1f} | {less_ms:.1f} | {moved(first, more)}"
-            print(f"| {members} x {partitions} ({topics}) | {name} | {row} |", flush=True)
+            shape = f"{members:,} x {partitions:,} ({topics:,})"
+            table.row(shape, name, first_ms, more_ms, less_ms, moved(first, more))
+    different_subscriptions(table)
+
+
+def different_subscriptions(table: Table) -> None:
+    """10,000 members and 1,000 topics of 100 partitions: three kinds of members, a hundred that share nothing, and
+    fifty with a tenth of the topics each, drawn by lot.
+    """
+    topic_ids = [number.to_bytes(16, "big") for number in range(1_000)]
+    counts = dict.fromkeys(topic_ids, 100)
+    random = Random(1)
+    kinds = {
+        "3 subscriptions": [frozenset(topic_ids), frozenset(topic_ids[:500]), frozenset(topic_ids[300:])],
+        "100 disjoint": [frozenset(topic_ids[start : start + 10]) for start in range(0, 1_000, 10)],
+        "51 by lot": [*(frozenset(random.sample(topic_ids, 100)) for _ in range(50)), frozenset(topic_ids)],
+    }
+    for shape, subscriptions in kinds.items():
+        for name in ASSIGNORS:
+            specs = {
+                f"{number:08d}": MemberSpec(subscribed_topic_ids=subscriptions[number % len(subscriptions)])
+                for number in range(10_001)
+            }
+            late = specs.popitem()
+            first_ms, first = best(name, specs, counts)
+            after = {
+                member_id: MemberSpec(None, None, spec.subscribed_topic_ids, first[member_id])
+                for member_id, spec in specs.items()
+            }
+            more_ms, more = best(name, {**after, late[0]: late[1]}, counts)
+            less_ms, _ = best(name, dict(list(after.items())[:-1]), counts)
+            table.row(f"10,000 x 100,000 (1,000), {shape}", name, first_ms, more_ms, less_ms, moved(first, more))
 
 
 def spec_after(assignment: Assignment, member_id: str, topic_ids: list[bytes]) -> MemberSpec:

@@ -9,7 +9,7 @@ import resource
 import tempfile
 from pathlib import Path
 
-from bench.heartbeats import create_topic
+from bench.report import Report
 from bench.wire import Broker, Connection
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors
@@ -93,18 +93,17 @@ class Member:
         return frame[decode_response_header(frame, api_key, version)[1] :]
 
 
-def main() -> None:
+def main(report: Report) -> None:
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
-    print("| members | all join and sync, CPU s | all join again, CPU s | heartbeat, CPU us |\n|---|---|---|---|")
+    table = report.table("classic groups", "members", "join, CPU s", "join again, CPU s", "heartbeat, CPU us")
     for size in SIZES:
         with tempfile.TemporaryDirectory() as folder, Broker(Path(folder), *SETTINGS) as broker:
-            print(measure(broker, size), flush=True)
+            table.row(size, *measure(broker, size))
 
 
-def measure(broker: Broker, size: int) -> str:
+def measure(broker: Broker, size: int) -> tuple[float, float, float]:
     first = Connection(broker.port)
-    create_topic(first)
     first.find_coordinator(GROUP)
     subscription = b"\x00\x03" + ConsumerProtocolSubscription(topics=["t"]).encode(3)
     members = [Member(broker.port) for _ in range(size)]
@@ -129,7 +128,7 @@ def measure(broker: Broker, size: int) -> str:
     again = broker.cpu_seconds() - cpu
     for connection in (first, *(member.connection for member in everybody)):
         connection.close()
-    return f"| {size} | {joined:.2f} | {again:.2f} | {heartbeats * 1e6:.0f} |"
+    return joined, again, heartbeats * 1e6
 
 
 def join_all(members: list[Member], subscription: bytes, expected: Errors) -> None:
@@ -160,7 +159,3 @@ def steady(broker: Broker, members: list[Member]) -> float:
     for _ in range(HEARTBEATS):
         beat(members, (Errors.NONE,))
     return (broker.cpu_seconds() - cpu) / HEARTBEATS / len(members)
-
-
-if __name__ == "__main__":
-    main()

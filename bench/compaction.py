@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+from bench.report import Report
 from bench.wire import Broker, Connection
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors
@@ -37,7 +38,7 @@ HEARTBEAT_SECONDS = 0.02
 OFFSETS_TOPIC = "__consumer_offsets"
 
 
-def main() -> None:
+def main(report: Report) -> None:
     commits = int(os.environ.get("BENCH_COMMITS", COMMITS))
     with tempfile.TemporaryDirectory() as folder, Broker(Path(folder), "kcoord.log.flush.policy=os") as broker:
         data = Path(folder)
@@ -51,18 +52,17 @@ def main() -> None:
         stop.set()
         heart.join()
         size = settle(data)
-        print("| commits | keys | s | broker CPU s | written MB | largest MB | at the end MB | live records MB |")
-        print("|---|---|---|---|---|---|---|---|")
-        written = commits * record_bytes(data) / 1e6
-        live = live_bytes(data) / 1e6
-        print(
-            f"| {commits:,} | {GROUPS * PARTITIONS:,} | {seconds:.0f} | {broker.cpu_seconds():.0f} | {written:.0f} | "
-            f"{largest / 1e6:.1f} | {size / 1e6:.2f} | {live:.2f} |"
+        table = report.table(
+            "compaction",
+            *("commits", "keys", "s", "broker CPU s", "written MB", "largest MB", "at the end MB", "live MB"),
+            *("heartbeats p50 ms", "p99 ms", "longest ms"),
         )
         latencies.sort()
-        print(
-            f"\nheartbeats meanwhile: p50 {latencies[len(latencies) // 2] * 1000:.1f} ms, "
-            f"p99 {latencies[len(latencies) * 99 // 100] * 1000:.1f} ms, longest {latencies[-1] * 1000:.1f} ms"
+        table.row(
+            *(commits, GROUPS * PARTITIONS, seconds, broker.cpu_seconds(), commits * record_bytes(data) / 1e6),
+            *(largest / 1e6, size / 1e6, live_bytes(data) / 1e6),
+            *(1000 * latencies[len(latencies) * share // 100] for share in (50, 99)),
+            latencies[-1] * 1000,
         )
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.report import Report, Table
 from bench.wire import Broker, Connection
 from kcoord.coordinator.service import partition_for
 from kcoord.storage.checkpoints import read_offset_checkpoint
@@ -35,16 +36,16 @@ SNAPSHOT_SECONDS = 120.0
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 
 
-def main() -> None:
-    print("| start | first group ms | all groups ms | CPU ms | RSS MB |\n|---|---|---|---|---|")
+def main(report: Report) -> None:
+    table = report.table("recovery", "start", "first group ms", "all groups ms", "CPU ms", "RSS MB")
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
         probes = fill(data)
-        measure("kill -9, no snapshots", data, probes, [forget_snapshots, forget_clean_stop])
+        measure(table, "kill -9, no snapshots", data, probes, [forget_snapshots, forget_clean_stop])
         run_for_a_while(data, probes)
-        measure("kill -9", data, probes, [forget_clean_stop])
+        measure(table, "kill -9", data, probes, [forget_clean_stop])
         stop_cleanly(data, probes)
-        measure("orderly stop", data, probes, [], how=signal.SIGTERM)
+        measure(table, "orderly stop", data, probes, [], how=signal.SIGTERM)
 
 
 def group_name(number: int) -> str:
@@ -97,7 +98,13 @@ def forget_clean_stop(data: Path) -> None:
 
 
 def measure(
-    name: str, data: Path, probes: list[str], prepare: list[object], *, how: signal.Signals = signal.SIGKILL
+    table: Table,
+    name: str,
+    data: Path,
+    probes: list[str],
+    prepare: list[object],
+    *,
+    how: signal.Signals = signal.SIGKILL,
 ) -> None:
     rows = []
     for _ in range(ROUNDS):
@@ -107,8 +114,7 @@ def measure(
         first, last = served(broker, probes)
         rows.append((first * 1000, last * 1000, broker.cpu_seconds() * 1000, broker.resident_mb()))
         broker.end(how)
-    medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-    print(f"| {name} | {medians[0]:.0f} | {medians[1]:.0f} | {medians[2]:.0f} | {medians[3]:.0f} |", flush=True)
+    table.row(name, *(statistics.median(column) for column in zip(*rows, strict=True)))
 
 
 def served(broker: Broker, probes: list[str]) -> tuple[float, float]:

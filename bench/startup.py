@@ -7,6 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.report import Report
 from bench.wire import Broker, Connection
 from protocol.api_keys import ApiKey
 from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
@@ -15,12 +16,12 @@ ROUNDS = 5
 IDLE_SECONDS = 1.0
 
 
-def main() -> None:
-    print("| start | wall ms | CPU ms | RSS MB idle |\n|---|---|---|---|")
+def main(report: Report) -> None:
+    table = report.table("start", "start", "wall ms", "CPU ms", "RSS MB idle")
     with tempfile.TemporaryDirectory() as folder:
         for name in ["fresh", *["again"] * (ROUNDS - 1)]:
             wall, cpu, resident = measure(Path(folder))
-            print(f"| {name} | {wall * 1000:.0f} | {cpu * 1000:.0f} | {resident:.1f} |", flush=True)
+            table.row(name, wall * 1000, cpu * 1000, resident)
 
 
 def measure(folder: Path) -> tuple[float, float, float]:

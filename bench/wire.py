@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -20,16 +21,24 @@ from protocol.headers import decode_response_header, encode_request
 from protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse, Message
 
 R = TypeVar("R", bound=Message)
-READY = re.compile(rb"kcoord is ready: .*?127\.0\.0\.1:(\d+)")
+S = TypeVar("S", bound="Server")
+READY = re.compile(rb"is ready: .*?127\.0\.0\.1:(\d+)")
+READ_BYTES = 1 << 20
+TIMEOUT_SECONDS = 120.0
 
 
 class Connection:
     """One request at a time."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), 10)
+        self._socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._correlation_id = 0
+        self._read = b""
+        self._position = 0
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
 
     def call(self, api_key: ApiKey, version: int, request: Message, response_class: type[R]) -> R:
         self._correlation_id += 1
@@ -52,40 +61,51 @@ class Connection:
         self._socket.sendall(data)
 
     def receive(self) -> bytes:
-        size = int.from_bytes(self._exactly(4), "big")
-        return self._exactly(size)
+        """The next frame, without its length."""
+        size = int.from_bytes(self._take(4), "big")
+        return self._take(size)
 
-    def _exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            more = self._socket.recv(size - len(data))
+    def skip(self, count: int) -> None:
+        """Waits for so many frames, and does not look at them."""
+        for _ in range(count):
+            self._take(int.from_bytes(self._take(4), "big"))
+
+    def _take(self, size: int) -> bytes:
+        while len(self._read) - self._position < size:
+            more = self._socket.recv(READ_BYTES)
             assert more, "the broker closed the connection"
-            data += more
-        return data
+            self._read = self._read[self._position :] + more
+            self._position = 0
+        start = self._position
+        self._position = start + size
+        return self._read[start : self._position]
 
     def close(self) -> None:
         self._socket.close()
 
 
-class Broker:
-    """`kcoord serve` with its data under `folder`."""
+class Server:
+    """A process of ours that says on its standard output when and where it is ready."""
 
-    def __init__(self, folder: Path, *overrides: str) -> None:
-        command = [sys.executable, "-m", "kcoord", "serve"]
-        for setting in ("listeners=PLAINTEXT://127.0.0.1:0", f"log.dirs={folder}", *overrides):
-            command += ["--override", setting]
+    def __init__(self, arguments: Sequence[str]) -> None:
         self.started = time.perf_counter()
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
         assert self._process.stdout is not None
         ready = READY.search(self._process.stdout.readline())
-        assert ready is not None, "kcoord did not start"
+        assert ready is not None, f"{arguments[0]} did not start"
         self.port = int(ready[1])
 
-    def __enter__(self) -> Broker:
+    def __enter__(self: S) -> S:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.end(signal.SIGTERM)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def end(self, how: signal.Signals) -> None:
         """Sends the signal and waits for the end."""
@@ -104,3 +124,20 @@ class Broker:
     def resident_mb(self) -> float:
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+class Broker(Server):
+    """`kcoord serve` with its data under `folder`."""
+
+    def __init__(self, folder: Path, *overrides: str) -> None:
+        arguments = ["kcoord", "serve"]
+        for setting in ("listeners=PLAINTEXT://127.0.0.1:0", f"log.dirs={folder}", *overrides):
+            arguments += ["--override", setting]
+        super().__init__(arguments)
+
+
+class Echo(Server):
+    """The echo server, which answers the same frames."""
+
+    def __init__(self) -> None:
+        super().__init__(["bench.echo"])

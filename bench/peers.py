@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m bench.peers`: kcoord beside Apache Kafka and kfake, by the generator and script of the shared folder.
+
+Starts kcoord twice, with the assignment interval of Kafka's default and with none (for the join storm), hands both to
+`bench/run-anchors.sh`, and prints its table. `--only` and `--scenarios` are those of the script; its environment
+variables (SECONDS_PER, WARMUP, MAXM, REC_GROUPS, ...) apply. Needs Go, and for Kafka a JDK and Maven; kcoord does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from bench.wire import Broker
+
+OS = "kcoord.log.flush.policy=os"
+NO_INTERVAL = ("group.consumer.assignment.interval.ms=0", "group.consumer.min.assignment.interval.ms=0")
+SCENARIOS = (
+    "echo startup heartbeat commit simple_commit fetch metadata describe_topic_partitions classic join_storm mixed "
+    "fetch_all recovery"
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
+    parser.add_argument("--only", default="kafka kfake", help="the peers, in one argument: 'kafka kfake', '' for none")
+    parser.add_argument("--scenarios", default=SCENARIOS, help="in one argument")
+    arguments = parser.parse_args()
+    script = Path(os.environ.get("KCOORD_SHARED", "../shared")) / "bench" / "run-anchors.sh"
+    tools = ["go", "java", "mvn"] if "kafka" in arguments.only.split() else ["go"]
+    missing = [tool for tool in tools if shutil.which(tool) is None] + ([] if script.exists() else [str(script)])
+    if missing:
+        print(f"bench-peers needs {', '.join(missing)}", file=sys.stderr)
+        return 2
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    work = Path(os.environ.setdefault("WORKDIR", str(Path(tempfile.gettempdir()) / "kcoord-bench")))
+    (work / "results.jsonl").unlink(missing_ok=True)
+    code = measure(script, arguments.only, arguments.scenarios.split())
+    subprocess.run([sys.executable, script.parent / "table.py", work / "results.jsonl"], check=False)
+    return code
+
+
+def measure(script: Path, only: str, scenarios: list[str]) -> int:
+    """The exit code of the script."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        broker = stack.enter_context(Broker(folder / "usual", OS))
+        port = _free_port()
+        targets = [
+            f"kcoord=127.0.0.1:{broker.port}={broker.pid}",
+            "--start",
+            f"kcoord=127.0.0.1:{port}={_serve(folder / 'life', port)}",
+        ]
+        code = _run(script, only, scenarios, targets)
+        if "join_storm" in scenarios:
+            eager = stack.enter_context(Broker(folder / "eager", OS, *NO_INTERVAL))
+            target = f"kcoord-interval0=127.0.0.1:{eager.port}={eager.pid}"
+            code = _run(script, "", ["join_storm"], [target]) or code
+    return code
+
+
+def _serve(folder: Path, port: int) -> str:
+    """The command line of a broker that keeps its data."""
+    settings = (f"listeners=PLAINTEXT://127.0.0.1:{port}", f"log.dirs={folder}", OS)
+    overrides = " ".join(f"--override {setting}" for setting in settings)
+    return f"{Path(sys.executable).with_name('kcoord')} serve {overrides}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _run(script: Path, only: str, scenarios: list[str], targets: list[str]) -> int:
+    command = [str(script), "--only", only, "--scenarios", " ".join(scenarios), *targets]
+    return subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

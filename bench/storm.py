@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Join storm: all members of one group join at once and send heartbeats without pause until every partition has its
+owner, with no wait between two assignments. Then one more joins.
+"""
+
+from __future__ import annotations
+
+import selectors
+import tempfile
+import time
+from pathlib import Path
+
+from bench.report import Report
+from bench.requests import create_topics
+from bench.wire import Broker, Connection
+from protocol.api_keys import ApiKey
+from protocol.headers import decode_response_header, encode_request
+from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+
+SIZES = (100, 500, 1000)
+PARTITIONS = 1000
+CONNECTIONS = 100
+LIMIT_SECONDS = 60.0
+SETTINGS = (
+    "kcoord.log.flush.policy=os",
+    "group.consumer.assignment.interval.ms=0",
+    "group.consumer.min.assignment.interval.ms=0",
+)
+KEY, VERSION = ApiKey.CONSUMER_GROUP_HEARTBEAT, 1
+
+Owned = dict[bytes, list[int]]
+
+
+class Member:
+    """A member that owns what it was told to own, at once."""
+
+    def __init__(self, group_id: str, number: int) -> None:
+        self.group_id = group_id
+        self.member_id = f"member-{number:05d}"
+        self.epoch = 0
+        self.owned: Owned = {}
+        self._told: Owned | None = {}
+
+    def request(self, correlation_id: int) -> bytes:
+        """Everything when it joins, what it owns when that changed, else a plain heartbeat."""
+        joins = self.epoch == 0
+        topics = None
+        if joins or self._told != self.owned:
+            topics = [
+                ConsumerGroupHeartbeatRequest.TopicPartitions(topic_id=topic_id, partitions=partitions)
+                for topic_id, partitions in self.owned.items()
+            ]
+            self._told = self.owned
+        request = ConsumerGroupHeartbeatRequest(
+            group_id=self.group_id,
+            member_id=self.member_id,
+            member_epoch=self.epoch,
+            rebalance_timeout_ms=300_000 if joins else -1,
+            subscribed_topic_names=["storm"] if joins else None,
+            topic_partitions=topics,
+        )
+        return encode_request(KEY, VERSION, correlation_id, "bench", request.encode(VERSION))
+
+    def take(self, answer: ConsumerGroupHeartbeatResponse) -> None:
+        assert answer.error_code == 0, answer
+        self.epoch = answer.member_epoch
+        if answer.assignment is not None:
+            self.owned = {topic.topic_id: topic.partitions for topic in answer.assignment.topic_partitions}
+
+
+def main(report: Report) -> None:
+    table = report.table(
+        f"join storm, {PARTITIONS:,} partitions",
+        *("members", "converged s", "CPU s", "heartbeats", "one more s", "its CPU s", "its heartbeats"),
+    )
+    with tempfile.TemporaryDirectory() as folder, Broker(Path(folder), *SETTINGS) as broker:
+        connection = Connection(broker.port)
+        connection.find_coordinator("g")
+        create_topics(connection, {"storm": PARTITIONS})
+        for size in SIZES:
+            connections = [Connection(broker.port) for _ in range(min(CONNECTIONS, size))]
+            members = [Member(f"storm-{size}", number) for number in range(size)]
+            first = drive(broker, connections, members)
+            members.append(Member(f"storm-{size}", size))
+            second = drive(broker, connections, members, after_epoch=members[0].epoch)
+            table.row(size, *first, *second)
+            for each in connections:
+                each.close()
+        connection.close()
+
+
+def drive(
+    broker: Broker, connections: list[Connection], members: list[Member], *, after_epoch: int = 0
+) -> tuple[float, float, int]:
+    """Seconds and broker CPU until the group has converged, and the heartbeats that it took."""
+    began, cpu, count = time.perf_counter(), broker.cpu_seconds(), 0
+    waiting: dict[int, list[Member]] = {connection.fileno(): [] for connection in connections}
+    selector = selectors.DefaultSelector()
+    for connection in connections:
+        selector.register(connection, selectors.EVENT_READ, connection)
+    for number, member in enumerate(members):
+        connection = connections[number % len(connections)]
+        connection.send(member.request(number))
+        waiting[connection.fileno()].append(member)
+    while True:
+        for key, _ in selector.select(LIMIT_SECONDS):
+            connection = key.data
+            queue = waiting[connection.fileno()]
+            requests = []
+            for _ in range(len(queue)):
+                member = queue.pop(0)
+                frame = connection.receive()
+                _, body = decode_response_header(frame, KEY, VERSION)
+                member.take(ConsumerGroupHeartbeatResponse.decode(frame[body:], VERSION))
+                requests.append(member.request(count))
+                queue.append(member)
+                count += 1
+            if has_converged(members, after_epoch):
+                took = time.perf_counter() - began
+                cpu = broker.cpu_seconds() - cpu
+                finish(connections, waiting, connection)
+                selector.close()
+                return took, cpu, count
+            connection.send(b"".join(requests))
+        assert time.perf_counter() - began < LIMIT_SECONDS, "the group does not converge"
+
+
+def finish(connections: list[Connection], waiting: dict[int, list[Member]], done: Connection) -> None:
+    """Takes the answers that are still under way."""
+    for connection in connections:
+        if connection is not done:
+            for member in waiting[connection.fileno()]:
+                frame = connection.receive()
+                _, body = decode_response_header(frame, KEY, VERSION)
+                member.take(ConsumerGroupHeartbeatResponse.decode(frame[body:], VERSION))
+
+
+def has_converged(members: list[Member], after_epoch: int) -> bool:
+    """Everybody is at one epoch, a later one, and every partition has one owner."""
+    epoch = members[-1].epoch
+    if epoch < max(len(members), after_epoch + 1) or any(member.epoch != epoch for member in members):
+        return False
+    owned = [partition for member in members for partitions in member.owned.values() for partition in partitions]
+    return len(owned) == PARTITIONS == len(set(owned))
