@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from kcoord.coordinator.result import StateMachine
 from kcoord.coordinator.runtime.runtime import LoadError, ShardState
 from kcoord.coordinator.service import partition_for
+from kcoord.metadata.delta import TopicDelta
 from kcoord.metrics.measures import Histogram
 from kcoord.server.request_context import internal_operation_context
 from kcoord.server.runtime_driver import RuntimeDriver
@@ -50,7 +51,9 @@ _WRITE_CHECK_SECONDS = 0.005
 class CoordinatorMachine(StateMachine, Protocol):
     """A state machine whose operations depend on the metadata image."""
 
-    def on_metadata_update(self, context: OperationContext, image: MetadataImage) -> CoordinatorResult[None]: ...
+    def on_metadata_update(
+        self, context: OperationContext, image: MetadataImage, delta: TopicDelta | None = None
+    ) -> CoordinatorResult[None]: ...
 
 
 M = TypeVar("M", bound=CoordinatorMachine)
@@ -93,6 +96,7 @@ class ShardService(Generic[M]):
         self._giving_up = False
         self._reload_seconds: dict[int, float] = {}
         self.load_times = Histogram()
+        self._published: MetadataImage | None = None
         self._closing = False
         self._index_store = Every(INDEX_STORE_INTERVAL_MS)
         self.driver: RuntimeDriver[M] = RuntimeDriver(name, runtime, self)
@@ -267,13 +271,15 @@ class ShardService(Generic[M]):
 
     def publish(self, image: MetadataImage) -> None:
         """Tells every active shard of a new image; one that is loading is told when it is through."""
+        delta = TopicDelta.between(self._published, image) if self._published is not None else None
+        self._published = image
         for shard_id in self.shard_ids:
             if self._runtime.state(shard_id) is ShardState.ACTIVE:
-                self._update_shard(shard_id, image)
+                self._update_shard(shard_id, image, delta)
 
-    def _update_shard(self, shard_id: int, image: MetadataImage) -> None:
+    def _update_shard(self, shard_id: int, image: MetadataImage, delta: TopicDelta | None = None) -> None:
         def operation(shard: M, context: OperationContext) -> CoordinatorResult[None]:
-            return shard.on_metadata_update(context, image)
+            return shard.on_metadata_update(context, image, delta)
 
         try:
             self.driver.run_unanswered(shard_id, operation, internal_operation_context(self._owner.now_ms()))

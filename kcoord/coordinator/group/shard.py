@@ -55,6 +55,7 @@ from kcoord.coordinator.result import (
 )
 from kcoord.coordinator.snapshot_part import PackedState, SnapshotPart
 from kcoord.coordinator.verification import Verifications
+from kcoord.metadata.delta import TopicDelta
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
 from protocol.messages import (
@@ -196,24 +197,27 @@ class GroupCoordinatorShard:
             return CoordinatorResult(None, target_assignment.install(group, value, context.now_ms))
         return CoordinatorResult(None)
 
-    def on_metadata_update(self, context: OperationContext, image: MetadataImage) -> CoordinatorResult[None]:
-        """Groups that depend on a changed topic look again at their next heartbeat; offsets of deleted topics go."""
+    def on_metadata_update(
+        self, context: OperationContext, image: MetadataImage, delta: TopicDelta | None = None
+    ) -> CoordinatorResult[None]:
+        """Groups that depend on a changed topic look again at their next heartbeat; offsets of deleted topics go.
+
+        `delta` leads to `image`; it helps where it begins at the image that this shard has.
+        """
         old, self._image = self._image, image
         self.image_epoch = image.epoch
-        changed = {name for name, topic in image.topics.items() if old.topics.get(name) is not topic}
-        deleted = [name for name in old.topics if name not in image.topics]
-        made_again = {name for name in changed if name in old.topics and old.topics[name].id != image.topics[name].id}
-        come_or_gone = bool(deleted) or any(name not in old.topics for name in changed)
-        changed.update(deleted)
-        if not changed:
+        if delta is None or delta.old is not old:
+            delta = TopicDelta.between(old, image)
+        if not delta.changed:
             return CoordinatorResult(None)
         for group in self._consumer_groups():
-            if come_or_gone:
+            if delta.come_or_gone:
                 group.regex_stale = True
-            if not group.metadata_stale and not changed.isdisjoint(group.subscribed_topic_names()):
+            if not group.metadata_stale and not delta.changed.isdisjoint(group.subscribed_topic_names()):
                 group.metadata_stale = True
-        gone = sorted({*deleted, *made_again})
-        return CoordinatorResult(None, [tombstone for topic in gone for tombstone in self._deletion.of_topic(topic)])
+        return CoordinatorResult(
+            None, [tombstone for topic in delta.gone for tombstone in self._deletion.of_topic(topic)]
+        )
 
     # Metrics.
 
@@ -479,7 +483,10 @@ class GroupCoordinatorShard:
         """
         if self._pending.open:
             return False
-        return plan.prepare(self._groups, self._offsets, self._image, cells, now_ms)
+        if not plan.prepare(self._groups, self._offsets, self._image, cells, now_ms):
+            return False
+        self.counters.offset_commits += plan.count
+        return True
 
     def fetch_packed(self, fetch: PackedFetch, require_stable: bool) -> bytes | None:
         """As `fetch_offsets`, encoded; None where that has to be asked."""

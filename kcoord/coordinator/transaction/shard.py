@@ -43,6 +43,7 @@ from kcoord.coordinator.transaction.work import (
     markers_key,
     timeout_key,
 )
+from kcoord.metadata.delta import TopicDelta
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
 from protocol.messages import (
@@ -144,7 +145,9 @@ class TransactionCoordinatorShard:
             result.timers.append(Schedule(markers_key(work.transactional_id), retry_ms))
         return result
 
-    def on_metadata_update(self, context: OperationContext, image: MetadataImage) -> CoordinatorResult[None]:
+    def on_metadata_update(
+        self, context: OperationContext, image: MetadataImage, delta: TopicDelta | None = None
+    ) -> CoordinatorResult[None]:
         """Features decide in which form records are written."""
         self._image = image
         return CoordinatorResult(None)

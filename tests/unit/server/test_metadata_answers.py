@@ -141,7 +141,7 @@ class ClusterLife(RuleBasedStateMachine):
 
     @rule(name=NAMES, count=st.integers(2, 8))
     def grow(self, name: str, count: int) -> None:
-        topic = CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=count)
+        topic = CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=count, assignments=None)
         request = CreatePartitionsRequest(topics=[topic])
         self.cluster.run(lambda machine, context: machine.create_partitions(context, request))
         self._publish()
