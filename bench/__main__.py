@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench import assignors, classic, compaction, memory, recovery, requests, startup, storm
+from bench import assignors, classic, compaction, memory, offload, recovery, requests, startup, storm
 from bench.report import Report
 
 MEASUREMENTS = {
@@ -16,6 +16,7 @@ MEASUREMENTS = {
     "requests": requests.main,
     "storm": storm.main,
     "assignors": assignors.main,
+    "offload": offload.main,
     "classic": classic.main,
     "memory": memory.main,
     "recovery": recovery.main,

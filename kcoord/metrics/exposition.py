@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as ScrapeTimeout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Thread
 from typing import TypeAlias
 
@@ -59,8 +59,7 @@ class Snapshot:
     append: Timing
     flush: Timing
     lag: Timing
-    gauges: Mapping[str, float] = field(default_factory=dict)
-    """By their whole name."""
+    own_lag: Timing
 
 
 TakeSnapshot: TypeAlias = Callable[[], Coroutine[object, object, Snapshot]]
@@ -113,7 +112,8 @@ def families(snapshot: Snapshot) -> list[Metric]:
         _gauge(
             "kcoord_event_loop_lag_max_ms", "The longest pause of the event loop.", [], {(): snapshot.lag.largest_ms}
         ),
-        *(_gauge(name, "", [], {(): value}) for name, value in snapshot.gauges.items()),
+        _histogram("kcoord_event_loop_own_lag_ms", "What of that it computed itself.", [], {(): snapshot.own_lag}),
+        _gauge("kcoord_event_loop_own_lag_max_ms", "The longest of them.", [], {(): snapshot.own_lag.largest_ms}),
     ]
 
 

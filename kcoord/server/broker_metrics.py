@@ -103,4 +103,5 @@ class BrokerMetrics:
             append=Timing.of(measures.writes.append),
             flush=Timing.of(measures.writes.flush),
             lag=Timing.of(measures.lag.histogram),
+            own_lag=Timing.of(measures.lag.own),
         )

@@ -46,6 +46,7 @@ async def test_loop_lag_sees_a_pause() -> None:
         await asyncio.sleep(0.001)
     lag.stop()
     assert lag.histogram.largest_ms > 30
+    assert lag.own.largest_ms < lag.histogram.largest_ms  # it slept
 
 
 def timing(*values: float) -> Timing:
@@ -65,6 +66,7 @@ SNAPSHOT = Snapshot(
     append=timing(0.2),
     flush=timing(),
     lag=timing(0.1, 12.0),
+    own_lag=timing(0.1, 2.0),
 )
 
 
@@ -95,3 +97,4 @@ def test_the_page_can_be_read_and_says_what_the_snapshot_says() -> None:
     assert samples["kafka_server_socket_server_metrics_connection_count", ("PLAINTEXT",)] == 3
     assert samples["kafka_log_flush_rate_and_time_ms_count", ()] == 0
     assert samples["kcoord_event_loop_lag_max_ms", ()] == 12
+    assert samples["kcoord_event_loop_own_lag_max_ms", ()] == 2
