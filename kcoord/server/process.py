@@ -35,7 +35,7 @@ from kcoord.server.fetch_service import FetchService
 from kcoord.server.group_service import LocalGroupService
 from kcoord.server.listener import SocketListener
 from kcoord.server.metadata_service import METADATA_SHARD, LocalMetadataService
-from kcoord.server.remote_transactions import NoPeers, PeerCalls
+from kcoord.server.peer_calls import NoPeers, PeerCalls
 from kcoord.server.request_context import internal_operation_context, random_uuid
 from kcoord.server.storage import METADATA_TOPIC, Storage, StorageNotUsable
 from kcoord.server.transaction_service import TRANSACTION_STATE_TOPIC, LocalTransactionService

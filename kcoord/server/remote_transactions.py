@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from kcoord.coordinator.transaction.metadata import Partitions
 from kcoord.server.broker import map_reply
@@ -22,29 +22,13 @@ from protocol.messages import (
 if TYPE_CHECKING:
     from kcoord.coordinator.result import Producer
     from kcoord.coordinator.transaction.work import WriteMarkers
+    from kcoord.server.peer_calls import PeerCalls
     from protocol.messages import Message
 
 ADD_PARTITIONS_VERSION: Final = 5
 WRITE_MARKERS_VERSION: Final = 2
 
 PartitionErrors = Mapping[tuple[str, int], Errors]
-
-
-class PeerCalls(Protocol):
-    """Requests to other workers; a KafkaError where there is no answer."""
-
-    def ask(
-        self, broker_id: int, request: Message, version: int, *, client_id: str = "", client_host: str = ""
-    ) -> asyncio.Future[Message]: ...
-
-
-class NoPeers:
-    """Where there is one worker, nobody else can be asked."""
-
-    def ask(
-        self, broker_id: int, request: Message, version: int, *, client_id: str = "", client_host: str = ""
-    ) -> asyncio.Future[Message]:
-        raise KafkaError(Errors.BROKER_NOT_AVAILABLE, f"There is no broker {broker_id}.")
 
 
 def ask_coordinator(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION, Partitions, partitions_of
 from kcoord.server.broker import map_reply
-from kcoord.server.remote_transactions import PeerCalls, ask_coordinator, tell_leader
 from kcoord.server.request_context import internal_operation_context
 from kcoord.server.shard_service import ShardOwner, ShardService
 from kcoord.topics.partition import Marker
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
     from kcoord.coordinator.transaction.work import WriteMarkers
     from kcoord.server.broker import GroupOperation, Reply
+    from kcoord.server.peer_calls import PeerCalls
     from kcoord.server.shard_logs import ShardLogs
     from kcoord.topics.store import TopicStore
 
@@ -103,6 +103,8 @@ class LocalTransactionService(ShardService["TransactionCoordinatorShard"]):
 
         coordinator = self._leader(TRANSACTION_STATE_TOPIC, self.shard_of(transactional_id))
         if coordinator != self._node_id:
+            from kcoord.server.remote_transactions import ask_coordinator
+
             return ask_coordinator(self._peers, coordinator, transactional_id, producer, partitions, adds=adds)
         if not adds:
             return self.run(transactional_id, verify, context)
@@ -147,6 +149,8 @@ class LocalTransactionService(ShardService["TransactionCoordinatorShard"]):
     async def _tell_others(
         self, work: WriteMarkers, leader: int, partitions: list[tuple[str, int]]
     ) -> KafkaError | None:
+        from kcoord.server.remote_transactions import tell_leader
+
         wanted = partitions_of((topic, [number]) for topic, number in partitions)
         errors = await tell_leader(self._peers, leader, work, wanted)
         failed: KafkaError | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -172,6 +173,7 @@ class WorkerProcess(BrokerProcess):
     def _orphaned(self) -> None:
         self._loop.remove_reader(self._place.lifeline)
         _logger.error("The supervisor is gone: this worker ends, too")
+        shutil.rmtree(os.path.dirname(self._place.own.peer_path), ignore_errors=True)
         self._stop_requested.set()
 
     async def _join_cluster(self) -> None:

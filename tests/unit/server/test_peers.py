@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers among themselves: requests over their sockets, and followers of the metadata log."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Coroutine
+from pathlib import Path
+
+import pytest
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
+from kcoord.coordinator.runtime.serde import MetadataSerde
+from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.machine import MetadataMachine
+from kcoord.metadata.topics import auto_create_request
+from kcoord.server import metadata_followers
+from kcoord.server.metadata_follower import MetadataFollower, OutOfStep
+from kcoord.server.metadata_followers import ControllerMetadataService
+from kcoord.server.metadata_operations import AllocateProducerIds, AutoCreateTopics
+from kcoord.server.metadata_service import METADATA_SHARD
+from kcoord.server.peer_frames import FrameKind, PeerRequest, decode_offset, encode_offset, kind_of
+from kcoord.server.peer_link import Peers
+from kcoord.server.peer_listener import PeerListener
+from kcoord.server.request_context import internal_operation_context, random_uuid
+from kcoord.server.worker import Worker
+from kcoord.storage.log import Log
+from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord.storage.segment import LogConfig
+from protocol.errors import Errors, KafkaError
+from protocol.messages import CreateTopicsRequest, CreateTopicsResponse, Message
+from tests.unit.metadata.cluster import Cluster
+from tests.unit.metadata.serving import broker_of
+
+CONTROLLER_ID = 1
+NOW_MS = 1_700_000_000_000
+
+
+class Controller:
+    """The worker with the metadata log, on files in memory, and its socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path / "controller")
+        self.file_system = MemoryFileSystem()
+        self.images: list[MetadataImage] = []
+        config = BrokerConfig.from_properties({})
+        runtime = CoordinatorRuntime(lambda _: MetadataMachine(config), MetadataSerde())
+        runtime.load(METADATA_SHARD, (), NOW_MS)
+        self.worker = Worker(asyncio.get_running_loop(), self.now_ms, flush_policy="os")
+        self.service = ControllerMetadataService(runtime, self.reopen_metadata_log(), self)
+        self.worker.add(self.service.driver)
+        self.broker = broker_of(Cluster())
+        self.broker.metadata = self.service
+        self.listener = self.listen()
+
+    def listen(self) -> PeerListener:
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        Path(self.path).unlink(missing_ok=True)
+        bound.bind(self.path)
+        bound.listen()
+        return PeerListener(bound, self.broker, self.service.followers)
+
+    async def start(self) -> Controller:
+        await self.listener.start()
+        return self
+
+    def restart(self) -> None:
+        """Its connections end, as when the process does."""
+        self.listener.stop_accepting()
+        self.listener.close()
+        self.listener = self.listen()
+
+    def wake(self) -> None:
+        self.worker.wake()
+
+    def now_ms(self) -> int:
+        return NOW_MS
+
+    def publish(self, image: MetadataImage) -> None:
+        self.images.append(image)
+
+    def reopen_metadata_log(self) -> Log:
+        return Log.open(self.file_system, "data/__cluster_metadata-0", LogConfig(), NOW_MS)
+
+    def latest_group_creation_time_ms(self) -> int:
+        return -1
+
+    def create(self, name: str) -> asyncio.Future[CreateTopicsResponse]:
+        return self.service.run(creation(name), internal_operation_context(NOW_MS))
+
+
+class Follower:
+    """Another worker."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.images: list[MetadataImage] = []
+        self.given_up: list[BaseException] = []
+        self.peers = Peers({CONTROLLER_ID: controller.path}, self.spawn)
+        self.metadata = MetadataFollower(
+            BrokerConfig.from_properties({}),
+            self.peers,
+            CONTROLLER_ID,
+            controller.path,
+            self.images.append,
+            self.given_up.append,
+        )
+
+    def spawn(self, coroutine: Coroutine[object, object, Message]) -> asyncio.Future[Message]:
+        return asyncio.ensure_future(coroutine)
+
+    async def start(self) -> Follower:
+        await asyncio.wait_for(self.metadata.start(), 5)
+        return self
+
+    def create(self, name: str) -> asyncio.Future[CreateTopicsResponse]:
+        return self.metadata.run(creation(name), internal_operation_context(NOW_MS))
+
+    def close(self) -> None:
+        self.metadata.close()
+        self.peers.close()
+
+
+def creation(name: str) -> AutoCreateTopics:
+    return AutoCreateTopics(auto_create_request(BrokerConfig.from_properties({}), [name]), [random_uuid()])
+
+
+def test_frames() -> None:
+    asked = PeerRequest(7, 19, 7, "clïent", "/127.0.0.1", b"body")
+    frame = asked.encode()
+    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+    assert kind_of(frame[4:]) is FrameKind.REQUEST
+    assert PeerRequest.decode(frame[4:]) == asked
+    assert decode_offset(encode_offset(FrameKind.BATCHES, 5, b"data")[4:]) == (5, b"data")
+
+
+async def test_an_answer_comes_when_all_followers_have_published(tmp_path: Path) -> None:
+    controller = await Controller(tmp_path).start()
+    await asyncio.wait_for(controller.create("before"), 5)
+    followers = [await Follower(controller).start() for _ in range(2)]
+    assert all("before" in follower.metadata.image.topics for follower in followers)
+    askers: list[Controller | Follower] = [controller, *followers]
+    for number, asker in enumerate(askers):
+        answer = await asyncio.wait_for(asker.create(f"t{number}"), 5)
+        assert answer.topics[0].error_code == 0
+        for images in (controller.images, *(follower.images for follower in followers)):
+            assert f"t{number}" in images[-1].topics
+            assert images[-1].topics[f"t{number}"].id == answer.topics[0].topic_id
+    again = await asyncio.wait_for(followers[0].create("t0"), 5)
+    assert again.topics[0].error_code == Errors.TOPIC_ALREADY_EXISTS
+    for follower in followers:
+        follower.close()
+
+
+async def test_an_answer_waits_for_a_follower_and_not_for_one_that_is_gone(tmp_path: Path) -> None:
+    controller = await Controller(tmp_path).start()
+    slow = controller.service.followers.add(0, lambda data: None)
+    waiting = controller.create("a")
+    while not controller.images:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    controller.service.followers.applied(slow, slow.sent_offset)
+    assert (await asyncio.wait_for(waiting, 5)).topics[0].error_code == 0
+    waiting = controller.create("b")
+    controller.service.followers.remove(slow)
+    assert (await asyncio.wait_for(waiting, 5)).topics[0].error_code == 0
+
+
+async def test_an_answer_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata_followers, "APPLY_SECONDS", 0.01)
+    controller = await Controller(tmp_path).start()
+    controller.service.followers.add(0, lambda data: None)
+    assert (await asyncio.wait_for(controller.create("a"), 5)).topics[0].error_code == 0
+
+
+async def test_a_follower_goes_on_after_the_controller_was_away(tmp_path: Path) -> None:
+    controller = await Controller(tmp_path).start()
+    follower = await Follower(controller).start()
+    await asyncio.wait_for(follower.create("a"), 5)
+    controller.restart()
+    await asyncio.wait_for(controller.create("meanwhile"), 5)
+    await controller.start()
+    while "meanwhile" not in follower.metadata.image.topics:
+        await asyncio.sleep(0.01)
+    assert (await asyncio.wait_for(follower.create("b"), 5)).topics[0].error_code == 0
+    assert "a" in follower.images[-1].topics
+    assert not follower.given_up
+    follower.close()
+
+
+async def test_what_is_under_way_when_the_controller_ends_is_not_answered_wrongly(tmp_path: Path) -> None:
+    controller = await Controller(tmp_path).start()
+    follower = await Follower(controller).start()
+    await asyncio.wait_for(follower.create("a"), 5)
+    controller.service.followers.add(0, lambda data: None)
+    waiting = follower.create("b")
+    while "b" not in controller.service.image.topics:
+        await asyncio.sleep(0.001)
+    controller.restart()
+    with pytest.raises(KafkaError) as caught:
+        await asyncio.wait_for(waiting, 5)
+    assert caught.value.error is Errors.NOT_CONTROLLER
+    follower.close()
+
+
+async def test_a_follower_that_knows_more_than_the_controller_gives_up(tmp_path: Path) -> None:
+    controller = await Controller(tmp_path).start()
+    follower = await Follower(controller).start()
+    await asyncio.wait_for(follower.create("a"), 5)
+    controller.restart()
+    controller.service.followers.log = Log.open(controller.file_system, "data/other-0", LogConfig(), NOW_MS)
+    await controller.start()
+    while not follower.given_up:
+        await asyncio.sleep(0.01)
+    assert isinstance(follower.given_up[0], OutOfStep)
+    follower.close()
+
+
+async def test_producer_ids_come_from_the_controller(tmp_path: Path) -> None:
+    controller = await Controller(tmp_path).start()
+    follower = await Follower(controller).start()
+    blocks = [
+        await asyncio.wait_for(
+            follower.metadata.run(AllocateProducerIds(broker_id), internal_operation_context(NOW_MS)), 5
+        )
+        for broker_id in (2, 3)
+    ]
+    assert [(block.first_id, block.size) for block in blocks] == [(0, 1000), (1000, 1000)]
+    follower.close()
+
+
+async def test_a_worker_that_does_not_exist_is_not_available(tmp_path: Path) -> None:
+    peers = Peers({}, lambda coroutine: asyncio.ensure_future(coroutine))
+    with pytest.raises(KafkaError) as caught:
+        await asyncio.wait_for(peers.ask(9, CreateTopicsRequest(topics=[]), 7), 5)
+    assert caught.value.error is Errors.BROKER_NOT_AVAILABLE
+    peers.close()
