@@ -22,11 +22,16 @@ if TYPE_CHECKING:
     from kcoord.server.process import Ready
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_CONTROL_HOST = "127.0.0.1"
+_LARGEST_PORT = 65535
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = make_parser().parse_args(arguments)
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if not options.test_mode and (options.control_port is not None or options.control_host is not None):
+        parser.error("--control-port and --control-host go with --test-mode")
     _set_up_logging(options.log_level)
     try:
         settings = _settings(options.properties, options.override)
@@ -64,11 +69,16 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="keep all data in memory, and open a control over HTTP by which tests move the clock and inject faults",
     )
-    tests.add_argument(
-        "--control-port", type=int, default=0, metavar="PORT", help="of the control (default: a free one)"
-    )
-    tests.add_argument("--control-host", default="127.0.0.1", metavar="HOST", help="of the control (default 127.0.0.1)")
+    tests.add_argument("--control-port", type=_port, metavar="PORT", help="of the control (default: a free one)")
+    tests.add_argument("--control-host", metavar="HOST", help=f"of the control (default {_CONTROL_HOST})")
     return parser
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isdecimal() else -1
+    if not 0 <= port <= _LARGEST_PORT:
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to {_LARGEST_PORT}, not {text}")
+    return port
 
 
 def _set_up_logging(level: str) -> None:
@@ -83,7 +93,7 @@ def _serve_tests(settings: Mapping[str, str], options: argparse.Namespace) -> in
     if "log.dirs" in settings or "log.dir" in settings:
         logging.getLogger(__name__).warning("Test mode keeps its data in memory: log.dirs has no effect")
     try:
-        run(settings, options.control_host, options.control_port, _print_ready)
+        run(settings, options.control_host or _CONTROL_HOST, options.control_port or 0, _print_ready)
     except StartError as error:
         return _failed(str(error))
     return 0

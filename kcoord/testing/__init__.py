@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brokers for tests: `start_broker`, and with pytest the fixture `kcoord_broker`.
 
-A broker starts in about two milliseconds in a thread of the test's process, on a free port, with its files in memory;
+A broker starts in a few milliseconds in a thread of the test's process, on a free port, with its files in memory;
 real clients speak to it over TCP. See docs/testing.md.
 """
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The brokers of a test session. A broker in this process is made anew for each test, which takes two milliseconds; a
-process takes a hundred times as long, so one that was given back is reset and lent again.
+"""The brokers of a test session. A broker in this process is made anew for each test, which takes a few
+milliseconds; a process takes a hundred times as long, so one that was given back is reset and lent again.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from http.client import HTTPConnection
 
@@ -65,6 +67,34 @@ def test_a_wait_for_a_fault(process: KcoordBroker) -> None:
     assert status == 200 and isinstance(fault, dict)
     status, answer = ask(process, "GET", f"/faults/{fault['number']}?hits=1&timeout_ms=1")
     assert status == 408 and "0 did" in str(answer)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--control-port", "9093"], "--control-port and --control-host go with --test-mode"),
+        (["--test-mode", "--control-port", "65536"], "a port is a number from 0 to 65535"),
+        (["--test-mode", "--control-port", "x"], "a port is a number"),
+        (["--test-mode", "--override", "group.coordinator.threads=2"], "a test broker is one process"),
+        (["--test-mode", "--override", "listeners=SSL://127.0.0.1:0"], "only PLAINTEXT is served"),
+    ],
+)
+def test_what_the_command_refuses(options: list[str], said: str) -> None:
+    command = [sys.executable, "-m", "kcoord", "serve", *options]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode in (1, 2)
+    assert said in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_control_port_that_is_taken(process: KcoordBroker) -> None:
+    assert process.control_url is not None
+    port = process.control_url.rpartition(":")[2]
+    options = ["--test-mode", "--override", "listeners=PLAINTEXT://127.0.0.1:0", "--control-port", port]
+    command = [sys.executable, "-m", "kcoord", "serve", *options]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 1
+    assert f"kcoord: cannot listen on 127.0.0.1:{port} for the control" in ran.stderr
 
 
 def test_a_broker_that_is_not_in_test_mode_has_no_control(make_server: MakeServer) -> None:
