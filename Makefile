@@ -80,7 +80,7 @@ vectors: $(RUN) ## decode and encode the byte vectors of Apache Kafka's own seri
 schemas-check: $(RUN) ## compare schemas/ with the wire layouts of Apache Kafka 4.3.1 (needs SHARED=../shared)
 	$(BIN)/python $(SHARED)/tools/check_schemas.py schemas
 
-bench: $(RUN) ## figures of docs/performance.md, about 10 minutes (ARGS="requests storm --json FILE" for some)
+bench: $(DEV) ## figures of docs/performance.md, about 10 minutes (ARGS="requests storm --json FILE" for some)
 	@$(COMPILE)
 	$(BIN)/python -m bench $(ARGS)
 

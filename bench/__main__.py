@@ -11,6 +11,14 @@ from pathlib import Path
 from bench import assignors, classic, compaction, memory, offload, recovery, requests, startup, storm
 from bench.report import Report
 
+
+def pipeline(report: Report) -> None:
+    """Imported on demand: it needs the extra `spark`."""
+    from bench import pipeline as measurement
+
+    measurement.main(report)
+
+
 MEASUREMENTS = {
     "startup": startup.main,
     "requests": requests.main,
@@ -21,8 +29,9 @@ MEASUREMENTS = {
     "memory": memory.main,
     "recovery": recovery.main,
     "compaction": compaction.main,
+    "pipeline": pipeline,
 }
-LONG = {"compaction"}
+LONG = {"compaction", "pipeline"}
 
 
 def main() -> None:

@@ -214,6 +214,18 @@ def _decode_record_start(data: bytes, position: int) -> tuple[int, int, int, int
     return size, later, delta, size_or_null, end, position
 
 
+def decode_record_headers(data: bytes) -> list[tuple[str, bytes | None]]:
+    """The headers of one record, given the bytes from their number to the record's end."""
+    headers: list[tuple[str, bytes | None]] = []
+    try:
+        end = _decode_headers(data, 0, len(data), headers)
+    except (IndexError, ValueError) as e:
+        raise CorruptBatchError("the headers of a record are cut short") from e
+    if end != len(data):
+        raise CorruptBatchError(f"{len(data) - end} bytes follow the headers of a record")
+    return headers
+
+
 def _decode_headers(data: bytes, position: int, end: int, headers: list[tuple[str, bytes | None]]) -> int:
     count, position = decode_uvarint(data, position)
     if count & 1 or count > end - position:  # zigzag: twice the count, and a header has at least two bytes

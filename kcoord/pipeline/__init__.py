@@ -3,3 +3,20 @@
 
 Needs `pip install kcoord[spark]` and Java 17. docs/pipeline.md explains tables and options.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register(spark: SparkSession) -> None:
+    """Makes the format `kcoord` known to a session.
+
+    Filter pushdown is taken part in where `spark.sql.python.filterPushdown.enabled` is true at that moment.
+    """
+    from kcoord.pipeline.source import register as register_source
+
+    register_source(spark)

@@ -14,7 +14,13 @@ import pyarrow as pa
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
-ASSIGNED: Final = pa.list_(
+
+def list_of(dtype: pa.DataType) -> pa.DataType:
+    """Named inside as Spark does it: Spark compares schemas by every name in them."""
+    return pa.list_(pa.field("element", dtype))
+
+
+ASSIGNED: Final = list_of(
     pa.struct(
         [
             pa.field("topic", pa.string()),
@@ -27,9 +33,9 @@ ASSIGNED: Final = pa.list_(
 """One element per partition. Consumer-protocol groups know topics by id, classic ones by name; the other is null.
 `epoch` is the member epoch since which the member has the partition (Kafka 4.3 and kcoord write it), else null."""
 
-PROTOCOLS: Final = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("metadata", pa.binary())]))
+PROTOCOLS: Final = list_of(pa.struct([pa.field("name", pa.string()), pa.field("metadata", pa.binary())]))
 
-CLASSIC_MEMBERS: Final = pa.list_(
+CLASSIC_MEMBERS: Final = list_of(
     pa.struct(
         [
             pa.field("member_id", pa.string()),
@@ -38,7 +44,7 @@ CLASSIC_MEMBERS: Final = pa.list_(
             pa.field("client_host", pa.string()),
             pa.field("rebalance_timeout_ms", pa.int32()),
             pa.field("session_timeout_ms", pa.int32()),
-            pa.field("subscribed_topics", pa.list_(pa.string())),
+            pa.field("subscribed_topics", list_of(pa.string())),
             pa.field("assigned", ASSIGNED),
             pa.field("subscription", pa.binary()),
             pa.field("assignment", pa.binary()),
@@ -118,7 +124,7 @@ _MEMBER: Final = (
     Column("rack_id", pa.string(), "Rack of the member."),
     Column("client_id", pa.string(), "Client id."),
     Column("client_host", pa.string(), "Address from which the member connects."),
-    Column("subscribed_topics", pa.list_(pa.string()), "Topics subscribed to by name."),
+    Column("subscribed_topics", list_of(pa.string()), "Topics subscribed to by name."),
     Column("subscribed_regex", pa.string(), "Regular expression subscribed to; null where there is none."),
     Column("rebalance_timeout_ms", pa.int32(), "How long the member may take to give up partitions, in ms."),
     Column("session_timeout_ms", pa.int32(), "Session timeout of a member that speaks the classic protocol, in ms."),
@@ -164,7 +170,7 @@ _CURRENT: Final = (
 )
 _REGEX: Final = (
     Column("regex", pa.string(), "The regular expression."),
-    Column("topics", pa.list_(pa.string()), "Topics that it matched."),
+    Column("topics", list_of(pa.string()), "Topics that it matched."),
     Column("metadata_version", pa.int64(), "Version of the metadata image with which it was resolved."),
     Column("resolved_timestamp", TIMESTAMP, "When it was resolved."),
 )
@@ -184,9 +190,9 @@ _TRANSACTION: Final = Column(
 
 RECORDS: Final = Table(
     "records",
-    "Every record as it lies in the log: all types, control records, also of transactions that were aborted. Columns"
-    " that a record type does not have are null. A record of an unknown type or version has its bytes alone. A "
-    "damaged batch is one row with an `error`, at the batch's first offset, with the batch as `value`.",
+    "Every record as it lies in the log: all types, control records, also of transactions that were aborted. Columns "
+    "that a record type does not have are null. A record of an unknown type or version has its bytes alone. A damaged "
+    "batch is one row with an `error`, at the first offset that it can have had, with its bytes as `value`.",
     ("log_partition", "log_offset"),
     (
         *_PLACE,
@@ -216,7 +222,7 @@ RECORDS: Final = Table(
         *_TOMBSTONE,
         Column(
             "headers",
-            pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
+            list_of(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
             "Record headers; null where there are none.",
         ),
         Column("key", pa.binary(), "Key as it lies in the log."),

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The batches in a piece of a log, their header fields as columns; what is no sound batch is found and named here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from struct import Struct
+from typing import Final, Self, TypeAlias
+
+import numpy as np
+
+from kcoord.pipeline.buffers import Bytes, Flags, Gather, Ints
+from protocol.batch_header import (
+    BATCH_OVERHEAD_BYTES,
+    CONTROL_BIT,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    TRANSACTIONAL_BIT,
+    decode_header,
+    verify_crc,
+)
+
+Walk: TypeAlias = Callable[[Bytes, int, int], tuple[Ints, int]]
+_LENGTH: Final = Struct(">i")
+_LENGTH_AND_MAGIC: Final = Struct(">i4xB")
+_LENGTH_AT: Final = 8
+_MAGIC_AT: Final = 16
+_COMPRESSION_BITS: Final = 0x07
+_ATTRIBUTES_AT: Final = 22
+
+
+@dataclass(slots=True)
+class Batches:
+    """One row per batch. `position` and `size_bytes` lie in the buffer that was scanned; the rest are header fields."""
+
+    position: Ints
+    size_bytes: Ints
+    base_offset: Ints
+    leader_epoch: Ints
+    attributes: Ints
+    last_offset: Ints
+    base_timestamp: Ints
+    max_timestamp: Ints
+    producer_id: Ints
+    producer_epoch: Ints
+    base_sequence: Ints
+    count: Ints
+
+    @classmethod
+    def read(cls, gather: Gather, position: Ints) -> Self:
+        base_offset = gather.int64(position)
+        return cls(
+            position,
+            gather.int32(position + _LENGTH_AT) + LOG_OVERHEAD_BYTES,
+            base_offset,
+            gather.int32(position + 12),
+            gather.int16(position + 21),
+            base_offset + gather.int32(position + 23),
+            gather.int64(position + 27),
+            gather.int64(position + 35),
+            gather.int64(position + 43),
+            gather.int16(position + 51),
+            gather.int32(position + 53),
+            gather.int32(position + 57),
+        )
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    def rows(self, chosen: Flags | Ints | slice) -> Self:
+        return type(self)(*(getattr(self, each.name)[chosen] for each in fields(self)))
+
+    @property
+    def is_control(self) -> Flags:
+        return (self.attributes & CONTROL_BIT).astype(np.bool_)
+
+    @property
+    def is_transactional(self) -> Flags:
+        return (self.attributes & TRANSACTIONAL_BIT).astype(np.bool_)
+
+    @property
+    def codec(self) -> Ints:
+        return self.attributes & _COMPRESSION_BITS
+
+
+def walk(data: Bytes, position: int, end: int) -> tuple[Ints, int]:
+    """Where whole batches begin in `data[position:end]`, and where the first thing begins that is none."""
+    view = data.data
+    unpack = _LENGTH_AND_MAGIC.unpack_from
+    positions: list[int] = []
+    append = positions.append
+    while end - position >= BATCH_OVERHEAD_BYTES:
+        length, magic = unpack(view, position + _LENGTH_AT)
+        following = position + length + LOG_OVERHEAD_BYTES
+        if magic != MAGIC or length < BATCH_OVERHEAD_BYTES - LOG_OVERHEAD_BYTES or following > end:
+            break
+        append(position)
+        position = following
+    return np.array(positions, np.int64), position
+
+
+@dataclass(slots=True)
+class Scan:
+    """Where batches begin, and where and why the walk ended early; `error` is "" for a batch that the end cuts off."""
+
+    positions: Ints
+    end: int
+    error: str = ""
+
+
+def scan(data: Bytes, end: int, walk: Walk, *, verify: bool) -> Scan:
+    """The batches in `data[:end]`; `verify` checks each checksum too."""
+    positions, stop = walk(data, 0, end)
+    view = data.data
+    if verify:
+        ends = [*positions[1:].tolist(), stop]
+        for number, (position, following) in enumerate(zip(positions.tolist(), ends, strict=False)):
+            if not verify_crc(view[position:following]):
+                return Scan(positions[:number], position, "the checksum of the batch does not match its content")
+    if end - stop < BATCH_OVERHEAD_BYTES:
+        return Scan(positions, stop)
+    return Scan(positions, stop, _what_is_wrong(view, stop))
+
+
+def _what_is_wrong(view: memoryview, position: int) -> str:
+    if not any(view[position : position + BATCH_OVERHEAD_BYTES]):
+        return "the file goes on with zeros"
+    magic = view[position + _MAGIC_AT]
+    if magic != MAGIC:
+        return f"no record batch of format 2: the magic byte is {magic}"
+    is_long_enough = _LENGTH.unpack_from(view, position + _LENGTH_AT)[0] >= BATCH_OVERHEAD_BYTES - LOG_OVERHEAD_BYTES
+    return "" if is_long_enough else "the length of the batch is less than its header"
+
+
+def find_batch(data: Bytes, position: int, end: int, offset: int) -> int | None:
+    """The first position of a sound batch at or behind `position` that begins at `offset` or later."""
+    view = data.data
+    candidates = np.flatnonzero(
+        data[position + _MAGIC_AT : max(end - BATCH_OVERHEAD_BYTES, 0) + _MAGIC_AT + 1] == MAGIC
+    )
+    for candidate in (candidates + position).tolist():
+        size = _LENGTH.unpack_from(view, candidate + _LENGTH_AT)[0] + LOG_OVERHEAD_BYTES
+        if size < BATCH_OVERHEAD_BYTES or candidate + size > end:
+            continue
+        if verify_crc(view[candidate : candidate + size]) and decode_header(view, candidate).base_offset >= offset:
+            return int(candidate)
+    return None
+
+
+def control_type(data: Bytes, position: int, read_key: Callable[[bytes], bytes | None]) -> int:
+    """The type in the first record of a control batch; -1 where there is none. `read_key` reads unusual batches."""
+    at = position + BATCH_OVERHEAD_BYTES
+    plain = data[position + _ATTRIBUTES_AT] & _COMPRESSION_BITS == 0
+    if plain and data[at] < 0x80 and data[at + 2] < 0x80 and data[at + 3] == 0 and data[at + 4] == 8:
+        return int(data[at + 7]) << 8 | int(data[at + 8])
+    size = _LENGTH.unpack_from(data.data, position + _LENGTH_AT)[0] + LOG_OVERHEAD_BYTES
+    key = read_key(data[position : position + size].tobytes())
+    return -1 if key is None or len(key) < 4 else int.from_bytes(key[2:4], "big", signed=True)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inner loops of the decoder, in numpy or compiled by numba, to choose from by name."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+from typing import Literal, NamedTuple, TypeAlias
+
+from kcoord.pipeline.batch_table import walk
+from kcoord.pipeline.buffers import Bytes, Gather, Ints
+from kcoord.pipeline.keys import ArrowKeyIndex, KeyIndex
+from kcoord.pipeline.offset_values import OffsetValues, read_offset_values
+from kcoord.pipeline.record_split import Split, split_records
+
+DecoderName: TypeAlias = Literal["auto", "numpy", "numba"]
+
+
+class Kernels(NamedTuple):
+    """`walk` finds batches, `split_records` cuts them into records, `read_offset_values` reads offset commits, and
+    `key_index` makes what numbers keys.
+    """
+
+    name: str
+    walk: Callable[[Bytes, int, int], tuple[Ints, int]]
+    split_records: Callable[[Bytes, Ints, Ints, Ints], Split]
+    read_offset_values: Callable[[Gather, Ints, Ints], OffsetValues]
+    key_index: Callable[[], KeyIndex]
+
+
+NUMPY = Kernels("numpy", walk, split_records, read_offset_values, ArrowKeyIndex)
+
+
+@cache
+def kernels(name: DecoderName) -> Kernels:
+    """`auto` is numba where it is installed. ImportError for `numba` where it is not."""
+    if name == "numpy" or (name == "auto" and importlib.util.find_spec("numba") is None):
+        return NUMPY
+    try:
+        from kcoord.pipeline import numba_kernels as compiled
+        from kcoord.pipeline.numba_keys import HashKeyIndex
+    except ImportError as error:
+        raise ImportError("decoder: numba is not installed; pip install 'kcoord[spark-fast]'") from error
+    loops = compiled.walk, compiled.split_records, compiled.read_offset_values
+    return Kernels("numba", *loops, HashKeyIndex)

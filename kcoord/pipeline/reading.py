@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker does: ranges of logs in, Arrow record batches of a table out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from kcoord.pipeline.current import current_offsets
+from kcoord.pipeline.kernels import kernels
+from kcoord.pipeline.keys import KeyTable
+from kcoord.pipeline.options import Options
+from kcoord.pipeline.range_reader import LogRange, read_range
+from kcoord.pipeline.tables import table_batches
+
+
+class Ranges(InputPartition):
+    """The work of one task."""
+
+    def __init__(self, ranges: list[LogRange]) -> None:
+        super().__init__(ranges)
+        self.ranges = ranges
+
+
+def read_ranges(
+    partition: Ranges, options: Options, schema: pa.Schema, groups: Collection[str] | None
+) -> Iterator[pa.RecordBatch]:
+    """The columns of the table that are in `schema`, which is what Spark expects to the letter."""
+    for batch in _batches(partition, options, schema.names, groups):
+        yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def _batches(
+    partition: Ranges, options: Options, names: list[str], groups: Collection[str] | None
+) -> Iterator[pa.RecordBatch]:
+    loops = kernels(options.decoder)
+    keys = KeyTable(loops.key_index())
+    for each in partition.ranges:
+        if options.table.name == "current_offsets":
+            yield from current_offsets(each, options, names, groups)
+            continue
+        if keys.is_full:
+            keys = KeyTable(loops.key_index())
+        for part in read_range(each, keys, options.checksums, loops):
+            yield from table_batches(options.table.name, names, part, groups)

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The columns of the table `records`, each from a chunk of decoded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from kcoord.coordinator.runtime.batch import REASON_HEADER
+from kcoord.pipeline.buffers import Flags, Ints
+from kcoord.pipeline.chunk import Chunk
+from kcoord.pipeline.columns import (
+    bool_column,
+    empty_texts,
+    int_column,
+    spread,
+    text_column,
+    timestamp_column,
+    uuid_column,
+    views,
+)
+from kcoord.pipeline.group_values import VALUE_READERS, Row
+from kcoord.pipeline.keys import GROUP_TYPES, NO_TYPE
+from kcoord.pipeline.schemas import RECORDS
+from kcoord.pipeline.transactions import OUTCOMES, SUPERSEDED
+from protocol.control_records import ControlRecordType
+
+_TYPES: Final = {each.name: each.type for each in RECORDS.columns}
+_CONTROL_NAMES: Final = {int(each): each.name.lower() for each in ControlRecordType}
+_CONTROL_TYPE_AT: Final = 2
+_CONTROL_KEY_BYTES: Final = 4
+
+
+def column(chunk: Chunk, name: str) -> pa.Array:
+    """A column of the table `records`."""
+    return _COLUMNS[name](chunk)
+
+
+def codes_to_texts(codes: Ints, texts: tuple[str | None, ...]) -> pa.Array:
+    if not codes.any() and texts[0] is None:
+        return pa.nulls(len(codes), pa.string())
+    return pa.array(texts, pa.string()).take(int_column(codes, pa.int64()))
+
+
+def _batch_ints(chunk: Chunk, name: str) -> pa.Array:
+    values: Ints = getattr(chunk.batches, name)[chunk.records.batch]
+    return int_column(values, _TYPES[name], None if name == "leader_epoch" else values >= 0)
+
+
+def _sequence(chunk: Chunk) -> pa.Array:
+    base = chunk.batches.base_sequence[chunk.records.batch]
+    return int_column((base + chunk.records.number) & 0x7FFF_FFFF, pa.int32(), base >= 0)
+
+
+def _transaction(chunk: Chunk) -> pa.Array:
+    outcome = chunk.resolution.outcome[chunk.records.batch]
+    return codes_to_texts(np.where(chunk.lost, SUPERSEDED, outcome), OUTCOMES)
+
+
+def _effective_offset(chunk: Chunk) -> pa.Array:
+    return int_column(chunk.effective, pa.int64(), chunk.counts)
+
+
+def _control_type(chunk: Chunk) -> pa.Array:
+    records = chunk.records
+    rows = np.flatnonzero(chunk.is_control & (records.key_size >= _CONTROL_KEY_BYTES))
+    types = chunk.gather.int16(records.key_at[rows] + _CONTROL_TYPE_AT).tolist()
+    return spread([_CONTROL_NAMES.get(each, str(each)) for each in types], rows, len(chunk), pa.string())
+
+
+def _record_type(chunk: Chunk) -> pa.Array:
+    return int_column(chunk.keys.types, pa.int32(), (chunk.keys.types != NO_TYPE) & ~chunk.is_control)
+
+
+def _value_version(chunk: Chunk) -> pa.Array:
+    records = chunk.records
+    present = (records.value_size >= 2) & ~chunk.is_control
+    return int_column(chunk.gather.int16(np.where(present, records.value_at, 0)), pa.int32(), present)
+
+
+def _tombstone_reason(chunk: Chunk) -> pa.Array:
+    reasons = {}
+    for row, headers in chunk.headers().items():
+        for name, value in headers:
+            if name == REASON_HEADER and value is not None and chunk.is_tombstone[row]:
+                reasons[row] = value.decode("utf-8", "replace")
+    return spread([*reasons.values()], np.array([*reasons], np.int64), len(chunk), pa.string())
+
+
+def _headers(chunk: Chunk) -> pa.Array:
+    found = chunk.headers()
+    rows = [[{"key": name, "value": value} for name, value in headers] for headers in found.values()]
+    return spread(rows, np.array([*found], np.int64), len(chunk), _TYPES["headers"])
+
+
+def _bytes(chunk: Chunk, at: str, size: str) -> pa.Array:
+    return views(chunk.data, getattr(chunk.records, at), getattr(chunk.records, size)).cast(pa.binary())
+
+
+def _error(chunk: Chunk) -> pa.Array:
+    errors = {row: error for row, (_, error) in chunk.group_values.items() if error is not None}
+    rows, values = chunk.offset_values
+    errors |= {int(rows[row]): error for row, error in values.errors.items()}
+    bad_keys = chunk.keys.has_error & ~chunk.is_control
+    for row in np.flatnonzero(bad_keys).tolist():
+        errors[row] = chunk.keys[row].error or ""
+    return spread([*errors.values()], np.array([*errors], np.int64), len(chunk), pa.string())
+
+
+def _partition(chunk: Chunk) -> pa.Array:
+    return int_column(chunk.keys.partitions(), pa.int32(), chunk.is_offset)
+
+
+def _of_offsets(chunk: Chunk, values: Ints, known: Flags, fill: int) -> tuple[Ints, Flags]:
+    """Values of the rows with offset commits, spread over all rows."""
+    rows, _ = chunk.offset_values
+    if len(rows) == len(chunk):
+        return values, known
+    everywhere, present = np.full(len(chunk), fill), np.zeros(len(chunk), np.bool_)
+    everywhere[rows], present[rows] = values, known
+    return everywhere, present
+
+
+def _offset_number(chunk: Chunk, name: str, attribute: str) -> pa.Array:
+    _, values = chunk.offset_values
+    numbers, known = _of_offsets(chunk, values.numbers[attribute], values.known, -1)
+    if name == "committed_leader_epoch":
+        known = known & (numbers >= 0)
+    return int_column(numbers, _TYPES[name], known)
+
+
+def _offset_time(chunk: Chunk, attribute: str) -> pa.Array:
+    _, values = chunk.offset_values
+    return timestamp_column(*_of_offsets(chunk, values.numbers[attribute], values.known, -1))
+
+
+def _metadata(chunk: Chunk) -> pa.Array:
+    _, values = chunk.offset_values
+    size, known = _of_offsets(chunk, values.metadata_size, values.known, 0)
+    if not size[known].any():
+        return empty_texts(known)
+    at, _ = _of_offsets(chunk, values.metadata_at, values.known, 0)
+    return text_column(views(chunk.data, np.where(known, at, 0), np.where(known, size, -1)))
+
+
+def _topic_id(chunk: Chunk) -> pa.Array:
+    rows, values = chunk.offset_values
+    present = values.has_topic_id & values.known
+    ids = uuid_column(values.topic_id, present)
+    if len(rows) == len(chunk):
+        return ids
+    index, known = _of_offsets(chunk, np.arange(len(rows)), present, 0)
+    return ids.take(int_column(index, pa.int64(), known))
+
+
+def _group_end(chunk: Chunk) -> pa.Array:
+    """A group's tombstone is no end where the same batch has the group's new record of the other protocol."""
+    types = chunk.keys.types
+    rows = np.flatnonzero(np.isin(types, GROUP_TYPES) & ~chunk.is_control)
+    tombstone = chunk.is_tombstone
+    goes_on = set()
+    for row in rows[~tombstone[rows]].tolist():
+        goes_on.add((int(chunk.records.batch[row]), chunk.keys[row].group))
+    ends = rows[tombstone[rows]]
+    groups = ((int(chunk.records.batch[row]), chunk.keys[row].group) for row in ends.tolist())
+    return spread([each not in goes_on for each in groups], ends, len(chunk), pa.bool_())
+
+
+def _value_column(chunk: Chunk, record_type: int, name: str) -> pa.Array:
+    types = chunk.keys.types
+    found = {
+        row: entry for row, (entry, _) in chunk.group_values.items() if entry is not None and types[row] == record_type
+    }
+    values = [*found.values()]
+    if name == "regular_expression":
+        values = [_with_regex(chunk, row, entry) for row, entry in found.items()]
+    return spread(values, np.array([*found], np.int64), len(chunk), _TYPES[name])
+
+
+def _with_regex(chunk: Chunk, row: int, entry: object) -> Row:
+    assert isinstance(entry, dict)
+    return {"regex": chunk.keys[row].regex, **entry}
+
+
+_COLUMNS: Final[dict[str, Callable[[Chunk], pa.Array]]] = {
+    "log_partition": lambda chunk: int_column(np.full(len(chunk), chunk.log_partition), pa.int32()),
+    "log_offset": lambda chunk: int_column(chunk.records.offset, pa.int64()),
+    "timestamp": lambda chunk: timestamp_column(chunk.records.timestamp_ms),
+    "leader_epoch": partial(_batch_ints, name="leader_epoch"),
+    "producer_id": partial(_batch_ints, name="producer_id"),
+    "producer_epoch": partial(_batch_ints, name="producer_epoch"),
+    "sequence": _sequence,
+    "transaction": _transaction,
+    "effective_offset": _effective_offset,
+    "control_type": _control_type,
+    "record_type": _record_type,
+    "record_name": lambda chunk: chunk.keys.texts("record_name"),
+    "value_version": _value_version,
+    "is_tombstone": lambda chunk: bool_column(chunk.is_tombstone),
+    "tombstone_reason": _tombstone_reason,
+    "headers": _headers,
+    "key": partial(_bytes, at="key_at", size="key_size"),
+    "value": partial(_bytes, at="value_at", size="value_size"),
+    "error": _error,
+    "group": lambda chunk: chunk.keys.texts("group"),
+    "topic": lambda chunk: chunk.keys.texts("topic"),
+    "partition": _partition,
+    "topic_id": _topic_id,
+    "committed_offset": partial(_offset_number, name="committed_offset", attribute="offset"),
+    "committed_leader_epoch": partial(_offset_number, name="committed_leader_epoch", attribute="leader_epoch"),
+    "metadata": _metadata,
+    "commit_timestamp": partial(_offset_time, attribute="commit_timestamp"),
+    "expire_timestamp": partial(_offset_time, attribute="expire_timestamp"),
+    "member_id": lambda chunk: chunk.keys.texts("member_id"),
+    "group_end": _group_end,
+    **{name: partial(_value_column, record_type=number, name=name) for number, (_, name, _) in VALUE_READERS.items()},
+}

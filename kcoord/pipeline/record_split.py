@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cuts batches into records with numpy, in lockstep: all batches go forward by one record per step.
+
+A record is length, attributes, timestamp delta, offset delta, key, value and headers, all lengths and deltas varints.
+Whatever does not add up makes its whole batch bad; nothing is ever read outside of the buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from kcoord.pipeline.buffers import Bytes, Flags, Gather, Ints, Words, content_bytes, unzigzag, uvarints
+from protocol.primitives import decode_uvarint, decode_uvarlong
+
+_FEW: Final = 24
+"""So many batches or less go on one by one: a step in numpy costs as much as some 25 records in Python."""
+SMALLEST_RECORD_BYTES: Final = 7
+_EIGHT: Final = np.uint64(8)
+_NOT_SHORT: Final = np.uint64(0x808000)
+_BYTE: Final = np.uint64(0x7F)
+
+
+@dataclass(slots=True)
+class Split:
+    """One row per record, in the order of the log. Positions lie in the buffer; a size of -1 is null. Headers lie
+    between the value and `end`, which is one byte behind it where there are none. `ok` has a row per batch: the
+    rows of a bad one mean nothing.
+    """
+
+    offset_delta: Ints
+    timestamp_delta: Ints
+    key_at: Ints
+    key_size: Ints
+    value_at: Ints
+    value_size: Ints
+    end: Ints
+    ok: Flags
+
+    @classmethod
+    def of(cls, columns: npt.NDArray[np.int64], ok: Flags) -> Self:
+        """`columns` has a row per field, in the order of the fields."""
+        return cls(columns[0], columns[1], columns[2], columns[3], columns[4], columns[5], columns[6], ok)
+
+    @classmethod
+    def empty(cls, records: int, batches: int) -> Self:
+        return cls.of(np.zeros((7, records), np.int64), np.ones(batches, np.bool_))
+
+
+def sane_counts(at: Ints, end: Ints, count: Ints) -> Ints:
+    """How many records each body is said to hold, 0 where they cannot fit."""
+    return np.where((count < 0) | (count * SMALLEST_RECORD_BYTES > end - at), 0, count)
+
+
+def split_records(data: Bytes, at: Ints, end: Ints, count: Ints) -> Split:
+    """The records of the bodies `data[at:end]`, which have `count` of them."""
+    counts = sane_counts(at, end, count)
+    result = Split.empty(int(counts.sum()), len(at))
+    result.ok &= counts == count
+    first_row = np.cumsum(counts) - counts
+    position = at.copy()
+    gather = Gather(data)
+    active = np.flatnonzero(counts > 0)
+    step = 0
+    while len(active) > _FEW:
+        following, good = _step(gather, result, position[active], end[active], first_row[active] + step)
+        position[active] = following
+        result.ok[active[~good]] = False
+        step += 1
+        active = active[good & (counts[active] > step)]
+    for batch in active.tolist():
+        position[batch] = _one_by_one(
+            data,
+            result,
+            int(position[batch]),
+            int(end[batch]),
+            range(first_row[batch] + step, first_row[batch] + counts[batch]),
+        )
+    result.ok &= position == end
+    return result
+
+
+def _step(gather: Gather, result: Split, position: Ints, end: Ints, row: Ints) -> tuple[Ints, Flags]:
+    """One record of each batch; gives where the next one begins, and which records are sound."""
+    last = content_bytes(gather.data)
+    size, later, delta, key_size, key_at = _record_start(gather, np.minimum(position, last))
+    following = position + size
+    good = (key_size >= -1) & (delta >= 0) & (following <= end)
+    value_size_at = np.clip(key_at + np.maximum(key_size, 0), 0, last)
+    raw, used = uvarints(gather.words(value_size_at))
+    value_size = unzigzag(raw)
+    value_at = value_size_at + used
+    value_end = np.clip(value_at + np.maximum(value_size, 0), 0, last)
+    has_headers = gather.data[value_end] != 0
+    good &= (value_size >= -1) & (used <= 5) & (value_at + np.maximum(value_size, 0) + 1 <= following)
+    good &= has_headers == (value_end + 1 < following)
+    result.offset_delta[row] = delta
+    result.timestamp_delta[row] = later
+    result.key_at[row] = key_at
+    result.key_size[row] = key_size
+    result.value_at[row] = value_at
+    result.value_size[row] = value_size
+    result.end[row] = following
+    return following, good
+
+
+def _record_start(gather: Gather, position: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """(size with its length, timestamp delta, offset delta, key size, position of the key); -2 where there is no
+    number.
+
+    Where the deltas take one byte each, as nearly always, one word holds everything.
+    """
+    word = gather.words(position)
+    raw_size, used = uvarints(word)
+    rest = word >> (used.astype(np.uint64) * _EIGHT)
+    size = np.where((raw_size & np.uint64(1)) == 0, (raw_size >> np.uint64(1)).view(np.int64), -(1 << 40)) + used
+    if not (rest & _NOT_SHORT).any() and (used <= 2).all():
+        raw_key, key_used = uvarints(rest >> np.uint64(24))
+        if (key_used <= 3).all():
+            later, delta = unzigzag(rest >> _EIGHT & _BYTE), unzigzag(rest >> np.uint64(16) & _BYTE)
+            return size, later, delta, _sizes(raw_key, key_used), position + used + 3 + key_used
+    last = content_bytes(gather.data)
+    at = np.minimum(position + used + 1, last)
+    raw_later, used = _uvarlongs(gather, at)
+    at = np.minimum(at + used, last)
+    raw_delta, used = uvarints(gather.words(at))
+    at = np.minimum(at + used, last)
+    raw_key, key_used = uvarints(gather.words(at))
+    return size, unzigzag(raw_later), _sizes(raw_delta, used), _sizes(raw_key, key_used), at + key_used
+
+
+def _sizes(raw: Words, used: Ints) -> Ints:
+    return np.where(used <= 5, unzigzag(raw), -2)
+
+
+def _uvarlongs(gather: Gather, at: Ints) -> tuple[Words, Ints]:
+    """As `uvarints`, for numbers of up to 10 bytes."""
+    value, used = uvarints(gather.words(at))
+    for row in np.flatnonzero(used > 8).tolist():
+        try:
+            number, end = decode_uvarlong(gather.data[at[row] : at[row] + 10].tobytes(), 0)
+        except (IndexError, ValueError):
+            continue
+        value[row], used[row] = number & 0xFFFF_FFFF_FFFF_FFFF, end
+    return value, used
+
+
+def _one_by_one(data: Bytes, result: Split, position: int, end: int, rows: range) -> int:
+    """The remaining records of one batch; gives where they end, -1 where they do not add up."""
+    body = data[position:end].tobytes()
+    at = 0
+    try:
+        for row in rows:
+            size, at = decode_uvarint(body, at)
+            following = at + (size >> 1)
+            later, at = decode_uvarlong(body, at + 1)
+            delta, at = decode_uvarint(body, at)
+            raw, key_at = decode_uvarint(body, at)
+            key_size = raw >> 1 ^ -(raw & 1)
+            raw, value_at = decode_uvarint(body, key_at + max(key_size, 0))
+            value_size = raw >> 1 ^ -(raw & 1)
+            at = value_at + max(value_size, 0)
+            if (
+                at + 1 > following
+                or size & 1
+                or delta & 1
+                or min(key_size, value_size) < -1
+                or bool(body[at]) != (at + 1 < following)
+            ):
+                return -1
+            result.offset_delta[row] = delta >> 1
+            result.timestamp_delta[row] = later >> 1 ^ -(later & 1)
+            result.key_at[row], result.key_size[row] = position + key_at, key_size
+            result.value_at[row], result.value_size[row] = position + value_at, value_size
+            result.end[row] = position + following
+            at = following
+    except (IndexError, ValueError):
+        return -1
+    return position + at

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follows the ends of logs for a stream: how far each log partition can be read so that no row is ever corrected.
+
+That is the end of the last whole batch with a right checksum, and with read_committed the beginning of the first
+transaction that is still open. Only what is new since the last look is read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Final, NamedTuple
+
+from kcoord.pipeline.log_files import Folder, LogFolder, Place
+from kcoord.pipeline.log_reader import END_OF_LOG, read_pieces
+from kcoord.pipeline.transactions import OpenTransactions
+
+_BLOCK_BYTES: Final = 4 << 20
+
+
+class Mark(NamedTuple):
+    """A place in the log, and how many bytes were read up to it."""
+
+    offset: int
+    place: Place
+    read_bytes: int
+
+
+class LogTail:
+    """One log partition, from an offset on where no transaction is open."""
+
+    def __init__(self, folder: Folder, offset: int, *, is_read_committed: bool, abandoned_ms: int) -> None:
+        self.folder = folder
+        self.offset = offset
+        self._log = LogFolder(folder)
+        self._is_read_committed = is_read_committed
+        self._abandoned_ms = abandoned_ms
+        self._open = OpenTransactions()
+        self._newest_ms = 0
+        self._hint: Place | None = None
+        self._marks: list[Mark] = []
+        self.read_bytes = 0
+
+    @property
+    def stable_offset(self) -> int:
+        """Up to here every transaction is decided, or abandoned."""
+        if not self._is_read_committed:
+            return self.offset
+        return self._open.first_open(self.offset, self._newest_ms - self._abandoned_ms)
+
+    def advance(self, budget_bytes: int, limit: int = END_OF_LOG) -> int:
+        """Looks at up to about so many bytes of what is new below `limit`; gives how many it looked at."""
+        began = self.read_bytes
+        block = min(_BLOCK_BYTES, max(budget_bytes, 1))
+        for piece in read_pieces(self._log, self.offset, limit, block_bytes=block, hint=self._hint):
+            if piece.end > self.offset:
+                if self._hint is not None and self._hint.offset == self.offset:
+                    self._marks.append(Mark(self.offset, self._hint, self.read_bytes))
+                self._open.note_all(piece.batches, piece.control_types)
+                self._newest_ms = max(self._newest_ms, int(piece.batches.max_timestamp.max()))
+                self.offset = piece.end
+            self._hint = piece.behind
+            self.read_bytes += piece.size_bytes
+            if self.read_bytes - began >= budget_bytes:
+                break
+        return self.read_bytes - began
+
+    def mark_at(self, offset: int) -> Mark | None:
+        """The last known place at or before an offset."""
+        number = bisect_right(self._marks, offset, key=lambda mark: mark.offset) - 1
+        return self._marks[number] if number >= 0 else None
+
+    def forget_before(self, offset: int) -> None:
+        """Places that no reader will ask for again."""
+        number = bisect_right(self._marks, offset, key=lambda mark: mark.offset) - 1
+        del self._marks[: max(number, 0)]

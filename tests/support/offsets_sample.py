@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real `__consumer_offsets` logs of Apache Kafka 4.3.1 with what Kafka's own tools say about them."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from tests.support.shared import shared
+
+Row: TypeAlias = dict[str, object]
+Key: TypeAlias = tuple[str, str, int]
+
+_STATES = {"stable": 0, "unrevoked_partitions": 1, "unreleased_partitions": 2}
+
+
+def unpack_sample(folder: Path) -> str:
+    """Puts the eight partition folders into `folder`."""
+    with tarfile.open(shared("spark-sample", "consumer_offsets.tar.xz")) as archive:
+        archive.extractall(folder, filter="data")
+    return str(folder)
+
+
+def described_offsets() -> dict[Key, int]:
+    """(group, topic, partition) -> committed offset, as `kafka-consumer-groups --describe --all-groups` shows them."""
+    found = {}
+    for line in shared("spark-sample", "describe-offsets.txt").read_text().splitlines():
+        words = line.split()
+        if len(words) >= 6 and words[0] != "GROUP" and words[3].isdigit():
+            found[words[0], words[1], int(words[2])] = int(words[3])
+    return found
+
+
+class Dumped(NamedTuple):
+    """One record in the words of kafka-dump-log. `key` and `payload` are its JSON, None for a tombstone's payload."""
+
+    log_partition: int
+    offset: int
+    timestamp_ms: int
+    key_size: int
+    value_size: int
+    sequence: int
+    batch: dict[str, str]
+    key: object
+    payload: object
+
+
+_FILE = re.compile(r"^Dumping .*__consumer_offsets-(\d+)/")
+_RECORD = re.compile(
+    r"^\| offset: (\d+) CreateTime: (\d+) keySize: (\d+) valueSize: (-?\d+) sequence: (-?\d+) headerKeys: \[\] "
+    r"key: (\{.*?\}) payload: (.*)$"
+)
+
+
+def dumped_records() -> Iterator[Dumped]:
+    """What kafka-dump-log printed for log partitions 0, 5 and 6."""
+    partition, batch = -1, dict[str, str]()
+    with lzma.open(shared("spark-sample", "dump-log-partitions-0-5-6.txt.xz"), "rt") as lines:
+        yield from _records(lines, partition, batch)
+
+
+def _records(lines: Iterable[str], partition: int, batch: dict[str, str]) -> Iterator[Dumped]:
+    for line in lines:
+        if file := _FILE.match(line):
+            partition = int(file[1])
+        elif line.startswith("baseOffset:"):
+            batch = dict(re.findall(r"(\w+): (\S+)", line))
+        elif line.startswith("|"):
+            found = _RECORD.match(line)
+            assert found is not None, line
+            key, payload = _key_and_payload(line)
+            offset, timestamp_ms, key_size, value_size, sequence = map(int, found.groups()[:5])
+            sizes = key_size, value_size
+            yield Dumped(partition, offset, timestamp_ms, *sizes, sequence, batch, key, payload)
+
+
+def _key_and_payload(line: str) -> tuple[object, object]:
+    start = line.index("key: {") + len("key: ")
+    key, end = json.JSONDecoder().raw_decode(line, start)
+    payload = line[end + len(" payload: ") :].strip()
+    return key, None if payload == "<DELETE>" else json.loads(payload)
+
+
+def as_dumped(row: Row) -> tuple[object, object]:
+    """Key and payload of a row of `records` in kafka-dump-log's words, for the types that the dump has."""
+    kind = row["record_type"]
+    group = {"groupId": row["group"]}
+    data: Row = {
+        1: {"group": row["group"], "topic": row["topic"], "partition": row["partition"]},
+        2: {"group": row["group"]},
+        5: {**group, "memberId": row["member_id"]},
+        7: {**group, "memberId": row["member_id"]},
+        8: {**group, "memberId": row["member_id"]},
+    }.get(kind, group)  # type: ignore[call-overload]
+    key = {"type": str(kind), "data": data}
+    return key, None if row["is_tombstone"] else {"version": str(row["value_version"]), "data": _payload(row)}
+
+
+def _payload(row: Row) -> object:
+    if row["record_type"] == 1:
+        return _offset(row)
+    if row["record_type"] == 7:
+        return {"topicPartitions": _by_topic(row["target_assignment"])}
+    names = {2: "classic_group", 3: "consumer_group", 5: "member", 6: "target", 8: "current_assignment"}
+    value = row[names[row["record_type"]]]  # type: ignore[index]
+    assert isinstance(value, dict)
+    makers = {2: _classic, 3: _group, 5: _member, 6: _target, 8: _current}
+    return makers[row["record_type"]](value)  # type: ignore[index]
+
+
+def _ms(moment: object) -> int:
+    return -1 if moment is None else round(moment.timestamp() * 1000)  # type: ignore[attr-defined]
+
+
+def _offset(row: Row) -> Row:
+    epoch = row["committed_leader_epoch"]
+    found: Row = {
+        "offset": row["committed_offset"],
+        "leaderEpoch": -1 if epoch is None else epoch,
+        "metadata": row["metadata"],
+        "commitTimestamp": _ms(row["commit_timestamp"]),
+    }
+    if row["topic_id"] is not None:
+        found["topicId"] = row["topic_id"]
+    return found
+
+
+def _by_topic(assigned: object, *, name: str = "topic_id", with_epochs: bool = False) -> list[Row]:
+    found: dict[object, Row] = {}
+    assert isinstance(assigned, list)
+    for each in assigned:
+        shown = "topicId" if name == "topic_id" else name
+        topic = found.setdefault(each[name], {shown: each[name], "partitions": []})
+        topic["partitions"].append(each["partition"])  # type: ignore[attr-defined]
+        if with_epochs:
+            topic.setdefault("assignmentEpochs", []).append(each["epoch"])  # type: ignore[attr-defined]
+    return list(found.values())
+
+
+def _classic(value: Row) -> Row:
+    return {
+        "protocolType": value["protocol_type"],
+        "generation": value["generation"],
+        "protocol": value["protocol"],
+        "leader": value["leader"],
+        "currentStateTimestamp": _ms(value["state_timestamp"]),
+        "members": [_classic_member(each) for each in value["members"]],  # type: ignore[attr-defined]
+    }
+
+
+def _classic_member(member: Row) -> Row:
+    return {
+        "memberId": member["member_id"],
+        "groupInstanceId": member["instance_id"],
+        "clientId": member["client_id"],
+        "clientHost": member["client_host"],
+        "rebalanceTimeout": member["rebalance_timeout_ms"],
+        "sessionTimeout": member["session_timeout_ms"],
+        "subscription": {"topics": member["subscribed_topics"]},
+        "assignment": {"assignedPartitions": _by_topic(member["assigned"], name="topic")},
+    }
+
+
+def _without_opaque_parts(payload: object) -> object:
+    """What `classic_group` has of a dumped classic group: topics and partitions, not the assignors' own data."""
+    if isinstance(payload, dict):
+        for member in payload["data"]["members"]:
+            member["subscription"] = {"topics": member["subscription"]["topics"]}
+            del member["assignment"]["userData"]
+    return payload
+
+
+def _group(value: Row) -> Row:
+    # Kafka leaves a hash of 0 out, as a tagged field with its default.
+    hashed = {"metadataHash": value["metadata_hash"]} if value["metadata_hash"] else {}
+    return {"epoch": value["epoch"], **hashed}
+
+
+def _member(value: Row) -> Row:
+    return {
+        "instanceId": value["instance_id"],
+        "rackId": value["rack_id"],
+        "clientId": value["client_id"],
+        "clientHost": value["client_host"],
+        "subscribedTopicNames": value["subscribed_topics"],
+        "subscribedTopicRegex": value["subscribed_regex"] or "",
+        "rebalanceTimeoutMs": value["rebalance_timeout_ms"],
+        "serverAssignor": value["server_assignor"],
+        "classicMemberMetadata": value["classic_protocols"],
+    }
+
+
+def _target(value: Row) -> Row:
+    return {
+        "assignmentEpoch": value["assignment_epoch"],
+        "assignmentTimestamp": _ms(value["assignment_timestamp"]),
+    }
+
+
+def _current(value: Row) -> Row:
+    return {
+        "memberEpoch": value["member_epoch"],
+        "previousMemberEpoch": value["previous_member_epoch"],
+        "state": _STATES[str(value["state"])],
+        "assignedPartitions": _by_topic(value["assigned"], with_epochs=True),
+        "partitionsPendingRevocation": _by_topic(value["pending_revocation"], with_epochs=True),
+    }
+
+
+def differences(rows: Iterable[Row], dumped: Iterable[Dumped]) -> list[str]:
+    """Every record of the dump that the rows of `records` show differently, or not at all."""
+    by_place = {(row["log_partition"], row["log_offset"]): row for row in rows}
+    return [f"{each.log_partition}:{each.offset}" for each in dumped if not _is_equal(by_place, each)]
+
+
+def _is_equal(by_place: dict[tuple[object, object], Row], each: Dumped) -> bool:
+    row = by_place.get((each.log_partition, each.offset))
+    if row is None:
+        return False
+    key, value = row["key"], row["value"]
+    assert isinstance(key, bytes) and (value is None or isinstance(value, bytes))
+    sizes = len(key), -1 if value is None else len(value)
+    numbers = _ms(row["timestamp"]), -1 if row["sequence"] is None else row["sequence"]
+    batch = {
+        "producerId": str(-1 if row["producer_id"] is None else row["producer_id"]),
+        "producerEpoch": str(-1 if row["producer_epoch"] is None else row["producer_epoch"]),
+        "partitionLeaderEpoch": str(row["leader_epoch"]),
+        "isTransactional": str(row["transaction"] is not None).lower(),
+        "isControl": str(row["control_type"] is not None).lower(),
+    }
+    return (
+        sizes == (each.key_size, each.value_size)
+        and numbers == (each.timestamp_ms, each.sequence)
+        and batch.items() <= each.batch.items()
+        and as_dumped(row)
+        == (each.key, _without_opaque_parts(each.payload) if row["record_type"] == 2 else each.payload)
+    )

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Spark session for tests, small and local."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import kcoord.pipeline
+from kcoord.pipeline.java import JavaNotFoundError, require_java
+from tests.support.shared import missing
+
+
+def start_spark(folder: Path) -> SparkSession:
+    """`local[2]` with all its files in `folder`; without Java 17 the test is skipped, or fails in CI."""
+    try:
+        require_java()
+    except JavaNotFoundError as error:
+        missing(str(error))
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -Dlog4j2.level=error",
+        "spark.local.dir": str(folder / "spark"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.stopTimeout": "60s",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("kcoord tests")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    kcoord.pipeline.register(session)
+    return session

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logs for the tests of the pipeline, and its tables without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from kcoord.pipeline.log_files import Folder, folders_at
+from kcoord.pipeline.options import Options
+from kcoord.pipeline.planning import log_ranges
+from kcoord.pipeline.range_reader import LogRange
+from kcoord.pipeline.reading import Ranges, read_ranges
+from kcoord.pipeline.schemas import TABLES
+from kcoord.storage.file_system import RealFileSystem
+from kcoord.storage.log import Log
+from kcoord.storage.segment import LogConfig
+from tests.support.offsets_sample import Row
+
+NOW_MS = 1_795_000_000_000
+TOPIC = "__consumer_offsets"
+
+
+def table_rows(
+    paths: str | Collection[str], table: str = "records", names: Sequence[str] | None = None, **options: str
+) -> list[Row]:
+    """All rows of a table, in the order of log partitions and offsets; options are the source's."""
+    path = paths if isinstance(paths, str) else ",".join(paths)
+    parsed = Options.parse({"path": path, "table": table, **options})
+    schema = TABLES[table].schema()
+    if names is not None:
+        schema = pa.schema([schema.field(name) for name in names])
+    rows: list[Row] = []
+    for folder in folders_at(parsed.paths, parsed.topic):
+        for each, _ in log_ranges(folder, parsed.split_bytes):
+            for batch in read_ranges(Ranges([each]), parsed, schema, parsed.groups):
+                rows += batch.to_pylist()
+    return rows
+
+
+def range_rows(data: str, start: int, end: int, table: str = "records", log_partition: int = 0) -> list[Row]:
+    """What a stream's task makes of a range of log offsets."""
+    parsed = Options.parse({"path": data, "table": table})
+    folder = Folder(log_partition, f"{data}/{TOPIC}-{log_partition}")
+    wanted = Ranges([LogRange(folder, start, end)])
+    return [row for batch in read_ranges(wanted, parsed, TABLES[table].schema(), None) for row in batch.to_pylist()]
+
+
+class LogWriter:
+    """Writes batches to a log partition as the broker does; offsets follow one another unless `at` says where."""
+
+    def __init__(self, data: Path, log_partition: int = 0, **settings: int) -> None:
+        self.folder = data / f"{TOPIC}-{log_partition}"
+        self.config = LogConfig(**{"segment_bytes": 1 << 20, "index_interval_bytes": 256, **settings})
+        self._log = Log.open(RealFileSystem(), str(self.folder), self.config, NOW_MS)
+
+    @property
+    def end_offset(self) -> int:
+        return self._log.end_offset
+
+    def append(self, batch: bytes, at: int | None = None) -> int:
+        """The base offset."""
+        offset = self.end_offset if at is None else at
+        self._log.append(offset.to_bytes(8, "big") + batch[8:], now_ms=NOW_MS)
+        return offset
+
+    def close(self) -> None:
+        self._log.flush()
+        self._log.close()

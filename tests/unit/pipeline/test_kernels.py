@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoder's inner loops against the broker's own reading of the same bytes, sound and damaged ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcoord.pipeline.buffers import Gather, content_bytes, padded_copy, unzigzag, uvarints
+from kcoord.pipeline.kernels import DecoderName, Kernels, kernels
+from kcoord.pipeline.offset_values import OffsetValues
+from protocol.batch_header import BATCH_OVERHEAD_BYTES
+from protocol.errors import CorruptBatchError, DecodeError
+from protocol.messages import OffsetCommitValue
+from protocol.primitives import encode_uvarint, encode_varlong
+from protocol.record_batch import Record, decode_records, encode_batch
+from protocol.uuid import ZERO_UUID
+
+BYTES = st.one_of(st.none(), st.binary(max_size=90), st.binary(min_size=120, max_size=300))
+HEADERS = st.lists(st.tuples(st.text(max_size=4), st.one_of(st.none(), st.binary(max_size=5))), max_size=2)
+RECORDS = st.lists(
+    st.builds(Record, BYTES, BYTES, HEADERS, timestamp_ms=st.integers(0, 2**45)), min_size=1, max_size=140
+)
+
+
+@pytest.fixture(scope="module", params=["numpy", "numba"])
+def loops(request: pytest.FixtureRequest) -> Kernels:
+    name: DecoderName = request.param
+    return kernels(name)
+
+
+def split(loops: Kernels, batches: list[bytes]) -> tuple[list[tuple[object, ...]], list[bool]]:
+    """(offset delta, key, value) and time of each record, and which batches are sound."""
+    data = padded_copy(*batches)
+    sizes = np.array([len(each) for each in batches])
+    at = np.cumsum(sizes) - sizes
+    count = Gather(data).int32(at + 57)
+    found = loops.split_records(data, at + BATCH_OVERHEAD_BYTES, at + sizes, count)
+
+    def piece(start: int, size: int) -> bytes | None:
+        return None if size < 0 else data[start : start + size].tobytes()
+
+    rows = zip(
+        found.offset_delta.tolist(),
+        found.timestamp_delta.tolist(),
+        map(piece, found.key_at.tolist(), found.key_size.tolist()),
+        map(piece, found.value_at.tolist(), found.value_size.tolist()),
+        strict=True,
+    )
+    return list(rows), found.ok.tolist()
+
+
+@given(batches=st.lists(RECORDS, min_size=1, max_size=4), copies=st.sampled_from([1, 30]))
+def test_records_are_cut_as_the_broker_cuts_them(loops: Kernels, batches: list[list[Record]], copies: int) -> None:
+    encoded = [encode_batch(records) for records in batches] * copies
+    rows, ok = split(loops, encoded)
+    expected = [
+        (number, record.timestamp_ms - records[0].timestamp_ms, record.key, record.value)
+        for records in batches
+        for number, record in enumerate(records)
+    ]
+    assert all(ok)
+    assert rows == expected * copies
+
+
+@given(records=RECORDS, at=st.integers(0, 10**6), byte=st.integers(0, 255), copies=st.sampled_from([1, 30]))
+def test_a_damaged_batch_is_bad_wherever_the_broker_finds_it_bad(
+    loops: Kernels, records: list[Record], at: int, byte: int, copies: int
+) -> None:
+    sound = encode_batch(records)
+    damaged = bytearray(sound)
+    damaged[BATCH_OVERHEAD_BYTES + at % (len(sound) - BATCH_OVERHEAD_BYTES)] = byte
+    _, ok = split(loops, [sound, bytes(damaged), *[sound] * copies])
+    assert ok[:1] + ok[2:] == [True] * (copies + 1)
+    try:
+        decode_records(bytes(damaged))
+    except CorruptBatchError as error:
+        # Falling offsets and headers are looked at later.
+        assert not ok[1] or "offset delta" in str(error) or "header" in str(error) or records_have_headers(records)
+    else:
+        assert ok[1]
+
+
+def records_have_headers(records: list[Record]) -> bool:
+    return any(record.headers for record in records)
+
+
+@given(junk=st.binary(max_size=400), counts=st.lists(st.integers(-5, 300), min_size=1, max_size=40))
+def test_junk_is_never_read_beyond_its_end(loops: Kernels, junk: bytes, counts: list[int]) -> None:
+    data = padded_copy(junk)
+    at = np.zeros(len(counts), np.int64)
+    end = np.full(len(counts), len(junk))
+    found = loops.split_records(data, at, end, np.array(counts))
+    assert len(found.ok) == len(counts)
+    assert not any(found.ok[np.array(counts) < 0])
+
+
+@given(values=st.lists(st.integers(0, 2**55 - 1), min_size=1, max_size=20))
+def test_varints_of_a_column(values: list[int]) -> None:
+    encoded = [encode_varlong(value) for value in values]
+    words = np.array([int.from_bytes(each.ljust(8, b"\x80")[:8], "little") for each in encoded], np.uint64)
+    found, used = uvarints(words)
+    assert unzigzag(found).tolist() == values
+    assert used.tolist() == [len(each) for each in encoded]
+
+
+def read_values(loops: Kernels, values: list[bytes]) -> OffsetValues:
+    data = padded_copy(*values)
+    sizes = np.array([len(each) for each in values])
+    return loops.read_offset_values(Gather(data), np.cumsum(sizes) - sizes, sizes)
+
+
+VALUES = st.builds(
+    OffsetCommitValue,
+    offset=st.integers(0, 2**62),
+    leader_epoch=st.integers(-1, 2**31 - 1),
+    metadata=st.text(max_size=40),
+    commit_timestamp=st.integers(-1, 2**50),
+    expire_timestamp=st.just(-1),
+    topic_id=st.one_of(st.just(ZERO_UUID), st.binary(min_size=16, max_size=16)),
+)
+
+
+@given(given_values=st.lists(st.tuples(VALUES, st.integers(0, 4), st.booleans()), min_size=1, max_size=12))
+def test_offset_values_are_read_as_the_broker_reads_them(
+    loops: Kernels, given_values: list[tuple[OffsetCommitValue, int, bool]]
+) -> None:
+    encoded = []
+    for value, version, has_unknown_tag in given_values:
+        value.unknown_tagged_fields = ((7, b"new"),) if has_unknown_tag and version >= 4 else ()
+        if version < 4:
+            value.topic_id = ZERO_UUID
+        encoded.append(version.to_bytes(2, "big") + value.encode(version))
+    found = read_values(loops, encoded)
+    data = padded_copy(*encoded)
+    assert found.known.all() and not found.errors
+    assert found.version.tolist() == [version for _, version, _ in given_values]
+    for row, (data_row, version) in enumerate(
+        (each, version) for each, (_, version, _) in zip(encoded, given_values, strict=True)
+    ):
+        expected = OffsetCommitValue.decode(data_row[2:], version)
+        numbers = {name: int(column[row]) for name, column in found.numbers.items()}
+        assert numbers == {name: getattr(expected, name) for name in numbers}
+        at, size = int(found.metadata_at[row]), int(found.metadata_size[row])
+        assert data[at : at + size].tobytes().decode() == expected.metadata
+        topic_id = found.topic_id[row].tobytes() if found.has_topic_id[row] else ZERO_UUID
+        assert topic_id == expected.topic_id
+
+
+@given(value=VALUES, version=st.integers(0, 6), cut=st.integers(0, 60), junk=st.binary(max_size=5))
+def test_offset_values_that_make_no_sense_have_an_error(
+    loops: Kernels, value: OffsetCommitValue, version: int, cut: int, junk: bytes
+) -> None:
+    encoded = version.to_bytes(2, "big") + value.encode(min(version, 4))
+    if version < 4:
+        value.topic_id = ZERO_UUID
+        encoded = version.to_bytes(2, "big") + value.encode(version)
+    encoded = encoded[: max(len(encoded) - cut, 0)] + junk
+    found = read_values(loops, [encoded])
+    number = int.from_bytes(encoded[:2], "big", signed=True)
+    if len(encoded) >= 2 and number not in OffsetCommitValue.valid_versions:
+        assert not found.known[0] and not found.errors
+        return
+    try:
+        if len(encoded) < 2:
+            raise DecodeError("too short")
+        OffsetCommitValue.decode(encoded[2:], number)
+    except DecodeError:
+        # A text that is no UTF-8 is shown with replacement characters instead.
+        assert bool(found.errors) != bool(found.known[0])
+    else:
+        assert found.known[0]
+
+
+@given(records=st.lists(RECORDS, min_size=1, max_size=5), tail=st.binary(max_size=70))
+def test_batches_are_walked_up_to_what_is_none(loops: Kernels, records: list[list[Record]], tail: bytes) -> None:
+    batches = [encode_batch(each) for each in records]
+    data = padded_copy(*batches, tail)
+    whole = sum(map(len, batches))
+    positions, end = loops.walk(data, 0, content_bytes(data))
+    if len(tail) < BATCH_OVERHEAD_BYTES:
+        assert end == whole
+    assert positions[: len(batches)].tolist() == [sum(map(len, batches[:number])) for number in range(len(batches))]
+    cut = padded_copy(*batches[:-1], batches[-1][:-1])
+    assert loops.walk(cut, 0, content_bytes(cut))[1] == whole - len(batches[-1])
+
+
+def test_a_size_of_five_bytes_is_read(loops: Kernels) -> None:
+    assert encode_uvarint(2**32 - 1) == b"\xff\xff\xff\xff\x0f"
+    rows, ok = split(loops, [encode_batch([Record(b"k" * 70_000, b"v" * 3_000_000)])] * 2)
+    assert ok == [True, True]
+    assert [len(row[2]) for row in rows] == [70_000, 70_000]  # type: ignore[arg-type]
+
+
+@given(pieces=st.lists(st.lists(st.one_of(st.none(), st.binary(max_size=60)), max_size=30), max_size=4))
+def test_keys_are_numbered_alike_by_both_indexes(loops: Kernels, pieces: list[list[bytes | None]]) -> None:
+    index = loops.key_index()
+    seen: dict[bytes, int] = {}
+    for keys in pieces:
+        data = padded_copy(*(key for key in keys if key is not None))
+        size = np.array([-1 if key is None else len(key) for key in keys], np.int64)
+        at = np.cumsum(np.maximum(size, 0)) - np.maximum(size, 0)
+        first = len(seen)
+        expected = [-1 if key is None else seen.setdefault(key, len(seen)) for key in keys]
+        found, new = index.find(data, at, size)
+        assert found.tolist() == expected
+        assert new == [*seen][first:]
+
+
+def test_an_index_of_keys_grows(loops: Kernels) -> None:
+    keys = [b"%d" % number * (1 + number % 40) for number in range(30_000)]
+    data = padded_copy(*keys)
+    size = np.array([len(key) for key in keys])
+    at = np.cumsum(size) - size
+    index = loops.key_index()
+    distinct = dict.fromkeys(keys)
+    found, new = index.find(data, at, size)
+    assert new == [*distinct]
+    assert [new[number] for number in found.tolist()] == keys
+    again, none_new = index.find(data, at, size)
+    assert again.tolist() == found.tolist() and none_new == []
