@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kcoord.cli.output import print_json
-from kcoord.cli.session import EXIT_FAILED, add_connection_options, add_json_option, client_config, run_with_admin
+from kcoord.cli.session import EXIT_FAILED, add_connection_options, add_json_option, run_with_admin
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.groups import CONSUMER_PROTOCOL_TYPE
 from kcoord.client.admin.model import ConfigResource, ConfigResourceType
 from kcoord.client.cluster import Cluster, CoordinatorType
-from kcoord.client.config import AdminConfig
 from kcoord.client.results import error_of
 from kcoord.coordinator.group.classic.consumer_protocol import read_assignment, read_subscription
 from protocol.errors import Errors, KafkaError
@@ -63,7 +62,7 @@ async def _check(admin: AdminClient, options: argparse.Namespace) -> int:
 async def _ask(admin: AdminClient, options: argparse.Namespace) -> Answer:
     group_id = options.check
     states = {group.group_id: group.state for group in await admin.list_groups()}
-    group = await _describe(options, group_id)
+    group = await _describe(admin, group_id)
     settings: dict[str, str] = {}
     if group_id in states:
         coordinator = (await admin.describe_consumer_groups([group_id]))[group_id].coordinator
@@ -73,9 +72,9 @@ async def _ask(admin: AdminClient, options: argparse.Namespace) -> Answer:
     return judge(group, states.get(group_id), settings)
 
 
-async def _describe(options: argparse.Namespace, group_id: str) -> DescribeGroupsResponse.DescribedGroup:
+async def _describe(admin: AdminClient, group_id: str) -> DescribeGroupsResponse.DescribedGroup:
     """The group with the bytes of its members, which a description for people does not have."""
-    cluster = Cluster(client_config(AdminConfig, options))
+    cluster = Cluster(admin.config)
     try:
         response = await cluster.retry(
             f"describe {group_id}",

@@ -43,6 +43,11 @@ class AdminClient:
         self._config = make_config(AdminConfig, config, options)
         self._cluster = Cluster(self._config)
 
+    @property
+    def config(self) -> AdminConfig:
+        """The settings that it was made with."""
+        return self._config
+
     async def start(self) -> None:
         """Finds the cluster."""
         await self._cluster.start(self._deadline(None))
