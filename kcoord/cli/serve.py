@@ -92,6 +92,8 @@ def _serve_tests(settings: Mapping[str, str], options: argparse.Namespace) -> in
 
     if "log.dirs" in settings or "log.dir" in settings:
         logging.getLogger(__name__).warning("Test mode keeps its data in memory: log.dirs has no effect")
+    if "group.coordinator.threads" in settings or "kcoord.worker.ports" in settings:
+        logging.getLogger(__name__).warning("Test mode is one process: settings about workers have no effect")
     try:
         run(settings, options.control_host or _CONTROL_HOST, options.control_port or 0, _print_ready)
     except StartError as error:

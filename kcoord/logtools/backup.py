@@ -11,7 +11,7 @@ them meanwhile, the copy of the partition begins anew.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,13 +24,14 @@ from kcoord.storage.checkpoints import (
     RECOVERY_POINT_FILE,
     write_offset_checkpoint,
 )
-from kcoord.storage.errors import StorageError
+from kcoord.storage.errors import MalformedCheckpointError, StorageError
 from kcoord.storage.file_system import File, FileSystem, join, make_durable_dirs, parent
 from kcoord.storage.log_dir import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, META_PROPERTIES_FILE, PARTITION_METADATA_FILE
 from kcoord.storage.recovery import SWAP_SUFFIX
 from kcoord.storage.scan import Damage, DamageKind, find_batch, walk
 from kcoord.storage.segment import LOG_SUFFIX
 from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
+from kcoord.storage.worker_checkpoints import WORKERS_FOLDER, read_merged_checkpoint
 from kcoord.topics.producer_files import SNAPSHOT_SUFFIX, TRANSACTION_INDEX_SUFFIX
 
 INCOMPLETE_SUFFIX: Final = ".incomplete"
@@ -82,16 +83,32 @@ class Backup:
 
     def _build(self) -> None:
         fs = self._fs
-        had_cleaner = fs.exists(join(self._source, CLEANER_OFFSET_FILE))
+        had_cleaner = self._has_cleaner()
         for name in _CHECKPOINTS:
-            self._copy_small(self._source, self._building, name)
+            self._checkpoint(name)
         for partition in sorted(partitions_in(fs, self._source), key=_order):
             self._partition(partition)
-        if not had_cleaner and fs.exists(join(self._source, CLEANER_OFFSET_FILE)):
+        if not had_cleaner and self._has_cleaner():
             # The first cleaning fell into the copying: nothing counts as cleaned, but gaps are no surprise.
             write_offset_checkpoint(fs, join(self._building, CLEANER_OFFSET_FILE), {})
         self._copy_small(self._source, self._building, META_PROPERTIES_FILE)
         fs.sync_dir(self._building)
+
+    def _has_cleaner(self) -> bool:
+        try:
+            return read_merged_checkpoint(self._fs, self._source, CLEANER_OFFSET_FILE) is not None
+        except MalformedCheckpointError:
+            return True
+
+    def _checkpoint(self, name: str) -> None:
+        """With what workers know whose checkpoints are still apart; a damaged one is copied as it is."""
+        if self._fs.exists(join(self._source, WORKERS_FOLDER)):
+            with suppress(MalformedCheckpointError):
+                merged = read_merged_checkpoint(self._fs, self._source, name)
+                if merged is not None:
+                    write_offset_checkpoint(self._fs, join(self._building, name), merged)
+                return
+        self._copy_small(self._source, self._building, name)
 
     def _copy_small(self, source: str, target: str, name: str) -> None:
         """Such files are replaced as a whole, so any copy is one of their versions."""

@@ -29,7 +29,6 @@ from kcoord.storage.checkpoints import (
     RECOVERY_POINT_FILE,
     TopicPartition,
     read_leader_epochs,
-    read_offset_checkpoint,
     read_properties,
     read_topic_id,
 )
@@ -44,6 +43,7 @@ from kcoord.storage.log_dir import (
 )
 from kcoord.storage.scan import Damage, walk
 from kcoord.storage.snapshot import SNAPSHOT_FILE, SnapshotError, read_snapshot
+from kcoord.storage.worker_checkpoints import read_merged_checkpoint
 from kcoord.topics.producer_files import SNAPSHOT_SUFFIX, InvalidSnapshotError, decode_snapshot
 
 _OFFSET_CHECKPOINTS: Final = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE)
@@ -106,8 +106,9 @@ class FolderCheck:
                 # So does Kafka make it; it writes it when it has cleaned something.
                 continue
             try:
-                if self.fs.exists(path):
-                    self._checkpoints[name] = read_offset_checkpoint(self.fs, path)
+                found = read_merged_checkpoint(self.fs, self.path, name)
+                if found is not None:
+                    self._checkpoints[name] = found
             except MalformedCheckpointError as error:
                 yield Finding(FindingKind.CHECKPOINT, path, 0, -1, str(error))
         marker = join(self.path, CLEAN_SHUTDOWN_FILE)

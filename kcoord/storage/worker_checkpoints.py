@@ -9,7 +9,7 @@ supervisor keep everybody out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 
 from kcoord.storage.checkpoints import (
@@ -26,6 +26,8 @@ from kcoord.storage.errors import MalformedCheckpointError
 from kcoord.storage.file_system import FileSystem, join
 
 WORKERS_FOLDER = ".workers"
+_ZERO_MATTERS = (RECOVERY_POINT_FILE,)
+"""Checkpoints whose entries mean something at 0 too: in the others a partition without an entry is as good."""
 
 
 def worker_folder(path: str, number: int) -> str:
@@ -65,28 +67,47 @@ def are_known_to_be_whole(file_system: FileSystem, path: str, count: int, needed
     return known.issuperset(needed)
 
 
+def read_merged_checkpoint(file_system: FileSystem, path: str, name: str) -> dict[TopicPartition, int] | None:
+    """What the folder's checkpoint would say if its workers ended now; None where there is no such file.
+    MalformedCheckpointError where the folder's own is damaged.
+    """
+    # The workers' first: whoever merges them meanwhile writes the folder's before they go.
+    files = [join(folder, name) for folder in _worker_folders(file_system, path)]
+    present = [file for file in files if file_system.exists(file)]
+    found: dict[TopicPartition, int] = {}
+    for file in present:
+        found.update(_read(file_system, file))
+    if not present and not file_system.exists(join(path, name)):
+        return None
+    merged = {**read_offset_checkpoint(file_system, join(path, name)), **found}
+    return {key: offset for key, offset in merged.items() if offset > 0 or key not in found or name in _ZERO_MATTERS}
+
+
 def _worker_folders(file_system: FileSystem, path: str) -> list[str]:
     parent = join(path, WORKERS_FOLDER)
-    if not file_system.exists(parent):
+    try:
+        return [join(parent, name) for name in file_system.list_dir(parent)]
+    except FileNotFoundError:
         return []
-    return [join(parent, name) for name in file_system.list_dir(parent)]
 
 
 def _merge(file_system: FileSystem, path: str, folders: list[str], name: str) -> None:
     """A worker's entry is newer than the folder's; 0 stands for a partition that was deleted meanwhile."""
-    own = _read(file_system, join(path, name))
-    found: dict[TopicPartition, int] = {}
-    for folder in folders:
-        found.update(_read(file_system, join(folder, name)))
-    if found:
-        merged: Mapping[TopicPartition, int] = {**own, **found}
-        is_kept: Callable[[int], bool] = (lambda _: True) if name == RECOVERY_POINT_FILE else (lambda at: at > 0)
-        kept = {key: offset for key, offset in merged.items() if is_kept(offset)}
-        write_offset_checkpoint(file_system, join(path, name), kept)
+    if not any(file_system.exists(join(folder, name)) for folder in folders):
+        return
+    try:
+        merged = read_merged_checkpoint(file_system, path, name)
+    except MalformedCheckpointError:
+        if name == LOG_START_OFFSET_FILE:
+            # As without workers the folder is refused, and nothing that workers know is lost.
+            raise
+        return
+    if merged:
+        write_offset_checkpoint(file_system, join(path, name), merged)
 
 
 def _read(file_system: FileSystem, path: str) -> dict[TopicPartition, int]:
     """What is damaged is as good as missing: more is scanned then."""
-    with suppress(MalformedCheckpointError):
+    with suppress(MalformedCheckpointError, FileNotFoundError):
         return read_offset_checkpoint(file_system, path)
     return {}

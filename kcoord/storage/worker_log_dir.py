@@ -32,6 +32,7 @@ class WorkerLogDir(LogDir):
 
     _inherited_points: dict[TopicPartition, int] = field(default_factory=dict)
     _inherited_starts: dict[TopicPartition, int] = field(default_factory=dict)
+    _inherited_cleaned: dict[TopicPartition, int] = field(default_factory=dict)
 
     @classmethod
     def join(cls, shared: LogDir, number: int, *, is_restart: bool) -> WorkerLogDir:
@@ -49,7 +50,7 @@ class WorkerLogDir(LogDir):
         )
         worker._inherited_points = dict(shared._recovery_points)
         worker._inherited_starts = dict(shared._start_offsets)
-        worker._cleaned_offsets = dict(shared._cleaned_offsets)
+        worker._inherited_cleaned = dict(shared._cleaned_offsets)
         worker._read_own()
         return worker
 
@@ -77,6 +78,10 @@ class WorkerLogDir(LogDir):
             self._start_offsets[key] = self._inherited_starts[key]
         return super(WorkerLogDir, self).recovery_of(topic, partition)
 
+    def cleaned_offset(self, topic: str, partition: int) -> int:
+        key = (topic, partition)
+        return self._cleaned_offsets.get(key, self._inherited_cleaned.get(key, 0))
+
     def lower_recovery_point(self, topic: str, partition: int, offset: int) -> None:
         self.recovery_of(topic, partition)
         super(WorkerLogDir, self).lower_recovery_point(topic, partition, offset)
@@ -84,8 +89,7 @@ class WorkerLogDir(LogDir):
     def _forget_offsets(self, partitions: list[TopicPartition]) -> None:
         """Zero tells whoever merges the checkpoints that the folder's own entries are out of date."""
         for key in partitions:
-            self._recovery_points[key] = self._start_offsets[key] = 0
-            self._cleaned_offsets.pop(key, None)
+            self._recovery_points[key] = self._start_offsets[key] = self._cleaned_offsets[key] = 0
             self._opened.pop(key, None)
         if partitions:
             self._write_checkpoints()

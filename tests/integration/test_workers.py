@@ -41,6 +41,7 @@ from protocol.messages import (
 )
 from tests.integration.wire import WireClient
 from tests.support.confluent import PolledConsumer, committed, partitions_of, produce, wait_for_split
+from tests.support.kafka_jars import KafkaJars
 from tests.support.kcoord_process import FAST, KcoordProcess
 from tests.support.waiting import wait_until
 
@@ -401,6 +402,27 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, shared_broker: KcoordProc
     other = KcoordProcess(tmp_path, {**settings(), "kcoord.worker.ports": f"0,{taken},0"})
     with pytest.raises(AssertionError, match=f"cannot listen on PLAINTEXT://127.0.0.1:{taken}"):
         other.start()
+
+
+@pytest.mark.java
+def test_kafkas_own_tools_see_three_brokers(shared_broker: KcoordProcess) -> None:
+    jars = KafkaJars()
+    server = ("--bootstrap-server", f"127.0.0.1:{shared_broker.ports[1]}")
+    jars.tool("topics", *server, "--create", "--topic", "by-tool", "--partitions", "3", "--replication-factor", "3")
+    described = jars.tool("topics", *server, "--describe", "--topic", "by-tool")
+    assert "ReplicationFactor: 3" in described
+    assert {line.split("Leader: ")[1].split()[0] for line in described.splitlines() if "Leader: " in line} == {
+        "10",
+        "11",
+        "12",
+    }
+    groups = [group_on(worker, "tool") for worker in range(WORKERS)]
+    create(shared_broker.port, "tool-offsets", 6, 1)
+    commit(addresses(shared_broker), groups, "tool-offsets", 0)
+    listed = jars.tool("consumer-groups", *server, "--describe", "--all-groups", "--state")
+    for worker, group_id in enumerate(groups):
+        line = next(line for line in listed.splitlines() if line.startswith(group_id))
+        assert f"({10 + worker})" in line
 
 
 def test_new_topics_by_confluent_are_spread(shared_broker: KcoordProcess) -> None:

@@ -6,10 +6,12 @@ from __future__ import annotations
 import pytest
 
 from kcoord.storage.checkpoints import read_offset_checkpoint
-from kcoord.storage.errors import DirectoryLockedError
+from kcoord.storage.errors import DirectoryLockedError, MalformedCheckpointError
+from kcoord.storage.file_system import write_file_atomically
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord.storage.worker_checkpoints import read_merged_checkpoint
 from kcoord.storage.worker_log_dir import SharedLogDir, WorkerLogDir
 from tests.storage.support import NOW_MS, batch, new_config
 
@@ -149,3 +151,49 @@ def test_a_deleted_partition_does_not_come_back_with_old_offsets(fs: MemoryFileS
     alone = LogDir.open(fs, ROOT, ME)
     recovery = alone.recovery_of("a", 0)
     assert (recovery.recovery_point, recovery.start_offset, recovery.clean) == (0, 0, False)
+
+
+def test_the_cleaners_offsets_are_those_of_the_worker_that_cleaned(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    first, second = join(shared, 0), join(shared, 1)
+    filled(first, "a")
+    filled(second, "b")
+    first.note_cleaned("a", 0, 3)
+    first.close(), second.close()
+    shared.close_after_workers(2, had_crash=False)
+    shared = take(fs)
+    first, second = join(shared, 0), join(shared, 1)
+    assert first.cleaned_offset("a", 0) == second.cleaned_offset("a", 0) == 3
+    filled(first, "a")
+    filled(second, "b")
+    first.note_cleaned("a", 0, 4)
+    second.note_cleaned("b", 0, 2)
+    first.close(), second.close()
+    shared.close_after_workers(2, had_crash=False)
+    alone = LogDir.open(fs, ROOT, ME)
+    assert (alone.cleaned_offset("a", 0), alone.cleaned_offset("b", 0)) == (4, 2)
+
+
+def test_others_see_what_the_workers_know(fs: MemoryFileSystem) -> None:
+    name = "log-start-offset-checkpoint"
+    assert read_merged_checkpoint(fs, ROOT, name) is None
+    shared = take(fs)
+    worker = join(shared, 0)
+    log = filled(worker, "a")
+    log.advance_start_offset(3)
+    worker.remember()
+    assert read_merged_checkpoint(fs, ROOT, name) == {("a", 0): 3}
+    worker.delete_partitions([("a", 0, "0" * 32)])
+    assert read_merged_checkpoint(fs, ROOT, name) == {}
+
+
+def test_a_damaged_checkpoint_of_start_offsets_keeps_what_workers_know(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    worker = join(shared, 0)
+    log = filled(worker, "a")
+    worker.checkpoint({("a", 0): log})
+    fs.crash()
+    write_file_atomically(fs, f"{ROOT}/log-start-offset-checkpoint", b"nonsense")
+    with pytest.raises(MalformedCheckpointError):
+        LogDir.open(fs, ROOT, ME)
+    assert fs.exists(f"{ROOT}/.workers/0/recovery-point-offset-checkpoint")
