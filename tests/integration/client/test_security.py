@@ -161,7 +161,7 @@ async def test_a_refusal_is_told_at_once(security: Sasl, error: Errors) -> None:
             async with AdminClient(bootstrap_servers=f"127.0.0.1:{front.port}", security=security) as admin:
                 await admin.list_topics()
         assert refused.value.error is error
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 29, "before the timeout"
 
 
 @pytest.mark.parametrize("security", [None, PlainSasl("PLAIN", b"")])
@@ -184,6 +184,6 @@ async def test_a_certificate_that_nobody_trusts() -> None:
     async with behind(front):
         with pytest.raises(KafkaError, match="CERTIFICATE_VERIFY_FAILED"):
             async with AdminClient(
-                bootstrap_servers=f"127.0.0.1:{front.port}", security=Strict(), default_api_timeout_ms=500
+                bootstrap_servers=f"127.0.0.1:{front.port}", security=Strict(), default_api_timeout_ms=4000
             ) as admin:
                 await admin.list_topics()
