@@ -122,7 +122,7 @@ async def test_a_request_that_gets_lost(broker: KcoordBroker) -> None:
     async with AdminClient(bootstrap_servers=broker.bootstrap_servers) as admin:
         assert not await admin.list_topics()
         with pytest.raises(KafkaError):
-            (await admin.create_topics([NewTopic("t", 1, 1)], timeout_ms=300)).all()
+            (await admin.create_topics([NewTopic("t", 1, 1)], timeout_ms=1500)).all()
     broker.clear_faults()
     assert broker.call("GET", "/faults") == []
     assert [one.api for one in broker.requests("CreateTopics")] != []
@@ -134,11 +134,11 @@ async def test_a_broker_that_hangs_and_one_that_is_slow(broker: KcoordBroker) ->
     broker.create_topic("t", 1)
     hang = broker.inject_fault("ListOffsets", drop=True)
     slow = broker.inject_fault("DescribeCluster", delay=0.2)
-    async with AdminClient(bootstrap_servers=broker.bootstrap_servers, request_timeout_ms=150) as admin:
+    async with AdminClient(bootstrap_servers=broker.bootstrap_servers, request_timeout_ms=500) as admin:
         began = time.monotonic()
         found = await admin.list_offsets({TopicPartition("t", 0): OffsetSpec.latest()})
         assert found[TopicPartition("t", 0)].offset == 0
-        assert time.monotonic() - began >= 0.15
+        assert time.monotonic() - began >= 0.5
     async with AdminClient(bootstrap_servers=broker.bootstrap_servers) as admin:
         began = time.monotonic()
         await admin.describe_cluster()
