@@ -306,8 +306,12 @@ class Log:
         return self._flushed_offset
 
     def store_indexes(self) -> None:
-        """Give the index files what they lack, so that a recovery point saves the reading of what lies below it."""
-        if self._failure is None and not self._is_closed:
+        """Give the index files what they lack, so that a recovery point saves the reading of what lies below it.
+
+        Where nothing of the active segment is known to be durable there is no such point, and nothing waits for a disk.
+        """
+        is_usable = self._failure is None and not self._is_closed
+        if is_usable and self._flushed_offset > self._segments[-1].base_offset:
             self._write_indexes()
 
     def _write_indexes(self) -> None:

@@ -17,7 +17,7 @@ from kcoord.storage.errors import (
 from kcoord.storage.file_system import FileSystem, RealFileSystem, read_file, write_file_atomically
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import STRAY_SUFFIX, Identity, LogDir, parse_partition_folder, retired_folder
-from kcoord.storage.memory_file_system import MemoryFileSystem, keep_everything
+from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, keep_everything, no_fault
 from tests.storage.support import NOW_MS, MachineCrash, batch, batches, content, crash_at, new_config
 
 ROOT = "var/kafka"
@@ -160,6 +160,19 @@ def test_remembered_offsets_and_stored_indexes_save_the_scan(fs: MemoryFileSyste
     again = take(fs).open_log("t", 0, new_config(index_interval_bytes=200), NOW_MS)
     assert (again.start_offset, again.end_offset) == (0, 101)
     assert 0 < again.recovery_report.scanned_bytes < size_bytes // 10
+
+
+def test_no_index_is_stored_where_the_system_decides_what_is_durable(fs: MemoryFileSystem) -> None:
+    log = filled(take(fs), "a", 100)
+    log.flush(sync=False)
+    asked: list[Operation] = []
+    fs.fault = lambda operation: asked.append(operation)
+    log.store_indexes()
+    assert asked == []
+    fs.fault = no_fault
+    log.flush()
+    log.store_indexes()
+    assert fs.size(f"{ROOT}/a-0/{0:020d}.index") > 0
 
 
 def test_a_stop_with_unchecked_logs_is_not_clean(fs: MemoryFileSystem) -> None:
