@@ -127,10 +127,18 @@ class Supervisor:
         }
         endpoints = config.advertised(in_use, socket.gethostname())
         path = os.path.join(sockets_folder, str(config.node_id))
+        return Worker(number, config, bound, endpoints, self._peer_socket(path), path)
+
+    @staticmethod
+    def _peer_socket(path: str) -> socket.socket:
         peer_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        peer_socket.bind(path)
-        peer_socket.listen()
-        return Worker(number, config, bound, endpoints, peer_socket, path)
+        try:
+            peer_socket.bind(path)
+            peer_socket.listen()
+        except OSError as error:
+            peer_socket.close()
+            raise StartError(f"cannot make the workers' socket {path}: {error.strerror or error}") from None
+        return peer_socket
 
     @staticmethod
     def _bind(listener: Listener) -> list[socket.socket]:
