@@ -43,7 +43,13 @@ SECONDS_PER_ROUND = 1.0
 VARIANTS = 16
 """Commits raise their offsets, as real ones do: so many different ones are sent in turn."""
 
-SETTINGS = ("group.initial.rebalance.delay.ms=0", "group.max.session.timeout.ms=1800000")
+SETTINGS = (
+    "group.initial.rebalance.delay.ms=0",
+    "group.max.session.timeout.ms=1800000",
+    # Members that only commit must not be fenced meanwhile.
+    "group.consumer.max.session.timeout.ms=1800000",
+    "group.consumer.session.timeout.ms=1800000",
+)
 
 
 @dataclass(slots=True)
