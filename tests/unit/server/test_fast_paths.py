@@ -23,6 +23,7 @@ from kcoord.metadata.image import GROUP_RESOURCE, ImageBuilder
 from kcoord.server import request_context, shard_service
 from kcoord.server.connection import KafkaConnection
 from protocol.api_keys import ApiKey
+from protocol.errors import Errors
 from protocol.framing import FrameReader
 from protocol.headers import decode_response_header, encode_request
 from protocol.messages import (
@@ -35,8 +36,10 @@ from protocol.messages import (
     JoinGroupResponse,
     Message,
     OffsetCommitRequest,
+    OffsetCommitResponse,
     OffsetDeleteRequest,
     OffsetFetchRequest,
+    OffsetFetchResponse,
     PartitionRecord,
     RemoveTopicRecord,
     SyncGroupRequest,
@@ -479,3 +482,71 @@ class BrokerLife(RuleBasedStateMachine):
 
 BrokerLife.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestBrokerLife = BrokerLife.TestCase
+
+
+# --- durability -------------------------------------------------------------------------------------------------------
+
+
+def simple_commit(offset: int) -> bytes:
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(
+        name="t3",
+        partitions=[OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)],
+    )
+    request = OffsetCommitRequest(group_id="simple", topics=[topic])
+    return encode_request(ApiKey.OFFSET_COMMIT, 9, offset, "a", request.encode(9))
+
+
+def simple_fetch() -> bytes:
+    group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id="simple", topics=None)
+    return encode_request(ApiKey.OFFSET_FETCH, 9, 7, "b", OffsetFetchRequest(groups=[group]).encode(9))
+
+
+async def turns() -> None:
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
+async def known_commits() -> Side:
+    """A broker that has seen enough commits to take the short cut, and has committed offset 3."""
+    side = Side(await Harness(file_system=None, **SETTINGS).open(), has_fast_paths=True)
+    for offset in (1, 2, 3):
+        side.connections["a"].data_received(simple_commit(offset))
+        await turns()
+    side.connections["b"].data_received(simple_fetch())
+    await turns()
+    for client in CLIENTS:
+        assert side.answers(client)
+    return side
+
+
+def fetched_offset(data: bytes) -> int:
+    (frame,) = FrameReader(1 << 20).feed(data)
+    start = decode_response_header(frame, ApiKey.OFFSET_FETCH, 9)[1]
+    return OffsetFetchResponse.decode(frame[start:], 9).groups[0].topics[0].partitions[0].committed_offset
+
+
+async def test_nobody_sees_what_is_not_written_yet() -> None:
+    side = await known_commits()
+    side.connections["a"].data_received(simple_commit(4))
+    side.connections["b"].data_received(simple_fetch())
+    # The event loop has had no turn since: nothing is on disk.
+    assert side.answers("a") == side.answers("b") == b""
+    await turns()
+    assert side.answers("a")
+    assert fetched_offset(side.answers("b")) == 4
+
+
+async def test_a_commit_whose_shard_fails_is_not_acknowledged() -> None:
+    side = await known_commits()
+    side.connections["a"].data_received(simple_commit(4))
+    side.harness.runtime.fail_shard(side.harness.groups.shard_of("simple"), "a test")
+    await turns()
+    (frame,) = FrameReader(1 << 20).feed(side.answers("a"))
+    start = decode_response_header(frame, ApiKey.OFFSET_COMMIT, 9)[1]
+    answer = OffsetCommitResponse.decode(frame[start:], 9)
+    assert [partition.error_code for partition in answer.topics[0].partitions] == [Errors.NOT_COORDINATOR]
+    side.harness.groups._reload(side.harness.groups.shard_of("simple"))
+    await turns()
+    side.connections["b"].data_received(simple_fetch())
+    await turns()
+    assert fetched_offset(side.answers("b")) == 3
