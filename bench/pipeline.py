@@ -36,7 +36,7 @@ from kcoord.storage.log import Log
 from kcoord.storage.segment import LogConfig
 from protocol.record_batch import Compression, encode_batch_from_parts
 
-DECODED_RECORDS = 140_000
+DECODED_RECORDS = 140_160
 SPARK_RECORDS = 3_600_000
 GROUPS = 200
 PARTITIONS = 12
