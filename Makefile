@@ -55,15 +55,17 @@ format: $(DEV) ## rewrite the code as ruff wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: $(DEV) ## write generated files again: type stubs of the messages, docs/configuration.md, docs/pipeline-tables.md
+generate: $(DEV) ## write generated files again: type stubs of the messages, docs/configuration.md, the pipeline's tables
 	$(BIN)/python -m protocol.stubs
 	$(BIN)/python docs/make_configuration.py
 	$(BIN)/python docs/make_pipeline_tables.py
+	$(BIN)/python docs/make_lake_tables.py
 
 generate-check: $(DEV) ## fail where a generated file is not what its source says
 	$(BIN)/python -m protocol.stubs --check
 	$(BIN)/python docs/make_configuration.py --check
 	$(BIN)/python docs/make_pipeline_tables.py --check
+	$(BIN)/python docs/make_lake_tables.py --check
 
 soak: $(DEV) ## kill -9 under real clients, 1000 times, about 20 minutes (KILLS=1000; KCOORD_SOAK_SEED=... repeats a run)
 	KCOORD_SOAK_KILLS=$(KILLS) $(BIN)/python -m pytest -q -s tests/soak $(ARGS)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/lake-tables.md from the tables of the lake; `--check` fails where it is not up to date."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from kcoord.pipeline.lake.gold_tables import TABLES
+from kcoord.pipeline.lake.tables import Table
+
+TARGET = Path(__file__).with_name("lake-tables.md")
+HEAD = """# Tables of the lake
+
+Types are Spark's; timestamps are UTC. `now` is the newest moment that the lake knows, unless a job was given `--now`.
+[pipeline.md](pipeline.md) tells which job makes which table. This file is made by `make generate`.
+"""
+
+
+def render() -> str:
+    return "\n".join([HEAD, *(_table(table) for table in TABLES.values())])
+
+
+def _table(table: Table) -> str:
+    key = ", ".join(f"`{name}`" for name in table.key)
+    layout = ", ".join(f"`{name}`" for name in table.partitioned_by)
+    lines = [f"## {table.layer}.{table.name}", "", table.doc, "", f"Key: {key}."]
+    if layout:
+        lines[-1] += f" Files are laid out by {layout}."
+    lines += ["", "| column | type | meaning |", "|---|---|---|"]
+    lines += [f"| `{column.name}` | `{column.type}` | {column.doc} |" for column in table.columns]
+    return "\n".join([*lines, ""])
+
+
+def main() -> int:
+    text = render()
+    if "--check" in sys.argv[1:]:
+        if TARGET.read_text(encoding="utf-8") != text:
+            print(f"{TARGET} is not up to date: make generate", file=sys.stderr)
+            return 1
+        return 0
+    TARGET.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord lake`: consumer groups through time, kept as tables by Spark.
+
+`ingest` copies the log, `ends` samples a broker, the others answer; each brings the tables it needs up to date. All may
+be run again at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from kcoord.cli.lake_output import print_frame, print_made
+from kcoord.cli.session import EXIT_FAILED, EXIT_INTERRUPTED, add_connection_options, client_config
+from kcoord.cli.table import parse_time
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from kcoord.client.config import AdminConfig
+    from kcoord.pipeline.lake.ends import End
+    from kcoord.pipeline.lake.ingest import Ingested
+    from kcoord.pipeline.lake.jobs import Jobs
+    from kcoord.pipeline.lake.storage import Lake
+
+_HELP = {
+    "current": "committed offsets now",
+    "status": "lag, and Burrow's verdict on each partition",
+    "rebalances": "storms, convergence, churn of members, busiest groups",
+    "expiry": "which offsets expire when (KIP-211)",
+    "orphans": "offsets that nobody needs (KIP-496)",
+    "audit-1327": "what `latest` lost, or will lose, on new partitions (KIP-1327)",
+}
+_DEFAULT_LIMIT = 50
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = make_parser().parse_args(arguments)
+    try:
+        from pyspark.errors import PySparkException
+
+        from kcoord.pipeline.lake.storage import LakeError
+    except ImportError as error:
+        print(f"kcoord lake: {error.name} is missing: pip install 'kcoord[spark]'", file=sys.stderr)
+        return EXIT_FAILED
+    from kcoord.cli.session import CommandError
+    from kcoord.client.errors import ClientException
+    from protocol.errors import KafkaError
+
+    try:
+        code = options.run(options)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except (LakeError, CommandError, ClientException, KafkaError, OSError, ValueError, PySparkException) as error:
+        print(f"kcoord lake: {str(error).partition('JVM stacktrace')[0].strip()}", file=sys.stderr)
+        return EXIT_FAILED
+    assert isinstance(code, int)
+    return code
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kcoord lake", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="JOB")
+    ingest = _add(commands, "ingest", "copy the log into the lake, and what it means", _ingest)
+    ingest.add_argument("--log", required=True, metavar="URI", help="folder that holds __consumer_offsets-N")
+    ingest.add_argument("--follow", type=float, metavar="SECONDS", help="go on, and look so often for new records")
+    ingest.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the data source")
+    ends = _add(commands, "ends", "sample where partitions end, from a broker", _ends)
+    add_connection_options(ends)
+    ends.add_argument("--every", type=float, metavar="SECONDS", help="go on, with a sample every so often")
+    ends.add_argument("--samples", type=int, metavar="N", help="with --every: end after so many")
+    for name, text in _HELP.items():
+        command = _add(commands, name, text, _answer)
+        command.set_defaults(job=name)
+        _add_output(command)
+    asof = _add(commands, "asof", "every group as it was at a moment", _asof)
+    asof.add_argument("time", metavar="TIME", help="ISO 8601 (UTC), milliseconds since 1970, or an age such as 2h")
+    asof.add_argument("--group", action="append", default=[], help="only this group; more than once for several")
+    _add_output(asof)
+    report = _add(commands, "report", "write all of it as one page of HTML", _report)
+    report.add_argument("--output", default="kcoord-report.html", metavar="FILE")
+    report.add_argument("--title", default="Consumer groups")
+    return parser
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str, run: object
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text, description=text)
+    parser.set_defaults(run=run)
+    parser.add_argument("--lake", required=True, metavar="URI", help="folder of the lake")
+    parser.add_argument("--format", choices=("parquet", "delta", "iceberg"), default="parquet", help="of its tables")
+    parser.add_argument("--master", help="Spark's master (default: spark-submit's, else local[*])")
+    parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark")
+    parser.add_argument("--retention-minutes", type=int, metavar="N", help="the brokers' offsets.retention.minutes")
+    parser.add_argument("--expiry-policy", choices=("kip211", "kafka"), help="of KIP-848 groups without members")
+    parser.add_argument("--storm-epochs", type=int, metavar="N", help="so many epochs make a storm (default 5)")
+    parser.add_argument("--storm-window-ms", type=int, metavar="MS", help="within this time (default 10000)")
+    parser.add_argument("--now", metavar="TIME", help="what ages count from (default: the newest moment in the lake)")
+    return parser
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--limit", type=int, default=_DEFAULT_LIMIT, metavar="N", help="rows to print (default 50)")
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def _ingest(options: argparse.Namespace) -> int:
+    from kcoord.pipeline.lake.ingest import ingest
+    from kcoord.pipeline.lake.jobs import SILVER
+
+    lake, jobs = _open(options)
+    began = time.monotonic()
+
+    def on_batch(done: Ingested) -> None:
+        speed = done.total / max(time.monotonic() - began, 1e-3)
+        print(f"batch {done.batch}: {done.rows:,} records, {done.total:,} in all, {speed:,.0f}/s", file=sys.stderr)
+        if options.follow is not None:
+            jobs.again().ensure_all(SILVER)
+
+    interval_ms = None if options.follow is None else round(options.follow * 1000)
+    query = ingest(lake, options.log, follow_interval_ms=interval_ms, options=_pairs(options.option), on_batch=on_batch)
+    try:
+        query.awaitTermination()
+    except KeyboardInterrupt:
+        query.stop()
+        if options.follow is None:
+            raise
+    if lake.note("records") is not None:
+        jobs.again().ensure_all(SILVER)
+    return 0
+
+
+def _ends(options: argparse.Namespace) -> int:
+    from kcoord.client.config import AdminConfig
+    from kcoord.pipeline.lake.ends import add_sample
+
+    config = client_config(AdminConfig, options)
+    asyncio.run(_sample(config))  # a broker that is not there is told of before Spark has started
+    lake, _ = _open(options)
+    samples = options.samples if options.every is not None else 1
+    taken = 0
+    while samples is None or taken < samples:
+        if taken:
+            time.sleep(options.every)
+        ends = asyncio.run(_sample(config))
+        add_sample(lake, ends, datetime.now(UTC))
+        taken += 1
+        print(f"sample {taken}: {len(ends)} partitions", file=sys.stderr)
+    return 0
+
+
+async def _sample(config: AdminConfig) -> list[End]:
+    from kcoord.client.admin.client import AdminClient
+    from kcoord.pipeline.lake.ends import ask
+
+    async with AdminClient(config) as admin:
+        return await ask(admin)
+
+
+def _answer(options: argparse.Namespace) -> int:
+    from kcoord.pipeline.lake.jobs import JOBS
+
+    lake, jobs = _open(options)
+    jobs.run(options.job)
+    frames = {name: lake.read(name) for name in JOBS[options.job]}
+    return _print(options, frames)
+
+
+def _asof(options: argparse.Namespace) -> int:
+    from kcoord.pipeline.lake.asof import snapshot
+
+    lake, jobs = _open(options)
+    found = snapshot(lake, jobs, _moment(options.time), tuple(options.group))
+    frames = {
+        "groups": found.groups,
+        "members": found.members,
+        "assignments": found.assignments,
+        "offsets": found.offsets,
+    }
+    return _print(options, frames)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from kcoord.pipeline.lake.report.page import write_report
+
+    lake, jobs = _open(options)
+    size = write_report(lake, jobs, options.output, options.title)
+    print(f"{options.output}: {size / 1e6:.1f} MB", file=sys.stderr)
+    return 0
+
+
+# --- what they share --------------------------------------------------------------------------------------------------
+
+
+def _open(options: argparse.Namespace) -> tuple[Lake, Jobs]:
+    from dataclasses import replace
+
+    from kcoord.pipeline.lake.jobs import Jobs
+    from kcoord.pipeline.lake.session import get_session
+    from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
+    from kcoord.pipeline.lake.storage import Format, Lake
+
+    spark = get_session(options.master, _pairs(options.conf), progress=sys.stderr.isatty())
+    spark.sparkContext.setLogLevel("ERROR")
+    lake = Lake(spark, options.lake, Format(options.format))
+    retention_ms = None if options.retention_minutes is None else options.retention_minutes * MS_PER_MINUTE
+    settings = Settings.from_text(
+        lake.stored_settings(),
+        retention_ms=retention_ms,
+        expiry_policy=options.expiry_policy,
+        storm_epochs=options.storm_epochs,
+        storm_window_ms=options.storm_window_ms,
+    )
+    lake.store_settings(settings.to_text())
+    if options.now is not None:
+        settings = replace(settings, now=_moment(options.now))
+    return lake, Jobs(lake, settings, print_made)
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromtimestamp(parse_time(text, time.time_ns() // 1_000_000) / 1000, UTC)
+
+
+def _pairs(texts: Sequence[str]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"{text}: KEY=VALUE was expected")
+        pairs[key] = value
+    return pairs
+
+
+def _print(options: argparse.Namespace, frames: Mapping[str, DataFrame]) -> int:
+    tables = {name: print_frame(name, frame, options.limit, as_json=options.json) for name, frame in frames.items()}
+    if options.json:
+        print(json.dumps(tables, indent=2, ensure_ascii=False))
+    return 0

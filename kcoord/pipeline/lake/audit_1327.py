@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gold.audit_1327: groups that lost, or will lose, what was written to new partitions before they came to them.
+
+With `auto.offset.reset=latest` a consumer starts at the end of a partition without a commit. For a partition that is
+younger than the group that skips records nobody asked to skip (KIP-1327, Motivation). The log does not hold the
+consumers' reset policy, but it shows what they did: the first commit is past the end that the partition had when a
+member first got it (`skipped`), or before that (`safe`). Without a commit the loss is still to come (`at-risk`).
+
+Only the time that the broker gives decides that a partition is younger, or, where it gives none, a sample of its topic
+without the partition. A partition as old as its group is no new one (KIP-1327, Classification Flow).
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from kcoord.pipeline.lake.commits import KEY
+from kcoord.pipeline.lake.ends_lines import TOPIC_PARTITION, newest, with_end_at
+from kcoord.pipeline.lake.frames import unique
+from kcoord.pipeline.lake.gold_tables import AUDIT_1327
+from kcoord.pipeline.lake.groups import group_states, subscriptions
+
+
+def build(
+    commits: DataFrame,
+    epochs: DataFrame,
+    members: DataFrame,
+    assignments: DataFrame,
+    regexes: DataFrame,
+    ends: DataFrame,
+) -> DataFrame:
+    groups = group_states(epochs, members).select(
+        "group", "incarnation", F.col("creation_timestamp").alias("group_created")
+    )
+    wanted = subscriptions(members, regexes).select("group", F.explode("topics").alias("topic"))
+    read = (
+        commits.where("NOT is_tombstone")
+        .select("group", "incarnation", "topic")
+        .join(groups.select("group", "incarnation"), ["group", "incarnation"])
+    )
+    wanted = unique(wanted.unionByName(read.select("group", "topic")), "group", "topic")
+    pairs = groups.join(wanted, "group").join(_partitions(ends), "topic")
+    pairs = pairs.where(F.col("partition_created") > F.col("group_created"))
+    key = [*KEY, "incarnation"]
+    pairs = pairs.join(_first_assigned(assignments), key, "left").join(_first_commits(commits), key, "left")
+    pairs = with_end_at(pairs, ends, "first_assigned", "end_at_assignment")
+    # Before the first sample of a partition that is new, it was empty.
+    end_then = F.when(F.col("first_assigned").isNotNull(), F.coalesce("end_at_assignment", F.col("start_offset")))
+    pairs = pairs.withColumn("end_then", end_then).withColumn("verdict", _verdict())
+    return AUDIT_1327.conform(pairs.withColumn("records", _records()))
+
+
+def _partitions(ends: DataFrame) -> DataFrame:
+    """The partitions of the newest sample with `partition_created` and `created_source`, where that is known."""
+    by_topic = Window.partitionBy("topic").orderBy("timestamp")
+    moments = unique(ends, "topic", "timestamp")
+    moments = moments.withColumn("missing_at", F.lag("timestamp").over(by_topic))
+    first = ends.groupBy(*TOPIC_PARTITION).agg(
+        F.min("timestamp").alias("timestamp"), F.max("created_timestamp").alias("recorded")
+    )
+    first = first.join(moments, ["topic", "timestamp"])
+    created = F.coalesce("recorded", "missing_at")
+    source = F.when(F.col("recorded").isNotNull(), "recorded").when(F.col("missing_at").isNotNull(), "inferred")
+    first = first.select(*TOPIC_PARTITION, created.alias("partition_created"), source.alias("created_source"))
+    last = newest(ends).select(*TOPIC_PARTITION, "start_offset", "end_offset")
+    return last.join(first, list(TOPIC_PARTITION))
+
+
+def _first_assigned(assignments: DataFrame) -> DataFrame:
+    owned = assignments.where("`kind` != 'target' AND topic IS NOT NULL")
+    return owned.groupBy(*KEY, "incarnation").agg(F.min("from_timestamp").alias("first_assigned"))
+
+
+def _first_commits(commits: DataFrame) -> DataFrame:
+    return (
+        commits.where("NOT is_tombstone")
+        .groupBy(*KEY, "incarnation")
+        .agg(F.min_by("committed_offset", "log_offset").alias("first_committed_offset"))
+    )
+
+
+def _verdict() -> Column:
+    return (
+        F.when(F.col("first_committed_offset").isNull(), "at-risk")
+        .when(F.col("first_assigned").isNull(), "unknown")
+        .when(
+            (F.col("end_then") > F.col("start_offset")) & (F.col("first_committed_offset") >= F.col("end_then")),
+            "skipped",
+        )
+        .otherwise("safe")
+    )
+
+
+def _records() -> Column:
+    start = F.col("start_offset")
+    return (
+        F.when(F.col("verdict") == "at-risk", F.col("end_offset") - start)
+        .when(F.col("verdict") == "skipped", F.col("end_then") - start)
+        .when(F.col("verdict") == "unknown", F.greatest(F.col("first_committed_offset") - start, F.lit(0)))
+        .otherwise(0)
+    )

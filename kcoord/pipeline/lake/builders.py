@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which table is made from which, and by what: the same for the jobs and for Spark's declarative pipelines.
+
+bronze.records and silver.ends come from outside, silver.commits and gold.current_offsets grow (`jobs`); all others are
+pure functions of their inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from kcoord.pipeline.lake import (
+    audit_1327,
+    expiry,
+    group_epochs,
+    hot_groups,
+    lag,
+    members,
+    rebalances,
+    status,
+)
+from kcoord.pipeline.lake.incarnations import group_ends, with_incarnation
+from kcoord.pipeline.lake.settings import Settings
+
+Inputs = Mapping[str, DataFrame]
+Build = Callable[[Inputs, Settings, datetime], DataFrame]
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """`uses`: the settings on which the table depends; `now` is one of them."""
+
+    inputs: tuple[str, ...]
+    build: Build
+    uses: tuple[str, ...] = ()
+
+
+def topic_names(commits: DataFrame, ends: DataFrame) -> DataFrame:
+    """`topic_id` and `topic`, from all that knows both."""
+    known = commits.where("topic_id IS NOT NULL AND topic IS NOT NULL").select("topic_id", "topic")
+    sampled = ends.where("topic_id IS NOT NULL").select("topic_id", "topic")
+    return known.unionByName(sampled).groupBy("topic_id").agg(F.max("topic").alias("topic"))
+
+
+def _group_records(inputs: Inputs) -> DataFrame:
+    return inputs["records"].where("`kind` = 'group'")
+
+
+def _convergence(inputs: Inputs, settings: Settings, now: datetime) -> DataFrame:
+    records = _group_records(inputs)
+    return rebalances.build_convergence(inputs["group_epochs"], with_incarnation(records, group_ends(records)))
+
+
+BY_LOG_PARTITION: Final = {
+    "group_epochs": Builder(("records",), lambda inputs, settings, now: group_epochs.build(_group_records(inputs))),
+    "members": Builder(("records",), lambda inputs, settings, now: members.build_members(_group_records(inputs))),
+    "regexes": Builder(("records",), lambda inputs, settings, now: members.build_regexes(_group_records(inputs))),
+    "assignments": Builder(
+        ("records", "commits", "ends"),
+        lambda inputs, settings, now: members.build_assignments(
+            _group_records(inputs), topic_names(inputs["commits"], inputs["ends"])
+        ),
+    ),
+}
+"""Made anew for those log partitions that have new group records."""
+
+WHOLE: Final = {
+    "lag": Builder(("commits", "ends"), lambda inputs, settings, now: lag.build(inputs["commits"], inputs["ends"])),
+    "status": Builder(
+        ("commits", "current_offsets", "ends"),
+        lambda inputs, settings, now: status.build(inputs["commits"], inputs["current_offsets"], inputs["ends"], now),
+        ("now",),
+    ),
+    "storms": Builder(
+        ("group_epochs",),
+        lambda inputs, settings, now: rebalances.build_storms(inputs["group_epochs"], settings),
+        ("storm_epochs", "storm_window_ms"),
+    ),
+    "convergence": Builder(("group_epochs", "records"), _convergence),
+    "churn": Builder(
+        ("members", "group_epochs"),
+        lambda inputs, settings, now: rebalances.build_churn(inputs["members"], inputs["group_epochs"]),
+    ),
+    "hot_groups": Builder(("commits",), lambda inputs, settings, now: hot_groups.build(inputs["commits"])),
+    "expiry": Builder(
+        ("current_offsets", "group_epochs", "members", "regexes"),
+        lambda inputs, settings, now: expiry.build_expiry(
+            inputs["current_offsets"], inputs["group_epochs"], inputs["members"], inputs["regexes"], settings, now
+        ),
+        ("now", "retention_ms", "expiry_policy"),
+    ),
+    "orphans": Builder(
+        ("current_offsets", "group_epochs", "members", "regexes", "expiry", "ends"),
+        lambda inputs, settings, now: expiry.build_orphans(
+            inputs["current_offsets"],
+            inputs["group_epochs"],
+            inputs["members"],
+            inputs["regexes"],
+            inputs["expiry"],
+            inputs["ends"],
+        ),
+    ),
+    "audit_1327": Builder(
+        ("commits", "group_epochs", "members", "assignments", "regexes", "ends"),
+        lambda inputs, settings, now: audit_1327.build(
+            inputs["commits"],
+            inputs["group_epochs"],
+            inputs["members"],
+            inputs["assignments"],
+            inputs["regexes"],
+            inputs["ends"],
+        ),
+    ),
+}
+"""Made anew as a whole, when one of their inputs is a new one."""

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""silver.commits: offset records that counted, and why offsets were removed.
+
+kcoord writes the reason of a tombstone beside it. Kafka does not; then the first of these that holds is the reason:
+
+| reason | holds where |
+|---|---|
+| `expired` | the last commit of the key is older than the retention, or past its own expire time |
+| `group-delete` | the group ends within a second |
+| `topic-delete` | within the same second another group loses offsets of the topic too |
+| `offset-delete` | nothing of that |
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from kcoord.pipeline.lake.frames import unique
+from kcoord.pipeline.lake.incarnations import group_ends, with_incarnation
+from kcoord.pipeline.lake.settings import Settings
+from kcoord.pipeline.lake.tables import COMMITS
+
+KEY = ("group", "topic", "partition")
+
+
+def build(new: DataFrame, records: DataFrame, history: DataFrame, settings: Settings) -> DataFrame:
+    """Rows of `commits` for the records in `new`. `records` are all of bronze, `history` the commits before."""
+    rows = new.where("`kind` = 'offset' AND effective_offset IS NOT NULL AND `group` IS NOT NULL")
+    rows = _with_effective_timestamp(rows, records)
+    rows = with_incarnation(rows, group_ends(records))
+    reasons = _inferred(rows, records, history, settings)
+    place = ["log_partition", "log_offset"]
+    rows = rows.join(F.broadcast(reasons), place, "left")
+    recorded = F.col("tombstone_reason").isNotNull() | ~F.col("is_tombstone")
+    return COMMITS.conform(
+        rows.withColumn(
+            "reason",
+            F.when(~F.col("is_tombstone"), "commit").otherwise(F.coalesce("tombstone_reason", "inferred_reason")),
+        ).withColumn("reason_source", F.when(recorded, "recorded").otherwise("inferred"))
+    )
+
+
+def _with_effective_timestamp(rows: DataFrame, records: DataFrame) -> DataFrame:
+    """The time of the marker for rows of a transaction, else their own."""
+    markers = records.where("`kind` = 'control'").select(
+        "log_partition", F.col("log_offset").alias("effective_offset"), F.col("timestamp").alias("marker_timestamp")
+    )
+    joined = rows.join(F.broadcast(markers), ["log_partition", "effective_offset"], "left")
+    return joined.withColumn("effective_timestamp", F.coalesce("marker_timestamp", "timestamp"))
+
+
+def _inferred(rows: DataFrame, records: DataFrame, history: DataFrame, settings: Settings) -> DataFrame:
+    """`inferred_reason` of each tombstone of `rows` that has no recorded one."""
+    tombstones = rows.where("is_tombstone AND tombstone_reason IS NULL")
+    second = F.date_trunc("second", "timestamp")
+    others = tombstones.groupBy("topic", second.alias("second")).agg(F.count_distinct("group").alias("groups"))
+    ends = records.where("`kind` = 'group' AND group_end").select(
+        "group", F.col("log_offset").alias("end_offset"), F.col("timestamp").alias("end_timestamp")
+    )
+    near_end = ends.join(tombstones.select("group", "log_offset", "timestamp"), "group").where(
+        "end_offset > log_offset AND abs(unix_millis(end_timestamp) - unix_millis(timestamp)) <= 1000"
+    )
+    near_end = unique(near_end, "group", "log_offset").withColumn("is_group_end", F.lit(True))
+    aged = _last_commit(rows, tombstones, history).withColumn("second", second)
+    return (
+        aged.join(others, ["topic", "second"], "left")
+        .join(near_end, ["group", "log_offset"], "left")
+        .select("log_partition", "log_offset", _reason(settings).alias("inferred_reason"))
+    )
+
+
+def _reason(settings: Settings) -> Column:
+    age_ms = F.expr("unix_millis(timestamp) - unix_millis(last_commit)")
+    return (
+        F.when(F.expr("timestamp >= last_expire"), "expired")
+        .when(age_ms >= settings.retention_ms, "expired")
+        .when(F.col("is_group_end"), "group-delete")
+        .when(F.col("groups") > 1, "topic-delete")
+        .otherwise("offset-delete")
+    )
+
+
+def _last_commit(rows: DataFrame, tombstones: DataFrame, history: DataFrame) -> DataFrame:
+    """The tombstones with `last_commit` and `last_expire`, the times of the commit that they remove."""
+    columns = ["log_partition", "log_offset", "timestamp", *KEY, "commit_timestamp", "expire_timestamp", "is_tombstone"]
+    columns = [f"`{name}`" for name in columns]
+    marked = rows.select(*columns, F.col("tombstone_reason").isNull().alias("is_new"))
+    past = history.select(*columns, F.lit(False).alias("is_new"))
+    keys = unique(tombstones, *KEY)
+    timeline = marked.unionByName(past).join(F.broadcast(keys), list(KEY), "left_semi")
+    before = Window.partitionBy(*KEY).orderBy("log_offset").rowsBetween(Window.unboundedPreceding, -1)
+    last = F.last(F.when(~F.col("is_tombstone"), F.struct("commit_timestamp", "expire_timestamp")), ignorenulls=True)
+    timeline = timeline.withColumn("last", last.over(before)).where("is_tombstone AND is_new")
+    return timeline.select(
+        "*", F.col("last.commit_timestamp").alias("last_commit"), F.col("last.expire_timestamp").alias("last_expire")
+    )

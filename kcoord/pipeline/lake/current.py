@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gold.current_offsets: the newest commit of each key, where that is no tombstone."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from kcoord.pipeline.lake.commits import KEY
+from kcoord.pipeline.lake.gold_tables import CURRENT_OFFSETS
+
+_VALUES = tuple(column.name for column in CURRENT_OFFSETS.columns if column.name not in KEY)
+
+
+def build(commits: DataFrame, before: DataFrame | None = None) -> DataFrame:
+    """`before` is the table as it was before these commits."""
+    rows = commits.select(*KEY, *_VALUES, "is_tombstone")
+    if before is not None:
+        rows = rows.unionByName(before.select(*KEY, *_VALUES, F.lit(False).alias("is_tombstone")))
+    order = F.struct("effective_offset", "log_offset")
+    newest = rows.groupBy(*KEY).agg(F.max_by(F.struct("is_tombstone", *_VALUES), order).alias("newest"))
+    return CURRENT_OFFSETS.conform(newest.where("NOT newest.is_tombstone").select(*KEY, "newest.*"))

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lake as datasets of Spark's declarative pipelines, from the same builders as the jobs.
+
+`records` is a streaming table, all others are materialized views. A broker cannot be asked from within a pipeline:
+samples of ends come from the table that `kcoord.ends` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from pyspark import pipelines
+from pyspark.sql import DataFrame, SparkSession
+
+import kcoord.pipeline
+from kcoord.pipeline.lake import commits, current
+from kcoord.pipeline.lake.builders import BY_LOG_PARTITION, WHOLE, Builder
+from kcoord.pipeline.lake.gold_tables import TABLES
+from kcoord.pipeline.lake.ingest import bronze
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
+
+
+def define() -> None:
+    """Registers the datasets with the pipeline that is being read; called by a file of its `libraries`."""
+    spark = SparkSession.active()
+    kcoord.pipeline.register(spark)
+    settings, now = _settings(spark)
+    log = spark.conf.get("kcoord.log")
+    samples = spark.conf.get("kcoord.ends", "")
+    # Within a dataset's function nothing may be analyzed, not even a schema.
+    no_ends = spark.createDataFrame([], TABLES["ends"].schema)
+    no_commits = spark.createDataFrame([], TABLES["commits"].schema)
+
+    @pipelines.table(name="records", comment=TABLES["records"].doc)
+    def records() -> DataFrame:
+        return bronze(spark.readStream.format("kcoord").option("table", "records").load(log), 0)
+
+    @pipelines.materialized_view(name="ends", comment=TABLES["ends"].doc)
+    def ends() -> DataFrame:
+        return spark.read.table(samples) if samples else no_ends
+
+    @pipelines.materialized_view(name="commits", comment=TABLES["commits"].doc)
+    def all_commits() -> DataFrame:
+        rows = spark.read.table("records")
+        return commits.build(rows, rows, no_commits, settings)
+
+    @pipelines.materialized_view(name="current_offsets", comment=TABLES["current_offsets"].doc)
+    def current_offsets() -> DataFrame:
+        return current.build(spark.read.table("commits"))
+
+    for name, builder in {**BY_LOG_PARTITION, **WHOLE}.items():
+        view = pipelines.materialized_view(name=name, comment=TABLES[name].doc)
+        view(_query(spark, builder, settings, now))
+
+
+def _query(spark: SparkSession, builder: Builder, settings: Settings, now: datetime) -> Callable[[], DataFrame]:
+    return lambda: builder.build({name: spark.read.table(name) for name in builder.inputs}, settings, now)
+
+
+def _settings(spark: SparkSession) -> tuple[Settings, datetime]:
+    """Without `kcoord.now` ages count from when the pipeline runs: what the tables hold cannot be asked here."""
+    minutes = spark.conf.get("kcoord.retention-minutes", "")
+    settings = Settings.from_text(
+        {},
+        retention_ms=int(minutes) * MS_PER_MINUTE if minutes else None,
+        expiry_policy=spark.conf.get("kcoord.expiry-policy", "") or None,
+    )
+    text = spark.conf.get("kcoord.now", "")
+    now = datetime.fromisoformat(text) if text else datetime.now(UTC)
+    return settings, now if now.tzinfo else now.replace(tzinfo=UTC)

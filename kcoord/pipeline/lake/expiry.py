@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gold.expiry and gold.orphans: which offsets go when (KIP-211), and which ones nobody needs (KIP-496).
+
+| group | its offsets age from |
+|---|---|
+| empty, has had members | the moment it became empty, or a later commit |
+| empty, never had members (simple consumer) | their commit |
+| with members, topics that nobody subscribes to | their commit |
+| with members, subscribed topics, or subscriptions that are not known | they do not age |
+
+An expire time of its own, from a client before KIP-211, takes the place of the retention.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from kcoord.pipeline.lake.commits import KEY
+from kcoord.pipeline.lake.ends_lines import newest
+from kcoord.pipeline.lake.frames import unique
+from kcoord.pipeline.lake.gold_tables import EXPIRY, ORPHANS
+from kcoord.pipeline.lake.groups import group_states, subscriptions
+from kcoord.pipeline.lake.settings import ExpiryPolicy, Settings
+
+
+def build_expiry(
+    current: DataFrame, epochs: DataFrame, members: DataFrame, regexes: DataFrame, settings: Settings, now: datetime
+) -> DataFrame:
+    rows = _with_group(current, epochs, members, regexes)
+    rows = rows.withColumn("basis", _basis(settings))
+    begins = F.when(F.col("basis") == "empty", F.greatest("commit_timestamp", "empty_since")).otherwise(
+        F.col("commit_timestamp")
+    )
+    due = F.when(F.col("basis") == "own", F.col("expire_timestamp")).when(
+        F.col("basis") != "protected", F.timestamp_millis(F.unix_millis(begins) + settings.retention_ms)
+    )
+    rows = rows.withColumn("expires_at", due)
+    left = F.unix_millis("expires_at") - F.unix_millis(F.lit(now))
+    return EXPIRY.conform(rows.withColumn("expires_in_ms", left))
+
+
+def _with_group(current: DataFrame, epochs: DataFrame, members: DataFrame, regexes: DataFrame) -> DataFrame:
+    """The offsets with what their groups are: `has_members`, `is_wanted` (null without members), `kind`, ..."""
+    states = group_states(epochs, members)
+    rows = current.join(states, "group", "left").join(subscriptions(members, regexes), "group", "left")
+    rows = rows.withColumn("has_members", F.coalesce(F.col("members") > 0, F.lit(False)))
+    return rows.withColumn("is_wanted", ~F.col("is_known") | F.array_contains("topics", F.col("topic")))
+
+
+def _basis(settings: Settings) -> Column:
+    is_simple = F.col("kind").isNull() | ((F.col("kind") == "classic") & (F.coalesce("protocol_type", F.lit("")) == ""))
+    by_commit = F.lit(settings.expiry_policy is ExpiryPolicy.KAFKA) & (F.col("kind") == "consumer")
+    return (
+        F.when(F.col("has_members") & F.coalesce("is_wanted", F.lit(True)), "protected")
+        .when(F.col("expire_timestamp").isNotNull(), "own")
+        .when(F.col("has_members"), "unsubscribed")
+        .when(is_simple, "simple")
+        .when(by_commit, "commit-age")
+        .otherwise("empty")
+    )
+
+
+def build_orphans(
+    current: DataFrame, epochs: DataFrame, members: DataFrame, regexes: DataFrame, expiry: DataFrame, ends: DataFrame
+) -> DataFrame:
+    """Without samples of `ends` no topic is missing."""
+    rows = _with_group(current, epochs, members, regexes).join(expiry.select(*KEY, "expires_at"), list(KEY))
+    topics = unique(newest(ends), "topic").withColumn("is_there", F.lit(True))
+    sampled = ends.select(F.lit(True).alias("is_sampled")).limit(1)
+    rows = rows.join(F.broadcast(topics), "topic", "left").join(F.broadcast(sampled), how="left")
+    is_missing = F.col("is_sampled") & F.col("is_there").isNull()
+    reason = F.when(is_missing, "topic-missing").when(F.col("has_members") & ~F.col("is_wanted"), "unsubscribed")
+    return ORPHANS.conform(rows.withColumn("reason", reason).where("reason IS NOT NULL"))

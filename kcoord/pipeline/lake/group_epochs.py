@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""silver.group_epochs: every epoch and generation, how many members it had, and why it came.
+
+kcoord writes the reason of an epoch into its record. In Kafka's log it shows in what was written since the epoch
+before: a member that was not there (`join`), one that is gone (`leave`; a fenced one looks the same), one that changed
+what it subscribes to (`subscription`), or nothing of that: the topics changed (`metadata`).
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from kcoord.pipeline.lake.incarnations import group_ends, with_incarnation
+from kcoord.pipeline.lake.members import CLASSIC_GROUP, GROUP_EPOCH, MEMBER, TARGET_EPOCH
+from kcoord.pipeline.lake.tables import GROUP_EPOCHS
+
+
+def build(records: DataFrame) -> DataFrame:
+    """From the group records of some log partitions."""
+    kinds = (CLASSIC_GROUP, GROUP_EPOCH, MEMBER, TARGET_EPOCH)
+    rows = with_incarnation(records.where(F.col("record_type").isin(*kinds)), group_ends(records))
+    rows = _with_member_changes(rows).where(f"record_type != {MEMBER}")
+    rows = rows.withColumn("kind", _kind()).withColumn("epoch", _epoch())
+    rows = _with_classic_changes(rows)
+    order = Window.partitionBy("group", "incarnation", "kind").orderBy("log_offset")
+    since = F.expr("unix_millis(timestamp)") - F.expr("unix_millis(previous_timestamp)")
+    rows = rows.withColumn("previous_timestamp", F.lag("timestamp").over(order)).withColumn("since_previous_ms", since)
+    rows = _with_times(rows)
+    recorded = F.coalesce(F.col("consumer_group.epoch_reason"), F.col("tombstone_reason"))
+    return GROUP_EPOCHS.conform(
+        rows.select("*", "classic_group.protocol_type", "classic_group.protocol", "classic_group.state_timestamp")
+        .withColumn("reason", F.coalesce(recorded, _reason()))
+        .withColumn("reason_source", F.when(recorded.isNotNull(), "recorded").when(_reason().isNotNull(), "inferred"))
+        .withColumn("group_end", F.coalesce("group_end", F.lit(False)))
+    )
+
+
+def _with_member_changes(rows: DataFrame) -> DataFrame:
+    """`member_count` after each row, and `joined`, `left`, `changed`: what happened since the epoch before."""
+    is_member = F.col("record_type") == MEMBER
+    by_member = Window.partitionBy("group", "incarnation", "record_type", "member_id").orderBy("log_offset")
+    was_there = F.coalesce(~F.lag("is_tombstone").over(by_member), F.lit(False))
+    rows = rows.withColumn("was_there", is_member & was_there)
+    is_there = is_member & ~F.col("is_tombstone")
+    rows = (
+        rows.withColumn("is_join", is_there & ~F.col("was_there"))
+        .withColumn("is_leave", is_member & F.col("is_tombstone") & F.col("was_there"))
+        .withColumn("is_change", is_there & F.col("was_there"))
+    )
+    order = Window.partitionBy("group", "incarnation").orderBy("log_offset")
+    delta = F.col("is_join").cast("int") - F.col("is_leave").cast("int")
+    is_epoch = (F.col("record_type") == GROUP_EPOCH).cast("int")
+    rows = rows.withColumn("member_count", F.sum(delta).over(order)).withColumn(
+        "segment", F.sum(is_epoch).over(order) - is_epoch
+    )
+    segment = Window.partitionBy("group", "incarnation", "segment")
+    for name in ("join", "leave", "change"):
+        rows = rows.withColumn(f"saw_{name}", F.max(f"is_{name}").over(segment))
+    return rows
+
+
+def _with_classic_changes(rows: DataFrame) -> DataFrame:
+    """`members` of each row; `came` and `went`: members of a generation that the one before had not, or had."""
+    ids = F.transform(F.col("classic_group.members"), lambda each: each.getField("member_id"))
+    order = Window.partitionBy("group", "incarnation", "kind").orderBy("log_offset")
+    rows = rows.withColumn("ids", F.coalesce(ids, F.array().cast("array<string>")))
+    before = F.coalesce(F.lag("ids").over(order), F.array().cast("array<string>"))
+    rows = rows.withColumn("ids_before", before)
+    is_classic = F.col("kind") == "classic"
+    return (
+        rows.withColumn("came", F.size(F.array_except("ids", "ids_before")) > 0)
+        .withColumn("went", F.size(F.array_except("ids_before", "ids")) > 0)
+        .withColumn("members", F.when(is_classic, F.size("ids")).otherwise(F.col("member_count")))
+    )
+
+
+def _with_times(rows: DataFrame) -> DataFrame:
+    """`creation_timestamp` and `empty_since`, recorded or seen."""
+    life = Window.partitionBy("group", "incarnation")
+    until = life.orderBy("log_offset").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    recorded = F.max("consumer_group.creation_timestamp").over(life)
+    is_state = ~F.col("is_tombstone") & (F.col("kind") != "target")
+    with_members = F.max(F.when(is_state & (F.col("members") > 0), F.col("log_offset"))).over(until)
+    rows = rows.withColumn("creation_timestamp", F.coalesce(recorded, F.min("timestamp").over(life)))
+    rows = rows.withColumn("busy_offset", with_members)
+    # The first row after the last one that had members tells since when it is empty.
+    stretch = Window.partitionBy("group", "incarnation", "busy_offset")
+    seen = F.min(F.when(is_state & (F.col("members") == 0), F.col("timestamp"))).over(stretch)
+    known = F.coalesce("consumer_group.empty_since", "classic_group.state_timestamp")
+    return rows.withColumn("empty_since", F.when(is_state & (F.col("members") == 0), F.coalesce(known, seen)))
+
+
+def _kind() -> Column:
+    names = {CLASSIC_GROUP: "classic", GROUP_EPOCH: "consumer", TARGET_EPOCH: "target"}
+    kind = F.lit(None).cast("string")
+    for record_type, name in names.items():
+        kind = F.when(F.col("record_type") == record_type, name).otherwise(kind)
+    return kind
+
+
+def _epoch() -> Column:
+    return F.coalesce("consumer_group.epoch", "target.assignment_epoch", "classic_group.generation")
+
+
+def _reason() -> Column:
+    """Null for target assignments and tombstones."""
+    consumer = (
+        F.when(F.col("saw_join"), "join")
+        .when(F.col("saw_leave"), "leave")
+        .when(F.col("saw_change"), "subscription")
+        .otherwise("metadata")
+    )
+    classic = F.when(F.col("came"), "join").when(F.col("went"), "leave").otherwise("rejoin")
+    return F.when(
+        ~F.col("is_tombstone"),
+        F.when(F.col("kind") == "consumer", consumer).when(F.col("kind") == "classic", classic),
+    )

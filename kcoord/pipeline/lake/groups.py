@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every group at a moment: its kind, members and subscriptions, from silver tables up to that moment.
+
+A group that only has offsets (a simple consumer) has no row: nothing but its offsets is known of it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from kcoord.pipeline.lake.frames import with_zeros
+
+
+def as_of(spells: DataFrame, moment: datetime | None) -> DataFrame:
+    """The spells that held at the moment, None: now."""
+    if moment is None:
+        return spells.where("to_offset IS NULL")
+    at = F.lit(moment)
+    return spells.where(
+        (F.col("from_timestamp") <= at) & (F.col("to_timestamp").isNull() | (F.col("to_timestamp") > at))
+    )
+
+
+def group_states(epochs: DataFrame, members: DataFrame, moment: datetime | None = None) -> DataFrame:
+    """One row per group that was there: group, incarnation, kind, epoch, members, protocol_type, protocol, empty_since,
+    creation_timestamp, state (`Empty` or `Stable`).
+    """
+    rows = epochs.where("`kind` != 'target'")
+    if moment is not None:
+        rows = rows.where(F.col("timestamp") <= F.lit(moment))
+    values = ["incarnation", "kind", "epoch", "protocol_type", "protocol", "empty_since", "creation_timestamp"]
+    newest = rows.groupBy("group").agg(
+        F.max_by(F.struct("is_tombstone", *values), F.struct("log_offset")).alias("newest")
+    )
+    there = newest.where("NOT newest.is_tombstone").select("group", "newest.*")
+    counts = (
+        as_of(members, moment)
+        .groupBy("group", "incarnation", "kind")
+        .agg(F.count_distinct("member_id").cast("int").alias("members"))
+    )
+    states = with_zeros(there.join(counts, ["group", "incarnation", "kind"], "left"), "members")
+    return states.withColumn("state", F.when(F.col("members") > 0, "Stable").otherwise("Empty"))
+
+
+def subscriptions(members: DataFrame, regexes: DataFrame) -> DataFrame:
+    """Per group with members: `topics`, to which they are subscribed now, and `is_known`, whether all of them said."""
+    now = as_of(members, None)
+    matched = regexes.select("group", F.col("regex").alias("subscribed_regex"), F.col("topics").alias("matched"))
+    said = now.join(matched, ["group", "subscribed_regex"], "left")
+    none = F.array().cast("array<string>")
+    topics = F.array_union(F.coalesce("subscribed_topics", none), F.coalesce("matched", none))
+    is_known = F.col("subscribed_topics").isNotNull() | F.col("subscribed_regex").isNotNull()
+    return (
+        said.withColumn("own", topics)
+        .withColumn("said", is_known)
+        .groupBy("group")
+        .agg(F.array_distinct(F.flatten(F.collect_list("own"))).alias("topics"), F.min("said").alias("is_known"))
+    )

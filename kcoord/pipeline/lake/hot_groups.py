@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gold.hot_groups: who writes the log. All commits of a group are in one log partition: one group can make it hot."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from kcoord.pipeline.lake.gold_tables import HOT_GROUPS
+
+SECONDS_PER_HOUR = 3600.0
+
+
+def build(commits: DataFrame) -> DataFrame:
+    hourly = commits.groupBy(
+        "group", "log_partition", "topic", "partition", F.date_trunc("hour", "timestamp").alias("hour")
+    ).agg(
+        F.count_if(~F.col("is_tombstone")).alias("commits"),
+        F.count_if(F.col("is_tombstone")).alias("tombstones"),
+    )
+    rows = hourly.groupBy("group", "log_partition", "hour").agg(
+        F.sum("commits").alias("commits"),
+        F.sum("tombstones").alias("tombstones"),
+        F.count_if(F.col("commits") > 0).alias("partitions"),
+    )
+    all_commits = F.sum("commits").over(Window.partitionBy("hour"))
+    share = F.when(all_commits > 0, F.col("commits") / all_commits).otherwise(0.0)
+    return HOT_GROUPS.conform(
+        rows.withColumn("commits_per_s", F.col("commits") / SECONDS_PER_HOUR).withColumn("share", share)
+    )

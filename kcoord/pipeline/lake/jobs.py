@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The jobs: each brings its tables, and those under them, up to what bronze holds. One that has nothing to do does
+nothing; one that was killed is simply run again.
+
+| table | how it keeps up |
+|---|---|
+| bronze.records | a stream, exactly once (`ingest`) |
+| silver.commits | the new micro-batches alone |
+| gold.current_offsets | itself and the new commits |
+| the other silver tables | the log partitions that have new group records |
+| the other gold tables | anew, when an input or a setting that they depend on has changed |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from kcoord.pipeline.lake import commits, current
+from kcoord.pipeline.lake.builders import BY_LOG_PARTITION, WHOLE, Builder, topic_names
+from kcoord.pipeline.lake.ingest import GROUP_OFFSET, MAX_TIMESTAMP_MS
+from kcoord.pipeline.lake.settings import Settings
+from kcoord.pipeline.lake.storage import Lake, LakeError, Note
+
+JOBS: Final = {
+    "current": ("current_offsets",),
+    "status": ("lag", "status"),
+    "rebalances": ("storms", "convergence", "churn", "hot_groups"),
+    "expiry": ("expiry",),
+    "orphans": ("orphans",),
+    "audit-1327": ("audit_1327",),
+}
+"""What each job makes, and with that all that is under it."""
+
+SILVER: Final = ("commits", "group_epochs", "members", "regexes", "assignments")
+
+Progress = Callable[[str], None]
+
+
+class Jobs:
+    """One run over a lake. `on_table` hears the name of each table before it is made."""
+
+    def __init__(self, lake: Lake, settings: Settings, on_table: Progress = lambda name: None) -> None:
+        self._lake = lake
+        self._settings = settings
+        self._on_table = on_table
+        self._ready: set[str] = set()
+        self.made: list[str] = []
+        """The tables that had to be made."""
+
+    def again(self) -> Jobs:
+        """Another run, which looks at everything anew."""
+        return Jobs(self._lake, self._settings, self._on_table)
+
+    def run(self, job: str) -> list[str]:
+        """Makes what the job promises; returns the tables that were not up to date."""
+        if self._lake.note("records") is None:
+            raise LakeError(f"lake {self._lake.uri} has no records: run `ingest` first")
+        for name in JOBS[job]:
+            self.ensure(name)
+        return self.made
+
+    def ensure_all(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.ensure(name)
+
+    def ensure(self, name: str) -> None:
+        """Brings one table up to date, after those under it."""
+        if name in self._ready or name in ("records", "ends"):
+            return
+        self._ready.add(name)
+        if name == "commits":
+            self._grow_commits()
+        elif name == "current_offsets":
+            self.ensure("commits")
+            self._grow_current()
+        elif name in BY_LOG_PARTITION:
+            self.ensure_all(BY_LOG_PARTITION[name].inputs)
+            self._refresh(name, BY_LOG_PARTITION[name])
+        else:
+            self.ensure_all(WHOLE[name].inputs)
+            self._remake(name, WHOLE[name])
+
+    def now(self) -> datetime:
+        """The newest moment that the lake knows, or the one that was asked for."""
+        if self._settings.now is not None:
+            return self._settings.now
+        newest_ms = self._records().progress.get(MAX_TIMESTAMP_MS, 0)
+        ends = self._lake.note("ends")
+        if ends is not None:
+            newest_ms = max(newest_ms, ends.progress.get(MAX_TIMESTAMP_MS, 0))
+        return datetime.fromtimestamp(newest_ms / 1000, UTC)
+
+    def _records(self) -> Note:
+        return self._lake.note("records") or Note()
+
+    def _made(self, name: str) -> None:
+        self.made.append(name)
+        self._on_table(name)
+
+    # Tables that grow.
+
+    def _grow_commits(self) -> None:
+        note = self._lake.note("commits") or Note()
+        retention = {"retention_ms": str(self._settings.retention_ms)}
+        done = note.progress.get("batch", -1) if note.made_from == retention else -1
+        newest = self._records().progress.get("batch", -1)
+        if done >= newest:
+            return
+        self._made("commits")
+        records = self._lake.read("records").where(F.col("batch") <= newest)
+        history = self._lake.read("commits").where(F.col("batch") <= done)
+        rows = commits.build(records.where(F.col("batch") > done), records, history, self._settings)
+        # The layout is by batch, so that what a killed run left is replaced, and nothing older is touched.
+        self._lake.write("commits", rows)
+        self._lake.set_note("commits", Note(note.version + 1, retention, {"batch": newest}))
+
+    def _grow_current(self) -> None:
+        note = self._lake.note("current_offsets") or Note()
+        newest = (self._lake.note("commits") or Note()).progress["batch"]
+        done = note.progress.get("batch", -1)
+        if done >= newest:
+            return
+        self._made("current_offsets")
+        rows = self._lake.read("commits").where((F.col("batch") > done) & (F.col("batch") <= newest))
+        # What it reads from is what it replaces: the rows have to be elsewhere before that.
+        before = None if done < 0 else self._lake.read("current_offsets").localCheckpoint()
+        table = current.build(rows, before)
+        self._lake.begin("current_offsets")
+        self._lake.write("current_offsets", table)
+        self._lake.set_note("current_offsets", Note(note.version + 1, {}, {"batch": newest}))
+
+    # Tables that are made anew, in part or whole.
+
+    def _refresh(self, name: str, builder: Builder) -> None:
+        note = self._lake.note(name) or Note()
+        made_from = self._names_version() if "ends" in builder.inputs else {"topic_names": ""}
+        known = note.progress if note.made_from == made_from else {}
+        newest = {key: value for key, value in self._records().progress.items() if key.startswith(GROUP_OFFSET)}
+        stale = [int(key.removeprefix(GROUP_OFFSET)) for key, value in newest.items() if known.get(key) != value]
+        if not stale:
+            return
+        self._made(name)
+        inputs = self._inputs(builder)
+        inputs["records"] = inputs["records"].where(F.col("log_partition").isin(stale))
+        self._lake.begin(name)
+        self._lake.write(name, builder.build(inputs, self._settings, self.now()))
+        self._lake.set_note(name, Note(note.version + 1, made_from, newest))
+
+    def _names_version(self) -> dict[str, str]:
+        """Topic names may become known after the assignments that need them."""
+        names = topic_names(self._lake.read("commits"), self._lake.read("ends"))
+        digest = names.agg(F.sum(F.xxhash64("topic_id", "topic").cast("decimal(38,0)"))).collect()[0][0]
+        return {"topic_names": str(digest)}
+
+    def _remake(self, name: str, builder: Builder) -> None:
+        note = self._lake.note(name) or Note()
+        made_from = {each: str((self._lake.note(each) or Note()).version) for each in builder.inputs}
+        settings = {**self._settings.to_text(), "now": self.now().isoformat()}
+        made_from |= {each: settings[each] for each in builder.uses}
+        if note.made_from == made_from:
+            return
+        self._made(name)
+        frame = builder.build(self._inputs(builder), self._settings, self.now())
+        self._lake.begin(name)
+        self._lake.write(name, frame)
+        self._lake.set_note(name, Note(note.version + 1, made_from))
+
+    def _inputs(self, builder: Builder) -> dict[str, DataFrame]:
+        return {each: self._lake.read(each) for each in builder.inputs}

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""silver.members, silver.assignments and silver.regexes, from the group records of some log partitions.
+
+A member of a KIP-848 group changes with records of its own; those of a classic group all with the next generation.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from kcoord.pipeline.lake.incarnations import group_ends, with_incarnation
+from kcoord.pipeline.lake.spells import spells, with_next
+from kcoord.pipeline.lake.tables import ASSIGNMENTS, MEMBERS, REGEXES
+
+CLASSIC_GROUP: Final = 2
+GROUP_EPOCH: Final = 3
+MEMBER: Final = 5
+TARGET_EPOCH: Final = 6
+TARGET_ASSIGNMENT: Final = 7
+CURRENT_ASSIGNMENT: Final = 8
+REGULAR_EXPRESSION: Final = 16
+
+_SAID = ("instance_id", "rack_id", "client_id", "client_host", "subscribed_topics", "subscribed_regex")
+_PLACE = ("log_partition", "group", "incarnation")
+
+
+def build_members(records: DataFrame) -> DataFrame:
+    said = [*_SAID, "server_assignor"]
+    own = with_next(_of_type(records, MEMBER), ["group", "member_id"]).where("NOT is_tombstone")
+    own = own.select(*_state(), F.lit("consumer").alias("kind"), "member_id", *(f"member.{name}" for name in said))
+    classic = _classic_members(records).select(
+        *_state(),
+        F.lit("classic").alias("kind"),
+        "each.member_id",
+        "each.instance_id",
+        F.lit(None).cast("string").alias("rack_id"),
+        "each.client_id",
+        "each.client_host",
+        "each.subscribed_topics",
+        F.lit(None).cast("string").alias("subscribed_regex"),
+        F.lit(None).cast("string").alias("server_assignor"),
+    )
+    return MEMBERS.conform(spells(own.unionByName(classic), [*_PLACE, "kind", "member_id", *said]))
+
+
+def build_assignments(records: DataFrame, topic_names: DataFrame) -> DataFrame:
+    """`topic_names` maps `topic_id` to `topic`, as far as known."""
+    states = _target_states(records).unionByName(_current_states(records)).unionByName(_classic_states(records))
+    exploded = states.select(
+        *_state(), "kind", "member_id", "is_revoking", "epoch", F.explode("partitions").alias("each")
+    ).select("*", "each.topic", "each.topic_id", "each.partition")
+    key = [*_PLACE, "kind", "member_id", "topic", "topic_id", "partition", "is_revoking"]
+    owned = spells(exploded, key, first=["epoch"])
+    names = topic_names.select("topic_id", F.col("topic").alias("known_topic"))
+    named = owned.join(F.broadcast(names), "topic_id", "left")
+    return ASSIGNMENTS.conform(named.withColumn("topic", F.coalesce("topic", "known_topic")))
+
+
+def build_regexes(records: DataFrame) -> DataFrame:
+    rows = records.where(f"record_type = {REGULAR_EXPRESSION}").select(
+        "log_partition", "group", "log_offset", "is_tombstone", "regular_expression.*"
+    )
+    newest = rows.groupBy("log_partition", "group", "regex").agg(
+        F.max_by(F.struct("is_tombstone", "topics", "resolved_timestamp"), "log_offset").alias("newest")
+    )
+    return REGEXES.conform(newest.where("NOT newest.is_tombstone").select("*", "newest.*"))
+
+
+def _of_type(records: DataFrame, record_type: int) -> DataFrame:
+    return with_incarnation(records.where(f"record_type = {record_type}"), group_ends(records))
+
+
+def _state() -> tuple[str, ...]:
+    return (*_PLACE, "n", "timestamp", "log_offset", "next_timestamp", "next_offset")
+
+
+def _classic_members(records: DataFrame) -> DataFrame:
+    generations = with_next(_of_type(records, CLASSIC_GROUP), ["group"]).where("NOT is_tombstone")
+    return generations.select("*", F.explode("classic_group.members").alias("each"))
+
+
+def _target_states(records: DataFrame) -> DataFrame:
+    rows = with_next(_of_type(records, TARGET_ASSIGNMENT), ["group", "member_id"])
+    return rows.select(
+        *_state(),
+        F.lit("target").alias("kind"),
+        "member_id",
+        F.lit(False).alias("is_revoking"),
+        F.lit(None).cast("int").alias("epoch"),
+        F.col("target_assignment").alias("partitions"),
+    )
+
+
+def _current_states(records: DataFrame) -> DataFrame:
+    rows = with_next(_of_type(records, CURRENT_ASSIGNMENT), ["group", "member_id"])
+    parts = [
+        rows.select(
+            *_state(),
+            F.lit("current").alias("kind"),
+            "member_id",
+            F.lit(is_revoking).alias("is_revoking"),
+            F.col("current_assignment.member_epoch").alias("epoch"),
+            F.col(f"current_assignment.{field}").alias("partitions"),
+        )
+        for field, is_revoking in (("assigned", False), ("pending_revocation", True))
+    ]
+    return parts[0].unionByName(parts[1])
+
+
+def _classic_states(records: DataFrame) -> DataFrame:
+    return _classic_members(records).select(
+        *_state(),
+        F.lit("classic").alias("kind"),
+        "each.member_id",
+        F.lit(False).alias("is_revoking"),
+        F.col("classic_group.generation").alias("epoch"),
+        F.col("each.assigned").alias("partitions"),
+    )

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the page shows, in pieces that are small however large the lake is: Spark counts and cuts, the page draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import pandas as pd
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from kcoord.pipeline.lake.groups import group_states
+from kcoord.pipeline.lake.storage import Lake
+
+MAX_HEAT_ROWS: Final = 30
+MAX_HEAT_COLUMNS: Final = 160
+MAX_GROUPS: Final = 30
+MAX_EPOCHS: Final = 4000
+MAX_SPELLS: Final = 4000
+MAX_ROWS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ReportData:
+    """Frames of pandas; times are UTC. `now` is what ages count from."""
+
+    now: datetime
+    first: datetime | None
+    records: int
+    groups: pd.DataFrame
+    status: pd.DataFrame
+    lag: pd.DataFrame
+    epochs: pd.DataFrame
+    storms: pd.DataFrame
+    convergence: pd.DataFrame
+    spells: pd.DataFrame
+    expiry: pd.DataFrame
+    hot: pd.DataFrame
+    churn: pd.DataFrame
+    audit: pd.DataFrame
+    orphans: pd.DataFrame
+
+
+def collect(lake: Lake, now: datetime) -> ReportData:
+    """Reads the tables of the lake, which have to be up to date."""
+    epochs, members = lake.read("group_epochs"), lake.read("members")
+    note = lake.note("records")
+    return ReportData(
+        now=now,
+        first=_first(lake),
+        records=0 if note is None else note.progress.get("rows", 0),
+        groups=_pandas(_groups(lake, group_states(epochs, members))),
+        status=_pandas(_status(lake)),
+        lag=_pandas(_lag(lake.read("lag"))),
+        epochs=_pandas(_epochs(epochs)),
+        storms=_pandas(lake.read("storms").orderBy(F.col("epochs").desc()).limit(MAX_ROWS)),
+        convergence=_pandas(_convergence(lake.read("convergence"))),
+        spells=_pandas(_spells(lake.read("assignments"))),
+        expiry=_pandas(_expiry(lake.read("expiry"))),
+        hot=_pandas(_hot(lake.read("hot_groups"))),
+        churn=_pandas(_churn(lake.read("churn"))),
+        audit=_pandas(_audit(lake.read("audit_1327"))),
+        orphans=_pandas(_orphans(lake.read("orphans"))),
+    )
+
+
+def _pandas(frame: DataFrame) -> pd.DataFrame:
+    return frame.toPandas()
+
+
+def _first(lake: Lake) -> datetime | None:
+    found = lake.read("commits").agg(F.min(F.unix_millis("timestamp"))).collect()[0][0]
+    return None if found is None else datetime.fromtimestamp(int(found) / 1000, UTC)
+
+
+def _groups(lake: Lake, states: DataFrame) -> DataFrame:
+    """Every group that has members or offsets, with its worst status and its lag."""
+    offsets = (
+        lake.read("current_offsets")
+        .groupBy("group")
+        .agg(F.count("*").alias("partitions"), F.max("commit_timestamp").alias("last_commit"))
+    )
+    verdicts = (
+        lake.read("status")
+        .groupBy("group")
+        .agg(F.first("group_status").alias("group_status"), F.sum("lag").alias("lag"))
+    )
+    named = states.select("group", "kind", "state", "epoch", "members", "protocol", "incarnation")
+    return named.join(offsets, "group", "outer").join(verdicts, "group", "left").orderBy("group").limit(MAX_ROWS)
+
+
+def _status(lake: Lake) -> DataFrame:
+    severity = F.expr("array_position(array('OK', 'WARN', 'STALL', 'STOP', 'REWIND'), status)")
+    ranked = lake.read("status").orderBy(severity.desc(), F.col("lag").desc_nulls_last(), "group", "topic", "partition")
+    return ranked.limit(4 * MAX_ROWS)
+
+
+def _lag(lag: DataFrame) -> DataFrame:
+    """The partitions with the most lag; times are cut into MAX_HEAT_COLUMNS pieces, and of each the worst counts."""
+    key = ["group", "topic", "partition"]
+    worst = lag.groupBy(*key).agg(F.max("lag").alias("worst")).orderBy(F.col("worst").desc(), *key).limit(MAX_HEAT_ROWS)
+    span = lag.agg(F.min(F.unix_millis("timestamp")).alias("begin"), F.max(F.unix_millis("timestamp")).alias("end"))
+    rows = lag.join(F.broadcast(worst), key).crossJoin(F.broadcast(span))
+    width = F.greatest((F.col("end") - F.col("begin")) / MAX_HEAT_COLUMNS, F.lit(1.0))
+    piece = F.floor((F.unix_millis("timestamp") - F.col("begin")) / width)
+    return rows.groupBy(*key, piece.alias("piece")).agg(
+        F.min("timestamp").alias("timestamp"), F.max("lag").alias("lag"), F.max("seconds_behind").alias("seconds")
+    )
+
+
+def _epochs(epochs: DataFrame) -> DataFrame:
+    rows = epochs.where("`kind` != 'target'")
+    busiest = rows.groupBy("group").agg(F.count("*").alias("count")).orderBy(F.col("count").desc(), "group")
+    rows = rows.join(F.broadcast(busiest.limit(MAX_GROUPS)), "group")
+    kept = rows.orderBy(F.col("timestamp").desc()).limit(MAX_EPOCHS)
+    return kept.select("group", "incarnation", "kind", "epoch", "timestamp", "reason", "members", "is_tombstone")
+
+
+def _convergence(convergence: DataFrame) -> DataFrame:
+    took = F.col("convergence_ms")
+    """Epochs with members: an empty group has converged at once."""
+    return (
+        convergence.where("members > 0")
+        .groupBy("group")
+        .agg(
+            F.count("*").alias("epochs"),
+            F.count_if("is_converged").alias("converged"),
+            F.percentile(took, F.lit(0.5)).alias("p50_ms"),
+            F.max(took).alias("max_ms"),
+        )
+    )
+
+
+def _spells(assignments: DataFrame) -> DataFrame:
+    rows = assignments.where("`kind` != 'target'")
+    busiest = rows.groupBy("group").agg(F.count("*").alias("count")).orderBy(F.col("count").desc(), "group")
+    rows = rows.join(F.broadcast(busiest.limit(MAX_GROUPS)), "group")
+    order = Window.partitionBy("group").orderBy(F.col("from_timestamp").desc())
+    rows = rows.withColumn("age", F.row_number().over(order)).where(F.col("age") <= MAX_SPELLS // 8)
+    columns = ["member_id", "topic", "topic_id", "partition", "is_revoking", "from_timestamp", "to_timestamp"]
+    return rows.select("group", *columns).orderBy("from_timestamp").limit(MAX_SPELLS)
+
+
+def _expiry(expiry: DataFrame) -> DataFrame:
+    return (
+        expiry.groupBy("group", "basis", "expires_at")
+        .agg(F.count("*").alias("offsets"), F.min("expires_in_ms").alias("expires_in_ms"))
+        .orderBy("expires_at", "group")
+        .limit(4 * MAX_ROWS)
+    )
+
+
+def _hot(hot: DataFrame) -> DataFrame:
+    totals = hot.groupBy("group").agg(F.sum("commits").alias("all_commits"))
+    top = totals.orderBy(F.col("all_commits").desc(), "group").limit(MAX_GROUPS // 2)
+    return hot.join(F.broadcast(top), "group").orderBy("group", "hour")
+
+
+def _churn(churn: DataFrame) -> DataFrame:
+    return churn.groupBy("group").agg(
+        F.sum("joins").alias("joins"),
+        F.sum("leaves").alias("leaves"),
+        F.sum("epochs").alias("epochs"),
+        F.avg("mean_lifetime_ms").alias("mean_lifetime_ms"),
+    )
+
+
+def _audit(audit: DataFrame) -> DataFrame:
+    return audit.orderBy(F.col("records").desc(), "group", "topic", "partition").limit(MAX_ROWS)
+
+
+def _orphans(orphans: DataFrame) -> DataFrame:
+    return orphans.orderBy("group", "topic", "partition").limit(MAX_ROWS)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the answers depend on besides the log. All times are in ms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+MS_PER_MINUTE: Final = 60_000
+BURROW_WINDOW: Final = 10
+"""How many commits Burrow looks at (`intervals`)."""
+
+
+class ExpiryPolicy(StrEnum):
+    """Of empty KIP-848 groups: KIP-211 counts from when the group became empty, Kafka from the commit."""
+
+    KIP211 = "kip211"
+    KAFKA = "kafka"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`now` None: the newest moment that the lake knows, so that a job that runs again says the same."""
+
+    now: datetime | None = None
+    retention_ms: int = 10_080 * MS_PER_MINUTE
+    expiry_policy: ExpiryPolicy = ExpiryPolicy.KIP211
+    storm_epochs: int = 5
+    storm_window_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        if self.retention_ms <= 0:
+            raise ValueError(f"retention_ms: {self.retention_ms} is not positive")
+        if self.storm_epochs < 2:
+            raise ValueError(f"storm_epochs: {self.storm_epochs} is less than 2")
+        if self.storm_window_ms <= 0:
+            raise ValueError(f"storm_window_ms: {self.storm_window_ms} is not positive")
+
+    def to_text(self) -> dict[str, str]:
+        """All but `now`, which is asked anew each time."""
+        return {name: str(value) for name, value in asdict(self).items() if name != "now"}
+
+    @classmethod
+    def from_text(cls, stored: Mapping[str, str], **given: object) -> Settings:
+        """The stored settings, and over them those that were given (None: not given)."""
+        texts = {**stored, **{name: str(value) for name, value in given.items() if value is not None}}
+        unknown = texts.keys() - cls().to_text().keys()
+        if unknown:
+            raise ValueError(f"{min(unknown)}: there is no such setting")
+        return cls(
+            None,
+            int(texts.get("retention_ms", cls.retention_ms)),
+            ExpiryPolicy(texts.get("expiry_policy", cls.expiry_policy)),
+            int(texts.get("storm_epochs", cls.storm_epochs)),
+            int(texts.get("storm_window_ms", cls.storm_window_ms)),
+        )

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slowly changing dimensions of type 2: from states at moments to spells of time.
+
+A state holds until the next of the same sequence. Neighbouring states that say the same of a key are one spell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+
+def with_next(states: DataFrame, sequence: Sequence[str | Column]) -> DataFrame:
+    """Numbers the states of each sequence by `log_offset` (`n`), and adds when the next one came (null: not yet)."""
+    order = Window.partitionBy(*sequence).orderBy("log_offset")
+    return (
+        states.withColumn("n", F.row_number().over(order))
+        .withColumn("next_timestamp", F.lead("timestamp").over(order))
+        .withColumn("next_offset", F.lead("log_offset").over(order))
+    )
+
+
+def spells(states: DataFrame, key: Sequence[str], first: Sequence[str] = ()) -> DataFrame:
+    """One row per spell of each key; of the columns in `first` that of its first state."""
+    order = Window.partitionBy(*key).orderBy("n")
+    runs = states.withColumn("run", F.col("n") - F.row_number().over(order))
+    return runs.groupBy(*key, "run").agg(
+        F.min_by("timestamp", "n").alias("from_timestamp"),
+        F.max_by("next_timestamp", "n").alias("to_timestamp"),
+        F.min("log_offset").alias("from_offset"),
+        F.max_by("next_offset", "n").alias("to_offset"),
+        *(F.min_by(name, "n").alias(name) for name in first),
+    )

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gold.status: Burrow's rules, in its order, over the last ten commits of each partition.
+
+1. The lag now, or at one of the commits, is 0: OK.
+2. The offset went back: REWIND.
+3. The last commit is longer ago than the ten of them took: STOP.
+4. The offset is the same in all: STALL.
+5. The lag never shrank from one to the next: WARN.
+6. Else OK.
+
+Burrow's rule 2 comes before rule 3 in its code, and so here. Without samples of `ends` a lag is not known: rules 1 and
+5 do not hold then. Removed offsets have no status.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from kcoord.pipeline.lake.commits import KEY
+from kcoord.pipeline.lake.ends_lines import TOPIC_PARTITION, newest, with_end_at
+from kcoord.pipeline.lake.gold_tables import STATUS
+from kcoord.pipeline.lake.settings import BURROW_WINDOW
+
+
+def build(commits: DataFrame, current: DataFrame, ends: DataFrame, now: datetime) -> DataFrame:
+    recent = _recent(commits, current)
+    recent = with_end_at(recent, ends, "commit_timestamp", "end_then")
+    recent = recent.withColumn("lag_then", F.greatest(F.col("end_then") - F.col("committed_offset"), F.lit(0)))
+    order = Window.partitionBy(*KEY).orderBy("log_offset")
+    recent = recent.withColumn("went_back", F.col("committed_offset") < F.lag("committed_offset").over(order))
+    recent = recent.withColumn("shrank", F.col("lag_then") < F.lag("lag_then").over(order))
+    facts = recent.groupBy(*KEY).agg(
+        F.min("lag_then").alias("least_lag"),
+        F.max("lag_then").alias("most_lag"),
+        F.coalesce(F.max("went_back"), F.lit(False)).alias("went_back"),
+        F.coalesce(F.max("shrank"), F.lit(False)).alias("shrank"),
+        (F.min("committed_offset") == F.max("committed_offset")).alias("is_same"),
+        F.min_by("commit_timestamp", "log_offset").alias("first_commit_timestamp"),
+        F.max_by("commit_timestamp", "log_offset").alias("last_commit_timestamp"),
+        F.max_by("committed_offset", "log_offset").alias("committed_offset"),
+        F.count("*").cast("int").alias("commits"),
+    )
+    facts = facts.join(newest(ends).select(*TOPIC_PARTITION, "end_offset"), list(TOPIC_PARTITION), "left")
+    facts = facts.withColumn("lag", F.greatest(F.col("end_offset") - F.col("committed_offset"), F.lit(0)))
+    facts = facts.withColumn("lag", F.when(F.col("end_offset").isNotNull(), F.col("lag")))
+    rows = facts.withColumn("status", _status(now))
+    severity = F.when(F.col("status") == "OK", 0).when(F.col("status") == "WARN", 1).otherwise(2)
+    worst = F.max(severity).over(Window.partitionBy("group"))
+    name = F.element_at(F.array(F.lit("OK"), F.lit("WARN"), F.lit("ERR")), worst + 1)
+    return STATUS.conform(rows.withColumn("group_status", name))
+
+
+def _recent(commits: DataFrame, current: DataFrame) -> DataFrame:
+    """The last commits of each key that has an offset, of the group that is there now."""
+    order = Window.partitionBy(*KEY).orderBy(F.col("effective_offset").desc(), F.col("log_offset").desc())
+    kept = commits.where("NOT is_tombstone").join(current.select(*KEY, "incarnation"), [*KEY, "incarnation"])
+    return kept.withColumn("age", F.row_number().over(order)).where(F.col("age") <= BURROW_WINDOW)
+
+
+def _status(now: datetime) -> Column:
+    last = F.unix_millis("last_commit_timestamp")
+    first = F.unix_millis("first_commit_timestamp")
+    silent = F.unix_millis(F.lit(now)) - last
+    return (
+        F.when((F.col("lag") == 0) | (F.col("least_lag") == 0), "OK")
+        .when(F.col("went_back"), "REWIND")
+        .when(silent > last - first, "STOP")
+        .when(F.col("is_same"), "STALL")
+        .when(F.col("lag").isNotNull() & F.col("least_lag").isNotNull() & ~F.col("shrank"), "WARN")
+        .otherwise("OK")
+    )

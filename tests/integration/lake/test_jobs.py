@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The jobs over real logs: Kafka's own, and those of a broker with real members."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from kcoord.cli.lake import main
+from kcoord.client.admin.client import AdminClient
+from kcoord.client.admin.model import NewTopic
+from kcoord.client.consumer.client import Consumer
+from kcoord.client.types import OffsetAndMetadata, TopicPartition
+from kcoord.pipeline.lake.asof import snapshot
+from kcoord.pipeline.lake.builders import WHOLE
+from kcoord.pipeline.lake.ends import add_sample, ask
+from kcoord.pipeline.lake.ingest import ingest
+from kcoord.pipeline.lake.jobs import SILVER, Jobs
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
+from kcoord.pipeline.lake.storage import Lake
+from tests.support.kcoord_process import KcoordProcess
+from tests.support.shared import ROOT, shared
+from tests.support.waiting import wait_until
+
+SAMPLE_RECORDS = 24_368
+SAMPLE_SETTINGS = Settings(retention_ms=MS_PER_MINUTE)
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The log that Kafka 4.3.1 wrote."""
+    folder = tmp_path_factory.mktemp("sample")
+    with tarfile.open(shared("spark-sample", "consumer_offsets.tar.xz")) as archive:
+        archive.extractall(folder, filter="data")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession, sample: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    """The sample in a lake, by an `ingest` that was killed in the middle and run again."""
+    made = Lake(spark, str(tmp_path_factory.mktemp("lake")))
+    _ingest_until_killed(sample, made.uri)
+    assert made.has_checkpoint()
+    ingest(made, sample).awaitTermination()
+    yield made
+
+
+def _ingest_until_killed(log: str, lake: str) -> None:
+    command = [sys.executable, "-m", "kcoord", "lake", "ingest", "--log", log, "--lake", lake, "--master", "local[1]"]
+    command += ["--option", f"maxBytesPerTrigger={600_000}", "--conf", "spark.sql.shuffle.partitions=1"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL, start_new_session=True)
+    note = Path(lake, "_kcoord", "records.json")
+
+    def has_batches() -> bool:
+        assert process.poll() is None, "ingest ended before it could be killed"
+        return note.exists() and json.loads(note.read_text())["progress"]["batch"] >= 0
+
+    try:
+        wait_until(has_batches, "a micro-batch is in the lake", 400.0)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # its own session: Spark's JVM and workers with it
+        process.wait()
+
+
+def test_a_killed_ingest_loses_and_doubles_nothing(lake: Lake) -> None:
+    places = lake.read("records").select("log_partition", "log_offset")
+    assert places.count() == SAMPLE_RECORDS
+    assert places.distinct().count() == SAMPLE_RECORDS
+    note = lake.note("records")
+    assert note is not None and note.progress["rows"] == SAMPLE_RECORDS
+
+
+def test_current_offsets_are_those_of_kafkas_tool(lake: Lake) -> None:
+    Jobs(lake, SAMPLE_SETTINGS).run("current")
+    lines = [line.split() for line in shared("spark-sample", "describe-offsets.txt").read_text().splitlines()]
+    told = {(row[0], row[1], int(row[2])): int(row[3]) for row in lines if len(row) > 5 and row[3].isdigit()}
+    rows = lake.read("current_offsets").collect()
+    found = {(row["group"], row["topic"], row["partition"]): row["committed_offset"] for row in rows}
+    assert len(told) == 68
+    assert found == told
+
+
+def test_the_second_run_of_a_job_changes_nothing(lake: Lake, sample: str) -> None:
+    jobs = Jobs(lake, SAMPLE_SETTINGS)
+    jobs.ensure_all([*SILVER, "current_offsets", *WHOLE])
+    before = _files(lake.uri)
+    ingest(lake, sample).awaitTermination()
+    again = Jobs(lake, SAMPLE_SETTINGS)
+    again.ensure_all([*SILVER, "current_offsets", *WHOLE])
+    assert again.made == []
+    assert _files(lake.uri) == before
+
+
+def test_the_samples_history_is_what_happened(lake: Lake) -> None:
+    """What the sample's README tells: retention 1 minute, a storm, a deleted group, two lives of most groups."""
+    Jobs(lake, SAMPLE_SETTINGS).ensure_all(["storms", "members", "group_epochs", "commits"])
+    storms = lake.read("storms").select("group").distinct().collect()
+    assert [row["group"] for row in storms] == ["storm-848"]
+    removed = lake.read("commits").where("is_tombstone").groupBy("group", "reason").count().collect()
+    reasons = {(row["group"], row["reason"]): row["count"] for row in removed}
+    assert reasons[("simple-1", "group-delete")] == 3
+    assert reasons[("doomed-reader", "expired")] == 14
+    assert sum(reasons.values()) == 84
+    lives = lake.read("group_epochs").where("`group` = 'billing-848' AND `kind` = 'consumer' AND epoch = 3")
+    assert sorted(row["incarnation"] for row in lives.collect()) == [0, 1]
+
+
+def test_the_command_line_answers(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--lake", lake.uri, "--master", "local[2]", "--retention-minutes", "1"]
+    assert main(["current", *options, "--json", "--limit", "100"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["current_offsets"]) == 68
+    assert main(["asof", "2026-11-21T02:06:00Z", *options, "--group", "billing-848"]) == 0
+    table = capsys.readouterr().out
+    assert "offsets\n" in table and "billing-848" in table
+    assert main(["asof", "yesterday", *options]) == 1
+    assert "yesterday" in capsys.readouterr().err
+    assert main(["status", "--lake", lake.uri, "--format", "delta"]) == 1
+    assert "is kept as parquet, not as delta" in capsys.readouterr().err
+
+
+def _files(folder: str) -> dict[str, int]:
+    """The data files and when they were written; checkpoints go on."""
+    return {
+        str(path): path.stat().st_mtime_ns
+        for path in Path(folder).rglob("*")
+        if path.is_file() and "checkpoint" not in path.parts and path.suffix == ".parquet"
+    }
+
+
+# --- our own broker ---------------------------------------------------------------------------------------------------
+
+
+def test_asof_is_the_snapshot_that_was_taken_then(spark: SparkSession, tmp_path: Path) -> None:
+    broker = KcoordProcess(tmp_path).start()
+    lake = Lake(spark, str(tmp_path / "lake"))
+    try:
+        moment, offsets, members = asyncio.run(_life(broker.address, lake))
+    finally:
+        broker.stop()
+    ingest(lake, str(broker.data)).awaitTermination()
+    found = snapshot(lake, Jobs(lake, Settings()), moment)
+    rows = {(row["group"], row["topic"], row["partition"]): row["committed_offset"] for row in found.offsets.collect()}
+    assert rows == offsets
+    owned = {
+        (row["member_id"], row["topic"], row["partition"])
+        for row in found.assignments.where("kind = 'current'").collect()
+    }
+    assert owned == members
+    assert [(row["group"], row["state"]) for row in found.groups.collect()] == [("live", "Stable")]
+    # And what came after the moment is there as well, with the reasons that the broker wrote.
+    commits = lake.read("commits").where("is_tombstone").select("group", "reason", "reason_source").distinct()
+    assert [tuple(row) for row in commits.collect()] == [("side", "group-delete", "recorded")]
+    Jobs(lake, Settings()).run("status")
+    lag = {(row["partition"], row["lag"]) for row in lake.read("lag").where("`group` = 'side'").collect()}
+    assert lag == {(0, 0)}
+
+
+Offsets = dict[tuple[str, str, int], int]
+
+
+async def _life(address: str, lake: Lake) -> tuple[datetime, Offsets, set[tuple[str, str, int]]]:
+    """A group with a member, another with offsets alone; what the broker says of them at a moment; then they go."""
+    async with AdminClient(bootstrap_servers=address) as admin:
+        (await admin.create_topics([NewTopic("orders", 3)])).all()
+        for group, number in (("live", 3), ("side", 0)):
+            await _commit(admin, group, number)
+        async with Consumer(bootstrap_servers=address, group_id="live", enable_auto_commit=False) as consumer:
+            consumer.subscribe(["orders"])
+            await _until_assigned(consumer)
+            told = await admin.list_consumer_group_offsets(["live", "side"])
+            offsets = {
+                (group, place.topic, place.partition): offset.offset
+                for group in told
+                for place, offset in told[group].items()
+                if offset is not None
+            }
+            described = (await admin.describe_consumer_groups(["live"]))["live"]
+            members = {(each.member_id, *place) for each in described.members for place in each.assignment}
+            add_sample(lake, await ask(admin), datetime.now(UTC))
+            await asyncio.sleep(0.05)
+            moment = datetime.now(UTC)
+            await asyncio.sleep(0.05)
+            await _commit(admin, "side", 9)
+        (await admin.delete_consumer_groups(["side"])).all()
+    return moment, offsets, members
+
+
+async def _commit(admin: AdminClient, group: str, number: int) -> None:
+    offsets = {TopicPartition("orders", 0): OffsetAndMetadata(number)}
+    (await admin.alter_consumer_group_offsets(group, offsets)).all()
+
+
+async def _until_assigned(consumer: Consumer) -> None:
+    deadline = time.monotonic() + 30
+    while len(consumer.assignment) < 3:
+        assert time.monotonic() < deadline, "the member has no partitions"
+        await consumer.poll(timeout_ms=100)

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every table against a truth made by hand. The lake was filled in two parts, with all jobs after each of them: what is
+tested is what the jobs keep up, not what they make from scratch.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from kcoord.pipeline.lake.asof import snapshot
+from kcoord.pipeline.lake.builders import WHOLE
+from kcoord.pipeline.lake.gold_tables import TABLES
+from kcoord.pipeline.lake.jobs import SILVER, Jobs
+from kcoord.pipeline.lake.report.page import write_report
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
+from kcoord.pipeline.lake.storage import Lake
+from tests.integration.lake.made_log import moment
+from tests.integration.lake.scenario import DAY, SAMPLES, add_samples, fill, first_half, second_half
+from tests.support.shared import missing
+
+RETENTION_S = 7 * DAY
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    made = Lake(spark, str(tmp_path_factory.mktemp("lake")))
+    log, other = first_half()
+    lengths = (len(log.rows), len(other.rows))
+    fill(spark, made, 0, log, other)
+    add_samples(made, SAMPLES[:2])
+    Jobs(made, Settings()).ensure_all([*SILVER, "current_offsets"])
+    second_half(log, other)
+    fill(spark, made, 1, log, other, skip=lengths)
+    add_samples(made, SAMPLES[2:])
+    Jobs(made, Settings()).ensure_all([*SILVER, "current_offsets", *WHOLE])
+    yield made
+
+
+def rows(frame: DataFrame, columns: str, where: str = "true") -> list[tuple[object, ...]]:
+    """Sorted by all columns; times in seconds after the scenario's begin."""
+    names = columns.split()
+    began = moment(0)
+    found = []
+    for row in frame.where(where).select(*names).collect():
+        plain = [
+            (value.astimezone(began.tzinfo) - began).total_seconds() if hasattr(value, "astimezone") else value
+            for value in row
+        ]
+        found.append(tuple(plain))
+    return sorted(found, key=str)
+
+
+def test_commits_tell_why_offsets_were_removed(lake: Lake) -> None:
+    removed = rows(lake.read("commits"), "group topic reason reason_source", "is_tombstone")
+    assert removed == [
+        ("again", "orders", "group-delete", "inferred"),
+        ("od", "orders", "offset-delete", "inferred"),
+        ("od", "orders", "offset-delete", "recorded"),
+        ("old", "orders", "expired", "inferred"),
+        ("td1", "doomed", "topic-delete", "inferred"),
+        ("td2", "doomed", "topic-delete", "inferred"),
+    ]
+
+
+def test_commits_of_transactions_count_from_the_marker(lake: Lake) -> None:
+    found = rows(lake.read("commits"), "committed_offset timestamp effective_timestamp", "`group` = 'tx'")
+    assert found == [(50, 35.0, 45.0)]
+
+
+def test_incarnations_of_a_group_are_told_apart(lake: Lake) -> None:
+    assert rows(lake.read("commits"), "committed_offset incarnation", "`group` = 'again' AND NOT is_tombstone") == [
+        (5, 0),
+        (7, 1),
+    ]
+    epochs = rows(lake.read("group_epochs"), "incarnation epoch group_end", "`group` = 'again'")
+    assert epochs == [(0, 1, False), (0, 2, False), (0, None, True), (1, 1, False)]
+    # A group that moves between the protocols is the same group.
+    moved = rows(lake.read("group_epochs"), "kind epoch incarnation reason", "`group` = 'moved' AND NOT is_tombstone")
+    assert moved == [("classic", 4, 0, "join"), ("consumer", 5, 0, "migration")]
+
+
+def test_group_epochs_have_reasons_and_members(lake: Lake) -> None:
+    found = rows(
+        lake.read("group_epochs"),
+        "epoch reason reason_source members since_previous_ms",
+        "`group` = 'g' AND `kind` = 'consumer'",
+    )
+    assert found == [
+        (1, "join", "inferred", 1, None),
+        (2, "join", "inferred", 2, 5000),
+        (3, "fenced", "recorded", 1, 15000),
+        (4, "subscription", "inferred", 1, 5000),
+    ]
+    assert rows(lake.read("group_epochs"), "epoch reason members empty_since", "`group` = 'classic'") == [
+        (1, "join", 1, None),
+        (2, "join", 2, None),
+        (3, "leave", 0, 30.0),
+    ]
+
+
+def test_members_are_versions_with_times(lake: Lake) -> None:
+    found = rows(lake.read("members"), "member_id subscribed_topics from_timestamp to_timestamp", "`group` = 'g'")
+    assert found == [
+        ("m1", ["orders", "legacy"], 25.0, None),
+        ("m1", ["orders"], 0.0, 25.0),
+        ("m2", ["orders"], 5.0, 20.0),
+    ]
+    assert rows(lake.read("members"), "kind member_id from_timestamp to_timestamp", "`group` = 'classic'") == [
+        ("classic", "a", 10.0, 30.0),
+        ("classic", "b", 20.0, 30.0),
+    ]
+
+
+def test_assignments_are_spells_of_each_partition(lake: Lake) -> None:
+    columns = "kind member_id topic partition is_revoking from_timestamp to_timestamp"
+    assert rows(lake.read("assignments"), columns, "`group` = 'g' AND `kind` = 'current'") == [
+        ("current", "m1", "orders", 0, False, 0.0, None),
+        ("current", "m1", "orders", 1, False, 0.0, 6.0),
+        ("current", "m1", "orders", 1, False, 21.0, None),
+        ("current", "m1", "orders", 1, True, 6.0, 7.0),
+        ("current", "m2", "orders", 1, False, 8.0, 20.0),
+    ]
+    assert rows(lake.read("assignments"), columns, "`group` = 'classic'") == [
+        ("classic", "a", "orders", 0, False, 10.0, 30.0),
+        ("classic", "a", "orders", 1, False, 10.0, 20.0),
+        ("classic", "b", "orders", 1, False, 20.0, 30.0),
+    ]
+
+
+def test_current_offsets_are_the_newest_that_were_not_removed(lake: Lake) -> None:
+    found = rows(
+        lake.read("current_offsets"), "group topic partition committed_offset", "`group` NOT IN ('watch', 'slow')"
+    )
+    assert found == [
+        ("again", "orders", 0, 7),
+        ("classic", "orders", 0, 3),
+        ("g", "orders", 0, 10),
+        ("g", "orders", 1, 20),
+        ("late", "grow", 2, 350),
+        ("late", "grow", 3, 40),
+        ("pattern", "legacy", 0, 3),
+        ("pattern", "orders", 0, 3),
+        ("reader", "legacy", 0, 9),
+        ("reader", "orders", 0, 7),
+        ("reader", "vanished", 0, 8),
+        ("simple", "orders", 0, 1),
+        ("tx", "orders", 0, 50),
+        ("worker", "side", 0, 2),
+    ]
+
+
+def test_lag_is_what_was_behind_at_each_sample(lake: Lake) -> None:
+    columns = "timestamp committed_offset end_offset lag seconds_behind is_lower_bound"
+    assert rows(lake.read("lag"), columns, "`group` = 'slow'") == [
+        (120.0, 600, 1200, 600, 60.0, False),
+        (40.0, 100, 400, 300, 30.0, False),
+        (60.0, 400, 600, 200, 20.0, False),
+    ]
+    # Sample 60 is before the transaction's commit was there to see; the abort changed nothing.
+    assert rows(lake.read("lag"), columns, "`group` = 'tx'") == [
+        (120.0, 50, 120, 70, 70.0, False),
+        (60.0, 50, 60, 10, 10.0, False),
+    ]
+    # The group is at the end, or ahead of what the last sample saw.
+    assert rows(lake.read("lag"), "timestamp lag seconds_behind", "`group` = 'g' AND partition = 1") == [
+        (120.0, 100, 100.0),
+        (40.0, 20, 20.0),
+        (60.0, 40, 40.0),
+    ]
+
+
+def test_status_follows_burrows_rules(lake: Lake) -> None:
+    found = rows(lake.read("status"), "partition status group_status lag", "`group` = 'watch'")
+    assert found == [
+        (0, "OK", "ERR", 300),
+        (1, "REWIND", "ERR", 800),
+        (2, "STOP", "ERR", 1140),
+        (3, "STALL", "ERR", 1100),
+        (4, "WARN", "ERR", 600),
+        (5, "OK", "ERR", 500),
+    ]
+    assert rows(lake.read("status"), "status group_status commits", "`group` = 'slow'") == [("WARN", "WARN", 3)]
+
+
+def test_storms_are_five_epochs_in_ten_seconds(lake: Lake) -> None:
+    columns = "group from_timestamp to_timestamp duration_ms epochs first_epoch last_epoch reasons"
+    assert rows(lake.read("storms"), columns) == [
+        ("storm", 100.0, 104.0, 4000, 5, 7, 11, {"metadata": 5}),
+        ("storm", 30.0, 38.0, 8000, 5, 1, 5, {"join": 1, "metadata": 4}),
+    ]
+
+
+def test_convergence_ends_with_the_last_stable_member(lake: Lake) -> None:
+    columns = "epoch target_ms members members_reached is_converged convergence_ms"
+    assert rows(lake.read("convergence"), columns, "`group` = 'g'") == [
+        (1, 0, 1, 1, True, 0),
+        (2, 0, 2, 2, True, 3000),
+        (3, 0, 1, 1, True, 1000),
+        (4, None, 1, 0, False, None),
+    ]
+
+
+def test_churn_counts_visits(lake: Lake) -> None:
+    columns = "group joins leaves mean_lifetime_ms epochs reasons"
+    assert rows(lake.read("churn"), columns, "`group` IN ('classic', 'g')") == [
+        ("classic", 2, 2, 15000.0, 3, {"join": 2, "leave": 1}),
+        ("g", 2, 1, 15000.0, 4, {"fenced": 1, "join": 2, "subscription": 1}),
+    ]
+
+
+def test_expiry_follows_kip_211(lake: Lake) -> None:
+    found = rows(lake.read("expiry"), "group topic basis expires_at", "`group` NOT IN ('watch', 'slow', 'tx')")
+    assert found == [
+        ("again", "orders", "protected", None),
+        ("classic", "orders", "empty", 30.0 + RETENTION_S),
+        ("g", "orders", "protected", None),
+        ("g", "orders", "protected", None),
+        ("late", "grow", "protected", None),
+        ("late", "grow", "protected", None),
+        ("pattern", "legacy", "protected", None),
+        ("pattern", "orders", "unsubscribed", 56.0 + RETENTION_S),
+        ("reader", "legacy", "unsubscribed", 3.0 + RETENTION_S),
+        ("reader", "orders", "protected", None),
+        ("reader", "vanished", "unsubscribed", 3.0 + RETENTION_S),
+        ("simple", "orders", "simple", 2.0 + RETENTION_S),
+        ("worker", "side", "protected", None),
+    ]
+    left = rows(lake.read("expiry"), "expires_in_ms", "`group` = 'simple'")
+    assert left == [((2 + RETENTION_S - 120) * 1000,)]
+
+
+def test_orphans_are_offsets_that_nobody_needs(lake: Lake) -> None:
+    assert rows(lake.read("orphans"), "group topic reason") == [
+        ("pattern", "orders", "unsubscribed"),
+        ("reader", "legacy", "unsubscribed"),
+        ("reader", "vanished", "topic-missing"),
+    ]
+
+
+def test_audit_1327_tells_what_latest_skips(lake: Lake) -> None:
+    columns = "group partition verdict records created_source partition_created first_assigned"
+    assert rows(lake.read("audit_1327"), columns, "topic = 'grow'") == [
+        ("late", 1, "at-risk", 300, "inferred", 60.0, None),
+        ("late", 2, "skipped", 300, "recorded", 52.0, 80.0),
+        ("late", 3, "safe", 0, "recorded", 53.0, 80.0),
+    ]
+
+
+def test_hot_groups_are_counted_by_the_hour(lake: Lake) -> None:
+    columns = "hour commits tombstones partitions share"
+    assert rows(lake.read("hot_groups"), columns, "`group` = 'old'") == [
+        (-8.0 * DAY, 1, 0, 1, 1.0),
+        (0.0, 0, 1, 0, 0.0),
+    ]
+    found = rows(lake.read("hot_groups"), "commits commits_per_s", "`group` = 'classic'")
+    assert found == [(1, 1 / 3600)]
+
+
+def test_asof_is_the_state_at_that_moment(lake: Lake) -> None:
+    jobs = Jobs(lake, Settings())
+    before = snapshot(lake, jobs, moment(7.5), ("g",))
+    assert rows(before.groups, "group kind state epoch members") == [("g", "consumer", "Stable", 2, 2)]
+    assert rows(before.members, "member_id") == [("m1",), ("m2",)]
+    assert rows(before.assignments, "kind member_id partition is_revoking") == [
+        ("current", "m1", 0, False),
+        ("target", "m1", 0, False),
+        ("target", "m2", 1, False),
+    ]
+    # The transaction was open until second 45.
+    assert rows(snapshot(lake, jobs, moment(44.9), ("tx",)).offsets, "committed_offset") == []
+    assert rows(snapshot(lake, jobs, moment(45), ("tx",)).offsets, "committed_offset") == [(50,)]
+    # Between its two lives a group is not there.
+    assert rows(snapshot(lake, jobs, moment(13), ("again",)).groups, "group") == []
+    assert rows(snapshot(lake, jobs, moment(11.5), ("again",)).offsets, "committed_offset incarnation") == [(5, 0)]
+
+
+def test_what_is_up_to_date_is_left_alone(lake: Lake) -> None:
+    jobs = Jobs(lake, Settings())
+    jobs.ensure_all([*SILVER, "current_offsets", *WHOLE])
+    assert jobs.made == []
+    shorter = Jobs(lake, Settings(retention_ms=30 * MS_PER_MINUTE))
+    shorter.ensure("expiry")
+    assert shorter.made == ["commits", "expiry"]
+    back = Jobs(lake, Settings())
+    back.ensure("expiry")
+    assert rows(lake.read("expiry"), "expires_at", "`group` = 'simple'") == [(2.0 + RETENTION_S,)]
+
+
+def test_a_lake_filled_at_once_has_the_same_tables(lake: Lake, spark: SparkSession, tmp_path: Path) -> None:
+    whole = Lake(spark, str(tmp_path))
+    log, other = first_half()
+    second_half(log, other)
+    fill(spark, whole, 0, log, other)
+    add_samples(whole, SAMPLES)
+    names = [*SILVER, "current_offsets", "lag", "audit_1327", "convergence"]
+    Jobs(whole, Settings()).ensure_all(names)
+    for name in names:
+        columns = " ".join(column.name for column in TABLES[name].columns if column.name != "batch")
+        assert rows(whole.read(name), columns) == rows(lake.read(name), columns), name
+
+
+@pytest.fixture(scope="module")
+def page(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("report") / "report.html"
+    size = write_report(lake, Jobs(lake, Settings()), str(output), "Made <by> hand")
+    assert output.stat().st_size == size
+    return output
+
+
+PLOTS = ("lag", "timeline", "owners", "expiry", "busiest")
+
+
+def test_the_report_holds_every_section(page: Path) -> None:
+    text = page.read_text()
+    assert "<title>Made &lt;by&gt; hand</title>" in text
+    for name in PLOTS:
+        assert f'id="plot-{name}"' in text
+    assert '<span class="chip REWIND">REWIND</span>' in text
+    assert '<span class="chip skipped">skipped</span>' in text
+    assert "--delete-offsets --group reader --topic legacy:0" in text
+    # Nothing is fetched when the page is opened.
+    assert "<script src" not in text and '<link rel="stylesheet"' not in text
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_browser_draws_the_report(page: Path, theme: str, tmp_path: Path) -> None:
+    chromium = shutil.which("chromium") or missing("chromium is not installed")
+    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+    command += ["--virtual-time-budget=20000", "--window-size=390,844", "--dump-dom", f"{page.as_uri()}?theme={theme}"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
+    assert f'data-theme="{theme}"' in shown
+    for name in PLOTS:
+        drawn = shown.partition(f'id="plot-{name}"')[2].partition("</section>")[0]
+        assert "main-svg" in drawn, name
