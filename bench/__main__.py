@@ -19,6 +19,12 @@ def pipeline(report: Report) -> None:
     measurement.main(report)
 
 
+def lake(report: Report) -> None:
+    from bench import lake as measurement
+
+    measurement.main(report)
+
+
 MEASUREMENTS = {
     "startup": startup.main,
     "requests": requests.main,
@@ -30,8 +36,9 @@ MEASUREMENTS = {
     "recovery": recovery.main,
     "compaction": compaction.main,
     "pipeline": pipeline,
+    "lake": lake,
 }
-LONG = {"compaction", "pipeline"}
+LONG = {"compaction", "pipeline", "lake"}
 
 
 def main() -> None:
