@@ -60,13 +60,12 @@ class _KnownCommit:
 class CommitMemo:
     """The commits of one connection, by their length and what precedes the first offset."""
 
-    __slots__ = ("_broker", "_known", "_owner", "_partitions", "_seen")
+    __slots__ = ("_broker", "_known", "_owner", "_partitions")
 
     def __init__(self, broker: Broker, owner: ExchangeOwner) -> None:
         self._broker = broker
         self._owner = owner
         self._known: dict[int, tuple[int, dict[bytes, _KnownCommit]]] = {}
-        self._seen: set[int] = set()
         self._partitions = 0
 
     def answer(self, frame: bytes, now_ms: int) -> KnownExchange | None:
@@ -87,15 +86,12 @@ class CommitMemo:
         return exchange
 
     def learn(self, frame: bytes, body_at: int, request: object, bound: BoundApi, now_ms: int) -> KnownExchange | None:
-        """Remembers a decoded request, the second time that one of its length comes, for many clients commit only once,
-        and answers it if that can be done now.
+        """Remembers a decoded request and answers it if that can be done now, which costs less than the general way;
+        but not the first one of a group, which has to make its rows and may well stay the only one.
         """
         assert isinstance(request, OffsetCommitRequest)
         size = len(frame)
-        if size not in self._seen:
-            if len(self._seen) >= MAX_PARTITIONS:
-                self._seen.clear()
-            self._seen.add(size)
+        if not self._broker.groups.has_offsets(request.group_id):
             return None
         version = bound.version
         if not CommitPlan.is_possible(request, version) or frame[body_at:] != request.encode(version):

@@ -94,6 +94,11 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
         steady = shard.machine.steady_heartbeat(group_id, member_id)
         return SteadyReply(shard, shard.machine, steady) if steady is not None else None
 
+    def has_offsets(self, group_id: str) -> bool:
+        """Whether the group is here and has committed offsets."""
+        shard = self._runtime.active(self.shard_of(group_id))
+        return shard is not None and shard.machine is not None and shard.machine.has_offsets(group_id)
+
     def commit_packed(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int, waiter: Waiter) -> bool:
         """Commits; `waiter` hears when that is durable. False where the request has to be run as an operation."""
         shard = self._runtime.active(self.shard_of(plan.group_id))

@@ -477,6 +477,9 @@ class GroupCoordinatorShard:
         group = self._present_or_admitted(request.group_id)
         return offset_operations.commit_offset(self._config, self._image, group, context, request)
 
+    def has_offsets(self, group_id: str) -> bool:
+        return bool(self._offsets.packed(group_id))
+
     def commit_packed(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int) -> bool:
         """As `commit_offset` for a request whose plan is known, which then stands for the result; False where that has
         to be asked.
