@@ -135,6 +135,30 @@ def test_static_member_changes_protocol_and_keeps_its_assignment(context: GroupC
     assert sorted(other.owned["t6"] + back.owned["t6"]) == [0, 1, 2, 3, 4, 5]
 
 
+def test_a_classic_successor_of_a_member_that_is_behind_gets_where_its_predecessor_would_have(
+    context: GroupContext,
+) -> None:
+    """Found by the simulation, seeds 197 and 351: at the assignment epoch it counted as settled, with nothing of it."""
+    members = [NEW, "third"]
+    context.join("g", NEW, ["t6"])
+    static = ClassicConsumer(context, "g", "b", ["t6"], instance="i1")
+    static.on_joined(static.join())
+    for _ in range(3):
+        context.heartbeat("g", NEW, 0, names=["t6"], owned={}, rebalance_timeout_ms=60_000)
+        drive(static)
+    assert len(static.owned["t6"]) == 3
+    context.join("g", "third", ["t6"])
+    back = ClassicConsumer(context, "g", "b", ["t6"], instance="i1")
+    back.on_joined(back.join())
+    for _ in range(4):
+        drive(back)
+        for member in members:
+            context.heartbeat("g", member, 0, names=["t6"], owned={}, rebalance_timeout_ms=60_000)
+    group = context.describe("g")
+    assert group.group_state == "Stable"
+    assert all(member.assignment == member.target_assignment for member in group.members)
+
+
 @pytest.mark.parametrize(
     ("policy", "refused"), [("disabled", True), ("downgrade", True), ("upgrade", False), ("BIDIRECTIONAL", False)]
 )

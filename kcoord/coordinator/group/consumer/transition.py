@@ -17,6 +17,7 @@ from kcoord.coordinator.group.consumer.member import (
     LEAVE_GROUP_STATIC_MEMBER_EPOCH,
     Assignment,
     ConsumerGroupMember,
+    MemberState,
 )
 from kcoord.coordinator.group.consumer.settings import GroupSettings
 from kcoord.coordinator.group.consumer.target_assignment import (
@@ -77,8 +78,17 @@ class MemberTransition:
                 f"Instance id {instance_id} is in use by member {existing.member_id}, not free for {member_id}.",
             )
         self.predecessor = existing
-        epoch = group.assignment_epoch if classic else 0
+        epoch = self._epoch_of_classic_successor(existing) if classic else 0
         return replace(existing, member_id=member_id, member_epoch=epoch, previous_member_epoch=0)
+
+    def _epoch_of_classic_successor(self, existing: ConsumerGroupMember) -> int:
+        """The group's assignment epoch, unless the predecessor has not got as far: a member at that epoch that seems to
+        be settled would neither be asked to give anything up nor be given anything.
+        """
+        target = self.group.target_assignment_of(existing.member_id)
+        assigned = {topic_id: frozenset(partitions) for topic_id, partitions in existing.assigned.items()}
+        is_behind = existing.state is MemberState.STABLE and assigned != target
+        return max(existing.member_epoch, 0) if is_behind else self.group.assignment_epoch
 
     def advance(
         self, member: ConsumerGroupMember, updated: ConsumerGroupMember, owned: OwnedPartitions | None
