@@ -6,6 +6,8 @@ SHARED ?= ../shared
 ARGS ?=
 KILLS ?= 1000
 IMAGE ?= kcoord:dev
+SEED ?= 0
+STATES ?= 1000000
 BASE_IMAGE ?= python:3.13-slim-bookworm
 
 BIN := $(VENV)/bin
@@ -20,7 +22,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-versio
 export KCOORD_SHARED := $(abspath $(SHARED))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients peersuite check lint types imports format generate generate-check simulate soak conformance vectors schemas-check bench bench-check bench-peers \
+.PHONY: help run test test-clients peersuite check lint types imports format generate generate-check simulate model-check soak conformance vectors schemas-check bench bench-check bench-peers \
 	docker docker-test lock env clean
 
 help: ## this list
@@ -70,8 +72,11 @@ generate-check: $(DEV) ## fail where a generated file is not what its source say
 soak: $(DEV) ## kill -9 under real clients, 1000 times, about 20 minutes (KILLS=1000; KCOORD_SOAK_SEED=... repeats a run)
 	KCOORD_SOAK_KILLS=$(KILLS) $(BIN)/python -m pytest -q -s tests/soak $(ARGS)
 
-simulate: $(RUN) ## the deterministic simulation (ARGS="--seeds 0:100", ARGS="--seed 7")
-	$(BIN)/kcoord simulate $(ARGS)
+simulate: $(RUN) ## the deterministic simulation on all cores until stopped (SEED=0 to begin with; ARGS="--scenario storm")
+	$(BIN)/kcoord simulate --forever $(SEED) --processes 0 $(ARGS)
+
+model-check: $(RUN) ## all states of small groups, a million of them (STATES=1000000)
+	$(BIN)/kcoord model-check --states $(STATES) --processes 2 $(ARGS)
 
 conformance: $(DEV) ## the dialogues recorded from Apache Kafka 4.3.1 against a fresh kcoord (needs SHARED=../shared)
 	$(BIN)/python -m pytest -q tests/conformance $(ARGS)

@@ -28,6 +28,7 @@ COMMANDS = {
     "groups": "explain and watch groups, tell when offsets expire, bring them back",
     "lake": "keep consumer groups through time as tables (Spark)",
     "simulate": "run the deterministic simulation",
+    "model-check": "explore all states of small groups",
     "completion": "print a script for the completion of your shell",
 }
 

@@ -1,8 +1,167 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord simulate`: the deterministic simulation of the coordinator; a seed is all that a run depends on."""
+"""`kcoord simulate`: the deterministic simulation of the coordinator; what is on the command line is all that a run
+depends on.
+"""
 
 from __future__ import annotations
 
-from kcoord.simulation.runner import main
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import nullcontext
+from itertools import count, islice
 
-__all__ = ["main"]
+from kcoord.simulation.options import FAULTS, SCENARIOS
+from kcoord.simulation.planted import FAULTS as PLANTS
+from kcoord.simulation.planted import NO_FAULT
+from kcoord.simulation.reached import Reached
+from kcoord.simulation.runner import Outcome, report, run, shrink
+from kcoord.simulation.summary import Summary
+from kcoord.simulation.world import DEFAULT_STEPS, Setup
+
+_UNDER_WAY_PER_PROCESS = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs setups and prints what they came to; 1 where an invariant did not hold."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        seeds = _seeds(options)
+        faults = _faults(options.faults)
+    except ValueError as error:
+        parser.error(str(error))
+    options.processes = options.processes or len(os.sched_getaffinity(0))
+    setups = (Setup(seed, options.steps, options.scenario, faults) for seed in seeds)
+    if options.seed is not None:
+        return _run_one(next(setups), options)
+    return _run_many(setups, options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kcoord simulate",
+        description="Deterministic simulation of the coordinator: the same seed is the same run.",
+        epilog=f"fault families: {', '.join(FAULTS)}",
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--seed", type=int, metavar="N", help="run one seed, and print its trace hash and summary")
+    which.add_argument(
+        "--seeds", metavar="A:B", default="0:20", help="run the seeds from A to before B (default: 0:20)"
+    )
+    which.add_argument("--forever", type=int, metavar="A", help="run the seeds from A on until stopped")
+    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, metavar="N", help="steps until the faults end")
+    parser.add_argument(
+        "--scenario", choices=sorted(filter(None, SCENARIOS)), default="", help="decide part of the mix"
+    )
+    parser.add_argument("--faults", metavar="LIST", help="leave only these families of faults on, or none")
+    parser.add_argument("--plant", choices=sorted(PLANTS), help="plant a fault that has to be found")
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="work on so many seeds at once (0: one per core)"
+    )
+    parser.add_argument("--reached", action="store_true", help="report the error branches of the coordinator, by count")
+    parser.add_argument("--trace", action="store_true", help="with --seed: print the latest events")
+    return parser
+
+
+def _seeds(options: argparse.Namespace) -> Iterable[int]:
+    if options.seed is not None:
+        return [options.seed]
+    if options.forever is not None:
+        return count(options.forever)
+    first, _, end = options.seeds.partition(":")
+    if not first.isdecimal() or not end.isdecimal():
+        raise ValueError(f"--seeds {options.seeds}: two numbers and a colon between them are needed")
+    return range(int(first), int(end))
+
+
+def _faults(text: str | None) -> frozenset[str] | None:
+    if text is None:
+        return None
+    names = frozenset(text.split(",")) - {"none", ""}
+    if not names <= set(FAULTS):
+        raise ValueError(f"--faults {text}: {', '.join(sorted(names - set(FAULTS)))} is none of {', '.join(FAULTS)}")
+    return names
+
+
+def _run_one(setup: Setup, options: argparse.Namespace) -> int:
+    fault = PLANTS[options.plant] if options.plant else NO_FAULT
+    with Reached() if options.reached else nullcontext() as reached:
+        outcome = run(setup, fault)
+    print(f"seed {setup.seed}: {outcome.options}")
+    if options.trace and not outcome.failure:
+        print("\n".join(outcome.latest))
+    summary = Summary()
+    summary.add(outcome)
+    print("\n".join(summary.lines()))
+    if isinstance(reached, Reached):
+        print("\n".join(reached.lines()))
+    if outcome.failure:
+        print(report(shrink(outcome, fault)))
+    else:
+        print(f"settled {outcome.settled_after_ms} virtual ms after the faults ended")
+    print(f"trace hash: {outcome.trace_hash}")
+    return 1 if outcome.failure else 0
+
+
+def _run_many(setups: Iterator[Setup], options: argparse.Namespace) -> int:
+    """Runs until the setups end, or until the first failure where they do not, or until Ctrl-C."""
+    summary = Summary()
+    with Reached() if options.reached else nullcontext() as reached:
+        outcomes = _in_processes(setups, options) if options.processes > 1 else _in_turn(setups, options)
+        try:
+            for outcome in _with_progress(outcomes, summary, is_endless=options.forever is not None):
+                if outcome.failure:
+                    print(report(shrink(outcome, PLANTS[options.plant] if options.plant else NO_FAULT)))
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+    print("\n".join(summary.lines()))
+    if isinstance(reached, Reached):
+        print("\n".join(reached.lines()))
+    return 1 if summary.failures else 0
+
+
+def _in_turn(setups: Iterable[Setup], options: argparse.Namespace) -> Iterator[Outcome]:
+    return (_run_planted(setup, options.plant) for setup in setups)
+
+
+def _run_planted(setup: Setup, plant: str | None) -> Outcome:
+    return run(setup, PLANTS[plant] if plant else NO_FAULT)
+
+
+def _in_processes(setups: Iterator[Setup], options: argparse.Namespace) -> Iterator[Outcome]:
+    with ProcessPoolExecutor(options.processes) as pool:
+        under_way: set[Future[Outcome]] = set()
+        try:
+            while True:
+                wanted = options.processes * _UNDER_WAY_PER_PROCESS - len(under_way)
+                under_way |= {pool.submit(_run_planted, setup, options.plant) for setup in islice(setups, wanted)}
+                if not under_way:
+                    return
+                done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                for future in sorted(done, key=lambda one: one.result().seed):
+                    yield future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _with_progress(outcomes: Iterator[Outcome], summary: Summary, *, is_endless: bool) -> Iterator[Outcome]:
+    """Adds everything up; at a terminal, or where it does not end, shows how far it is."""
+    if not is_endless and not sys.stderr.isatty():
+        for outcome in outcomes:
+            summary.add(outcome)
+            yield outcome
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("seeds", total=None, text="")
+        for outcome in outcomes:
+            summary.add(outcome)
+            text = f"{summary.runs} runs, {summary.steps} steps, {len(summary.failures)} failed, seed {outcome.seed}"
+            progress.update(task, advance=1, text=text)
+            yield outcome

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three APIs that the model clients use, from bytes to operation and back; handlers of the server do the same."""
+"""The APIs that model clients use, from bytes to an operation on a shard and back; handlers of the server do the same.
+
+Requests of transactions need both coordinators: those are in `transactions`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
@@ -12,13 +16,31 @@ from kcoord.simulation.network import Request
 from protocol.api_keys import ApiKey
 from protocol.errors import KafkaError
 from protocol.messages import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
     Message,
     OffsetCommitRequest,
     OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
     OffsetFetchRequest,
     OffsetFetchResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
 )
 
 HEARTBEAT_VERSION: Final = 1
@@ -28,48 +50,43 @@ OFFSET_FETCH_VERSION: Final = 9
 Operation: TypeAlias = Callable[[GroupCoordinatorShard, OperationContext], CoordinatorResult[object]]
 
 
-def decode(request: Request) -> Operation:
+@dataclass(slots=True)
+class Api:
+    """`operation` is what a request asks of its group's shard; `response` and `failed` make the answer of its value or
+    error.
+    """
+
+    request: type[Message]
+    operation: Callable[[Message], Operation]
+    response: Callable[[object, int], Message]
+    failed: Callable[[Message, KafkaError], Message]
+
+
+def operation_of(request: Request, message: Message) -> Operation:
     """What the request asks of a shard."""
-    match request.api_key:
-        case ApiKey.CONSUMER_GROUP_HEARTBEAT:
-            heartbeat = ConsumerGroupHeartbeatRequest.decode(request.body, request.api_version)
-            return cast("Operation", lambda shard, context: shard.consumer_group_heartbeat(context, heartbeat))
-        case ApiKey.OFFSET_COMMIT:
-            commit = OffsetCommitRequest.decode(request.body, request.api_version)
-            return cast("Operation", lambda shard, context: shard.commit_offset(context, commit))
-        case ApiKey.OFFSET_FETCH:
-            fetch = OffsetFetchRequest.decode(request.body, request.api_version)
-            return cast("Operation", lambda shard, context: shard.fetch_offsets(context, fetch.groups[0], False))
-        case _:
-            raise AssertionError(f"no client sends {request.api_key.name}")
+    return APIS[request.api_key].operation(message)
 
 
-def encode_response(request: Request, value: object) -> bytes:
-    return _response(request, value).encode(request.api_version)
+def response_of(request: Request, message: Message, value: object) -> Message:
+    """The answer to a request, of what its operation returned or raised."""
+    api = APIS[request.api_key]
+    if isinstance(value, KafkaError):
+        return api.failed(message, value)
+    return api.response(value, request.api_version)
 
 
-def _response(request: Request, value: object) -> Message:
-    match value:
-        case ConsumerGroupHeartbeatResponse() | OffsetCommitResponse():
-            return value
-        case OffsetFetchResponse.OffsetFetchResponseGroup():
-            return OffsetFetchResponse(groups=[value])
-        case KafkaError():
-            return _error_response(request, value)
-        case _:
-            raise AssertionError(f"{request.api_key.name} was answered with {value!r}")
+def _call(name: str) -> Callable[[Message], Operation]:
+    """The operation that takes the whole request."""
+
+    def operation(message: Message) -> Operation:
+        return cast("Operation", lambda shard, context: getattr(shard, name)(context, message))
+
+    return operation
 
 
-def _error_response(request: Request, error: KafkaError) -> Message:
-    match request.api_key:
-        case ApiKey.CONSUMER_GROUP_HEARTBEAT:
-            return ConsumerGroupHeartbeatResponse(error_code=error.error, error_message=error.message)
-        case ApiKey.OFFSET_COMMIT:
-            commit = OffsetCommitRequest.decode(request.body, request.api_version)
-            return OffsetCommitResponse(topics=[_failed_topic(topic, error) for topic in commit.topics])
-        case _:
-            group = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=request.group_id, error_code=error.error)
-            return OffsetFetchResponse(groups=[group])
+def _commit_failed(message: Message, error: KafkaError) -> Message:
+    assert isinstance(message, OffsetCommitRequest)
+    return OffsetCommitResponse(topics=[_failed_topic(topic, error) for topic in message.topics])
 
 
 def _failed_topic(
@@ -82,3 +99,105 @@ def _failed_topic(
         for partition in topic.partitions
     ]
     return OffsetCommitResponse.OffsetCommitResponseTopic(name=topic.name, partitions=partitions)
+
+
+def _fetch(message: Message) -> Operation:
+    assert isinstance(message, OffsetFetchRequest)
+    group, stable = message.groups[0], message.require_stable
+    return cast("Operation", lambda shard, context: shard.fetch_offsets(context, group, stable))
+
+
+def _fetch_failed(message: Message, error: KafkaError) -> Message:
+    assert isinstance(message, OffsetFetchRequest)
+    group = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=message.groups[0].group_id, error_code=error.error)
+    return OffsetFetchResponse(groups=[group])
+
+
+def _join_response(value: object, version: int) -> Message:
+    assert isinstance(value, JoinGroupResponse)
+    if version < 7 and value.protocol_name is None:
+        value.protocol_name = ""
+    return value
+
+
+def _list(message: Message) -> Operation:
+    assert isinstance(message, ListGroupsRequest)
+    states, types = message.states_filter, message.types_filter
+    return cast("Operation", lambda shard, context: shard.list_groups(context, states, types))
+
+
+def _describe(message: Message) -> Operation:
+    assert isinstance(message, ConsumerGroupDescribeRequest)
+    return cast("Operation", lambda shard, context: shard.consumer_group_describe(context, message.group_ids))
+
+
+def _describe_classic(message: Message) -> Operation:
+    assert isinstance(message, DescribeGroupsRequest)
+    return cast("Operation", lambda shard, context: shard.describe_groups(context, message.groups))
+
+
+def _delete(message: Message) -> Operation:
+    assert isinstance(message, DeleteGroupsRequest)
+    return cast("Operation", lambda shard, context: shard.delete_groups(context, message.groups_names))
+
+
+def _delete_failed(message: Message, error: KafkaError) -> Message:
+    assert isinstance(message, DeleteGroupsRequest)
+    results = [
+        DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=error.error)
+        for group_id in message.groups_names
+    ]
+    return DeleteGroupsResponse(results=results)
+
+
+def _join_failed(message: Message, error: KafkaError) -> Message:
+    return JoinGroupResponse(error_code=error.error, generation_id=-1, protocol_name="", member_id="")
+
+
+def _heartbeat_failed(message: Message, error: KafkaError) -> Message:
+    return ConsumerGroupHeartbeatResponse(error_code=error.error, error_message=error.message)
+
+
+def _code(response: type[Message]) -> Callable[[Message, KafkaError], Message]:
+    """An answer that is its error code and nothing else."""
+    return lambda message, error: response(error_code=error.error)
+
+
+def _as_it_is(value: object, version: int) -> Message:
+    return cast("Message", value)
+
+
+def _in(response: type[Message], field: str) -> Callable[[object, int], Message]:
+    return lambda value, version: response(**{field: value})
+
+
+def _one_group(value: object, version: int) -> Message:
+    return OffsetFetchResponse(groups=[cast("OffsetFetchResponse.OffsetFetchResponseGroup", value)])
+
+
+APIS: Final[Mapping[ApiKey, Api]] = {
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: Api(
+        ConsumerGroupHeartbeatRequest, _call("consumer_group_heartbeat"), _as_it_is, _heartbeat_failed
+    ),
+    ApiKey.JOIN_GROUP: Api(JoinGroupRequest, _call("join_group"), _join_response, _join_failed),
+    ApiKey.SYNC_GROUP: Api(SyncGroupRequest, _call("sync_group"), _as_it_is, _code(SyncGroupResponse)),
+    ApiKey.HEARTBEAT: Api(HeartbeatRequest, _call("heartbeat"), _as_it_is, _code(HeartbeatResponse)),
+    ApiKey.LEAVE_GROUP: Api(LeaveGroupRequest, _call("leave_group"), _as_it_is, _code(LeaveGroupResponse)),
+    ApiKey.OFFSET_COMMIT: Api(OffsetCommitRequest, _call("commit_offset"), _as_it_is, _commit_failed),
+    ApiKey.OFFSET_FETCH: Api(OffsetFetchRequest, _fetch, _one_group, _fetch_failed),
+    ApiKey.OFFSET_DELETE: Api(OffsetDeleteRequest, _call("delete_offsets"), _as_it_is, _code(OffsetDeleteResponse)),
+    ApiKey.DELETE_GROUPS: Api(DeleteGroupsRequest, _delete, _in(DeleteGroupsResponse, "results"), _delete_failed),
+    ApiKey.LIST_GROUPS: Api(ListGroupsRequest, _list, _in(ListGroupsResponse, "groups"), _code(ListGroupsResponse)),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: Api(
+        ConsumerGroupDescribeRequest,
+        _describe,
+        _in(ConsumerGroupDescribeResponse, "groups"),
+        lambda message, error: ConsumerGroupDescribeResponse(),
+    ),
+    ApiKey.DESCRIBE_GROUPS: Api(
+        DescribeGroupsRequest,
+        _describe_classic,
+        _in(DescribeGroupsResponse, "groups"),
+        lambda message, error: DescribeGroupsResponse(),
+    ),
+}

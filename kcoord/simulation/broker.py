@@ -1,315 +1,355 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker of rings 0 to 3: runtime, shards and logs, with the simulator in the place of sockets, threads and clock.
-
-A write takes two steps in virtual time, append and sync, as in the writer thread of the server; the process may crash
-between any two events, and then only what the simulated disk kept is left.
+"""A broker of rings 0 to 3: both coordinators and their logs, with the simulator in the place of sockets, threads and
+clock. Its process can crash, stop in order, stand still, and give up single shards; the disk outlives it.
 """
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
+from typing import Final
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, TargetInput, compute
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.result import OperationContext, Task
-from kcoord.coordinator.runtime.runtime import WAIT, Append, CoordinatorRuntime, Loader, ShardState
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
+from kcoord.coordinator.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
 from kcoord.coordinator.service import partition_for
+from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.metadata.image import MetadataImage
-from kcoord.simulation import apis
+from kcoord.simulation.apis import APIS, operation_of, response_of
 from kcoord.simulation.clock import Clock
 from kcoord.simulation.network import Network, Request
+from kcoord.simulation.observer import Observer
 from kcoord.simulation.options import Options
+from kcoord.simulation.planted import Fault
+from kcoord.simulation.rude import MISROUTED
+from kcoord.simulation.shards import DATA_FOLDER, Hooks, PowerLost, ShardSet
 from kcoord.simulation.trace import Trace, ViolationError
-from kcoord.storage.errors import StorageError
-from kcoord.storage.log import Log
+from kcoord.simulation.transactions import TRANSACTION_APIS, TransactionRequests
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, TornWrite, keep_everything
-from kcoord.storage.segment import LogConfig
-from protocol.errors import KafkaError
+from protocol.api_keys import ApiKey
+from protocol.errors import Errors, KafkaError
+from protocol.messages import ConsumerGroupHeartbeatResponse
 
-DATA_FOLDER = "data"
-_RELOAD_MS = 100
-_LOAD_SLICE_BYTES = 2_048
-_LONGEST_TASK_MS = 500
-_TASK_FAILURE_PROBABILITY = 0.1
+GROUP_TOPIC: Final = "__consumer_offsets"
+TRANSACTION_TOPIC: Final = "__transaction_state"
+TRANSACTION_SHARDS: Final = 2
+_LONGEST_TASK_MS: Final = 500
+_TASK_FAILURE_PROBABILITY: Final = 0.1
+_STEADY_SHARE: Final = 0.7
+_MOST_CLEANING_OPERATIONS: Final = 40
 
 
-@dataclass(slots=True)
 class Process:
-    """What a crash takes away."""
+    """What a crash takes away. Implements `ProcessLife` of the shards."""
 
-    runtime: CoordinatorRuntime[GroupCoordinatorShard]
-    logs: dict[int, Log]
-    requests: dict[int, Request]
-    trusted_offsets: dict[int, int] = field(default_factory=dict)
-    """Of logs that failed: everything below is on disk."""
-    pump_at_ms: int = -1
-    writes_under_way: int = 0
-    disk_free_ms: dict[int, int] = field(default_factory=dict)
-    """When the last write of a log that was handed out will be through."""
+    def __init__(self, broker: SimulatedBroker, offset_ms: int) -> None:
+        self.trace = broker.trace
+        self.random = broker.random
+        self.disk = broker.disk
+        self.opening = 0
+        self.paused_until_ms = 0
+        self.published = broker.image
+        """The newest image that all active shards know."""
+        self._broker = broker
+        self._offset_ms = offset_ms
+        options, fault, observer = broker.options, broker.fault, broker.observer
+        self.groups: ShardSet[GroupCoordinatorShard] = ShardSet(
+            self,
+            GROUP_TOPIC,
+            options.shards,
+            options.segment_bytes,
+            Hooks(
+                lambda _: fault.make_machine(broker.config, broker.image),
+                CoordinatorSerde(),
+                self._start_group_task,
+                observer.watch_groups,
+                fault.early_replies,
+            ),
+        )
+        self.transactions: ShardSet[TransactionCoordinatorShard] = ShardSet(
+            self,
+            TRANSACTION_TOPIC,
+            TRANSACTION_SHARDS,
+            options.segment_bytes,
+            Hooks(
+                lambda _: TransactionCoordinatorShard(broker.config, broker.image, 0),
+                CoordinatorSerde(TRANSACTION_RECORDS),
+                lambda shard_id, task: broker.transaction_requests.start_task(self, shard_id, task),
+                observer.watch_transactions,
+            ),
+        )
+        self.memo: dict[tuple[str, str, int], object] = {}
+        """Answers to steady heartbeats that may be repeated, as the server keeps them."""
 
+    @property
+    def now_ms(self) -> int:
+        """What the clock of this process says; another process may have another one."""
+        return self._broker.clock.now_ms + self._offset_ms
+
+    @property
+    def image(self) -> MetadataImage:
+        return self._broker.image
+
+    @property
     def is_quiet(self) -> bool:
-        """Whether the logs hold all that the shards do."""
-        return self.runtime.is_idle() and not self.writes_under_way
+        return self.groups.is_quiet() and self.transactions.is_quiet()
 
+    def after(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._broker.clock.after(delay_ms, lambda: self.run(action))
 
-class SimulatedBroker:
-    """See the module's text. `make_machine` and `early_replies` are where a test plants a fault."""
-
-    def __init__(
-        self,
-        clock: Clock,
-        random: Random,
-        options: Options,
-        trace: Trace,
-        network: Network,
-        make_machine: Callable[[BrokerConfig, MetadataImage], GroupCoordinatorShard],
-        early_replies: bool,
-    ) -> None:
-        self.image = MetadataImage.empty()
-        self.config = options.broker_config()
-        self.faults_on = True
-        self.disk = MemoryFileSystem(fault=self._disk_fault)
-        self.process: Process | None = None
-        self._clock = clock
-        self._random = random
-        self._options = options
-        self._trace = trace
-        self._network = network
-        self._make_machine = make_machine
-        self._early_replies = early_replies
-        self._log_config = LogConfig(segment_bytes=options.segment_bytes)
-        self._tokens = 0
-        self._is_opening = False
-        self.disk.make_dirs(DATA_FOLDER)
-        self.disk.sync_dir("")
-        network.broker = self.receive
-
-    # Start and crash.
-
-    def start(self) -> None:
-        """Starts the process, and loads all shards a slice at a time."""
-        assert self.process is None
-        runtime: CoordinatorRuntime[GroupCoordinatorShard] = CoordinatorRuntime(
-            lambda shard_id: self._make_machine(self.config, self.image), CoordinatorSerde()
-        )
-        self.process = Process(runtime, {}, {})
-        self._trace.add("start")
-        for shard_id in range(self._options.shards):
-            self._load(shard_id)
-
-    def crash(self, whole_machine: bool) -> None:
-        """Kills the process; with the whole machine, what was not synced is lost to a random extent."""
-        self.process = None
-        self._trace.add("crash", f"whole_machine={whole_machine}")
-        self.disk.crash(self._keep if whole_machine else keep_everything)
-
-    def _keep(self, kind: str, path: str, pending: int) -> int:
-        return self._random.choice((0, pending, self._random.randint(0, pending)))
-
-    def _disk_fault(self, operation: Operation) -> BaseException | TornWrite | None:
-        probability = self._options.disk_error_probability
-        if not self.faults_on or not probability or operation.kind not in ("write", "datasync"):
-            return None
-        # A sync that fails while a log is opened leaves nobody who knows how much of it ever reached the disk.
-        if self._is_opening:
-            return None
-        if self._random.random() >= probability:
-            return None
-        self._trace.add("disk-error", f"{operation.kind} {operation.path}")
-        error = OSError(28 if operation.kind == "write" else 5, "simulated")
-        if operation.kind == "write":
-            return TornWrite(self._random.randint(0, operation.size), error)
-        return error
-
-    def _load(self, shard_id: int) -> None:
-        process = self.process
-        assert process is not None
-        try:
-            log = process.logs[shard_id] = self._open(process, shard_id)
-        except OSError as error:
-            self._trace.add("open-failed", f"{shard_id} {error}")
-            self._retry_load(process, shard_id)
+    def run(self, action: Callable[[], None]) -> None:
+        """Runs it if the process is alive; while it stands still, later."""
+        broker = self._broker
+        if broker.process is not self:
             return
-        except StorageError as error:
-            raise ViolationError("D-1 a crash only tears the tail", f"shard {shard_id}: {error}") from error
-        self._trace.add("load", f"{shard_id} {log.end_offset}")
-        loader = process.runtime.start_load(shard_id, log.batches(log.start_offset), log.end_offset)
-        self._load_slice(process, loader)
-
-    def _open(self, process: Process, shard_id: int) -> Log:
-        """Opens a log. What a failed sync left is cut off: it can be read, but it may never reach the disk (D-3)."""
-        old = process.logs.pop(shard_id, None)
-        if old is not None:
-            if old.failure is not None:
-                process.trusted_offsets.setdefault(shard_id, old.flushed_offset)
-            old.close()
-        directory = f"{DATA_FOLDER}/__consumer_offsets-{shard_id}"
-        self._is_opening = True
-        try:
-            log = Log.open(self.disk, directory, self._log_config, self._clock.now_ms)
-            log.truncate_to(process.trusted_offsets.get(shard_id, log.end_offset))
-        finally:
-            self._is_opening = False
-        process.trusted_offsets.pop(shard_id, None)
-        return log
-
-    def _retry_load(self, process: Process, shard_id: int) -> None:
-        if process.runtime.state(shard_id) is ShardState.INITIAL:
-            process.runtime.start_load(shard_id, ())
-        self._clock.after(_RELOAD_MS, lambda: self._load(shard_id) if self.process is process else None)
-
-    def _load_slice(self, process: Process, loader: Loader[GroupCoordinatorShard]) -> None:
-        if self.process is not process:
+        if broker.clock.now_ms < self.paused_until_ms:
+            broker.clock.at(self.paused_until_ms, lambda: self.run(action))
             return
-        image = self.image
-        if not loader.step(self._clock.now_ms, _LOAD_SLICE_BYTES):
-            self._clock.after(1, lambda: self._load_slice(process, loader))
-            return
-        self._trace.add("active", str(loader.shard_id))
-        self._update_image(process, loader.shard_id, image)
-        self._pump(process)
+        action()
 
-    # Requests.
+    def disk_delay_ms(self) -> int:
+        broker = self._broker
+        return self.random.randint(0, broker.options.disk_delay_ms) if broker.faults_on else 1
 
-    def receive(self, request: Request) -> None:
-        """A request arrives. While the process is down it is lost, and the client finds out by its timeout."""
-        process = self.process
-        if process is None:
-            return
-        self._trace.add("request", f"{request.connection.client_id} {request.api_key.name} {zlib.crc32(request.body)}")
-        operation = apis.decode(request)
-        self._tokens += 1
-        token = self._tokens
-        context = OperationContext(
-            self._clock.now_ms, request.api_version, request.connection.client_id, "/127.0.0.1", f"made-{token}", token
-        )
-        shard_id = partition_for(request.group_id, self._options.shards)
-        try:
-            outcome = process.runtime.run_write(shard_id, operation, context, token)
-        except KafkaError as error:
-            self._respond(request, error)
-        else:
-            if outcome is WAIT:
-                process.requests[token] = request
-            else:
-                self._respond(request, outcome)
-        self._pump(process)
+    def power_lost(self) -> None:
+        self._broker.crash(whole_machine=True)
+        self._broker.clock.after(self.random.randint(1, 1_000), self._broker.start_again)
 
-    def _respond(self, request: Request, value: object) -> None:
-        body = apis.encode_response(request, value)
-        self._trace.add("response", f"{request.connection.client_id} {zlib.crc32(body)}")
-        self._network.respond(request, body)
-
-    def update_image(self, image: MetadataImage) -> None:
-        """The cluster's metadata changed."""
-        self.image = image
-        process = self.process
-        if process is None:
-            return
-        for shard_id in process.runtime.active_shards():
-            self._update_image(process, shard_id, image)
-        self._pump(process)
-
-    def _update_image(self, process: Process, shard_id: int, image: MetadataImage) -> None:
-        context = OperationContext(self._clock.now_ms)
-        process.runtime.run_write(
-            shard_id, lambda shard, context: shard.on_metadata_update(context, image), context, None
-        )
-
-    # The turn of the event loop that a real process makes.
-
-    def _pump(self, process: Process) -> None:
-        if self.process is not process:
-            return
-        ready = process.runtime.poll(self._clock.now_ms)
-        for append in ready.appends:
-            self._write(process, append)
-        for reply in ready.replies:
-            request = process.requests.pop(reply.token, None) if isinstance(reply.token, int) else None
-            if request is not None:
-                self._respond(request, reply.value)
-        for shard_id, task in ready.tasks:
-            self._start_task(process, shard_id, task)
-        for shard_id in ready.failed:
-            self._trace.add("failed", str(shard_id))
-            self._retry_load(process, shard_id)
-        deadline_ms = process.runtime.next_deadline_ms()
-        if deadline_ms is not None and not self._clock.now_ms < process.pump_at_ms <= deadline_ms:
-            process.pump_at_ms = max(deadline_ms, self._clock.now_ms + 1)
-            self._clock.at(process.pump_at_ms, lambda: self._pump(process))
-
-    def _start_task(self, process: Process, shard_id: int, task: Task) -> None:
+    def _start_group_task(self, shard_id: int, task: Task) -> None:
         """Background work takes its time, sees the topics as they are then, and sometimes fails."""
         work = task.work
-        self._trace.add("task", f"{shard_id} {work}")
+        self.trace.add("task", f"{shard_id} {work}")
         target: TargetInput | None = None
         if isinstance(work, ComputeTarget):
-            machine = process.runtime.machine(shard_id)
+            machine = self.groups.runtime.machine(shard_id)
             target = machine.target_input(work.group_id) if machine is not None else None
 
         def finish() -> None:
-            if self.process is not process:
-                return
-            failed = self.faults_on and self._random.random() < _TASK_FAILURE_PROBABILITY
+            failed = self._broker.faults_on and self.random.random() < _TASK_FAILURE_PROBABILITY
             value: object = RuntimeError("simulated") if failed else None
             if not failed and isinstance(work, ResolveRegex):
                 value = resolve(work, list(self.image.topics))
             elif not failed and target is not None:
                 value = compute(target)
-            process.runtime.complete_task(shard_id, task, value, OperationContext(self._clock.now_ms))
-            self._pump(process)
+            self.groups.complete_task(shard_id, task, value)
 
-        self._clock.after(self._random.randint(0, _LONGEST_TASK_MS), finish)
+        self.after(self.random.randint(0, _LONGEST_TASK_MS), finish)
 
-    def _write(self, process: Process, append: Append) -> None:
-        self._trace.add(
-            "append", f"{append.shard_id} {append.base_offset}-{append.next_offset} {zlib.crc32(append.data)}"
-        )
-        process.writes_under_way += 1
-        append_ms = max(self._clock.now_ms, process.disk_free_ms.get(append.shard_id, 0)) + self._disk_delay_ms()
-        sync_ms = process.disk_free_ms[append.shard_id] = append_ms + self._disk_delay_ms()
-        self._clock.at(append_ms, lambda: self._append(process, append, sync_ms))
-        if self._early_replies:
-            self._clock.after(1, lambda: self._completed(process, append.shard_id, None))
 
-    def _append(self, process: Process, append: Append, sync_ms: int) -> None:
-        if self.process is not process:
+class SimulatedBroker:
+    """See the module's text."""
+
+    def __init__(
+        self, clock: Clock, random: Random, options: Options, trace: Trace, network: Network, fault: Fault
+    ) -> None:
+        self.clock = clock
+        self.random = random
+        self.options = options
+        self.trace = trace
+        self.fault = fault
+        self.image = MetadataImage.empty()
+        self.config: BrokerConfig = options.broker_config()
+        self.faults_on = True
+        self.disk = MemoryFileSystem(fault=self._disk_fault)
+        self.observer = Observer(trace)
+        self.transaction_requests = TransactionRequests(self)
+        self.process: Process | None = None
+        self.producer_ids = itertools.count(1_000)
+        self._network = network
+        self._power_lost_after: int | None = None
+        self._made = 0
+        self.disk.make_dirs(DATA_FOLDER)
+        self.disk.sync_dir("")
+        network.broker = self._arrived
+
+    # The life of the process.
+
+    def start(self, offset_ms: int = 0) -> None:
+        """Starts the process, and loads all shards a slice at a time."""
+        assert self.process is None
+        process = self.process = Process(self, offset_ms)
+        self.trace.add("start", f"{offset_ms}")
+        process.groups.load_all()
+        process.transactions.load_all()
+
+    def start_again(self) -> None:
+        if self.process is None:
+            self.start()
+
+    def crash(self, whole_machine: bool) -> None:
+        """Kills the process; with the whole machine, what was not synced is lost to a random extent."""
+        self.process = None
+        self._power_lost_after = None
+        self.trace.add("crash", f"whole_machine={whole_machine}")
+        self.disk.crash(self._keep if whole_machine else keep_everything)
+
+    def stop(self) -> None:
+        """SIGTERM: snapshots are saved where everything is durable. Nobody is answered any more."""
+        process = self.process
+        assert process is not None
+        self.trace.add("stop")
+        process.groups.stop()
+        process.transactions.stop()
+        self.process = None
+        self.disk.crash(keep_everything)
+
+    def pause(self, duration_ms: int) -> None:
+        """SIGSTOP: nothing moves; then everything that has become due does, at once."""
+        if self.process is not None:
+            self.trace.add("broker-pause", str(duration_ms))
+            self.process.paused_until_ms = self.clock.now_ms + duration_ms
+
+    def clean(self, shard_id: int, *, may_lose_power: bool) -> None:
+        process = self.process
+        if process is None:
             return
-        try:
-            process.logs[append.shard_id].append(append.data, now_ms=self._clock.now_ms)
-        except (OSError, StorageError) as error:
-            self._written(process, append, error)
-            return
-        self._clock.at(sync_ms, lambda: self._sync(process, append))
+        if may_lose_power and self.faults_on and self.options.every_ms["broker"]:
+            self._power_lost_after = self.random.randint(1, _MOST_CLEANING_OPERATIONS)
+        process.groups.clean(shard_id)
+        if self.process is process:
+            self._power_lost_after = None
+            process.transactions.clean(shard_id % TRANSACTION_SHARDS)
 
-    def _sync(self, process: Process, append: Append) -> None:
-        if self.process is not process:
-            return
-        try:
-            process.logs[append.shard_id].flush(sync=True)
-        except (OSError, StorageError) as error:
-            self._written(process, append, error)
-            return
-        self._written(process, append, None)
+    def _keep(self, kind: str, path: str, pending: int) -> int:
+        return self.random.choice((0, pending, self.random.randint(0, pending)))
 
-    def _written(self, process: Process, append: Append, error: OSError | StorageError | None) -> None:
-        process.writes_under_way -= 1
-        if not self._early_replies:
-            self._completed(process, append.shard_id, error)
+    def _disk_fault(self, operation: Operation) -> BaseException | TornWrite | None:
+        if self._power_lost_after is not None:
+            self._power_lost_after -= 1
+            if self._power_lost_after < 0:
+                return PowerLost()
+        probability = self.options.disk_error_probability
+        if not self.faults_on or not probability or operation.kind not in ("write", "datasync"):
+            return None
+        if self.process is None or self.process.opening or self.random.random() >= probability:
+            return None
+        self.trace.add("disk-error", f"{operation.kind} {operation.path}")
+        error = OSError(28 if operation.kind == "write" else 5, "simulated")
+        if operation.kind == "write":
+            return TornWrite(self.random.randint(0, operation.size), error)
+        return error
 
-    def _completed(self, process: Process, shard_id: int, error: OSError | StorageError | None) -> None:
-        if self.process is not process:
+    # Requests.
+
+    def group_shard(self, group_id: str) -> int:
+        return partition_for(group_id, self.options.shards)
+
+    def _arrived(self, request: Request) -> None:
+        """A request arrives. While the process is down it is lost, and the client finds out by its timeout."""
+        process = self.process
+        if process is not None:
+            process.run(lambda: self._receive(process, request))
+
+    def _receive(self, process: Process, request: Request) -> None:
+        self.trace.add("request", f"{request.connection.client_id} {request.api_key.name} {zlib.crc32(request.body)}")
+        if request.api_key in TRANSACTION_APIS:
+            self.transaction_requests.receive(process, request)
             return
-        self._trace.add("written", f"{shard_id} {error}")
-        as_os_error = error if error is None or isinstance(error, OSError) else OSError(str(error))
-        process.runtime.on_append_completed(shard_id, self._clock.now_ms, as_os_error)
-        self._pump(process)
+        if self._repeat_steady(process, request):
+            return
+        message = APIS[request.api_key].request.decode(request.body, request.api_version)
+        # What is not this process's is refused, as it is where workers share the shards.
+        is_misrouted = request.group_id == MISROUTED
+        shard_id = self.options.shards if is_misrouted else self.group_shard(request.group_id)
+        is_active = process.groups.runtime.machine(shard_id) is not None
+        interval_ms = self._interval_ms(process, request.group_id)
+        self.observer.begin(message)
+        is_now = True
 
-    def _disk_delay_ms(self) -> int:
-        return self._random.randint(0, self._options.disk_delay_ms) if self.faults_on else 1
+        def on_reply(value: object) -> None:
+            if is_now:
+                self.observer.refused(request, value)
+                _check_ownership(request, value, is_active)
+            answer = response_of(request, message, value)
+            _check_interval(answer, interval_ms)
+            body = self.respond(request, answer)
+            if is_now and request.api_key is ApiKey.CONSUMER_GROUP_HEARTBEAT and not getattr(answer, "error_code", 0):
+                self._remember_steady(process, request, message, body)
+
+        process.groups.run(shard_id, operation_of(request, message), self.context(process, request), on_reply)
+        is_now = False
+        self.observer.end()
+
+    def _interval_ms(self, process: Process, group_id: str) -> int:
+        own = process.published.group_configs(group_id).get("consumer.heartbeat.interval.ms")
+        return self.options.heartbeat_interval_ms if own is None else int(own)
+
+    def context(self, process: Process, request: Request) -> OperationContext:
+        self._made += 1
+        client_id = request.connection.client_id
+        return OperationContext(process.now_ms, request.api_version, client_id, "/127.0.0.1", f"made-{self._made}")
+
+    def respond(self, request: Request, answer: object) -> bytes:
+        body = answer.encode(request.api_version)  # type: ignore[attr-defined]
+        assert isinstance(body, bytes)
+        self.trace.add("response", f"{request.connection.client_id} {zlib.crc32(body)}")
+        self._network.respond(request, body)
+        return body
+
+    # Steady heartbeats are answered from memory, as by the server.
+
+    def _repeat_steady(self, process: Process, request: Request) -> bool:
+        known = process.memo.get((request.connection.client_id, request.group_id, zlib.crc32(request.body)))
+        if known is None or request.api_key is not ApiKey.CONSUMER_GROUP_HEARTBEAT:
+            return False
+        assert isinstance(known, tuple)
+        shard_id, known_machine, steady, body = known
+        machine: GroupCoordinatorShard = known_machine
+        if not self.fault.is_current(steady, machine.image_epoch):
+            return False
+        shard = process.groups.runtime.active(shard_id)
+        if shard is None or shard.machine is not machine:
+            return False
+        shard.timers.schedule(steady.timer, process.now_ms + steady.timeout_ms)
+        self.trace.add("steady", f"{request.connection.client_id} {zlib.crc32(body)}")
+        self.observer.check_steady(request, body, machine, self.context(process, request))
+        self._network.respond(request, body)
+        process.groups.pump()
+        return True
+
+    def _remember_steady(self, process: Process, request: Request, message: object, body: bytes) -> None:
+        shard_id = self.group_shard(request.group_id)
+        machine = process.groups.runtime.machine(shard_id)
+        if machine is None or self.random.random() > _STEADY_SHARE:
+            return
+        member_id, epoch = message.member_id, message.member_epoch  # type: ignore[attr-defined]
+        steady = machine.steady_heartbeat(request.group_id, member_id) if epoch > 0 else None
+        if steady is not None:
+            key = request.connection.client_id, request.group_id, zlib.crc32(request.body)
+            process.memo[key] = shard_id, machine, steady, body
+
+    def update_image(self, image: MetadataImage) -> None:
+        """The cluster's metadata changed."""
+        self.image = image
+        process = self.process
+        if process is not None:
+            process.run(lambda: self._publish(process))
+
+    def _publish(self, process: Process) -> None:
+        process.published = self.image
+        process.groups.update_image(self.image)
+        process.transactions.update_image(self.image)
+
+
+def _check_ownership(request: Request, value: object, is_active: bool) -> None:
+    """I-19: who does not own a shard, or has not loaded it, does not answer for it."""
+    is_refusal = isinstance(value, KafkaError) and value.error in (
+        Errors.NOT_COORDINATOR,
+        Errors.COORDINATOR_LOAD_IN_PROGRESS,
+    )
+    if not is_active and not is_refusal:
+        raise ViolationError("I-19 no answer without the shard", f"{request.api_key.name} {value}")
+
+
+def _check_interval(answer: object, interval_ms: int) -> None:
+    """I-25: a config of the group is what its members are told."""
+    if not isinstance(answer, ConsumerGroupHeartbeatResponse) or answer.error_code or answer.member_epoch < 0:
+        return
+    if answer.heartbeat_interval_ms != interval_ms:
+        text = f"{answer.heartbeat_interval_ms} ms are told, {interval_ms} are configured"
+        raise ViolationError("I-25 group configs take effect", text)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The invariants, by the names of the reliability list. Each is told what it needs, or looks at the broker after a
-step.
+"""The invariants that follow from what clients were told, by the names of the reliability list.
 
 Ownership is what clients believe, as their own rules allow: who has to assume that the coordinator has given it up owns
 nothing. Epochs and offsets are what responses promised.
@@ -9,24 +8,17 @@ nothing. Epochs and offsets are what responses promised.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
-from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import OperationContext
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
-from kcoord.coordinator.service import partition_for
-from kcoord.metadata.image import MetadataImage
-from kcoord.simulation.broker import Process, SimulatedBroker
+from kcoord.simulation.observer import CommitKey, Observer
 from kcoord.simulation.trace import ViolationError
-from protocol.messages import ConsumerGroupDescribeResponse, OffsetFetchRequest, OffsetFetchResponse
+from protocol.messages import OffsetFetchResponse
 
 TopicPartition: TypeAlias = tuple[bytes, int]
-_REBUILD_EVERY_STEPS: Final = 200
 
 
 class Ownership:
-    """I-1: no partition is owned by two members of a group."""
+    """I-1: no partition is owned by two members of a group, whatever their protocol."""
 
     def __init__(self) -> None:
         self._owners: dict[tuple[str, TopicPartition], str] = {}
@@ -60,144 +52,69 @@ class ToldEpochs:
             raise ViolationError("I-5 epochs grow", text)
         self._epochs[group_id, member_id] = epoch
 
+    def forget(self, group_id: str) -> None:
+        """The group was deleted: another one of that name begins anew."""
+        for key in [key for key in self._epochs if key[0] == group_id]:
+            del self._epochs[key]
+
 
 class AcknowledgedCommits:
-    """I-11, I-12: what was acknowledged is answered, or something later. Committed offsets grow with every attempt."""
+    """I-11, I-12: what was acknowledged is answered, or something later in the log; and nothing that was never
+    committed, or not yet. Every attempt commits an offset of its own.
+    """
 
-    def __init__(self) -> None:
-        self._acknowledged: dict[tuple[str, str, int], int] = {}
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._acknowledged: dict[CommitKey, int] = {}
         self._attempts = 0
 
     def next_offset(self) -> int:
         self._attempts += 1
         return self._attempts
 
-    def acknowledge(self, group_id: str, topic: str, partition: int, offset: int) -> None:
-        key = (group_id, topic, partition)
-        self._acknowledged[key] = max(self._acknowledged.get(key, 0), offset)
+    def acknowledge(self, key: CommitKey, offset: int) -> None:
+        place = self._observer.place_of(key, offset)
+        before = self._acknowledged.get(key)
+        if place is not None and (before is None or self._place(key, before) < place):
+            self._acknowledged[key] = offset
 
-    def of_group(self, group_id: str) -> dict[tuple[str, int], int]:
-        return {
-            (topic, partition): offset
-            for (group, topic, partition), offset in self._acknowledged.items()
-            if group == group_id
-        }
+    def _place(self, key: CommitKey, offset: int) -> int:
+        """-1 for a commit that was deleted since."""
+        place = self._observer.place_of(key, offset)
+        return -1 if place is None else place
 
-    def check(
-        self,
-        group_id: str,
-        expected: dict[tuple[str, int], int],
-        response: OffsetFetchResponse.OffsetFetchResponseGroup,
-    ) -> None:
+    def of_group(self, group_id: str) -> dict[CommitKey, int]:
+        return {key: offset for key, offset in self._acknowledged.items() if key.group_id == group_id}
+
+    def check(self, expected: dict[CommitKey, int], response: OffsetFetchResponse.OffsetFetchResponseGroup) -> None:
         """`expected` are the commits that were acknowledged before the fetch was sent."""
         fetched = {
-            (topic.name, partition.partition_index): partition.committed_offset
+            CommitKey(response.group_id, topic.name, partition.partition_index): partition.committed_offset
             for topic in response.topics
             for partition in topic.partitions
+            if not partition.error_code
         }
-        for (topic_name, number), offset in sorted(expected.items()):
-            found = fetched.get((topic_name, number), -1)
-            if found < offset:
-                text = f"group {group_id} {topic_name}-{number}: {offset} was acknowledged, {found} is answered"
+        unstable = {
+            CommitKey(response.group_id, topic.name, partition.partition_index)
+            for topic in response.topics
+            for partition in topic.partitions
+            if partition.error_code
+        }
+        for key, found in fetched.items():
+            if found >= 0:
+                self._check_found(key, found)
+        for key, offset in sorted(expected.items()):
+            wanted = self._place(key, offset)
+            if wanted < 0 or key in unstable:
+                continue
+            found = fetched.get(key, -1)
+            if found < 0 or self._place(key, found) < wanted:
+                text = f"{key}: {offset} was acknowledged, {found} is answered"
                 raise ViolationError("I-11 no acknowledged commit is lost", text)
 
-
-class BrokerChecks:
-    """Looks into the broker after every step, as far as a shard has changed since the last look."""
-
-    def __init__(
-        self, broker: SimulatedBroker, group_ids: list[str], shards: int, commits: AcknowledgedCommits
-    ) -> None:
-        self._broker = broker
-        self._group_ids = group_ids
-        self._shards = shards
-        self._commits = commits
-        self._seen: dict[str, tuple[Process, int]] = {}
-        self._steps = 0
-
-    def after_step(self, now_ms: int) -> None:
-        self._steps += 1
-        process = self._broker.process
-        if process is None:
-            return
-        if process.runtime.statistics.operations_failed:
-            raise ViolationError("I-0 no unexpected error", "an operation, timer or task raised an exception")
-        for group_id in self._group_ids:
-            shard_id = partition_for(group_id, self._shards)
-            machine = process.runtime.machine(shard_id)
-            if machine is None:
-                continue
-            seen = (process, process.runtime.offsets(shard_id)[1])
-            if self._seen.get(group_id) != seen:
-                self._seen[group_id] = seen
-                self._check_group(machine, OperationContext(now_ms), group_id)
-        if self._steps % _REBUILD_EVERY_STEPS == 0:
-            self.rebuild()
-
-    def describe(self, group_id: str, now_ms: int) -> ConsumerGroupDescribeResponse.DescribedGroup | None:
-        process = self._broker.process
-        machine = process.runtime.machine(partition_for(group_id, self._shards)) if process is not None else None
-        if machine is None:
-            return None
-        return machine.consumer_group_describe(OperationContext(now_ms), [group_id]).response[0]
-
-    def rebuild(self) -> None:
-        """I-17: the state in memory is the state of the log; looked at only where nothing is being written."""
-        process = self._broker.process
-        if process is None or not process.is_quiet():
-            return
-        for shard_id in process.runtime.active_shards():
-            machine = process.runtime.machine(shard_id)
-            assert machine is not None
-            rebuilt = _rebuilt(process, shard_id, self._broker).hard_state()
-            live = machine.hard_state()
-            if rebuilt != live:
-                raise ViolationError("I-17 live state is the log's state", _difference(shard_id, live, rebuilt))
-
-    def _check_group(self, machine: GroupCoordinatorShard, context: OperationContext, group_id: str) -> None:
-        request = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=None)
-        fetched = machine.fetch_offsets(context, request, False).response
-        self._commits.check(group_id, self._commits.of_group(group_id), fetched)
-        group = machine.consumer_group_describe(context, [group_id]).response[0]
-        if not group.error_code:
-            check_described_group(group)
-
-
-def check_described_group(group: ConsumerGroupDescribeResponse.DescribedGroup) -> None:
-    """I-5 and I-7, and I-1 from the coordinator's side."""
-    if not group.assignment_epoch <= group.group_epoch:
-        raise ViolationError("I-5 epochs are ordered", f"{group.group_id}: {group}")
-    owners: dict[TopicPartition, str] = {}
-    targets: dict[TopicPartition, str] = {}
-    for member in group.members:
-        if member.member_epoch > group.assignment_epoch:
-            raise ViolationError("I-5 epochs are ordered", f"{group.group_id}: {group}")
-        for assignment, taken in ((member.assignment, owners), (member.target_assignment, targets)):
-            for partition in described_partitions(assignment):
-                if taken.setdefault(partition, member.member_id) != member.member_id:
-                    raise ViolationError("I-1 one owner", f"{group.group_id}: {partition} twice in {group}")
-        is_done = member.member_epoch == group.group_epoch and described_partitions(
-            member.assignment
-        ) == described_partitions(member.target_assignment)
-        if group.group_state == "Stable" and not is_done:
-            raise ViolationError("I-7 stable means settled", f"{group.group_id}: {group}")
-
-
-def described_partitions(assignment: ConsumerGroupDescribeResponse.Assignment) -> set[TopicPartition]:
-    return {(topic.topic_id, partition) for topic in assignment.topic_partitions for partition in topic.partitions}
-
-
-def _rebuilt(process: Process, shard_id: int, broker: SimulatedBroker) -> GroupCoordinatorShard:
-    """A fresh state machine from what the log holds, without any planted fault."""
-    runtime: CoordinatorRuntime[GroupCoordinatorShard] = CoordinatorRuntime(
-        lambda _: GroupCoordinatorShard(broker.config, MetadataImage.empty()), CoordinatorSerde()
-    )
-    log = process.logs[shard_id]
-    runtime.load(shard_id, log.batches(log.start_offset), 0, log.end_offset)
-    machine = runtime.machine(shard_id)
-    assert machine is not None
-    return machine
-
-
-def _difference(shard_id: int, live: object, rebuilt: object) -> str:
-    return f"shard {shard_id}\n  in memory: {live}\n  of the log: {rebuilt}"
+    def _check_found(self, key: CommitKey, offset: int) -> None:
+        if not self._observer.was_written(key, offset):
+            raise ViolationError("I-12 no offset is made up", f"{key}: {offset} was never committed")
+        if not self._observer.is_visible(key, offset):
+            text = f"{key}: {offset} belongs to a transaction that was not committed"
+            raise ViolationError("I-18 a transaction counts as a whole", text)

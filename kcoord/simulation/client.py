@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all model clients do alike: one request at a time, and a new connection where the answer does not come."""
+"""What all model clients do alike: one request at a time, and a new connection where the answer does not come.
+
+`ModelClient` is the protocol for consumer logic from elsewhere: see `docs/simulation.md`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
+from typing import Protocol
 
 from kcoord.simulation.clock import Clock
 from kcoord.simulation.network import Network, Request
@@ -19,6 +24,21 @@ RETRIABLE = frozenset({Errors.COORDINATOR_LOAD_IN_PROGRESS, Errors.NOT_COORDINAT
 RETRY_MS = 100
 
 
+class ModelClient(Protocol):
+    """A client that the simulation drives. It lives in virtual time: it acts when it is started, when one of its timers
+    fires, or when an answer arrives, and never by itself.
+    """
+
+    def start(self) -> None:
+        """The simulation begins; requests may be sent from now on."""
+
+    def settle(self) -> None:
+        """Faults are over: what the client does from here on has to succeed."""
+
+    def is_settled(self) -> bool:
+        """Whether the client has reached what it wants; asked after every step once faults are over."""
+
+
 @dataclass(slots=True)
 class _InFlight:
     correlation_id: int
@@ -28,9 +48,10 @@ class _InFlight:
 class Client:
     """Subclasses call `request` and get their callback, or `on_timeout`, and never both."""
 
-    def __init__(self, name: str, clock: Clock, network: Network, options: Options) -> None:
+    def __init__(self, name: str, clock: Clock, random: Random, network: Network, options: Options) -> None:
         self.name = name
         self.clock = clock
+        self.random = random
         self.options = options
         self._network = network
         self._correlation_id = 0
@@ -51,6 +72,7 @@ class Client:
         on_answer: Callable[[bytes], None],
         *,
         hears_both: bool = False,
+        timeout_ms: int | None = None,
     ) -> None:
         """`hears_both`: where the request was sent twice, each answer counts, because it may bring something new."""
         assert self._in_flight is None, "one request at a time"
@@ -61,7 +83,8 @@ class Client:
             self._repeated = self._in_flight
         request = Request(self._connection, correlation_id, api_key, version, group_id, message.encode(version))
         self._network.send(request)
-        self.clock.after(self.options.request_timeout_ms, lambda: self._expire(correlation_id))
+        patience_ms = self.options.request_timeout_ms if timeout_ms is None else timeout_ms
+        self.clock.after(patience_ms, lambda: self._expire(correlation_id))
 
     def reconnect(self) -> None:
         """Nothing that is under way on the old connection arrives any more, in either direction."""
@@ -88,6 +111,8 @@ class Client:
             in_flight.on_answer(body)
         elif repeated is not None and repeated.correlation_id == correlation_id:
             repeated.on_answer(body)
+        elif correlation_id > self._correlation_id:
+            raise ViolationError("I-27 answers come in order", f"{self.name} was answered {correlation_id}")
 
     def _expire(self, correlation_id: int) -> None:
         if self._in_flight is not None and self._in_flight.correlation_id == correlation_id:

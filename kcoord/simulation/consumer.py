@@ -7,19 +7,18 @@ or the time for a revocation, may have run out at the coordinator without an ans
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 from typing import Final
 
 from kcoord.simulation.apis import HEARTBEAT_VERSION, OFFSET_COMMIT_VERSION
-from kcoord.simulation.checkers import AcknowledgedCommits, Ownership, ToldEpochs, TopicPartition
+from kcoord.simulation.checkers import TopicPartition
 from kcoord.simulation.client import RETRIABLE, RETRY_MS, Client
 from kcoord.simulation.clock import Clock
 from kcoord.simulation.network import Network
 from kcoord.simulation.options import Options
-from kcoord.simulation.trace import Trace
+from kcoord.simulation.promises import Promises, Subscription
+from kcoord.simulation.trace import ViolationError
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors
 from protocol.messages import (
@@ -32,30 +31,7 @@ from protocol.messages import (
 _LONGEST_REVOCATION_MS: Final = 800
 _COMMIT_PROBABILITY: Final = 0.3
 _LATE_COMMIT_PROBABILITY: Final = 0.7
-_REJOIN: Final = frozenset({Errors.FENCED_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID})
-_COMMIT_REFUSED: Final = frozenset({Errors.STALE_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID})
-
-
-@dataclass(slots=True)
-class Subscription:
-    """Topic names, or a regular expression ("" for none)."""
-
-    names: list[str]
-    regex: str = ""
-
-    def covers(self, topic: str) -> bool:
-        return topic in self.names or bool(self.regex and re.fullmatch(self.regex, topic))
-
-
-@dataclass(slots=True)
-class Promises:
-    """What members, and the checkers behind them, know together."""
-
-    trace: Trace
-    ownership: Ownership
-    epochs: ToldEpochs
-    commits: AcknowledgedCommits
-    topic_name: Callable[[bytes], str]
+_REJOIN: Final = frozenset({Errors.FENCED_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID, Errors.GROUP_ID_NOT_FOUND})
 
 
 class ModelConsumer(Client):
@@ -74,7 +50,7 @@ class ModelConsumer(Client):
         options: Options,
         promises: Promises,
     ) -> None:
-        super().__init__(member_id, clock, network, options)
+        super().__init__(member_id, clock, random, network, options)
         self.member_id = member_id
         self.group_id = group_id
         self.instance_id = instance_id
@@ -83,13 +59,14 @@ class ModelConsumer(Client):
         self.epoch = 0
         self.owned: frozenset[TopicPartition] = frozenset()
         self.is_stopped = False
-        self._random = random
+        self.is_fenced = False
         self._promises = promises
         self._target: frozenset[TopicPartition] = frozenset()
         self._interval_ms = options.heartbeat_interval_ms
         self._is_full = True
         self._owned_is_news = False
         self._is_revoking = False
+        self._claimed: frozenset[TopicPartition] | None = None
         self._incarnation = 0
         self._beat_number = 0
         self._is_beat_due = False
@@ -131,7 +108,7 @@ class ModelConsumer(Client):
 
         def go_on() -> None:
             if number == self._beat_number and not self.is_stopped:
-                if late and self._random.random() < _LATE_COMMIT_PROBABILITY:
+                if late and self.random.random() < _LATE_COMMIT_PROBABILITY:
                     self._commit(late, epoch)
                 self._beat_after(0)
 
@@ -150,6 +127,7 @@ class ModelConsumer(Client):
     def _drop_everything(self) -> None:
         self._promises.ownership.release(self.group_id, self.member_id, self.owned)
         self.owned = self._target = frozenset()
+        self._claimed = None
         self._is_revoking = False
         self._incarnation += 1
         self._revocation_deadline_ms = -1
@@ -193,13 +171,16 @@ class ModelConsumer(Client):
             request.server_assignor = self.assignor
         tells_owned = self._is_full or self._owned_is_news
         if tells_owned:
+            self._claimed = self.owned
             request.topic_partitions = _topic_partitions(self.owned)
         if self._unanswered_since_ms < 0:
+            # Its answer may ask for a revocation, the time for which runs from when the coordinator has sent it.
             self._unanswered_since_ms = self.clock.now_ms
+            self._watch_until(self._unanswered_since_ms + self.options.rebalance_timeout_ms)
         sent_ms = self.clock.now_ms
         settled = self.owned if tells_owned and not self._is_revoking else None
         self._is_full = self._owned_is_news = self._is_beat_due = False
-        self._send_heartbeat(request, lambda body: self._on_answer(body, sent_ms, settled))
+        self._send_heartbeat(request, lambda body: self._on_answer(body, request.member_epoch, sent_ms, settled))
 
     def _send_heartbeat(self, request: ConsumerGroupHeartbeatRequest, on_answer: Callable[[bytes], None]) -> None:
         request.group_id = self.group_id
@@ -209,16 +190,28 @@ class ModelConsumer(Client):
         api_key = ApiKey.CONSUMER_GROUP_HEARTBEAT
         self.request(api_key, HEARTBEAT_VERSION, self.group_id, request, on_answer, hears_both=True)
 
-    def _on_answer(self, body: bytes, sent_ms: int, settled: frozenset[TopicPartition] | None) -> None:
+    def _on_answer(
+        self, body: bytes, asked_epoch: int, sent_ms: int, settled: frozenset[TopicPartition] | None
+    ) -> None:
         response = ConsumerGroupHeartbeatResponse.decode(body, HEARTBEAT_VERSION)
         error = response.error_code
         if error == Errors.NONE:
             self._on_good_answer(response, sent_ms, settled)
         elif error in _REJOIN:
+            if asked_epoch == 0 and error != Errors.GROUP_ID_NOT_FOUND:
+                raise ViolationError("I-10 a fenced member gets back in", f"{self.member_id}: {Errors(error).name}")
             self._rejoin("fenced")
         elif error in RETRIABLE:
             self._is_full = True
             self._beat_after(RETRY_MS)
+        elif error == Errors.GROUP_MAX_SIZE_REACHED:
+            self._promises.trace.add("group-full", self.member_id)
+            self._is_full = True
+            self._beat_after(self._interval_ms)
+        elif error == Errors.FENCED_INSTANCE_ID:
+            self._promises.trace.add("instance-fenced", self.member_id)
+            self._stop()
+            self.is_fenced = True
         elif error == Errors.UNRELEASED_INSTANCE_ID:
             self._promises.trace.add("unreleased", self.member_id)
             # A join that was sent twice is refused the second time, by the first: Kafka does the same.
@@ -233,6 +226,7 @@ class ModelConsumer(Client):
     ) -> None:
         self._promises.epochs.told(self.group_id, self.member_id, response.member_epoch)
         self.epoch = response.member_epoch
+        self._claimed = None
         self._interval_ms = response.heartbeat_interval_ms
         unanswered_since_ms, self._unanswered_since_ms = self._unanswered_since_ms, -1
         self._last_good_ms = sent_ms
@@ -249,7 +243,9 @@ class ModelConsumer(Client):
                 for partition in topic.partitions
             )
             self._reconcile(unanswered_since_ms if unanswered_since_ms >= 0 else sent_ms)
-        if not self.is_waiting and self._random.random() < _COMMIT_PROBABILITY:
+        elif not self._is_revoking:
+            self._take()
+        if not self.is_waiting and self.random.random() < _COMMIT_PROBABILITY:
             self._commit(self.owned, self.epoch)
 
     # Reconciliation: what is no longer assigned is revoked first, and only then is anything new taken.
@@ -266,7 +262,7 @@ class ModelConsumer(Client):
             self._revocation_deadline_ms = unanswered_since_ms + self.options.rebalance_timeout_ms
             self._watch_until(self._revocation_deadline_ms)
         incarnation = self._incarnation
-        delay_ms = self._random.randint(0, _LONGEST_REVOCATION_MS)
+        delay_ms = self.random.randint(0, _LONGEST_REVOCATION_MS)
         self.clock.after(delay_ms, lambda: self._revoked() if incarnation == self._incarnation else None)
 
     def _revoked(self) -> None:
@@ -279,6 +275,9 @@ class ModelConsumer(Client):
 
     def _take(self) -> None:
         new = self._target - self.owned
+        if self._claimed is not None and not new <= self._claimed:
+            # The coordinator may believe what it was told, and give them to others; the answer will say so.
+            return
         if new:
             self._promises.ownership.grant(self.group_id, self.member_id, new)
             self.owned = self._target
@@ -299,6 +298,8 @@ class ModelConsumer(Client):
             return
         session_deadline_ms = self._last_good_ms + self.options.session_timeout_ms
         deadlines_ms = [session_deadline_ms, self._revocation_deadline_ms]
+        if self._unanswered_since_ms >= 0:
+            deadlines_ms.append(self._unanswered_since_ms + self.options.rebalance_timeout_ms)
         if any(0 <= deadline_ms <= self.clock.now_ms for deadline_ms in deadlines_ms):
             self._give_up("give-up")
         elif self._revocation_deadline_ms < 0:
@@ -326,22 +327,12 @@ class ModelConsumer(Client):
         )
 
         def on_answer(body: bytes) -> None:
-            self._on_committed(OffsetCommitResponse.decode(body, OFFSET_COMMIT_VERSION), offset)
+            response = OffsetCommitResponse.decode(body, OFFSET_COMMIT_VERSION)
+            self._promises.on_committed(self, self.group_id, response, offset)
+            if self._is_beat_due:
+                self._beat_after(0)
 
         self.request(ApiKey.OFFSET_COMMIT, OFFSET_COMMIT_VERSION, self.group_id, request, on_answer)
-
-    def _on_committed(self, response: OffsetCommitResponse, offset: int) -> None:
-        for topic in response.topics:
-            for partition in topic.partitions:
-                error = partition.error_code
-                if error in _COMMIT_REFUSED:
-                    self._promises.trace.add("commit-refused", self.member_id)
-                elif error == Errors.NONE:
-                    self._promises.commits.acknowledge(self.group_id, topic.name, partition.partition_index, offset)
-                elif error not in RETRIABLE:
-                    raise self.unexpected(error, "OffsetCommit")
-        if self._is_beat_due:
-            self._beat_after(0)
 
 
 def _topic_partitions(owned: frozenset[TopicPartition]) -> list[ConsumerGroupHeartbeatRequest.TopicPartitions]:

@@ -2,7 +2,8 @@
 """Connections that keep order and fail as a whole, as TCP's do.
 
 A dropped message takes everything after it on its connection along; the client finds out by its timeout and connects
-anew. A duplicated request is one that the client sent twice in a row. Requests and responses travel as bytes.
+anew. A duplicated request is one that the client sent twice in a row; a held-up one arrives much later than its
+client's patience lasts. A client can be cut off in one direction. Requests and responses travel as bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from kcoord.simulation.clock import Clock
 from kcoord.simulation.options import Options
 from kcoord.simulation.trace import Trace
 from protocol.api_keys import ApiKey
+
+_LONGEST_HOLD_UP_MS = 6_000
 
 
 @dataclass(slots=True)
@@ -66,25 +69,46 @@ class Network:
         self._options = options
         self._trace = trace
         self._connections = 0
+        self._cut_off: dict[str, tuple[int, bool, bool]] = {}
+        self._open: dict[int, Connection] = {}
 
     def connect(self, client_id: str, on_response: Callable[[int, bytes], None]) -> Connection:
         self._connections += 1
-        return Connection(self._connections, client_id, on_response)
+        connection = self._open[self._connections] = Connection(self._connections, client_id, on_response)
+        return connection
+
+    def cut_off(self, client_id: str, until_ms: int, *, requests: bool, responses: bool) -> None:
+        """What the client sends, or what is sent to it, gets lost until then; connections stay half open."""
+        self._trace.add("cut-off", f"{client_id} {requests} {responses}")
+        self._cut_off[client_id] = until_ms, requests, responses
+
+    def reset_all(self) -> None:
+        """All connections break at once, and all clients come back at once."""
+        self._trace.add("reset-all")
+        for connection in self._open.values():
+            connection.close()
+        self._open.clear()
 
     def send(self, request: Request) -> None:
-        copies = 2 if self._happens(self._options.duplicate_probability, "duplicate", request.connection) else 1
+        connection = request.connection
+        if not connection.is_open or self._is_cut_off(connection.client_id, is_request=True):
+            return
+        copies = 2 if self._happens(self._options.duplicate_probability, "duplicate", connection) else 1
         for _ in range(copies):
-            if self._happens(self._options.drop_probability, "drop", request.connection):
-                request.connection.close()
+            if self._happens(self._options.drop_probability, "drop", connection):
+                self._close(connection)
                 return
-            self._clock.at(request.connection.arrival_at_broker_ms(self._arrival_ms()), lambda: self._arrive(request))
+            at_ms = self._arrival_ms()
+            if self._happens(self._options.delay_probability, "hold-up", connection):
+                at_ms += self._random.randint(0, _LONGEST_HOLD_UP_MS)
+            self._clock.at(connection.arrival_at_broker_ms(at_ms), lambda: self._arrive(request))
 
     def respond(self, request: Request, body: bytes) -> None:
         connection = request.connection
-        if not connection.is_open:
+        if not connection.is_open or self._is_cut_off(connection.client_id, is_request=False):
             return
         if self._happens(self._options.drop_probability, "drop-response", connection):
-            connection.close()
+            self._close(connection)
             return
 
         def deliver() -> None:
@@ -93,9 +117,17 @@ class Network:
 
         self._clock.at(connection.arrival_at_client_ms(self._arrival_ms()), deliver)
 
+    def _close(self, connection: Connection) -> None:
+        connection.close()
+        self._open.pop(connection.number, None)
+
     def _arrive(self, request: Request) -> None:
         if request.connection.is_open:
             self.broker(request)
+
+    def _is_cut_off(self, client_id: str, *, is_request: bool) -> bool:
+        until_ms, requests, responses = self._cut_off.get(client_id, (0, False, False))
+        return self.faults_on and self._clock.now_ms < until_ms and (requests if is_request else responses)
 
     def _arrival_ms(self) -> int:
         delay_ms = self._options.network_delay_ms if self.faults_on else 1

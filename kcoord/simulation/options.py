@@ -3,19 +3,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from random import Random
+from typing import Final
 
 from kcoord.config import BrokerConfig
 
 MEMBERS_PER_GROUP = 3
+
+FAULTS: Final = (
+    "network",
+    "disk",
+    "crash",
+    "pause",
+    "shard",
+    "clock",
+    "member",
+    "topic",
+    "config",
+    "admin",
+    "rude",
+    "lull",
+)
+"""The families of faults that `--faults` can choose from."""
 
 
 @dataclass(slots=True)
 class Options:
     """Probabilities are per message or per disk operation; 0 switches a fault off. Times are virtual milliseconds."""
 
-    groups: int
+    protocols: tuple[str, ...]
+    """One group per entry: "consumer", "classic", or "mixed" for a group whose members change their protocol."""
     shards: int
     partitions: int
     segment_bytes: int
@@ -27,34 +46,89 @@ class Options:
     disk_delay_ms: int
     drop_probability: float
     duplicate_probability: float
+    delay_probability: float
     disk_error_probability: float
-    broker_crash_every_ms: int
-    member_stop_every_ms: int
-    topic_change_every_ms: int
+    every_ms: Mapping[str, int]
+    """How often, on average, each kind of disturbance happens; see `disturbances`."""
     static_share: float
+    producers: int
+    clean_every_ms: int
+    snapshot_every_ms: int
+    most_members: int
+    expiration_policy: str
+    migration_policy: str
+    verification: bool
+    """Whether transactional commits of older clients have to be agreed on (KIP-890)."""
+    inline_ms: int
+    """Targets that take longer are computed in the background; 0 for all of them."""
     request_timeout_ms: int = 2_000
+    retention_check_ms: int = 5_000
 
     @classmethod
-    def draw(cls, random: Random) -> Options:
-        return cls(
-            groups=random.choice((1, 2)),
-            shards=random.choice((1, 2, 3)),
-            partitions=random.choice((2, 3, 4, 6)),
-            segment_bytes=random.choice((2_048, 16_384, 1 << 20)),
-            heartbeat_interval_ms=random.choice((500, 1_000, 3_000)),
-            session_timeout_ms=random.choice((10_000, 15_000)),
-            rebalance_timeout_ms=random.choice((5_000, 20_000)),
-            assignment_interval_ms=random.choice((0, 0, 1_000)),
-            network_delay_ms=random.choice((2, 50, 300)),
-            disk_delay_ms=random.choice((1, 10, 200)),
-            drop_probability=random.choice((0.0, 0.01, 0.05)),
-            duplicate_probability=random.choice((0.0, 0.02, 0.1)),
-            disk_error_probability=random.choice((0.0, 0.0, 0.01)),
-            broker_crash_every_ms=random.choice((0, 8_000, 20_000)),
-            member_stop_every_ms=random.choice((3_000, 10_000)),
-            topic_change_every_ms=random.choice((0, 15_000)),
-            static_share=random.choice((0.0, 0.3, 1.0)),
+    def draw(cls, random: Random, scenario: str = "", faults: frozenset[str] | None = None) -> Options:
+        """The mix of one seed. A scenario then decides some of it, and only the `faults` named are left on."""
+        choice = random.choice
+        options = cls(
+            protocols=choice(
+                (
+                    ("consumer",),
+                    ("classic",),
+                    ("mixed",),
+                    ("consumer", "classic"),
+                    ("consumer", "mixed"),
+                    ("mixed",) * 2,
+                )
+            ),
+            shards=choice((1, 2, 3)),
+            partitions=choice((2, 3, 4, 6)),
+            segment_bytes=choice((2_048, 8_192, 16_384, 1 << 20)),
+            heartbeat_interval_ms=choice((500, 1_000, 3_000)),
+            session_timeout_ms=choice((10_000, 15_000)),
+            rebalance_timeout_ms=choice((5_000, 20_000)),
+            assignment_interval_ms=choice((0, 0, 1_000)),
+            network_delay_ms=choice((2, 50, 300)),
+            disk_delay_ms=choice((1, 10, 200)),
+            drop_probability=choice((0.0, 0.01, 0.05)),
+            duplicate_probability=choice((0.0, 0.02, 0.1)),
+            delay_probability=choice((0.0, 0.0, 0.01)),
+            disk_error_probability=choice((0.0, 0.0, 0.01)),
+            every_ms={
+                "broker": choice((0, 8_000, 20_000)),
+                "pause": choice((0, 0, 15_000)),
+                "shard": choice((0, 0, 6_000)),
+                "member": choice((3_000, 10_000)),
+                "partition": choice((0, 0, 8_000)),
+                "topic": choice((0, 5_000, 15_000)),
+                "config": choice((0, 10_000)),
+                "admin": choice((0, 1_000, 5_000)),
+                "rude": choice((0, 60, 200)),
+                "lull": choice((0, 0, 0, 25_000)),
+            },
+            static_share=choice((0.0, 0.3, 1.0)),
+            producers=choice((0, 1, 2)),
+            clean_every_ms=choice((0, 1_500, 6_000)),
+            snapshot_every_ms=choice((0, 3_000, 9_000)),
+            most_members=choice((3, 4, 200)),
+            expiration_policy=choice(("kip211", "kafka")),
+            migration_policy=choice(("bidirectional", "bidirectional", "bidirectional", "disabled")),
+            verification=choice((True, True, False)),
+            inline_ms=choice((0, 10)),
         )
+        SCENARIOS[scenario](options)
+        if "mixed" in options.protocols:
+            options.migration_policy = "bidirectional"
+        if faults is not None:
+            options._keep_only(faults)
+        return options
+
+    def _keep_only(self, faults: frozenset[str]) -> None:
+        if "network" not in faults:
+            self.drop_probability = self.duplicate_probability = self.delay_probability = 0.0
+        if "disk" not in faults:
+            self.disk_error_probability = 0.0
+        names = {"crash": "broker", "network": "partition"}
+        kept = {names.get(fault, fault) for fault in faults}
+        self.every_ms = {kind: every if kind in kept else 0 for kind, every in self.every_ms.items()}
 
     def broker_config(self) -> BrokerConfig:
         """Limits far below Kafka's defaults, so that timeouts happen within a short run."""
@@ -65,10 +139,57 @@ class Options:
                 "group.consumer.heartbeat.interval.ms": str(self.heartbeat_interval_ms),
                 "group.consumer.min.heartbeat.interval.ms": "100",
                 "group.consumer.assignment.interval.ms": str(self.assignment_interval_ms),
-                # With the larger topics, targets are computed in the background.
-                "kcoord.assignor.inline.ms": "0" if self.partitions >= 4 else "10",
+                "group.consumer.migration.policy": self.migration_policy,
+                "kcoord.max.id.bytes": "1000",
+                "transaction.partition.verification.enable": str(self.verification).lower(),
+                "group.consumer.max.size": str(self.most_members),
+                "group.max.size": str(self.most_members),
+                "group.initial.rebalance.delay.ms": "500",
+                "kcoord.assignor.inline.ms": str(self.inline_ms),
+                "offsets.retention.minutes": "1",
+                "offsets.retention.check.interval.ms": str(self.retention_check_ms),
+                "kcoord.offsets.expiration.policy": self.expiration_policy,
+                "transactional.id.expiration.ms": "60000",
+                "transaction.remove.expired.transaction.cleanup.interval.ms": "5000",
             }
         )
 
     def __str__(self) -> str:
         return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+
+
+def _as_drawn(options: Options) -> None:
+    """Nothing is decided."""
+
+
+def _migration(options: Options) -> None:
+    options.protocols = ("mixed", "mixed")
+    options.every_ms = {**options.every_ms, "member": 2_000}
+
+
+def _transactions(options: Options) -> None:
+    options.producers = 3
+
+
+def _compaction(options: Options) -> None:
+    options.segment_bytes, options.clean_every_ms, options.snapshot_every_ms = 2_048, 700, 1_500
+    options.every_ms = {**options.every_ms, "broker": 6_000}
+
+
+def _storm(options: Options) -> None:
+    options.drop_probability, options.duplicate_probability, options.delay_probability = 0.05, 0.1, 0.02
+    options.every_ms = {**options.every_ms, "broker": 6_000, "pause": 10_000, "shard": 5_000, "partition": 5_000}
+
+
+def _expiration(options: Options) -> None:
+    options.every_ms = {**options.every_ms, "lull": 10_000}
+
+
+SCENARIOS: Final[Mapping[str, Callable[[Options], None]]] = {
+    "": _as_drawn,
+    "migration": _migration,
+    "transactions": _transactions,
+    "compaction": _compaction,
+    "expiration": _expiration,
+    "storm": _storm,
+}

@@ -1,19 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults built in on purpose: a simulation that does not find them proves nothing."""
+"""Faults built in on purpose: a simulation that does not find them proves nothing.
+
+A fault is another state machine in the place of the real one, or an attribute of product code that is another one while
+the fault is planted. Product code knows nothing of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kcoord.config import BrokerConfig
+from kcoord.coordinator.group import migration, offset_operations, records
+from kcoord.coordinator.group.consumer import removal, transition
+from kcoord.coordinator.group.consumer.current_assignment import CurrentAssignmentBuilder
+from kcoord.coordinator.group.consumer.member import ConsumerGroupMember
+from kcoord.coordinator.group.consumer.transition import MemberTransition
+from kcoord.coordinator.group.expiration import Aging
+from kcoord.coordinator.group.offset_operations import PartitionCheck
+from kcoord.coordinator.group.offsets import CommittedOffset
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.coordinator.group.steady import SteadyHeartbeat
+from kcoord.coordinator.group.transactional_offsets import OffsetKey, TransactionalOffsets
 from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext
 from kcoord.metadata.image import MetadataImage
-from protocol.messages import ConsumerGroupCurrentMemberAssignmentValue
+from kcoord.simulation import shards
+from kcoord.storage.offset_map import OffsetMap
+from protocol.messages import (
+    ConsumerGroupCurrentMemberAssignmentValue,
+    DeleteGroupsResponse,
+    GroupMetadataValue,
+    OffsetCommitKey,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+)
 
 _SKIPPED_OF: Final = 40
+
+
+@dataclass(slots=True)
+class Fault:
+    """A fault to plant; what is not given is as it should be."""
+
+    make_machine: Callable[[BrokerConfig, MetadataImage], GroupCoordinatorShard] = GroupCoordinatorShard
+    early_replies: bool = False
+    is_current: Callable[[SteadyHeartbeat, int], bool] = SteadyHeartbeat.is_current
+    patches: Sequence[tuple[object, str, object]] = ()
+    """Attributes of product code, with what is in their place while the fault is planted."""
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        before = [getattr(owner, name) for owner, name, _ in self.patches]
+        for owner, name, value in self.patches:
+            setattr(owner, name, value)
+        try:
+            yield
+        finally:
+            for (owner, name, _), value in zip(self.patches, before, strict=True):
+                setattr(owner, name, value)
+
+
+NO_FAULT: Final = Fault()
 
 
 class ForgetfulShard(GroupCoordinatorShard):
@@ -44,17 +93,162 @@ class HastyShard(GroupCoordinatorShard):
         super().replay(record)
 
 
-@dataclass(slots=True)
-class Fault:
-    """A fault to plant: another state machine, or replies that do not wait for the disk."""
+class ClingingShard(GroupCoordinatorShard):
+    """Drops the tombstones of offsets: what was deleted is back after the next load."""
 
-    make_machine: Callable[[BrokerConfig, MetadataImage], GroupCoordinatorShard] = GroupCoordinatorShard
-    early_replies: bool = False
+    def replay(self, record: CoordinatorRecord) -> None:
+        if not isinstance(record.key, OffsetCommitKey) or record.value is not None:
+            super().replay(record)
 
+
+class CarelessShard(GroupCoordinatorShard):
+    """Deletes offsets of topics that are subscribed to."""
+
+    def delete_offsets(
+        self, context: OperationContext, request: OffsetDeleteRequest
+    ) -> CoordinatorResult[OffsetDeleteResponse]:
+        result = super().delete_offsets(context, request)
+        group = self.group(request.group_id)
+        for topic in request.topics:
+            if group is not None and group.is_subscribed_to(topic.name):
+                result.records += (
+                    records.new_offset_commit_tombstone(
+                        request.group_id,
+                        topic.name,
+                        partition.partition_index,
+                        records.TombstoneReason.OFFSET_DELETE,
+                    )
+                    for partition in topic.partitions
+                )
+        return result
+
+
+class RuthlessShard(GroupCoordinatorShard):
+    """Deletes groups that have members."""
+
+    def delete_groups(
+        self, context: OperationContext, group_ids: list[str]
+    ) -> CoordinatorResult[list[DeleteGroupsResponse.DeletableGroupResult]]:
+        result = super().delete_groups(context, group_ids)
+        for answer in result.response:
+            group = self.group(answer.group_id)
+            if group is not None and answer.error_code:
+                answer.error_code = 0
+                result.records += self._deletion.of_group(group)
+        return result
+
+
+# Replacements of product functions.
+
+
+def _every_commit(member: ConsumerGroupMember, epoch: int) -> PartitionCheck | None:
+    return None
+
+
+def _no_bump(
+    image: MetadataImage,
+    group: object,
+    members: Sequence[ConsumerGroupMember],
+    reason: records.EpochReason,
+    now_ms: int,
+) -> CoordinatorResult[None]:
+    """Members leave, and the group epoch stays."""
+    result = _remove_members(image, group, members, reason, now_ms)  # type: ignore[arg-type]
+    return replace(result, records=result.records[:-1])
+
+
+def _one_ms_early(self: Aging, offset: CommittedOffset) -> int | None:
+    expires_at_ms = _expires_at_ms(self, offset)
+    return None if expires_at_ms is None else expires_at_ms - 1
+
+
+def _lost_newest(self: OffsetMap, key: bytes) -> int:
+    """Takes every seventh last offset for superseded."""
+    offset = _get(self, key)
+    return offset + (offset % 7 == 0)
+
+
+def _lost_newest_of_all(self: OffsetMap, keys: Sequence[bytes]) -> list[int]:
+    return [_lost_newest(self, key) for key in keys]
+
+
+def _gives_everything(self: CurrentAssignmentBuilder, member_epoch: int) -> ConsumerGroupMember:
+    """Does not ask whether a partition is free."""
+    return _next(replace(self, is_free=lambda topic_id, partition: True), member_epoch)
+
+
+def _from_one(*arguments: object) -> CoordinatorResult[None]:
+    """A group that becomes a classic one begins to count anew."""
+    result = _downgrade(*arguments)  # type: ignore[arg-type]
+    for record in result.records:
+        if isinstance(record.value, GroupMetadataValue):
+            record.value.generation = 1
+    return result
+
+
+def _keeps_predecessor(self: MemberTransition, copy: ConsumerGroupMember, updated: ConsumerGroupMember) -> None:
+    """The member that had the instance id before stays."""
+    before = len(self.records)
+    _replace_static_member(self, copy, updated)
+    self.records[before:] = [record for record in self.records[before:] if record.value is not None]
+
+
+def _at_once(self: TransactionalOffsets, group_id: str, topic: str, partition: int) -> bool:
+    """Offsets in open transactions count as stable."""
+    return False
+
+
+def _aborted_too(
+    self: TransactionalOffsets, producer_id: int, *, committed: bool
+) -> Iterator[tuple[OffsetKey, CommittedOffset]]:
+    return _end(self, producer_id, committed=True)
+
+
+def _no_hash(image: MetadataImage, topic_names: object) -> int:
+    """Takes no notice of partitions that topics have grown by."""
+    return 7
+
+
+def _never(*arguments: object) -> bool:
+    return False
+
+
+def _always(*arguments: object) -> bool:
+    return True
+
+
+def _nothing(*arguments: object) -> None:
+    """Checks nothing."""
+
+
+_remove_members = removal.remove_members
+_expires_at_ms = Aging.expires_at_ms
+_get = OffsetMap.get
+_next = CurrentAssignmentBuilder._next
+_downgrade = migration.downgrade
+_replace_static_member = MemberTransition._replace_static_member
+_end = TransactionalOffsets.end
 
 FAULTS: Final = {
-    "reply-before-durable": Fault(early_replies=True),
-    "skip-a-replay": Fault(ForgetfulShard),
+    "aborted-transaction-counts": Fault(patches=[(TransactionalOffsets, "end", _aborted_too)]),
+    "compaction-loses-the-newest-value": Fault(
+        patches=[(OffsetMap, "get", _lost_newest), (OffsetMap, "last_offsets", _lost_newest_of_all)]
+    ),
+    "deletes-a-group-with-members": Fault(RuthlessShard),
+    "deletes-subscribed-offsets": Fault(CarelessShard),
+    "downgrade-resets-the-epoch": Fault(patches=[(migration, "downgrade", _from_one)]),
+    "dropped-tombstone": Fault(ClingingShard),
+    "epoch-not-bumped": Fault(patches=[(removal, "remove_members", _no_bump)]),
+    "expiry-one-ms-early": Fault(patches=[(Aging, "expires_at_ms", _one_ms_early)]),
+    "grant-before-release": Fault(patches=[(CurrentAssignmentBuilder, "_next", _gives_everything)]),
     "grant-before-revocation": Fault(HastyShard),
+    "growth-not-noticed": Fault(patches=[(transition, "metadata_hash", _no_hash)]),
+    "memo-not-invalidated": Fault(is_current=_always),
+    "no-limit-of-members": Fault(patches=[(MemberTransition, "check_size", _nothing)]),
+    "old-snapshot-is-used": Fault(patches=[(shards, "may_miss_deletions", _never)]),
+    "pending-offsets-count-as-stable": Fault(patches=[(TransactionalOffsets, "is_pending", _at_once)]),
+    "reply-before-durable": Fault(early_replies=True),
+    "skipped-replay": Fault(ForgetfulShard),
+    "static-member-not-fenced": Fault(patches=[(MemberTransition, "_replace_static_member", _keeps_predecessor)]),
+    "zombie-commit": Fault(patches=[(offset_operations, "_epoch_check", _every_commit)]),
 }
-NO_FAULT: Final = Fault()

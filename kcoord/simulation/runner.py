@@ -1,109 +1,128 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs seeds and says what came of them. A failed seed is printed with its options and latest events: that is all that
-is needed to run it again.
+"""Runs setups and says what came of them. A failure is given with its seed and options, the disturbances that are left
+of it after shrinking, and the latest events: that is all that is needed to run it again.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kcoord.simulation.clock import START_MS
-from kcoord.simulation.planted import FAULTS, NO_FAULT, Fault
+from kcoord.simulation.planted import NO_FAULT, Fault
 from kcoord.simulation.trace import ViolationError
-from kcoord.simulation.world import World
+from kcoord.simulation.world import Setup, World
+
+_MOST_SHRINK_RUNS = 120
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one seed gave; `failure` is empty where all invariants held."""
+    """What one setup gave; `failure` is empty where all invariants held."""
 
-    seed: int
+    setup: Setup
     options: str
     trace_hash: str
+    steps: int
     virtual_ms: int
     settled_after_ms: int
     failure: str = ""
     invariant: str = ""
     counts: Counter[str] = field(default_factory=Counter)
+    transitions: Counter[str] = field(default_factory=Counter)
     latest: list[str] = field(default_factory=list)
+    disturbances: list[str] = field(default_factory=list)
+
+    @property
+    def seed(self) -> int:
+        return self.setup.seed
 
 
-def run_seed(seed: int, fault: Fault = NO_FAULT) -> Outcome:
-    """Runs one seed to its end, or to the first violation. Any other exception counts as one."""
-    world = World(seed, fault)
+def run(setup: Setup, fault: Fault = NO_FAULT) -> Outcome:
+    """Runs one setup to its end, or to the first violation. Any other exception counts as one."""
+    world = World(setup, fault)
     failure = invariant = ""
-    try:
-        world.run()
-    except ViolationError as error:
-        failure, invariant = str(error), error.invariant
-    except Exception:
-        failure, invariant = traceback.format_exc(), "I-0 no unexpected error"
+    with fault.planted(), _without_log_lines():
+        try:
+            world.run()
+        except ViolationError as error:
+            failure, invariant = str(error), error.invariant
+        except Exception:
+            failure, invariant = traceback.format_exc(), "I-0 no unexpected error"
+    elapsed_ms = world.clock.now_ms - START_MS
     return Outcome(
-        seed,
+        setup,
         str(world.options),
         world.trace.hash(),
-        world.clock.now_ms - START_MS,
+        world.steps,
+        elapsed_ms,
         world.settled_after_ms,
         failure,
         invariant,
         world.trace.counts,
+        world.broker.observer.transitions,
         world.trace.latest(),
+        [
+            f"{number}: {one}"
+            for number, one in enumerate(world.disturbances)
+            if number not in setup.without and one.at_ms <= elapsed_ms
+        ],
     )
+
+
+def run_seed(seed: int, fault: Fault = NO_FAULT) -> Outcome:
+    return run(Setup(seed), fault)
+
+
+def shrink(
+    failed: Outcome, fault: Fault = NO_FAULT, on_run: Callable[[Outcome], None] = lambda outcome: None
+) -> Outcome:
+    """Leaves out as many disturbances as possible, in ever smaller portions, while the same invariant still fails."""
+    best = failed
+    runs = 0
+    portion = max(len(best.disturbances) // 2, 1)
+    while runs < _MOST_SHRINK_RUNS:
+        left = [int(line.split(":", 1)[0]) for line in best.disturbances]
+        shorter = None
+        for first in range(0, len(left), portion):
+            without = best.setup.without | frozenset(left[first : first + portion])
+            outcome = run(replace(best.setup, without=without), fault)
+            runs += 1
+            on_run(outcome)
+            is_shorter = len(outcome.disturbances) < len(best.disturbances)
+            if outcome.invariant == failed.invariant and is_shorter:
+                shorter = outcome
+            if shorter is not None or runs >= _MOST_SHRINK_RUNS:
+                break
+        if shorter is not None:
+            best = shorter
+        elif portion == 1:
+            break
+        portion = max(min(portion, len(best.disturbances)) // (1 if shorter is not None else 2), 1)
+    return best
 
 
 def report(outcome: Outcome) -> str:
-    """The whole story of a failed seed."""
-    lines = [f"seed {outcome.seed} failed after {outcome.virtual_ms} virtual ms", f"  {outcome.options}"]
-    lines += (f"  {line}" for line in outcome.latest)
+    """The whole story of a failed setup."""
+    setup = outcome.setup
+    lines = [f"seed {outcome.seed} failed at step {outcome.steps}, after {outcome.virtual_ms} virtual ms"]
+    lines.append(f"  {outcome.options}")
+    lines.append(f"  {len(outcome.disturbances)} disturbances:")
+    lines += (f"    {line}" for line in outcome.disturbances)
+    lines.append("  the latest events:")
+    lines += (f"    {line}" for line in outcome.latest)
     lines += (f"  {line}" for line in outcome.failure.splitlines())
-    lines.append(f"  again: python -m kcoord.simulation --seed {outcome.seed}")
+    again = f"kcoord simulate --seed {outcome.seed} --steps {setup.steps}"
+    if setup.scenario:
+        again += f" --scenario {setup.scenario}"
+    if setup.faults is not None:
+        again += f" --faults {','.join(sorted(setup.faults)) or 'none'}"
+    lines.append(f"  again: {again}")
     return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="kcoord.simulation", description="Deterministic simulation of the coordinator."
-    )
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--seeds", metavar="A:B", default="0:20", help="run the seeds from A to before B (default: 0:20)"
-    )
-    which.add_argument("--seed", type=int, help="run one seed and print its trace hash")
-    parser.add_argument("--plant", choices=sorted(FAULTS), help="plant a fault that has to be found")
-    options = parser.parse_args(arguments)
-    fault = FAULTS[options.plant] if options.plant else NO_FAULT
-    try:
-        seeds = [options.seed] if options.seed is not None else _parse_seeds(options.seeds)
-    except ValueError:
-        parser.error(f"--seeds {options.seeds}: two numbers and a colon between them are needed")
-    with _without_log_lines():
-        failed = _run_all(seeds, fault, is_single=options.seed is not None)
-    print(f"{len(seeds) - failed} passed, {failed} failed")
-    return 1 if failed else 0
-
-
-def _run_all(seeds: list[int], fault: Fault, *, is_single: bool) -> int:
-    """Runs the seeds, prints what there is to say, and returns how many failed."""
-    failed = 0
-    counts: Counter[str] = Counter()
-    for seed in seeds:
-        outcome = run_seed(seed, fault)
-        counts += outcome.counts
-        if outcome.failure:
-            failed += 1
-            print(report(outcome))
-        elif is_single:
-            print(f"seed {seed}: {outcome.options}")
-            print(f"trace hash: {outcome.trace_hash}")
-            print(f"{outcome.virtual_ms} virtual ms, settled within {outcome.settled_after_ms} ms")
-    print("events: " + ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())))
-    return failed
 
 
 @contextmanager
@@ -116,8 +135,3 @@ def _without_log_lines() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _parse_seeds(text: str) -> list[int]:
-    first, _, end = text.partition(":")
-    return list(range(int(first), int(end)))

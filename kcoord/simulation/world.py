@@ -1,44 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One simulated cluster: a broker, groups of model members, a committer, and what goes wrong around them.
+"""One simulated cluster: a broker, groups of model members, other clients, and what goes wrong around them.
 
 A run has two phases. In the first, everything fails as the options say, and safety is checked after every step. In the
-second nothing fails any more, and the groups have to settle within a time that follows from their timeouts.
+second nothing fails any more, and all clients have to settle within a time that follows from their timeouts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from kcoord.coordinator.result import CoordinatorRecord
-from kcoord.metadata.image import ImageBuilder
+from kcoord.coordinator.group.classic.group import ClassicGroup
+from kcoord.coordinator.group.consumer.group import ConsumerGroup
+from kcoord.simulation.admin import Admin
 from kcoord.simulation.broker import SimulatedBroker
-from kcoord.simulation.checkers import (
-    AcknowledgedCommits,
-    BrokerChecks,
-    Ownership,
-    ToldEpochs,
-    TopicPartition,
-    described_partitions,
-)
+from kcoord.simulation.checkers import AcknowledgedCommits, Ownership, ToldEpochs, TopicPartition
+from kcoord.simulation.classic import ClassicConsumer
+from kcoord.simulation.client import ModelClient
 from kcoord.simulation.clock import START_MS, Clock
 from kcoord.simulation.committer import Committer
-from kcoord.simulation.consumer import ModelConsumer, Promises, Subscription
+from kcoord.simulation.consumer import ModelConsumer
+from kcoord.simulation.disturbances import Disturbance, draw
 from kcoord.simulation.network import Network
 from kcoord.simulation.options import MEMBERS_PER_GROUP, Options
 from kcoord.simulation.planted import NO_FAULT, Fault
+from kcoord.simulation.producer import TransactionalProducer
+from kcoord.simulation.promises import Promises, Subscription
+from kcoord.simulation.rude import OWN_GROUPS, RudeClient
+from kcoord.simulation.state_checks import BrokerChecks, partitions_of
+from kcoord.simulation.topics import FIRST_TOPIC, LATER_TOPIC, Topics
 from kcoord.simulation.trace import Trace, ViolationError
-from protocol.messages import PartitionRecord, TopicRecord
 
-FAULT_PHASE_MS: Final = 45_000
+DEFAULT_STEPS: Final = 2_500
+_LONGEST_FAULT_PHASE_MS: Final = 240_000
 _COMMITTER_GROUP: Final = "committers"
-_FIRST_TOPIC: Final = "topic-0"
-_LATER_TOPIC: Final = "topic-1"
-_MOST_PARTITIONS: Final = 12
+_PRODUCER_GROUP: Final = "producers"
 _LONGEST_BROKER_PAUSE_MS: Final = 3_000
 _LONGEST_MEMBER_PAUSE_MS: Final = 4_000
+_LULL_MS: Final = 75_000
+_RUDE_CLIENTS: Final = 3
+_RUDE_REST_MS: Final = 45_000
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """All that a run depends on; two runs of equal setups are the same run. `without` leaves disturbances out by their
+    number, to shrink a failure. `make_clients` adds clients of a user's own.
+    """
+
+    seed: int
+    steps: int = DEFAULT_STEPS
+    scenario: str = ""
+    faults: frozenset[str] | None = None
+    without: frozenset[int] = frozenset()
+    make_clients: Callable[[World], Sequence[ModelClient]] | None = None
 
 
 @dataclass(slots=True)
@@ -47,56 +64,110 @@ class Slot:
 
     group_id: str
     number: int
+    protocol: str
+    is_cooperative: bool
     instance_id: str | None
     incarnation: int = 0
-    member: ModelConsumer | None = None
+    member: ModelConsumer | ClassicConsumer | None = None
 
 
 class World:
-    """Everything that one seed makes."""
+    """Everything that one setup makes. Each part has a random stream of its own."""
 
-    def __init__(self, seed: int, fault: Fault = NO_FAULT) -> None:
-        self.random = Random(seed)
-        self.options = Options.draw(self.random)
+    def __init__(self, setup: Setup, fault: Fault = NO_FAULT) -> None:
+        self.setup = setup
+        self.options = Options.draw(self.stream("options"), setup.scenario, setup.faults)
         self.clock = Clock()
         self.trace = Trace(self.clock)
-        self.network = Network(self.clock, self.random, self.options, self.trace)
-        self.broker = SimulatedBroker(
-            self.clock, self.random, self.options, self.trace, self.network, fault.make_machine, fault.early_replies
-        )
-        self.commits = AcknowledgedCommits()
+        self.network = Network(self.clock, self.stream("network"), self.options, self.trace)
+        self.broker = SimulatedBroker(self.clock, self.stream("broker"), self.options, self.trace, self.network, fault)
+        self.commits = AcknowledgedCommits(self.broker.observer)
         self.ownership = Ownership()
-        self.promises = Promises(self.trace, self.ownership, ToldEpochs(), self.commits, self._topic_name)
-        self.group_ids = [f"group-{number}" for number in range(self.options.groups)]
-        self.checks = BrokerChecks(self.broker, [*self.group_ids, _COMMITTER_GROUP], self.options.shards, self.commits)
-        self.slots = [
-            Slot(group_id, number, self._draw_instance(group_id, number))
-            for group_id in self.group_ids
-            for number in range(MEMBERS_PER_GROUP)
+        self.topics = Topics(self.broker, self.options, self.trace)
+        self.promises = Promises(
+            self.trace, self.ownership, ToldEpochs(), self.commits, lambda: self.broker.image, self.topics.names
+        )
+        self.group_ids = [f"group-{number}" for number in range(len(self.options.protocols))]
+        watched = [*self.group_ids, *OWN_GROUPS, _COMMITTER_GROUP, _PRODUCER_GROUP]
+        self.checks = BrokerChecks(self.broker, watched, self.commits)
+        self.slots = list(self._make_slots())
+        self.committer = self._make_committer()
+        self.clients: list[ModelClient] = [self.committer, *self._make_producers()]
+        if setup.make_clients is not None:
+            self.clients += setup.make_clients(self)
+        self.rude = [
+            RudeClient(
+                number,
+                [*self.group_ids],
+                self.clock,
+                self.stream(f"rude-{number}"),
+                self.network,
+                self.options,
+                self._member_ids,
+            )
+            for number in range(_RUDE_CLIENTS)
         ]
-        self.committer = Committer(
+        self.admin = Admin(self.clock, self.stream("admin"), self.network, self.options, self.trace)
+        self.disturbances = draw(self.stream("disturbances"), self.options, _LONGEST_FAULT_PHASE_MS)
+        self.settled_after_ms = -1
+        self.steps = 0
+        self._faults_on = True
+
+    def stream(self, name: str) -> Random:
+        """A random stream of its own, so that what one part draws does not change another."""
+        return Random(f"{self.setup.seed}/{name}")
+
+    def _make_slots(self) -> list[Slot]:
+        random = self.stream("slots")
+        slots = []
+        for group_id, protocol in zip(self.group_ids, self.options.protocols, strict=True):
+            # A cooperative member that is converted in the middle of a rebalance may lose what it owns to another: see
+            # docs/simulation.md.
+            is_cooperative = protocol == "classic" and random.random() < 0.5
+            for number in range(MEMBERS_PER_GROUP):
+                is_static = random.random() < self.options.static_share
+                instance_id = f"{group_id}-instance-{number}" if is_static else None
+                slots.append(Slot(group_id, number, protocol, is_cooperative, instance_id))
+        return slots
+
+    def _make_committer(self) -> Committer:
+        return Committer(
             _COMMITTER_GROUP,
-            _FIRST_TOPIC,
-            self.options.partitions,
+            FIRST_TOPIC,
             self.clock,
-            self.random,
+            self.stream("committer"),
             self.network,
             self.options,
             self.commits,
         )
-        self.settled_after_ms = -1
-        self._faults_on = True
 
-    def _draw_instance(self, group_id: str, number: int) -> str | None:
-        return f"{group_id}-instance-{number}" if self.random.random() < self.options.static_share else None
+    def _make_producers(self) -> list[TransactionalProducer]:
+        return [
+            TransactionalProducer(
+                number,
+                _PRODUCER_GROUP,
+                FIRST_TOPIC,
+                self.clock,
+                self.stream(f"producer-{number}"),
+                self.network,
+                self.options,
+                self.trace,
+                self.commits,
+            )
+            for number in range(self.options.producers)
+        ]
 
-    def _topic_name(self, topic_id: bytes) -> str:
-        return self.broker.image.topics_by_id[topic_id].name
+    def _member_ids(self, group_id: str) -> list[str]:
+        return [
+            slot.member.member_id
+            for slot in self.slots
+            if slot.group_id == group_id and slot.member is not None and slot.member.member_id
+        ]
 
     def run(self) -> None:
         """Raises ViolationError where an invariant does not hold."""
         self._begin()
-        while self.clock.now_ms < START_MS + FAULT_PHASE_MS:
+        while self.steps < self.setup.steps and self.clock.now_ms < START_MS + _LONGEST_FAULT_PHASE_MS:
             self._step()
         self._end_faults()
         self._settle()
@@ -104,160 +175,223 @@ class World:
 
     def _step(self) -> None:
         assert self.clock.step(), "there is always somebody who wants something"
-        self.checks.after_step(self.clock.now_ms)
+        self.steps += 1
+        self.checks.after_step()
 
     # The first phase.
 
     def _begin(self) -> None:
-        self._add_topic(_FIRST_TOPIC, self.options.partitions)
+        self.broker.observer.image = lambda: self.broker.image
+        self.broker.observer.now_ms = lambda: self.broker.process.now_ms if self.broker.process is not None else 0
+        self.broker.observer.shard_of = self.broker.group_shard
+        self.broker.observer.on_group_gone = self.promises.epochs.forget
+        random = self.stream("begin")
+        self.topics.begin(random)
         self.broker.start()
-        self.committer.start()
+        for client in self.clients:
+            client.start()
         for slot in self.slots:
-            self.clock.after(self.random.randint(0, 2_000), lambda slot=slot: self._join(slot))  # type: ignore[misc]
-        self._repeat(self.options.broker_crash_every_ms, self._crash_broker)
-        self._repeat(self.options.member_stop_every_ms, self._disturb_member)
-        self._repeat(self.options.topic_change_every_ms, self._change_topics)
+            self.clock.after(random.randint(0, 2_000), lambda slot=slot: self._join(slot))  # type: ignore[misc]
+        for number, disturbance in enumerate(self.disturbances):
+            if number not in self.setup.without:
+                self.clock.after(disturbance.at_ms, lambda one=disturbance: self._disturb(one))  # type: ignore[misc]
 
-    def _repeat(self, every_ms: int, action: Callable[[], None]) -> None:
-        """Runs `action` at random times, on average every so often, as long as there are faults."""
-        if not every_ms:
+    def _disturb(self, disturbance: Disturbance) -> None:
+        if not self._faults_on:
             return
+        random = Random(disturbance.seed)
+        match disturbance.kind:
+            case "crash" | "machine-crash" | "stop":
+                self._end_process(disturbance.kind, random)
+            case "broker-pause":
+                self.broker.pause(random.choice((500, 3_000, self.options.session_timeout_ms + 2_000)))
+            case "give-up-shard":
+                self._give_up_shard(random)
+            case "cut-off":
+                self._cut_off(random)
+            case "reset-all":
+                self.network.reset_all()
+            case "topic":
+                self.topics.change(random)
+            case "config":
+                self.topics.configure(random, self.group_ids)
+            case "admin":
+                self.admin.act(random, [*self.group_ids, *OWN_GROUPS, _COMMITTER_GROUP])
+            case "rude":
+                self.rude[random.randrange(_RUDE_CLIENTS)].trick(disturbance.seed)
+            case "clean":
+                self.broker.clean(random.randrange(self.options.shards), may_lose_power=random.random() < 0.1)
+            case "snapshot":
+                if self.broker.process is not None:
+                    self.broker.process.groups.take_snapshot(random.randrange(self.options.shards))
+            case "lull":
+                self._lull(random)
+            case _:
+                self._disturb_member(disturbance.kind, random)
 
-        def fire() -> None:
-            if self._faults_on:
-                action()
-                self.clock.after(self.random.randint(1, 2 * every_ms), fire)
-
-        self.clock.after(self.random.randint(1, 2 * every_ms), fire)
-
-    def _crash_broker(self) -> None:
-        if self.broker.process is not None:
-            self.broker.crash(whole_machine=self.random.random() < 0.5)
-            self.clock.after(self.random.randint(1, _LONGEST_BROKER_PAUSE_MS), self._start_broker)
-
-    def _start_broker(self) -> None:
+    def _end_process(self, kind: str, random: Random) -> None:
         if self.broker.process is None:
-            self.broker.start()
+            return
+        if kind == "stop":
+            self.broker.stop()
+        else:
+            self.broker.crash(whole_machine=kind == "machine-crash")
+        offset_ms = random.choice((0, 0, 0, 1_500, -1_500))
+        self.clock.after(
+            random.randint(1, _LONGEST_BROKER_PAUSE_MS),
+            lambda: self.broker.start(offset_ms) if self.broker.process is None else None,
+        )
+
+    def _give_up_shard(self, random: Random) -> None:
+        process = self.broker.process
+        if process is None:
+            return
+        shards = random.choice((process.groups, process.groups, process.transactions))
+        shard_id = random.randrange(shards.count)
+        if shards.give_up(shard_id):
+            process.after(random.randint(1, 2_000), lambda: shards.load(shard_id))
+
+    def _cut_off(self, random: Random) -> None:
+        slot = random.choice(self.slots)
+        if slot.member is None:
+            return
+        requests, responses = random.choice(((True, False), (False, True), (True, True)))
+        until_ms = self.clock.now_ms + random.randint(1, 2 * self.options.session_timeout_ms)
+        self.network.cut_off(slot.member.name, until_ms, requests=requests, responses=responses)
+
+    def _lull(self, random: Random) -> None:
+        """Everybody rests for longer than offsets are kept."""
+        self.trace.add("lull")
+        self.committer.resting_until_ms = self.clock.now_ms + _LULL_MS
+        for slot in self.slots:
+            if slot.member is not None:
+                slot.member.leave(stay_static=False)
+                slot.member = None
+            self.clock.after(_LULL_MS + random.randint(0, 2_000), lambda slot=slot: self._join(slot))  # type: ignore[misc]
+
+    # Members.
 
     def _join(self, slot: Slot) -> None:
         if slot.member is not None:
             return
         slot.incarnation += 1
-        slot.member = ModelConsumer(
-            f"{slot.group_id}-member-{slot.number}-{slot.incarnation}",
-            slot.group_id,
-            slot.instance_id,
-            self._draw_subscription(),
-            self.random.choice((None, "uniform", "range")),
-            self.clock,
-            self.random,
-            self.network,
-            self.options,
-            self.promises,
-        )
-        self.trace.add("join", slot.member.member_id)
-        slot.member.start()
+        random = self.stream(f"{slot.group_id}-{slot.number}-{slot.incarnation}")
+        protocol = slot.protocol if slot.protocol != "mixed" else random.choice(("consumer", "classic"))
+        name = f"{slot.group_id}-member-{slot.number}-{slot.incarnation}"
+        member: ModelConsumer | ClassicConsumer
+        if protocol == "consumer":
+            member = ModelConsumer(
+                name,
+                slot.group_id,
+                slot.instance_id,
+                _draw_subscription(random),
+                random.choice((None, "uniform", "range")),
+                self.clock,
+                random,
+                self.network,
+                self.options,
+                self.promises,
+            )
+        else:
+            member = ClassicConsumer(
+                name,
+                slot.group_id,
+                slot.instance_id,
+                _draw_subscription(random),
+                slot.is_cooperative,
+                self.clock,
+                random,
+                self.network,
+                self.options,
+                self.promises,
+            )
+        slot.member = member
+        self.trace.add("join", f"{name} {protocol}")
+        member.start()
 
-    def _draw_subscription(self) -> Subscription:
-        both = Subscription([_FIRST_TOPIC, _LATER_TOPIC])
-        return self.random.choice((both, both, Subscription([_FIRST_TOPIC]), Subscription([], "topic-.*")))
-
-    def _disturb_member(self) -> None:
-        slot = self.random.choice(self.slots)
+    def _disturb_member(self, kind: str, random: Random) -> None:
+        slot = random.choice(self.slots)
         member = slot.member
         if member is None:
             return
-        what = self.random.choice(("crash", "leave", "pause", "subscribe", "freeze"))
-        self.trace.add(what, member.member_id)
-        if what == "subscribe":
-            member.subscribe(self._draw_subscription())
+        self.trace.add(kind, member.name)
+        if kind == "subscribe":
+            member.subscribe(_draw_subscription(random))
             return
-        if what == "freeze":
-            member.freeze(self.random.randint(1, 2 * self.options.session_timeout_ms))
+        if kind == "freeze":
+            member.freeze(random.randint(1, 2 * self.options.session_timeout_ms))
             return
-        if what == "crash":
+        if kind == "member-crash":
             member.crash()
         else:
-            member.leave(stay_static=what == "pause")
+            member.leave(stay_static=kind == "member-pause")
         slot.member = None
-        self.clock.after(self.random.randint(1, _LONGEST_MEMBER_PAUSE_MS), lambda: self._join(slot))
-
-    def _change_topics(self) -> None:
-        topic = self.broker.image.topics.get(_LATER_TOPIC)
-        if topic is None:
-            self._add_topic(_LATER_TOPIC, self.random.randint(1, 4))
-            return
-        topic = self.broker.image.topics[self.random.choice((_FIRST_TOPIC, _LATER_TOPIC))]
-        if len(topic.partitions) < _MOST_PARTITIONS:
-            self._add_partitions(topic.id, len(topic.partitions), self.random.randint(1, 3))
-
-    def _add_topic(self, name: str, partitions: int) -> None:
-        topic_id = self.random.randbytes(16)
-        self._add_partitions(
-            topic_id, 0, partitions, [CoordinatorRecord(None, TopicRecord(name=name, topic_id=topic_id))]
-        )
-
-    def _add_partitions(
-        self, topic_id: bytes, first: int, count: int, records: list[CoordinatorRecord] | None = None
-    ) -> None:
-        builder = ImageBuilder(self.broker.image)
-        for record in records or []:
-            builder.replay(record)
-        for partition in range(first, first + count):
-            value = PartitionRecord(partition_id=partition, topic_id=topic_id, replicas=[1], isr=[1], leader=1)
-            builder.replay(CoordinatorRecord(None, value))
-        self.trace.add("topics", f"{topic_id.hex()} {first}+{count}")
-        self.broker.update_image(builder.build())
+        self.clock.after(random.randint(1, _LONGEST_MEMBER_PAUSE_MS), lambda: self._join(slot))
 
     # The second phase.
 
     def _end_faults(self) -> None:
         self._faults_on = self.network.faults_on = self.broker.faults_on = False
         self.trace.add("faults-end")
-        self._start_broker()
+        self.broker.start_again()
+        for client in self.clients:
+            client.settle()
         for slot in self.slots:
+            if slot.member is not None and slot.member.is_fenced:
+                slot.member = None
             self._join(slot)
 
     def _settle(self) -> None:
-        """I-28: all groups settle, and the committer gets on."""
+        """I-28: all groups settle, and all clients get on."""
         options = self.options
         began_ms = self.clock.now_ms
         longest_ms = (
-            options.session_timeout_ms
-            + options.rebalance_timeout_ms
+            3 * options.session_timeout_ms
+            + 3 * options.rebalance_timeout_ms
             + 2 * options.assignment_interval_ms
-            + 6 * options.heartbeat_interval_ms
-            + 3 * options.request_timeout_ms
+            + 12 * options.heartbeat_interval_ms
+            + 6 * options.request_timeout_ms
+            + 20_000
         )
-        acknowledged = self.committer.acknowledged
         while self.clock.now_ms < began_ms + longest_ms:
             self._step()
-            if self.committer.acknowledged > acknowledged and all(map(self._is_settled, self.group_ids)):
+            if all(client.is_settled() for client in self.clients) and all(map(self._is_settled, self.group_ids)):
                 self.settled_after_ms = self.clock.now_ms - began_ms
                 self.trace.add("settled")
                 return
-        states = {group_id: self.checks.describe(group_id, self.clock.now_ms) for group_id in self.group_ids}
-        raise ViolationError("I-28 groups settle", f"not within {longest_ms} ms: {states}")
+        unsettled = [type(client).__name__ for client in self.clients if not client.is_settled()]
+        groups = [group_id for group_id in self.group_ids if not self._is_settled(group_id)]
+        text = f"not within {longest_ms} ms: {unsettled} {groups} {[self.checks.group(one) for one in groups]}"
+        raise ViolationError("I-28 groups settle", text)
 
     def _is_settled(self, group_id: str) -> bool:
         """Coordinator and members agree, and every partition that somebody subscribes to has an owner."""
-        group = self.checks.describe(group_id, self.clock.now_ms)
+        group = self.checks.group(group_id)
+        for slot in self.slots:
+            if slot.group_id == group_id and slot.member is not None and slot.member.is_fenced:
+                slot.member = None
+                self._join(slot)
         members = [slot.member for slot in self.slots if slot.group_id == group_id and slot.member is not None]
-        if group is None or group.group_state != "Stable" or len(group.members) != len(members):
+        if not isinstance(group, ConsumerGroup | ClassicGroup) or group.state.value != "Stable":
             return False
-        described = {member.member_id: member for member in group.members}
-        for member in members:
-            known = described.get(member.member_id)
-            if known is None or known.member_epoch != member.epoch:
-                return False
-            if described_partitions(known.assignment) != member.owned:
-                return False
+        if group.members.keys() != {member.member_id for member in members}:
+            return False
+        if isinstance(group, ConsumerGroup):
+            for member in members:
+                known = group.members[member.member_id]
+                if known.member_epoch != member.epoch or partitions_of(known.assigned) != member.owned:
+                    return False
         return self.ownership.owned(group_id).keys() == self._subscribed(members)
 
-    def _subscribed(self, members: list[ModelConsumer]) -> set[TopicPartition]:
+    def _subscribed(self, members: Sequence[ModelConsumer | ClassicConsumer]) -> set[TopicPartition]:
         return {
             (topic.id, partition.partition_id)
             for topic in self.broker.image.topics.values()
             if any(member.subscription.covers(topic.name) for member in members)
             for partition in topic.partitions
         }
+
+
+def _draw_subscription(random: Random) -> Subscription:
+    both = Subscription([FIRST_TOPIC, LATER_TOPIC])
+    return random.choice((both, both, Subscription([FIRST_TOPIC]), Subscription([], "topic-.*")))

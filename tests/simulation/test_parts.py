@@ -7,13 +7,18 @@ from random import Random
 
 import pytest
 
-from kcoord.simulation.checkers import AcknowledgedCommits, Ownership, ToldEpochs, check_described_group
+from kcoord.simulation.checkers import Ownership, ToldEpochs
+from kcoord.simulation.client import Client
 from kcoord.simulation.clock import START_MS, Clock
 from kcoord.simulation.network import Network, Request
 from kcoord.simulation.options import Options
+from kcoord.simulation.planted import FAULTS
+from kcoord.simulation.runner import report, run, shrink
+from kcoord.simulation.summary import FAULT_EVENTS
 from kcoord.simulation.trace import Trace, ViolationError
+from kcoord.simulation.world import Setup, World
 from protocol.api_keys import ApiKey
-from protocol.messages import ConsumerGroupDescribeResponse, OffsetFetchResponse
+from protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 
 TOPIC = bytes(range(16))
 
@@ -86,63 +91,66 @@ def test_told_epochs_do_not_go_back() -> None:
         epochs.told("g", "a", 3)
 
 
-@pytest.mark.parametrize(("fetched", "fine"), [(5, True), (6, True), (4, False), (-1, False), (None, False)])
-def test_an_acknowledged_commit_is_answered(fetched: int | None, fine: bool) -> None:
-    commits = AcknowledgedCommits()
-    commits.acknowledge("g", "t", 0, 5)
-    partitions = [] if fetched is None else [_fetched(fetched)]
-    topic = OffsetFetchResponse.OffsetFetchResponseTopics(name="t", partitions=partitions)
-    response = OffsetFetchResponse.OffsetFetchResponseGroup(group_id="g", topics=[topic])
-    if fine:
-        commits.check("g", commits.of_group("g"), response)
-    else:
-        with pytest.raises(ViolationError, match=r"^I-11 "):
-            commits.check("g", commits.of_group("g"), response)
+def test_what_is_left_out_changes_nothing_else() -> None:
+    """Disturbances have random streams of their own: that is what makes shrinking work."""
+    whole = run(Setup(11, steps=300))
+    same = run(Setup(11, steps=300))
+    shorter = run(Setup(11, steps=300, without=frozenset({0})))
+    assert whole.trace_hash == same.trace_hash != shorter.trace_hash
+    assert shorter.options == whole.options
+    left = [line.split(":", 1)[0] for line in shorter.disturbances]
+    assert "0" not in left
 
 
-def _fetched(offset: int) -> OffsetFetchResponse.OffsetFetchResponsePartitions:
-    return OffsetFetchResponse.OffsetFetchResponsePartitions(partition_index=0, committed_offset=offset)
+def test_a_failure_shrinks_to_a_few_disturbances() -> None:
+    fault = FAULTS["compaction-loses-the-newest-value"]
+    failed = next(outcome for seed in range(20) if (outcome := run(Setup(seed), fault)).failure)
+    shrunk = shrink(failed, fault)
+    assert shrunk.invariant == failed.invariant
+    assert len(shrunk.disturbances) < len(failed.disturbances)
+    assert any("clean" in line for line in shrunk.disturbances)
+    assert f"kcoord simulate --seed {failed.seed}" in report(shrunk)
 
 
-def _member(member_id: str, epoch: int, assigned: list[int], target: list[int]) -> ConsumerGroupDescribeResponse.Member:
-    def assignment(partitions: list[int]) -> ConsumerGroupDescribeResponse.Assignment:
-        topic = ConsumerGroupDescribeResponse.TopicPartitions(topic_id=TOPIC, topic_name="t", partitions=partitions)
-        return ConsumerGroupDescribeResponse.Assignment(topic_partitions=[topic])
-
-    return ConsumerGroupDescribeResponse.Member(
-        member_id=member_id, member_epoch=epoch, assignment=assignment(assigned), target_assignment=assignment(target)
-    )
+def test_faults_can_be_left_out() -> None:
+    outcome = run(Setup(5, steps=600, faults=frozenset()))
+    assert not outcome.failure, report(outcome)
+    assert not FAULT_EVENTS & outcome.counts.keys()
 
 
-@pytest.mark.parametrize(
-    ("group_epoch", "assignment_epoch", "state", "members", "invariant"),
-    [
-        (3, 3, "Stable", [("a", 3, [0], [0]), ("b", 3, [1], [1])], None),
-        (4, 3, "Assigning", [("a", 3, [0], [0])], None),
-        (2, 3, "Assigning", [], "I-5"),
-        (3, 3, "Reconciling", [("a", 4, [0], [0])], "I-5"),
-        (3, 3, "Reconciling", [("a", 3, [0], [0]), ("b", 2, [0], [1])], "I-1"),
-        (3, 3, "Reconciling", [("a", 3, [0], [0, 1]), ("b", 2, [], [1])], "I-1"),
-        (3, 3, "Stable", [("a", 2, [0], [0])], "I-7"),
-        (3, 3, "Stable", [("a", 3, [0], [0, 1])], "I-7"),
-    ],
-)
-def test_a_described_group_is_checked(
-    group_epoch: int,
-    assignment_epoch: int,
-    state: str,
-    members: list[tuple[str, int, list[int], list[int]]],
-    invariant: str | None,
-) -> None:
-    group = ConsumerGroupDescribeResponse.DescribedGroup(
-        group_id="g",
-        group_state=state,
-        group_epoch=group_epoch,
-        assignment_epoch=assignment_epoch,
-        members=[_member(*member) for member in members],
-    )
-    if invariant is None:
-        check_described_group(group)
-    else:
-        with pytest.raises(ViolationError, match=invariant):
-            check_described_group(group)
+class Watcher:
+    """A client of a user's own, as docs/simulation.md describes it: describes a group again and again."""
+
+    def __init__(self, world: World) -> None:
+        self._client = WatchingClient("watcher", world.clock, world.stream("watcher"), world.network, world.options)
+
+    def start(self) -> None:
+        self._client.ask()
+
+    def settle(self) -> None:
+        self._client.answers = 0
+
+    def is_settled(self) -> bool:
+        return self._client.answers > 0
+
+
+class WatchingClient(Client):
+    answers = 0
+
+    def ask(self) -> None:
+        request = ConsumerGroupDescribeRequest(group_ids=["group-0"])
+        self.request(ApiKey.CONSUMER_GROUP_DESCRIBE, 1, "group-0", request, self._on_answer)
+
+    def on_timeout(self) -> None:
+        self.clock.after(100, self.ask)
+
+    def _on_answer(self, body: bytes) -> None:
+        assert ConsumerGroupDescribeResponse.decode(body, 1) is not None
+        self.answers += 1
+        self.clock.after(500, self.ask)
+
+
+def test_clients_of_a_users_own_take_part() -> None:
+    outcome = run(Setup(2, steps=500, make_clients=lambda world: [Watcher(world)]))
+    assert not outcome.failure, report(outcome)
+    assert outcome.trace_hash != run(Setup(2, steps=500)).trace_hash

@@ -567,6 +567,10 @@ class GroupCoordinatorShard:
 
     # For tests and checkers.
 
+    def group(self, group_id: str) -> Group | None:
+        """The group itself, to look at."""
+        return self._groups.get(group_id)
+
     def hard_state(self) -> Mapping[str, object]:
         """All that the log has brought about, in a form that compares equal exactly where the states are equal."""
         return self._replay.hard_state()

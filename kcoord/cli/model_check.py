@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord model-check`: every order of events in small groups, on the real state machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+
+from kcoord.simulation.model_check.model import Budget
+from kcoord.simulation.model_check.search import Configuration, Report, Search
+
+CONFIGURATIONS = (
+    Configuration(3, 2, Budget(joins=4, leaves=1, crashes=1, losses=1, expiries=1, growths=0)),
+    Configuration(2, 3, Budget(joins=4, leaves=2, crashes=1, losses=2, expiries=1, growths=1)),
+)
+"""Small groups that are searched one after another, or at the same time."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a report per configuration; 1 where a property does not hold."""
+    parser = argparse.ArgumentParser(
+        prog="kcoord model-check", description="Explores all states of small groups, and checks KIP-848's properties."
+    )
+    parser.add_argument("--states", type=int, default=1_000_000, metavar="N", help="at most, of all groups together")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="search so many groups at once")
+    options = parser.parse_args(arguments)
+    share = -(-options.states // len(CONFIGURATIONS))
+    configurations = [replace(configuration, max_states=share) for configuration in CONFIGURATIONS]
+    if options.processes > 1:
+        with ProcessPoolExecutor(options.processes) as pool:
+            reports = list(pool.map(_search, configurations))
+    else:
+        reports = [_search(configuration, show=sys.stderr.isatty()) for configuration in configurations]
+    for report in reports:
+        print("\n".join(lines_of(report)))
+    print(f"{sum(report.states for report in reports)} states explored")
+    return 1 if any(report.violation for report in reports) else 0
+
+
+def _search(configuration: Configuration, show: bool = False) -> Report:
+    def on_progress(states: int) -> None:
+        print(f"\r{states} states", end="", file=sys.stderr, flush=True)
+
+    report = Search(configuration, on_progress if show else lambda states: None).run()
+    if show:
+        print(file=sys.stderr)
+    return report
+
+
+def lines_of(report: Report) -> list[str]:
+    whole = "the whole graph" if report.is_complete else f"{report.expanded} of them with all their steps"
+    lines = [
+        str(report.configuration),
+        f"  {report.states} states, {whole}; {report.transitions} steps, depth {report.depth}",
+        f"  {report.converged} states in which all agree; {report.followed} states followed to one by fair turns",
+        "  steps: " + ", ".join(f"{action} {count}" for action, count in sorted(report.actions.items())),
+    ]
+    if not report.violation:
+        return [*lines, "  every property holds"]
+    return [*lines, f"  {report.violation}", "  the way there:", *(f"    {step}" for step in report.trace)]

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of an operator: deletes groups and offsets where Kafka allows it, and looks at groups."""
+
+from __future__ import annotations
+
+from random import Random
+
+from kcoord.simulation.client import Client
+from kcoord.simulation.clock import Clock
+from kcoord.simulation.network import Network
+from kcoord.simulation.options import Options
+from kcoord.simulation.topics import FIRST_TOPIC, LATER_TOPIC
+from kcoord.simulation.trace import Trace
+from protocol.api_keys import ApiKey
+from protocol.errors import Errors
+from protocol.messages import (
+    ConsumerGroupDescribeRequest,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    ListGroupsRequest,
+    Message,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+)
+
+
+class Admin(Client):
+    """One request at a time; the broker, not the operator, has to see that nothing is deleted that is in use."""
+
+    def __init__(self, clock: Clock, random: Random, network: Network, options: Options, trace: Trace) -> None:
+        super().__init__("admin", clock, random, network, options)
+        self._trace = trace
+
+    def on_timeout(self) -> None:
+        """The operator looks again another time."""
+
+    def act(self, random: Random, group_ids: list[str]) -> None:
+        if self.is_waiting:
+            return
+        group_id = random.choice(group_ids)
+        match random.choice(("delete-group", "delete-offsets", "delete-offsets", "describe", "list")):
+            case "delete-group":
+                self._delete_group(group_id)
+            case "delete-offsets":
+                self._delete_offsets(group_id, random.choice((FIRST_TOPIC, LATER_TOPIC)))
+            case "describe":
+                request = ConsumerGroupDescribeRequest(group_ids=[group_id])
+                self._ask(ApiKey.CONSUMER_GROUP_DESCRIBE, 1, group_id, request)
+            case _:
+                self._ask(ApiKey.LIST_GROUPS, 5, group_id, ListGroupsRequest(states_filter=[], types_filter=[]))
+
+    def _ask(self, api_key: ApiKey, version: int, group_id: str, message: Message) -> None:
+        self.request(api_key, version, group_id, message, lambda body: None)
+
+    def _delete_group(self, group_id: str) -> None:
+        def on_answer(body: bytes) -> None:
+            error = DeleteGroupsResponse.decode(body, 2).results[0].error_code
+            self._trace.add("delete-group", f"{group_id} {Errors(error).name}")
+
+        self.request(ApiKey.DELETE_GROUPS, 2, group_id, DeleteGroupsRequest(groups_names=[group_id]), on_answer)
+
+    def _delete_offsets(self, group_id: str, topic: str) -> None:
+        partitions = [OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=number) for number in range(2)]
+        deleted = OffsetDeleteRequest.OffsetDeleteRequestTopic(name=topic, partitions=partitions)
+
+        def on_answer(body: bytes) -> None:
+            response = OffsetDeleteResponse.decode(body, 0)
+            errors = {partition.error_code for one in response.topics for partition in one.partitions}
+            self._trace.add("delete-offsets", f"{group_id} {sorted(errors | {response.error_code})}")
+
+        request = OffsetDeleteRequest(group_id=group_id, topics=[deleted])
+        self.request(ApiKey.OFFSET_DELETE, 0, group_id, request, on_answer)

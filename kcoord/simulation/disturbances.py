@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to the world from outside, as a list that is drawn before anything runs.
+
+Each entry has a time, a kind and a random seed of its own, so a run without some of them is the same run otherwise, as
+far as it can be: that is how a failure is shrunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from kcoord.simulation.options import Options
+
+KINDS: Final[dict[str, tuple[str, ...]]] = {
+    "broker": ("crash", "machine-crash", "stop"),
+    "pause": ("broker-pause",),
+    "shard": ("give-up-shard",),
+    "member": ("member-crash", "member-leave", "member-pause", "subscribe", "freeze"),
+    "partition": ("cut-off", "reset-all"),
+    "topic": ("topic",),
+    "config": ("config",),
+    "admin": ("admin",),
+    "rude": ("rude",),
+    "lull": ("lull",),
+}
+"""What a family of faults consists of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """One thing to happen; `seed` decides its particulars."""
+
+    at_ms: int
+    kind: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"+{self.at_ms} {self.kind} ({self.seed})"
+
+
+def draw(random: Random, options: Options, duration_ms: int) -> list[Disturbance]:
+    """All disturbances of a run, in the order of time; their times are relative to its beginning."""
+    drawn = []
+    for family, every_ms in options.every_ms.items():
+        at_ms = 0
+        while every_ms:
+            at_ms += random.randint(1, 2 * every_ms)
+            if at_ms >= duration_ms:
+                break
+            drawn.append(Disturbance(at_ms, random.choice(KINDS[family]), random.getrandbits(32)))
+    for kind, every_ms in (("clean", options.clean_every_ms), ("snapshot", options.snapshot_every_ms)):
+        at_ms = 0
+        while every_ms:
+            at_ms += random.randint(1, 2 * every_ms)
+            if at_ms >= duration_ms:
+                break
+            drawn.append(Disturbance(at_ms, kind, random.getrandbits(32)))
+    return sorted(drawn, key=lambda one: one.at_ms)

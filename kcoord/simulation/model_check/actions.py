@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can happen next, and to what state it leads. A client obeys KIP-848: it revokes before it takes, and gives
+everything up when it is fenced, and before the coordinator can time it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kcoord.coordinator.group.consumer.member import MemberState
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.simulation.model_check import coordinator
+from kcoord.simulation.model_check.model import (
+    NOTHING,
+    Budget,
+    Client,
+    Log,
+    Request,
+    Response,
+    State,
+    Status,
+    member_id,
+)
+from protocol.errors import Errors
+
+CURRENT = "ConsumerGroupCurrentMemberAssignmentKey"
+
+
+class Step(NamedTuple):
+    """An action by name and client, whether it happens without anything going wrong, and where it leads."""
+
+    action: str
+    client: int
+    is_fair: bool
+    state: State
+
+
+def steps(state: State, shard: GroupCoordinatorShard) -> Iterator[Step]:
+    """All steps from the state; `shard` is what its log replays to."""
+    for number, client in enumerate(state.clients):
+        yield from _own_steps(state, number, client)
+        yield from _coordinator_steps(state, shard, number, client)
+        yield from _faults(state, number, client)
+    if state.budget.growths:
+        budget = state.budget._replace(growths=state.budget.growths - 1)
+        yield Step("grow", -1, False, state._replace(partitions=state.partitions + 1, budget=budget))
+
+
+def with_client(state: State, number: int, client: Client, **changes: object) -> State:
+    clients = (*state.clients[:number], client, *state.clients[number + 1 :])
+    return state._replace(clients=clients, **changes)  # type: ignore[arg-type]
+
+
+def _spent(budget: Budget, name: str) -> Budget:
+    return budget._replace(**{name: getattr(budget, name) - 1})
+
+
+# What a client does by itself.
+
+
+def _own_steps(state: State, number: int, client: Client) -> Iterator[Step]:
+    budget = state.budget
+    if client.status is Status.OUT and budget.joins and client.late is None:
+        joined = Client(Status.IN)
+        yield Step("join", number, False, with_client(state, number, joined, budget=_spent(budget, "joins")))
+    if client.status is not Status.IN:
+        return
+    if client.is_quiet:
+        yield Step("send", number, True, with_client(state, number, _sending(client)))
+    if client.response is not None:
+        yield Step("receive", number, True, with_client(state, number, _received(client, client.response)))
+    if client.owned != client.target and not _contradicts(client):
+        taken = client._replace(owned=client.target, has_news=True)
+        yield Step("reconcile", number, True, with_client(state, number, taken))
+    if client.epoch > 0 and budget.leaves and client.request is None:
+        gone = Client(Status.OUT, late=Request(-1, False, None))
+        yield Step("leave", number, False, with_client(state, number, gone, budget=_spent(budget, "leaves")))
+
+
+def _contradicts(client: Client) -> bool:
+    """Whether the client has said that it owns less than it would then, without a good answer since. The coordinator
+    may believe it and give the rest to others, so a client takes nothing before that answer (docs/simulation.md).
+    """
+    return client.claimed is not None and not client.target <= client.claimed
+
+
+def _sending(client: Client) -> Client:
+    owned = client.owned if client.is_full or client.has_news else None
+    request = Request(client.epoch, client.is_full, owned)
+    claimed = client.claimed if owned is None else owned
+    return client._replace(request=request, is_full=False, has_news=False, claimed=claimed)
+
+
+def _received(client: Client, response: Response) -> Client:
+    if response.error in (Errors.FENCED_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID, Errors.GROUP_ID_NOT_FOUND):
+        return Client(Status.IN, late=client.late)
+    assert response.error is Errors.NONE, f"a client that obeys is answered {response.error.name}"
+    target = client.target if response.assignment is None else response.assignment
+    return client._replace(epoch=response.epoch, target=target, response=None, claimed=None)
+
+
+# What the coordinator does.
+
+
+def _coordinator_steps(state: State, shard: GroupCoordinatorShard, number: int, client: Client) -> Iterator[Step]:
+    name = member_id(number)
+    if client.request is not None:
+        response, log = coordinator.heartbeat(shard, name, client.request, state.log)
+        # What is older than a request that was processed does not come any more: see the limits in docs/simulation.md.
+        answered = client._replace(request=None, response=response, late=None)
+        yield Step("process", number, True, with_client(state, number, answered, log=log))
+    if client.late is not None:
+        _, log = coordinator.heartbeat(shard, name, client.late, state.log)
+        yield Step("process-late", number, True, with_client(state, number, client._replace(late=None), log=log))
+    entry = state.log.get((CURRENT, name))
+    if entry is None:
+        return
+    is_gone = client.status is not Status.IN
+    if is_gone or state.budget.expiries:
+        log = coordinator.expire_session(shard, name, state.log)
+        yield _expiry("expire", state, number, log, is_gone)
+    if entry.canon[2] == MemberState.UNREVOKED_PARTITIONS and (is_gone or state.budget.expiries):
+        log = coordinator.expire_rebalance(shard, name, state.log)
+        yield _expiry("expire-rebalance", state, number, log, is_gone)
+
+
+def _expiry(action: str, state: State, number: int, log: Log, is_gone: bool) -> Step:
+    """A live client whose time has run out has given everything up before, by the same clock."""
+    client = state.clients[number]
+    if is_gone:
+        return Step(action, number, True, state._replace(log=log))
+    expired = with_client(state, number, _gave_up(client), log=log, budget=_spent(state.budget, "expiries"))
+    return Step(action, number, False, expired)
+
+
+def _gave_up(client: Client) -> Client:
+    """Owns nothing and starts a new connection; what it had sent may still arrive."""
+    late = client.request if client.late is None else client.late
+    return client._replace(
+        owned=NOTHING,
+        target=NOTHING,
+        is_full=True,
+        has_news=False,
+        claimed=None,
+        request=None,
+        response=None,
+        late=late,
+    )
+
+
+# What goes wrong.
+
+
+def _faults(state: State, number: int, client: Client) -> Iterator[Step]:
+    budget = state.budget
+    if client.status is not Status.IN:
+        return
+    if budget.crashes:
+        crashed = Client(Status.CRASHED, late=client.request if client.late is None else client.late)
+        yield Step("crash", number, False, with_client(state, number, crashed, budget=_spent(budget, "crashes")))
+    if not budget.losses:
+        return
+    spent = _spent(budget, "losses")
+    again = client._replace(is_full=True, request=None, response=None)
+    if client.response is not None:
+        yield Step("lose-response", number, False, with_client(state, number, again, budget=spent))
+    if client.request is not None:
+        yield Step("lose-request", number, False, with_client(state, number, again, budget=spent))
+        if client.late is None:
+            delayed = again._replace(late=client.request)
+            yield Step("delay-request", number, False, with_client(state, number, delayed, budget=spent))

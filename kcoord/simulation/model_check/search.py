@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Breadth-first search over all states, with the properties checked in each, and the way to a state that breaks one.
+
+EventuallyConverges is decided on the graph that was explored: from every state, steps in which nothing goes wrong must
+lead to one where all agree. States at the bound, whose steps were not explored, count as on their way; a sample of all
+states is followed through by fair turns beyond the bound.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kcoord.simulation.model_check.actions import Step, steps
+from kcoord.simulation.model_check.coordinator import restore
+from kcoord.simulation.model_check.model import Budget, Client, State, fingerprint
+from kcoord.simulation.model_check.properties import check_state, check_step, has_converged
+from kcoord.simulation.trace import ViolationError
+
+_SAMPLE_EVERY = 500
+_LONGEST_FAIR_RUN = 400
+_PROGRESS_EVERY = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The size of a search. `max_states` bounds it; a smaller graph is explored whole."""
+
+    clients: int = 3
+    partitions: int = 2
+    budget: Budget = field(default_factory=lambda: Budget(4, 1, 1, 1, 1, 0))
+    max_states: int = 1_000_000
+    symmetric: bool = True
+
+    def __str__(self) -> str:
+        budget = " ".join(f"{name}={count}" for name, count in self.budget._asdict().items())
+        return f"{self.clients} clients, {self.partitions} partitions, {budget}, at most {self.max_states} states"
+
+
+@dataclass(slots=True)
+class Report:
+    """What a search found. `violation` and `trace` are empty where every property holds."""
+
+    configuration: Configuration
+    states: int = 0
+    transitions: int = 0
+    expanded: int = 0
+    depth: int = 0
+    converged: int = 0
+    followed: int = 0
+    actions: Counter[str] = field(default_factory=Counter)
+    violation: str = ""
+    broken: str = ""
+    trace: list[str] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the graph was explored whole."""
+        return self.expanded == self.states
+
+
+class Search:
+    """One search. `on_progress` hears the number of states now and then."""
+
+    def __init__(self, configuration: Configuration, on_progress: Callable[[int], None] = lambda states: None) -> None:
+        self._configuration = configuration
+        self._on_progress = on_progress
+        self._numbers: dict[int, int] = {}
+        self._parents: list[tuple[int, str]] = []
+        self._fair_edges: tuple[array[int], array[int]] = array("I"), array("I")
+        self._converged: set[int] = set()
+        self._queue: deque[tuple[int, int, State]] = deque()
+        self._report = Report(configuration)
+
+    def run(self) -> Report:
+        configuration, report = self._configuration, self._report
+        initial = State({}, (Client(),) * configuration.clients, configuration.partitions, configuration.budget)
+        self._number_of(initial, -1, "", 0)
+        try:
+            while self._queue and report.states < configuration.max_states:
+                self._expand(*self._queue.popleft())
+            self._check_liveness()
+        except ViolationError as error:
+            report.broken, report.violation = error.invariant, str(error)
+        return report
+
+    def _number_of(self, state: State, parent: int, action: str, depth: int) -> int:
+        """The number of the state; a new one is checked and put into the queue."""
+        key = fingerprint(state, symmetric=self._configuration.symmetric)
+        known = self._numbers.get(key)
+        if known is not None:
+            return known
+        number = self._numbers[key] = len(self._parents)
+        self._parents.append((parent, action))
+        report = self._report
+        report.states += 1
+        report.depth = max(report.depth, depth)
+        self._guard(parent, action, lambda: check_state(state))
+        if has_converged(state):
+            report.converged += 1
+            self._converged.add(number)
+        self._queue.append((number, depth, state))
+        if not report.states % _PROGRESS_EVERY:
+            self._on_progress(report.states)
+        return number
+
+    def _expand(self, number: int, depth: int, state: State) -> None:
+        report = self._report
+        report.expanded += 1
+        shard = restore(state.log, state.partitions)
+        for step in steps(state, shard):
+            report.transitions += 1
+            report.actions[step.action] += 1
+            name = f"{step.action} {step.client}"
+            self._guard(number, name, lambda step=step: check_step(state, step))  # type: ignore[misc]
+            following = self._number_of(step.state, number, name, depth + 1)
+            if step.is_fair:
+                self._fair_edges[0].append(number)
+                self._fair_edges[1].append(following)
+        if not number % _SAMPLE_EVERY:
+            self._guard(number, "", lambda: self._follow(state))
+
+    def _guard(self, parent: int, action: str, check: Callable[[], None]) -> None:
+        """Runs a check; a violation gets the way that led there."""
+        try:
+            check()
+        except ViolationError:
+            self._report.trace = [*self._way_to(parent), action]
+            raise
+
+    def _way_to(self, number: int) -> list[str]:
+        way = []
+        while number > 0:
+            number, action = self._parents[number]
+            way.append(action)
+        return way[::-1]
+
+    # EventuallyConverges.
+
+    def _follow(self, state: State) -> None:
+        """Everybody gets a turn, nothing goes wrong, and timers fire for those who are gone: all agree in the end."""
+        self._report.followed += 1
+        shard = restore(state.log, state.partitions)
+        check_same_as_live(state)
+        last = -1
+        for _ in range(_LONGEST_FAIR_RUN):
+            if has_converged(state):
+                return
+            fair = [step for step in steps(state, shard) if step.is_fair]
+            if not fair:
+                break
+            step = _pick(fair, last)
+            last = step.client if step.action == "send" else last
+            state = step.state
+            check_state(state)
+            shard = restore(state.log, state.partitions)
+        raise ViolationError("EventuallyConverges", f"not within {_LONGEST_FAIR_RUN} fair steps: {state}")
+
+    def _check_liveness(self) -> None:
+        """No state that was explored is cut off from every state where all agree."""
+        report = self._report
+        unexplored = {number for number, _, _ in self._queue}
+        reached = self._backwards(self._converged | unexplored)
+        cut_off = next((number for number in range(report.states) if not reached[number]), None)
+        if cut_off is not None:
+            report.trace = self._way_to(cut_off)
+            raise ViolationError("EventuallyConverges", "no fair steps from here lead to where all agree")
+
+    def _backwards(self, goals: set[int]) -> bytearray:
+        sources, targets = self._fair_edges
+        first = array("I", bytes(4 * (self._report.states + 2)))
+        for target in targets:
+            first[target + 1] += 1
+        for index in range(1, len(first)):
+            first[index] += first[index - 1]
+        place = array("I", first)
+        incoming = array("I", bytes(4 * len(sources)))
+        for source, target in zip(sources, targets, strict=True):
+            incoming[place[target]] = source
+            place[target] += 1
+        reached = bytearray(self._report.states)
+        stack = list(goals)
+        for number in stack:
+            reached[number] = 1
+        while stack:
+            number = stack.pop()
+            for source in incoming[first[number] : first[number + 1]]:
+                if not reached[source]:
+                    reached[source] = 1
+                    stack.append(source)
+        return reached
+
+
+def _pick(fair: list[Step], last: int) -> Step:
+    """Heartbeats by turns, after the client that had the last one. Timers of those who are gone come before those."""
+    soon = [step for step in fair if step.action not in ("send", "expire", "expire-rebalance")]
+    later = [step for step in fair if step.action in ("expire", "expire-rebalance")]
+    sends = sorted(
+        (step for step in fair if step.action == "send"), key=lambda step: (step.client <= last, step.client)
+    )
+    return (soon or later or sends)[0]
+
+
+def check_same_as_live(state: State) -> None:
+    """I-17 for a compacted log in another order: what it replays to does not depend on where a key's last record is."""
+    one = restore(state.log, state.partitions).hard_state()
+    other = restore(dict(reversed(list(state.log.items()))), state.partitions).hard_state()
+    if one != other:
+        raise ViolationError("I-17 live state is the log's state", f"\n  {one}\n  {other}")

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of a transactional producer that commits offsets of a group (consume, transform, produce), in both
+generations of the protocol; some of its transactions are aborted, and some it forgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from kcoord.simulation.checkers import AcknowledgedCommits
+from kcoord.simulation.client import RETRIABLE, RETRY_MS, Client
+from kcoord.simulation.clock import Clock
+from kcoord.simulation.network import Network
+from kcoord.simulation.observer import CommitKey
+from kcoord.simulation.options import Options
+from kcoord.simulation.trace import Trace
+from protocol.api_keys import ApiKey
+from protocol.errors import Errors
+from protocol.messages import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+)
+
+_INIT_VERSION: Final = 4
+_ADD_VERSION: Final = 3
+_FETCH_VERSION: Final = 9
+_TIMEOUTS_MS: Final = (2_000, 8_000)
+_PAUSE_MS: Final = 600
+_FORGET_PROBABILITY: Final = 0.1
+_COMMIT_PROBABILITY: Final = 0.7
+_START_ANEW: Final = frozenset(
+    {
+        Errors.PRODUCER_FENCED,
+        Errors.INVALID_PRODUCER_EPOCH,
+        Errors.INVALID_PRODUCER_ID_MAPPING,
+        Errors.INVALID_TXN_STATE,
+        Errors.TRANSACTION_ABORTABLE,
+        Errors.UNKNOWN_MEMBER_ID,
+        Errors.ILLEGAL_GENERATION,
+    }
+)
+
+
+class TransactionalProducer(Client):
+    """One transactional id; it begins anew with InitProducerId whenever it does not know where it stands."""
+
+    def __init__(
+        self,
+        number: int,
+        group_id: str,
+        topic: str,
+        clock: Clock,
+        random: Random,
+        network: Network,
+        options: Options,
+        trace: Trace,
+        commits: AcknowledgedCommits,
+    ) -> None:
+        super().__init__(f"producer-{number}", clock, random, network, options)
+        self.group_id = group_id
+        self.committed = 0
+        self._transactional_id = f"tx-{number}"
+        self._topic = topic
+        self._trace = trace
+        self._commits = commits
+        self._is_new_protocol = random.random() < 0.5
+        self._producer = -1, -1
+        self._pending: list[tuple[CommitKey, int]] = []
+        self._step: Callable[[], None] = self._init
+        self._faults_on = True
+        self._committed_before_settling = 0
+
+    def start(self) -> None:
+        self._after(0, self._init)
+
+    def settle(self) -> None:
+        self._faults_on = False
+        self._committed_before_settling = self.committed
+
+    def is_settled(self) -> bool:
+        """A transaction that was begun after the faults ended was committed."""
+        return self.committed > self._committed_before_settling + 1
+
+    def on_timeout(self) -> None:
+        """The same request again: each of them may be repeated."""
+        self._after(RETRY_MS, self._step)
+
+    def _after(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._step = action
+        self.clock.after(delay_ms, lambda: action() if not self.is_waiting and self._step == action else None)
+
+    def _on_error(self, error: int, again: Callable[[], None]) -> None:
+        if error in RETRIABLE or error == Errors.CONCURRENT_TRANSACTIONS:
+            self._after(RETRY_MS, again)
+        elif error in _START_ANEW:
+            self._trace.add("producer-anew", f"{self.name} {error}")
+            self._pending = []
+            self._after(RETRY_MS, self._init)
+        else:
+            raise self.unexpected(error, "a transactional producer")
+
+    def _init(self) -> None:
+        request = InitProducerIdRequest(
+            transactional_id=self._transactional_id, transaction_timeout_ms=self.random.choice(_TIMEOUTS_MS)
+        )
+
+        def on_answer(body: bytes) -> None:
+            response = InitProducerIdResponse.decode(body, _INIT_VERSION)
+            if response.error_code:
+                self._on_error(response.error_code, self._init)
+                return
+            self._producer = response.producer_id, response.producer_epoch
+            self._after(self.random.randint(0, _PAUSE_MS), self._begin)
+
+        self.request(ApiKey.INIT_PRODUCER_ID, _INIT_VERSION, self.group_id, request, on_answer)
+
+    def _begin(self) -> None:
+        self._pending = []
+        (self._commit if self._is_new_protocol else self._add)()
+
+    def _add(self) -> None:
+        self._step = self._add
+        producer_id, epoch = self._producer
+        request = AddOffsetsToTxnRequest(
+            transactional_id=self._transactional_id,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            group_id=self.group_id,
+        )
+
+        def on_answer(body: bytes) -> None:
+            error = AddOffsetsToTxnResponse.decode(body, _ADD_VERSION).error_code
+            if error:
+                self._on_error(error, self._add)
+            else:
+                self._commit()
+
+        self.request(ApiKey.ADD_OFFSETS_TO_TXN, _ADD_VERSION, self.group_id, request, on_answer)
+
+    def _commit(self) -> None:
+        self._step = self._commit
+        producer_id, epoch = self._producer
+        offset = self._commits.next_offset()
+        partition = self.random.randrange(self.options.partitions)
+        committed = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
+            partition_index=partition, committed_offset=offset, committed_metadata=""
+        )
+        request = TxnOffsetCommitRequest(
+            transactional_id=self._transactional_id,
+            group_id=self.group_id,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            topics=[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=self._topic, partitions=[committed])],
+        )
+        version = 5 if self._is_new_protocol else 3
+
+        def on_answer(body: bytes) -> None:
+            error = TxnOffsetCommitResponse.decode(body, version).topics[0].partitions[0].error_code
+            if error:
+                self._on_error(error, self._commit)
+                return
+            self._pending.append((CommitKey(self.group_id, self._topic, partition), offset))
+            self._go_on()
+
+        self.request(ApiKey.TXN_OFFSET_COMMIT, version, self.group_id, request, on_answer)
+
+    def _go_on(self) -> None:
+        chance = self.random.random()
+        if self._faults_on and chance < _FORGET_PROBABILITY:
+            self._trace.add("producer-forgets", self.name)
+            self._after(self.random.randint(1, 2 * max(_TIMEOUTS_MS)), self._init)
+        elif chance < 0.4:
+            self._after(self.random.randint(0, _PAUSE_MS), self._commit)
+        else:
+            is_committed = not self._faults_on or self.random.random() < _COMMIT_PROBABILITY
+            self._end(is_committed)
+
+    def _end(self, is_committed: bool) -> None:
+        def again() -> None:
+            self._end(is_committed)
+
+        self._step = again
+        producer_id, epoch = self._producer
+        version = 5 if self._is_new_protocol else 3
+        request = EndTxnRequest(
+            transactional_id=self._transactional_id,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            committed=is_committed,
+        )
+
+        def on_answer(body: bytes) -> None:
+            response = EndTxnResponse.decode(body, version)
+            if response.error_code:
+                self._on_error(response.error_code, again)
+                return
+            if version >= 5:
+                self._producer = response.producer_id, response.producer_epoch
+            if is_committed:
+                self._trace.add("transaction-committed", self.name)
+                self._after(1, lambda: self._read(dict(self._pending)))
+            else:
+                self._trace.add("transaction-aborted", self.name)
+                self._after(self.random.randint(0, _PAUSE_MS), self._begin)
+
+        self.request(ApiKey.END_TXN, version, self.group_id, request, on_answer)
+
+    def _read(self, expected: dict[CommitKey, int]) -> None:
+        """I-11 for transactions: what a stable read gives after the end was acknowledged."""
+        # By name: who asks for everything is not told of partitions that have nothing but a pending offset.
+        topic = OffsetFetchRequest.OffsetFetchRequestTopics(
+            name=self._topic, partition_indexes=sorted({key.partition for key in expected})
+        )
+        group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=self.group_id, topics=[topic])
+        request = OffsetFetchRequest(groups=[group], require_stable=True)
+
+        def on_answer(body: bytes) -> None:
+            answer = OffsetFetchResponse.decode(body, _FETCH_VERSION).groups[0]
+            if answer.error_code in RETRIABLE:
+                self._after(RETRY_MS, lambda: self._read(expected))
+                return
+            if answer.error_code:
+                raise self.unexpected(answer.error_code, "OffsetFetch")
+            self._commits.check(expected, answer)
+            self.committed += 1
+            self._after(self.random.randint(0, _PAUSE_MS), self._begin)
+
+        self.request(ApiKey.OFFSET_FETCH, _FETCH_VERSION, self.group_id, request, on_answer)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What members, and the checkers behind them, know together; and the topics, as a client's metadata shows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from kcoord.metadata.image import MetadataImage
+from kcoord.simulation.checkers import AcknowledgedCommits, Ownership, ToldEpochs
+from kcoord.simulation.client import RETRIABLE, Client
+from kcoord.simulation.observer import CommitKey
+from kcoord.simulation.trace import Trace
+from protocol.errors import Errors
+from protocol.messages import OffsetCommitResponse
+
+_COMMIT_REFUSED: Final = frozenset(
+    {
+        Errors.STALE_MEMBER_EPOCH,
+        Errors.UNKNOWN_MEMBER_ID,
+        Errors.ILLEGAL_GENERATION,
+        Errors.REBALANCE_IN_PROGRESS,
+        Errors.FENCED_INSTANCE_ID,
+        Errors.GROUP_ID_NOT_FOUND,
+    }
+)
+
+
+@dataclass(slots=True)
+class Subscription:
+    """Topic names, or a regular expression ("" for none)."""
+
+    names: list[str]
+    regex: str = ""
+
+    def covers(self, topic: str) -> bool:
+        return topic in self.names or bool(self.regex and re.fullmatch(self.regex, topic))
+
+
+@dataclass(slots=True)
+class Promises:
+    """What members, and the checkers behind them, know together; and the topics, as a client's metadata shows them."""
+
+    trace: Trace
+    ownership: Ownership
+    epochs: ToldEpochs
+    commits: AcknowledgedCommits
+    image: Callable[[], MetadataImage]
+    names: dict[bytes, str] = field(default_factory=dict)
+    """The name of every topic that there ever was."""
+
+    def topic_name(self, topic_id: bytes) -> str:
+        return self.names[topic_id]
+
+    def topic_id(self, name: str) -> bytes | None:
+        topic = self.image().topics.get(name)
+        return topic.id if topic is not None else None
+
+    def partitions_of(self, name: str) -> int:
+        topic = self.image().topics.get(name)
+        return len(topic.partitions) if topic is not None else 0
+
+    def topics_of(self, subscription: Subscription) -> dict[str, int]:
+        """The existing topics that it covers, with their numbers of partitions."""
+        topics = self.image().topics
+        return {name: len(topic.partitions) for name, topic in sorted(topics.items()) if subscription.covers(name)}
+
+    def on_committed(self, client: Client, group_id: str, response: OffsetCommitResponse, offset: int) -> None:
+        """Takes the answer to a member's commit of that offset."""
+        for topic in response.topics:
+            for partition in topic.partitions:
+                error = partition.error_code
+                if error in _COMMIT_REFUSED:
+                    self.trace.add("commit-refused", client.name)
+                elif error == Errors.NONE:
+                    self.commits.acknowledge(CommitKey(group_id, topic.name, partition.partition_index), offset)
+                elif error not in RETRIABLE:
+                    raise client.unexpected(error, "OffsetCommit")

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""'Sometimes' assertions: which error branches of the coordinator a run has been through.
+
+An error branch is an expression `Errors.X` inside a function of the coordinator, other than in a comparison. While
+`Reached` is in use, the functions that have such branches run code in which each of them reports itself; production
+code knows nothing of it, and gets its own code back at the end.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+from collections import Counter
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+PACKAGES: Final = ("kcoord.coordinator.group", "kcoord.coordinator.runtime", "kcoord.coordinator.transaction")
+EXCUSED: Final = {
+    "group.admission.check_new_group POLICY_VIOLATION": "a limit that would keep the other clients out as well",
+    "group.classic.join.ClassicJoin._join_existing UNKNOWN_MEMBER_ID": "an Empty group has no member that could ask",
+    "group.classic.operations.heartbeat UNKNOWN_MEMBER_ID": "an Empty group has no member that could ask",
+    "group.classic.operations.sync UNKNOWN_MEMBER_ID": "an Empty group has no member that could ask",
+    "group.consumer.current_assignment.CurrentAssignmentBuilder.build FENCED_MEMBER_EPOCH": (
+        "a state that only a later version writes"
+    ),
+    "runtime.shard_context.ShardContext.run NOT_COORDINATOR": "a broken invariant of the product itself",
+    "runtime.shard_context.ShardContext.run UNKNOWN_SERVER_ERROR": "an unexpected exception of the product itself",
+    "runtime.shard_context.ShardContext._append_and_replay NOT_COORDINATOR": "a replay that fails",
+    "group.migration._upgraded GROUP_ID_NOT_FOUND": "not by the present seeds; see tests/unit/group/test_migration.py",
+    "group.migration._interrupted_requests REBALANCE_IN_PROGRESS #2": (
+        "not by the present seeds; see tests/unit/group/test_migration.py"
+    ),
+    "group.offset_operations._check_classic_commit REBALANCE_IN_PROGRESS": (
+        "not by the present seeds; see tests/unit/group/test_classic.py"
+    ),
+    "group.shard.GroupCoordinatorShard.end_transaction INVALID_PRODUCER_EPOCH": (
+        "a marker of an epoch before: only WriteTxnMarkers from elsewhere brings one"
+    ),
+    "group.shard.GroupCoordinatorShard.commit_transactional_offsets INVALID_TXN_STATE": (
+        "a marker between the agreement and the write; see tests/unit/transaction"
+    ),
+}
+"""Branches that no run can be asked to reach, and why; unit tests reach them."""
+_REPORTER: Final = "__reached__"
+_PREFIX: Final = "kcoord.coordinator."
+
+
+class _Instrument(ast.NodeTransformer):
+    """Turns `Errors.X` into `__reached__("place", Errors.X)`, and collects the places."""
+
+    def __init__(self, module: str) -> None:
+        self.places: list[str] = []
+        self._module = module.removeprefix(_PREFIX)
+        self._path: list[str] = []
+        self._functions = 0
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        return self._inside(node, node.name, is_function=False)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._inside(node, node.name, is_function=True)
+
+    def _inside(self, node: ast.AST, name: str, *, is_function: bool) -> ast.AST:
+        self._path.append(name)
+        self._functions += is_function
+        self.generic_visit(node)
+        self._functions -= is_function
+        self._path.pop()
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        return node
+
+    def visit_match_case(self, node: ast.match_case) -> ast.AST:
+        node.body = [self.visit(statement) for statement in node.body]
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        is_error = isinstance(node.value, ast.Name) and node.value.id == "Errors"
+        if not is_error or node.attr == "NONE" or not self._functions:
+            return self.generic_visit(node)
+        place = f"{self._module}.{'.'.join(self._path)} {node.attr}"
+        count = sum(known == place or known.startswith(f"{place} #") for known in self.places)
+        place = f"{place} #{count + 1}" if count else place
+        self.places.append(place)
+        call = ast.Call(ast.Name(_REPORTER, ast.Load()), [ast.Constant(place), node], [])
+        return ast.copy_location(call, node)
+
+
+class Reached:
+    """A context manager; `places` are all error branches, `counts` how often each was gone through."""
+
+    def __init__(self) -> None:
+        self.places: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self._originals: list[tuple[FunctionType, CodeType]] = []
+
+    def __enter__(self) -> Reached:
+        for module in _modules():
+            self._instrument(module)
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        for function, code in self._originals:
+            function.__code__ = code
+        self._originals.clear()
+
+    def never(self) -> list[str]:
+        """The branches that should have been reached, and were not."""
+        return [place for place in self.places if not self.counts[place] and place not in EXCUSED]
+
+    def lines(self) -> Iterator[str]:
+        """The report."""
+        reached = sum(1 for place in self.places if self.counts[place])
+        yield f"{reached} of {len(self.places)} error branches reached, {len(self.never())} missing"
+        for place in sorted(self.places):
+            reason = f" ({EXCUSED[place]})" if place in EXCUSED else ""
+            yield f"  {self.counts[place]:>8} {place}{reason}"
+
+    def _report(self, place: str, value: T) -> T:
+        self.counts[place] += 1
+        return value
+
+    def _instrument(self, module: ModuleType) -> None:
+        tree = ast.parse(inspect.getsource(module))
+        instrument = _Instrument(module.__name__)
+        changed = ast.fix_missing_locations(instrument.visit(tree))
+        if not instrument.places:
+            return
+        self.places += instrument.places
+        setattr(module, _REPORTER, self._report)
+        file = module.__file__ or module.__name__
+        codes = dict(_functions_of(compile(changed, file, "exec")))
+        for function in _functions_in(module):
+            code = codes.get(function.__code__.co_qualname)
+            if code is not None and code.co_freevars == function.__code__.co_freevars:
+                self._originals.append((function, function.__code__))
+                function.__code__ = code
+
+
+def _modules() -> Iterator[ModuleType]:
+    for package in PACKAGES:
+        root = importlib.import_module(package)
+        yield root
+        for found in pkgutil.walk_packages(root.__path__, f"{package}."):
+            yield importlib.import_module(found.name)
+
+
+def _functions_of(code: CodeType) -> Iterator[tuple[str, CodeType]]:
+    """The code of every function and method, by its qualified name; those inside functions go with the outer one."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            if constant.co_flags & inspect.CO_NEWLOCALS:
+                yield constant.co_qualname, constant
+            else:
+                yield from _functions_of(constant)
+
+
+def _functions_in(module: ModuleType) -> Iterator[FunctionType]:
+    for value in vars(module).values():
+        if getattr(value, "__module__", None) != module.__name__:
+            continue
+        if isinstance(value, FunctionType):
+            yield value
+        elif isinstance(value, type):
+            for member in vars(value).values():
+                function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+                if isinstance(function, FunctionType):
+                    yield function

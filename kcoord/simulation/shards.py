@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shards of one internal topic in one simulated process: logs, loading, writing, snapshots and cleaning.
+
+The simulator is in the place of event loop and threads. A write takes two steps in virtual time, append and sync, as in
+the writer thread of the server; the process may end between any two events, and then only what the disk kept is left.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Final, Generic, Protocol, TypeVar
+
+from kcoord.coordinator.result import CoordinatorResult, OperationContext, StateMachine, Task
+from kcoord.coordinator.runtime.runtime import WAIT, Append, CoordinatorRuntime, Loader, LoadError, ShardState
+from kcoord.coordinator.runtime.serde import RecordSerde
+from kcoord.metadata.image import MetadataImage
+from kcoord.simulation.trace import Trace, ViolationError
+from kcoord.storage.cleaner import Cleaner, CleaningRules, assess
+from kcoord.storage.errors import StorageError
+from kcoord.storage.log import Log
+from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord.storage.segment import LogConfig
+from kcoord.storage.snapshot import (
+    Snapshot,
+    SnapshotError,
+    may_miss_deletions,
+    read_snapshot,
+    remove_snapshot,
+    write_snapshot,
+)
+from protocol.errors import KafkaError
+
+DATA_FOLDER: Final = "data"
+_RELOAD_MS: Final = 100
+_LOAD_SLICE_BYTES: Final = 2_048
+_MAP_BYTES: Final = 64 << 10
+TOMBSTONES_KEPT_MS: Final = 5_000
+
+
+class Machine(StateMachine, Protocol):
+    """What both coordinators' state machines have."""
+
+    def on_metadata_update(self, context: OperationContext, image: MetadataImage) -> CoordinatorResult[None]: ...
+
+
+M = TypeVar("M", bound=Machine)
+T = TypeVar("T")
+
+
+class PowerLost(BaseException):
+    """The machine stops in the middle of a file operation."""
+
+
+class ProcessLife(Protocol):
+    """The process that the shards belong to. What `after` starts does not happen once the process has ended."""
+
+    trace: Trace
+    random: Random
+    disk: MemoryFileSystem
+    opening: int
+    """More than 0 while logs are opened: a failed sync would leave nobody who knows what reached the disk."""
+
+    @property
+    def now_ms(self) -> int: ...
+
+    @property
+    def image(self) -> MetadataImage: ...
+
+    def after(self, delay_ms: int, action: Callable[[], None]) -> None: ...
+
+    def disk_delay_ms(self) -> int: ...
+
+    def power_lost(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Hooks(Generic[M]):
+    """What differs between the coordinators, and where a test plants faults."""
+
+    make_machine: Callable[[int], M]
+    serde: RecordSerde
+    start_task: Callable[[int, Task], None]
+    on_active: Callable[[int, M], None]
+    early_replies: bool = False
+
+
+class ShardSet(Generic[M]):
+    """See the module's text."""
+
+    def __init__(self, life: ProcessLife, topic: str, count: int, segment_bytes: int, hooks: Hooks[M]) -> None:
+        self.topic = topic
+        self.count = count
+        self.runtime: CoordinatorRuntime[M] = CoordinatorRuntime(hooks.make_machine, hooks.serde)
+        self.logs: dict[int, Log] = {}
+        self._life = life
+        self._hooks = hooks
+        self._log_config = LogConfig(segment_bytes=segment_bytes)
+        self._waiting: dict[int, Callable[[object], None]] = {}
+        self._tokens = 0
+        self._trusted_offsets: dict[int, int] = {}
+        self._cleaned_offsets: dict[int, int] = {}
+        self._pump_at_ms = -1
+        self._writes_under_way = 0
+        self._disk_free_ms: dict[int, int] = {}
+        self._given_up: set[int] = set()
+
+    def is_quiet(self) -> bool:
+        """Whether the logs hold all that the shards do."""
+        return self.runtime.is_idle() and not self._writes_under_way
+
+    # Loading.
+
+    def load_all(self) -> None:
+        for shard_id in range(self.count):
+            self.load(shard_id)
+
+    def load(self, shard_id: int) -> None:
+        if self.runtime.is_writing(shard_id):
+            self._life.after(_RELOAD_MS, lambda: self.load(shard_id))
+            return
+        self._given_up.discard(shard_id)
+        try:
+            log = self.logs[shard_id] = self._open(shard_id)
+        except OSError as error:
+            self._life.trace.add("open-failed", f"{self.topic} {shard_id} {error}")
+            self._retry_load(shard_id)
+            return
+        except StorageError as error:
+            raise ViolationError("D-1 a crash only tears the tail", f"{self.topic}-{shard_id}: {error}") from error
+        snapshot = self._read_snapshot(shard_id, log)
+        start_offset = log.start_offset if snapshot is None else snapshot.offset
+        self._life.trace.add("load", f"{self.topic} {shard_id} {start_offset}-{log.end_offset}")
+        chunks = () if snapshot is None else snapshot.chunks
+        self._load_slice(self.runtime.start_load(shard_id, log.batches(start_offset), log.end_offset, chunks))
+
+    def _open(self, shard_id: int) -> Log:
+        """Opens a log. What a failed sync left is cut off: it can be read, but it may never reach the disk (D-3)."""
+        old = self.logs.pop(shard_id, None)
+        if old is not None:
+            if old.failure is not None:
+                self._trusted_offsets.setdefault(shard_id, old.flushed_offset)
+            old.close()
+        self._life.opening += 1
+        try:
+            log = Log.open(self._life.disk, self._folder(shard_id), self._log_config, self._life.now_ms)
+            log.truncate_to(self._trusted_offsets.get(shard_id, log.end_offset))
+        finally:
+            self._life.opening -= 1
+        self._trusted_offsets.pop(shard_id, None)
+        return log
+
+    def _folder(self, shard_id: int) -> str:
+        return f"{DATA_FOLDER}/{self.topic}-{shard_id}"
+
+    def _retry_load(self, shard_id: int) -> None:
+        if self.runtime.state(shard_id) is ShardState.INITIAL:
+            self.runtime.start_load(shard_id, ())
+        self._life.after(_RELOAD_MS, lambda: self.load(shard_id) if shard_id not in self._given_up else None)
+
+    def _load_slice(self, loader: Loader[M]) -> None:
+        shard_id = loader.shard_id
+        try:
+            is_active = loader.step(self._life.now_ms, _LOAD_SLICE_BYTES)
+        except LoadError:
+            if shard_id in self._given_up:
+                return
+            raise
+        if not is_active:
+            self._life.after(1, lambda: self._load_slice(loader))
+            return
+        self._life.trace.add("active", f"{self.topic} {shard_id}")
+        machine = self.runtime.machine(shard_id)
+        assert machine is not None
+        self._hooks.on_active(shard_id, machine)
+        self._update_image(shard_id, self._life.image)
+        self.pump()
+
+    def give_up(self, shard_id: int) -> bool:
+        """Another worker is to own the shard: this one answers NOT_COORDINATOR until it loads it again."""
+        if self.runtime.state(shard_id) is not ShardState.ACTIVE:
+            return False
+        self._life.trace.add("give-up-shard", f"{self.topic} {shard_id}")
+        self._given_up.add(shard_id)
+        self.runtime.close_shard(shard_id)
+        self.pump()
+        return True
+
+    # Operations.
+
+    def run(
+        self,
+        shard_id: int,
+        operation: Callable[[M, OperationContext], CoordinatorResult[T]],
+        context: OperationContext,
+        on_reply: Callable[[object], None],
+    ) -> None:
+        """`on_reply` gets the response or the KafkaError, now or later."""
+        self._tokens += 1
+        token = self._tokens
+        context.token = token
+        try:
+            outcome = self.runtime.run_write(shard_id, operation, context, token)
+        except KafkaError as error:
+            on_reply(error)
+        else:
+            if outcome is WAIT:
+                self._waiting[token] = on_reply
+            else:
+                on_reply(outcome)
+        self.pump()
+
+    def update_image(self, image: MetadataImage) -> None:
+        for shard_id in self.runtime.active_shards():
+            self._update_image(shard_id, image)
+        self.pump()
+
+    def _update_image(self, shard_id: int, image: MetadataImage) -> None:
+        context = OperationContext(self._life.now_ms)
+        self.runtime.run_write(shard_id, lambda shard, context: shard.on_metadata_update(context, image), context, None)
+
+    def complete_task(self, shard_id: int, task: Task, value: object) -> None:
+        self.runtime.complete_task(shard_id, task, value, OperationContext(self._life.now_ms))
+        self.pump()
+
+    # The turn of the event loop that a real process makes.
+
+    def pump(self) -> None:
+        runtime, now_ms = self.runtime, self._life.now_ms
+        ready = runtime.poll(now_ms)
+        for append in ready.appends:
+            self._write(append)
+        for reply in ready.replies:
+            on_reply = self._waiting.pop(reply.token, None) if isinstance(reply.token, int) else None
+            if on_reply is not None:
+                on_reply(reply.value)
+        for shard_id, task in ready.tasks:
+            self._hooks.start_task(shard_id, task)
+        for shard_id in ready.failed:
+            self._life.trace.add("failed", f"{self.topic} {shard_id}")
+            self._retry_load(shard_id)
+        deadline_ms = runtime.next_deadline_ms()
+        if deadline_ms is not None and not now_ms < self._pump_at_ms <= deadline_ms:
+            self._pump_at_ms = max(deadline_ms, now_ms + 1)
+            self._life.after(self._pump_at_ms - now_ms, self.pump)
+
+    # Writing.
+
+    def _write(self, append: Append) -> None:
+        place = f"{self.topic} {append.shard_id} {append.base_offset}-{append.next_offset}"
+        self._life.trace.add("append", f"{place} {zlib.crc32(append.data)}")
+        self._writes_under_way += 1
+        now_ms = self._life.now_ms
+        append_ms = max(now_ms, self._disk_free_ms.get(append.shard_id, 0)) + self._life.disk_delay_ms()
+        sync_ms = self._disk_free_ms[append.shard_id] = append_ms + self._life.disk_delay_ms()
+        self._life.after(append_ms - now_ms, lambda: self._append(append, sync_ms))
+        if self._hooks.early_replies:
+            self._life.after(1, lambda: self._completed(append.shard_id, None))
+
+    def _append(self, append: Append, sync_ms: int) -> None:
+        try:
+            self.logs[append.shard_id].append(append.data, now_ms=self._life.now_ms)
+        except (OSError, StorageError) as error:
+            self._written(append, error)
+            return
+        self._life.after(max(sync_ms - self._life.now_ms, 0), lambda: self._sync(append))
+
+    def _sync(self, append: Append) -> None:
+        error: OSError | StorageError | None = None
+        try:
+            self.logs[append.shard_id].flush(sync=True)
+        except (OSError, StorageError) as failure:
+            error = failure
+        self._written(append, error)
+
+    def _written(self, append: Append, error: OSError | StorageError | None) -> None:
+        self._writes_under_way -= 1
+        if not self._hooks.early_replies:
+            self._completed(append.shard_id, error)
+
+    def _completed(self, shard_id: int, error: OSError | StorageError | None) -> None:
+        self._life.trace.add("written", f"{self.topic} {shard_id} {error}")
+        as_os_error = error if error is None or isinstance(error, OSError) else OSError(str(error))
+        self.runtime.on_append_completed(shard_id, self._life.now_ms, as_os_error)
+        self.pump()
+
+    # Snapshots.
+
+    def _read_snapshot(self, shard_id: int, log: Log) -> Snapshot | None:
+        """The snapshot to begin with, by the rules of the server."""
+        try:
+            snapshot = read_snapshot(self._life.disk, log.directory)
+        except (OSError, SnapshotError):
+            self._life.trace.add("snapshot-refused", str(shard_id))
+            return None
+        if snapshot is None:
+            return None
+        if snapshot.end_offset > log.end_offset:
+            self._life.trace.add("snapshot-ahead", str(shard_id))
+            remove_snapshot(self._life.disk, log.directory)
+            return None
+        if snapshot.offset < log.start_offset:
+            return None
+        if may_miss_deletions(snapshot, log, self._life.now_ms, TOMBSTONES_KEPT_MS):
+            self._life.trace.add("snapshot-too-old", str(shard_id))
+            return None
+        return snapshot
+
+    def take_snapshot(self, shard_id: int) -> None:
+        """A slice at a time, while the shard works on; written once all that it holds is durable."""
+        slices = self.runtime.chunks(shard_id)
+        machine = self.runtime.machine(shard_id)
+        if slices is None or machine is None:
+            return
+        snapshot = Snapshot(self.runtime.offsets(shard_id)[1], 0, self._life.now_ms, [])
+
+        def go_on() -> None:
+            if self.runtime.machine(shard_id) is not machine:
+                return
+            chunks = next(slices, None) if snapshot.end_offset == 0 else None
+            if chunks is not None:
+                snapshot.chunks += chunks
+                self._life.after(1, go_on)
+                return
+            snapshot.end_offset = snapshot.end_offset or self.runtime.offsets(shard_id)[1] or -1
+            if self.runtime.offsets(shard_id)[0] < snapshot.end_offset:
+                self._life.after(1, go_on)
+                return
+            self._save(shard_id, snapshot)
+
+        go_on()
+
+    def _save(self, shard_id: int, snapshot: Snapshot) -> None:
+        snapshot.end_offset = max(snapshot.end_offset, 0)
+        try:
+            write_snapshot(self._life.disk, self.logs[shard_id].directory, snapshot)
+        except OSError as error:
+            self._life.trace.add("snapshot-failed", f"{self.topic} {shard_id} {error}")
+        else:
+            self._life.trace.add("snapshot", f"{self.topic} {shard_id} {snapshot.offset}-{snapshot.end_offset}")
+
+    def stop(self) -> None:
+        """An orderly stop: what is durable is saved as it is."""
+        for shard_id in self.runtime.active_shards():
+            durable_offset, next_offset = self.runtime.offsets(shard_id)
+            slices = self.runtime.chunks(shard_id)
+            if slices is not None and durable_offset == next_offset and self.logs[shard_id].failure is None:
+                chunks = [chunk for slice_ in slices for chunk in slice_]
+                self._save(shard_id, Snapshot(next_offset, next_offset, self._life.now_ms, chunks))
+
+    # Cleaning.
+
+    def clean(self, shard_id: int) -> None:
+        """One pass of the real cleaner over the closed segments, after the active one is closed."""
+        log = self.logs.get(shard_id)
+        if log is None or log.is_closed or log.failure is not None or shard_id in self._given_up:
+            return
+        rules = CleaningRules(0.0, delete_retention_ms=TOMBSTONES_KEPT_MS)
+        now_ms = self._life.now_ms
+        try:
+            if log.end_offset > log.segments[-1].base_offset:
+                log.roll(now_ms)
+            found = assess(log, self._cleaned_offsets.get(shard_id, 0), rules, log.end_offset, now_ms)
+            if not found.is_due(rules):
+                return
+            cleaner = Cleaner(self._life.disk, max_map_bytes=_MAP_BYTES, pause=lambda size: None)
+            done = cleaner.clean(log, found, rules, lambda step: step(), now_ms, stable_offset=log.end_offset)
+        except PowerLost:
+            self._life.power_lost()
+            return
+        except (OSError, StorageError) as error:
+            self._life.trace.add("clean-failed", f"{self.topic} {shard_id} {error}")
+            return
+        self._cleaned_offsets[shard_id] = done.next_dirty_offset
+        self._life.trace.add(
+            "clean", f"{self.topic} {shard_id} {done.next_dirty_offset} {done.records_kept}/{done.records_read}"
+        )

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The invariants that can be seen inside the broker, by the names of the reliability list; looked at after every step,
+as far as a group has changed since the last look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final, TypeAlias
+
+from kcoord.coordinator.group.classic.group import ClassicGroup
+from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
+from kcoord.coordinator.group.consumer.member import ConsumerGroupMember, MemberState
+from kcoord.coordinator.group.group import Group
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.coordinator.result import OperationContext
+from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
+from kcoord.coordinator.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
+from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+from kcoord.metadata.image import MetadataImage
+from kcoord.simulation.broker import Process, SimulatedBroker
+from kcoord.simulation.checkers import AcknowledgedCommits, TopicPartition
+from kcoord.simulation.shards import TOMBSTONES_KEPT_MS
+from kcoord.simulation.trace import ViolationError
+from kcoord.storage.snapshot import SnapshotError, may_miss_deletions, read_snapshot
+from protocol.messages import OffsetCommitKey, OffsetFetchRequest
+
+_REBUILD_EVERY_STEPS: Final = 300
+_COMMITS_EVERY_STEPS: Final = 10
+
+_Seen: TypeAlias = tuple[Process, int, int]
+
+
+class BrokerChecks:
+    """See the module's text. `group_ids` are looked at one by one, all others as parts of their shards."""
+
+    def __init__(self, broker: SimulatedBroker, group_ids: list[str], commits: AcknowledgedCommits) -> None:
+        self._broker = broker
+        self._group_ids = group_ids
+        self._commits = commits
+        self._seen: dict[str, _Seen] = {}
+        self._lives: dict[str, tuple[object, str, int, bool]] = {}
+        self._epochs: dict[str, tuple[object, int, int]] = {}
+        self._states: dict[str, str] = {}
+        self._steps = 0
+
+    def after_step(self) -> None:
+        self._steps += 1
+        if self._broker.observer.violation is not None:
+            raise self._broker.observer.violation
+        process = self._broker.process
+        if process is None:
+            return
+        runtime = process.groups.runtime
+        if runtime.statistics.operations_failed or process.transactions.runtime.statistics.operations_failed:
+            raise ViolationError("I-0 no unexpected error", "an operation, timer or task raised an exception")
+        for group_id in self._group_ids:
+            shard_id = self._broker.group_shard(group_id)
+            machine = runtime.machine(shard_id)
+            if machine is None:
+                continue
+            group = machine.group(group_id)
+            version = getattr(group, "version", -1)
+            seen = (process, runtime.offsets(shard_id)[1], version)
+            if self._seen.get(group_id) != seen:
+                self._seen[group_id] = seen
+                self._check_group(machine, group, group_id)
+        if self._steps % _REBUILD_EVERY_STEPS == 0:
+            self.rebuild()
+
+    def group(self, group_id: str) -> Group | None:
+        """The group as its shard has it, None while that is not active."""
+        process = self._broker.process
+        machine = process.groups.runtime.machine(self._broker.group_shard(group_id)) if process is not None else None
+        return machine.group(group_id) if machine is not None else None
+
+    def _check_group(self, machine: GroupCoordinatorShard, group: Group | None, group_id: str) -> None:
+        self._note_state(group_id, group)
+        if self._steps % _COMMITS_EVERY_STEPS == 0:
+            request = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=None)
+            fetched = machine.fetch_offsets(OperationContext(0), request, False).response
+            self._commits.check(self._commits.of_group(group_id), fetched)
+        if group is None:
+            self._lives.pop(group_id, None)
+            return
+        self._check_life(machine, group_id, group)
+        if isinstance(group, ConsumerGroup):
+            check_consumer_group(group, self._broker.image, self._broker.config.group_consumer_max_size)
+            self._check_epochs(machine, group)
+        elif isinstance(group, ClassicGroup):
+            check_classic_group(group, self._broker.config.group_max_size)
+
+    def _note_state(self, group_id: str, group: Group | None) -> None:
+        """For the report of what was reached."""
+        state = f"{group.type.value} {group.state.value}" if group is not None else "none"
+        before = self._states.get(group_id, "none")
+        if before != state:
+            self._states[group_id] = state
+            self._broker.observer.transitions[f"group: {before} -> {state}"] += 1
+
+    def _check_life(self, machine: GroupCoordinatorShard, group_id: str, group: Group) -> None:
+        """I-20: a group that is converted with its members goes on counting."""
+        epoch = group.group_epoch if isinstance(group, ConsumerGroup) else getattr(group, "generation", 0)
+        before = self._lives.get(group_id)
+        self._lives[group_id] = machine, group.type.value, epoch, group.is_empty()
+        if before is None or before[0] is not machine or before[1] == group.type.value or before[3]:
+            return
+        self._broker.trace.add("converted", f"{group_id} {before[1]} {before[2]} to {group.type.value} {epoch}")
+        if not group.is_empty() and epoch < before[2]:
+            text = f"{group_id} was {before[1]} at {before[2]} and is {group.type.value} at {epoch}"
+            raise ViolationError("I-20 a conversion keeps the epoch", text)
+
+    def _check_epochs(self, machine: GroupCoordinatorShard, group: ConsumerGroup) -> None:
+        """I-5: the epochs of a group do not go back while it lives."""
+        before = self._epochs.get(group.group_id)
+        self._epochs[group.group_id] = group, group.group_epoch, group.assignment_epoch
+        if before is None or before[0] is not group:
+            return
+        if group.group_epoch < before[1] or group.assignment_epoch < before[2]:
+            text = f"{group.group_id} went from {before[1:]} to {group.group_epoch}, {group.assignment_epoch}"
+            raise ViolationError("I-5 epochs grow", text)
+
+    # The log.
+
+    def rebuild(self) -> None:
+        """I-17: the state in memory is what the log, compacted or not, replays to; also from a snapshot. Looked at only
+        where nothing is being written.
+        """
+        process = self._broker.process
+        if process is None or not process.is_quiet:
+            return
+        for shard_id in process.groups.runtime.active_shards():
+            machine = process.groups.runtime.machine(shard_id)
+            assert machine is not None
+            live = machine.hard_state()
+            self._check_counts(process, shard_id, machine)
+            check_expiry(machine)
+            for name, rebuilt in self._rebuilt(process, shard_id):
+                if rebuilt.hard_state() != live:
+                    raise ViolationError("I-17 live state is the log's state", _difference(name, live, rebuilt))
+        for shard_id in process.transactions.runtime.active_shards():
+            transactions = process.transactions.runtime.machine(shard_id)
+            assert transactions is not None
+            if self._rebuilt_transactions(process, shard_id) != transactions.hard_state():
+                raise ViolationError("I-17 live state is the log's state", f"transactions {shard_id}")
+
+    def _check_counts(self, process: Process, shard_id: int, machine: GroupCoordinatorShard) -> None:
+        """I-29: the counts that metrics show add up."""
+        durable, following = process.groups.runtime.offsets(shard_id)
+        log = process.groups.logs[shard_id]
+        if not durable == following == log.end_offset:
+            text = f"shard {shard_id}: {durable} durable, {following} next, the log ends at {log.end_offset}"
+            raise ViolationError("I-29 counts add up", text)
+        context = OperationContext(0)
+        groups = machine.list_groups(context, [], []).response
+        by_type = [machine.list_groups(context, [], [kind]).response for kind in ("classic", "consumer")]
+        if len(groups) != sum(map(len, by_type)):
+            raise ViolationError("I-29 counts add up", f"{len(groups)} groups, by type {list(map(len, by_type))}")
+
+    def _rebuilt(self, process: Process, shard_id: int) -> list[tuple[str, GroupCoordinatorShard]]:
+        """Fresh state machines, without any planted fault: of the whole log, and of the snapshot where there is one."""
+        log = process.groups.logs[shard_id]
+        config = self._broker.config
+        runtime: CoordinatorRuntime[GroupCoordinatorShard] = CoordinatorRuntime(
+            lambda _: GroupCoordinatorShard(config, MetadataImage.empty()), CoordinatorSerde()
+        )
+        runtime.load(0, log.batches(log.start_offset), 0, log.end_offset)
+        found = [("the log", runtime.machine(0))]
+        try:
+            snapshot = read_snapshot(self._broker.disk, log.directory)
+        except (OSError, SnapshotError):
+            snapshot = None
+        fits = snapshot is not None and log.start_offset <= snapshot.offset <= snapshot.end_offset <= log.end_offset
+        if snapshot and fits and not may_miss_deletions(snapshot, log, process.now_ms, TOMBSTONES_KEPT_MS):
+            loader = runtime.start_load(1, log.batches(snapshot.offset), log.end_offset, snapshot.chunks)
+            while not loader.step(0):
+                pass
+            found.append(("the snapshot", runtime.machine(1)))
+        return [(f"shard {shard_id}, {name}", machine) for name, machine in found if machine is not None]
+
+    def _rebuilt_transactions(self, process: Process, shard_id: int) -> Mapping[str, object]:
+        log = process.transactions.logs[shard_id]
+        runtime: CoordinatorRuntime[TransactionCoordinatorShard] = CoordinatorRuntime(
+            lambda _: TransactionCoordinatorShard(self._broker.config, MetadataImage.empty(), 0),
+            CoordinatorSerde(TRANSACTION_RECORDS),
+        )
+        runtime.load(0, log.batches(log.start_offset), 0, log.end_offset)
+        machine = runtime.machine(0)
+        assert machine is not None
+        return machine.hard_state()
+
+
+def check_expiry(machine: GroupCoordinatorShard) -> None:
+    """I-14 at its edge: an offset with a time of its own, of a group without members, is there until just before that
+    time and goes with it. Nothing of what the shard says is carried out.
+    """
+    offsets = machine.hard_state()["offsets"]
+    assert isinstance(offsets, dict)
+    for key, offset in offsets.items():
+        group = machine.group(key[0])
+        expires_ms = offset.expire_timestamp_ms
+        if expires_ms < 0 or not isinstance(group, ClassicGroup) or not group.is_simple():
+            continue
+        for now_ms in (expires_ms - 1, expires_ms):
+            expired = machine.expire_offsets(OperationContext(now_ms)).records
+            is_gone = any(
+                (record.key.group, record.key.topic, record.key.partition) == key
+                for record in expired
+                if isinstance(record.key, OffsetCommitKey)
+            )
+            if is_gone != (now_ms == expires_ms):
+                text = f"{key} expires at {expires_ms}, at {now_ms} it is {'gone' if is_gone else 'there'}"
+                raise ViolationError("I-14 offsets do not expire early", text)
+        return
+
+
+def _difference(name: str, live: Mapping[str, object], rebuilt: GroupCoordinatorShard) -> str:
+    other = rebuilt.hard_state()
+    lines = [name]
+    for part in live:
+        one, two = live[part], other[part]
+        if one == two:
+            continue
+        if isinstance(one, dict) and isinstance(two, dict):
+            keys = [key for key in {**one, **two} if one.get(key) != two.get(key)]
+            lines += [f"  {part} {key}:\n    in memory {one.get(key)}\n    rebuilt   {two.get(key)}" for key in keys]
+        else:
+            lines.append(f"  {part}: {one} rebuilt {two}")
+    return "\n".join(lines)
+
+
+# Groups of the consumer protocol.
+
+
+def partitions_of(assignment: Mapping[bytes, Collection[int]]) -> set[TopicPartition]:
+    return {(topic_id, partition) for topic_id, partitions in assignment.items() for partition in partitions}
+
+
+def check_consumer_group(group: ConsumerGroup, image: MetadataImage, most_members: int) -> None:
+    """I-1 from the coordinator's side, I-2, I-3, I-5 to I-8, I-26."""
+    if group.assignment_epoch > group.group_epoch:
+        raise ViolationError("I-5 epochs are ordered", _text(group))
+    if len(group.members) > most_members:
+        raise ViolationError("I-26 limits hold", f"{len(group.members)} members, {most_members} are allowed")
+    if not group.members and (group.target_assignment or group.resolved_regexes or group.static_members):
+        raise ViolationError("I-6 nothing is left of the members of an empty group", _text(group))
+    owners: dict[TopicPartition, str] = {}
+    for member in group.members.values():
+        _check_member(group, member)
+        for partition in partitions_of(member.assigned) | partitions_of(member.pending_revocation):
+            if owners.setdefault(partition, member.member_id) != member.member_id:
+                raise ViolationError("I-1 one owner", f"{partition} twice in {_text(group)}")
+    _check_target(group, image)
+
+
+def _check_member(group: ConsumerGroup, member: ConsumerGroupMember) -> None:
+    assigned, pending = partitions_of(member.assigned), partitions_of(member.pending_revocation)
+    if assigned & pending:
+        raise ViolationError("I-3 assigned and pending are apart", f"{member} of {_text(group)}")
+    if member.member_epoch > group.assignment_epoch:
+        raise ViolationError("I-5 epochs are ordered", f"{member} of {_text(group)}")
+    if bool(pending) != (member.state is MemberState.UNREVOKED_PARTITIONS):
+        raise ViolationError("I-7 stable means settled", f"{member} of {_text(group)}")
+    target = partitions_of(group.target_assignment_of(member.member_id))
+    is_there = member.member_epoch == group.assignment_epoch and member.state is not MemberState.UNREVOKED_PARTITIONS
+    if is_there and not assigned <= target:
+        raise ViolationError("I-8 nothing of another's target", f"{member} of {_text(group)}")
+    if group.state.value == "Stable" and (not is_there or group.group_epoch != group.assignment_epoch):
+        raise ViolationError("I-7 stable means settled", f"{member} of {_text(group)}")
+
+
+def _check_target(group: ConsumerGroup, image: MetadataImage) -> None:
+    """I-2: as soon as the target is that of the group epoch, and the group has seen the topics as they are."""
+    meant: dict[TopicPartition, str] = {}
+    for member_id, assignment in group.target_assignment.items():
+        if member_id not in group.members:
+            raise ViolationError("I-2 the target is for members", f"{member_id} in {_text(group)}")
+        for partition in partitions_of(assignment):
+            if meant.setdefault(partition, member_id) != member_id:
+                raise ViolationError("I-2 everything is meant for one member", f"{partition} in {_text(group)}")
+    names = group.subscribed_topic_names()
+    # A group that was converted begins with what its classic leader had assigned, which may be anything.
+    is_computed = group.assignment_timestamp_ms > 0
+    is_current = group.members and is_computed and group.group_epoch == group.assignment_epoch
+    if not is_current or group.metadata_hash != metadata_hash(image, names):
+        return
+    topics = [image.topics[name] for name in names if name in image.topics]
+    wanted = {(topic.id, partition.partition_id) for topic in topics for partition in topic.partitions}
+    if meant.keys() != wanted:
+        text = f"{len(meant.keys() ^ wanted)} partitions differ in {_text(group)}"
+        raise ViolationError("I-2 every subscribed partition is in the target", text)
+
+
+def _text(group: ConsumerGroup) -> str:
+    members = "\n".join(
+        f"    {member}\n      target {group.target_assignment_of(member.member_id)}"
+        for member in group.members.values()
+    )
+    return f"{group.group_id} {group.state.value} {group.group_epoch}/{group.assignment_epoch}\n{members}"
+
+
+# Groups of the classic protocol.
+
+
+def check_classic_group(group: ClassicGroup, most_members: int) -> None:
+    """I-26, and what the barriers count on."""
+    parked = sum(member.is_awaiting_join for member in group.members.values())
+    if parked != group.awaiting_join:
+        text = f"{group.group_id}: {parked} wait to join, {group.awaiting_join} are counted"
+        raise ViolationError("I-29 counts add up", text)
+    if not group.pending_sync <= group.members.keys() or not set(group.static_members.values()) <= group.members.keys():
+        raise ViolationError("I-29 counts add up", f"{group.group_id}: {group.pending_sync} {group.static_members}")
+    # Static members stay in a generation that they have not joined, beyond the limit, as in Kafka.
+    dynamic = sum(not member.is_static for member in group.members.values())
+    if group.state.value in ("Stable", "CompletingRebalance") and dynamic > most_members:
+        raise ViolationError("I-26 limits hold", f"{dynamic} members, {most_members} are allowed")
+    if group.members and group.state.value in ("Stable", "CompletingRebalance") and group.leader not in group.members:
+        raise ViolationError("I-7 a generation has a leader", f"{group.group_id} {group.leader}")

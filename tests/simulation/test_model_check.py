@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exhaustive check, to a small bound; `make model-check` goes on to a million states."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.cli.model_check import CONFIGURATIONS, main
+from kcoord.coordinator.group.consumer.current_assignment import CurrentAssignmentBuilder
+from kcoord.simulation.model_check.model import Budget
+from kcoord.simulation.model_check.search import Configuration, Report, Search
+from kcoord.simulation.planted import FAULTS
+
+
+def search(configuration: Configuration) -> Report:
+    return Search(configuration).run()
+
+
+def test_a_small_graph_is_explored_whole() -> None:
+    report = search(Configuration(2, 2, Budget(2, 0, 0, 0, 0, 0)))
+    assert report.is_complete
+    assert (report.violation, report.converged > 0) == ("", True)
+
+
+def test_symmetry_leaves_out_what_only_has_other_names() -> None:
+    budget = Budget(2, 0, 0, 0, 0, 0)
+    every = search(Configuration(2, 2, budget, symmetric=False))
+    symmetric = search(Configuration(2, 2, budget))
+    assert every.is_complete and symmetric.is_complete
+    assert symmetric.states < every.states <= 2 * symmetric.states
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
+def test_every_property_holds(configuration: Configuration) -> None:
+    report = search(Configuration(configuration.clients, configuration.partitions, configuration.budget, 20_000))
+    assert not report.violation, (report.violation, report.trace)
+    assert report.states >= 20_000
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("grant-before-release", {"ValidPartitionEpoch", "NoDoubleClientAssignment"}),
+        ("epoch-not-bumped", {"LegalTargetAssignment", "EventuallyConverges"}),
+    ],
+)
+def test_a_planted_fault_is_found_with_the_way_there(name: str, broken: set[str]) -> None:
+    with FAULTS[name].planted():
+        report = search(Configuration(2, 2, Budget(3, 1, 1, 0, 1, 0), 20_000))
+    assert report.broken in broken, report.violation
+    assert report.trace
+    assert CurrentAssignmentBuilder._next.__module__.startswith("kcoord.coordinator")
+
+
+def test_the_command_prints_what_was_explored(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--states", "2000"]) == 0
+    assert "every property holds" in capsys.readouterr().out

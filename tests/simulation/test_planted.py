@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the tests: every planted fault is found by few seeds, and by the invariant that it breaks."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.simulation.planted import FAULTS
+from kcoord.simulation.runner import run_seed
+
+MOST_SEEDS = 25
+
+FOUND_BY = {
+    "aborted-transaction-counts": {"I-18"},
+    "compaction-loses-the-newest-value": {"I-17", "I-11", "I-1", "I-8", "I-2", "I-21", "I-0"},
+    "deletes-a-group-with-members": {"I-16"},
+    "deletes-subscribed-offsets": {"I-15"},
+    "downgrade-resets-the-epoch": {"I-20"},
+    "dropped-tombstone": {"I-17"},
+    "epoch-not-bumped": {"I-2", "I-28", "I-8"},
+    "expiry-one-ms-early": {"I-14"},
+    "grant-before-release": {"I-1"},
+    "grant-before-revocation": {"I-1", "I-7", "I-17"},
+    "growth-not-noticed": {"I-28", "I-2"},
+    "memo-not-invalidated": {"I-9"},
+    "no-limit-of-members": {"I-26"},
+    "old-snapshot-is-used": {"I-1", "I-17", "I-21", "I-5", "I-8"},
+    "pending-offsets-count-as-stable": {"I-11"},
+    "reply-before-durable": {"I-11", "I-17", "I-29"},
+    "skipped-replay": {"I-11", "I-17", "I-0", "I-1", "I-2", "I-7"},
+    "static-member-not-fenced": {"I-1", "I-2"},
+    "zombie-commit": {"I-13"},
+}
+
+
+def test_every_fault_that_can_be_planted_is_tested() -> None:
+    assert FOUND_BY.keys() == FAULTS.keys()
+    assert len(FAULTS) >= 15
+
+
+@pytest.mark.parametrize("name", sorted(FAULTS))
+def test_a_planted_fault_is_found(name: str) -> None:
+    for seed in range(MOST_SEEDS):
+        outcome = run_seed(seed, FAULTS[name])
+        if outcome.failure:
+            assert outcome.invariant.split(" ", 1)[0] in FOUND_BY[name], outcome.failure
+            return
+    pytest.fail(f"{MOST_SEEDS} seeds did not find it")
