@@ -38,10 +38,10 @@ EXCUSED: Final = {
     "group.offset_operations._check_classic_commit REBALANCE_IN_PROGRESS": (
         "not by the present seeds; see tests/unit/group/test_classic.py"
     ),
-    "group.shard.GroupCoordinatorShard.end_transaction INVALID_PRODUCER_EPOCH": (
+    "group.shard_offsets.ShardOffsets.end_transaction INVALID_PRODUCER_EPOCH": (
         "a marker of an epoch before: only WriteTxnMarkers from elsewhere brings one"
     ),
-    "group.shard.GroupCoordinatorShard.commit_transactional_offsets INVALID_TXN_STATE": (
+    "group.shard_offsets.ShardOffsets.commit_transactional_offsets INVALID_TXN_STATE": (
         "a marker between the agreement and the write; see tests/unit/transaction"
     ),
 }

@@ -1,111 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """One shard of the group coordinator: every group whose id maps to one partition of `__consumer_offsets`.
 
-One method per operation, each from state and request to a CoordinatorResult; `replay` alone changes hard state.
+One method per operation, each from state and request to a CoordinatorResult; `replay` alone changes hard state. Here is
+what the runtime asks of a state machine, and what concerns groups as wholes; the rest is in the two base classes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TypeAlias, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeAlias
 
-from kcoord.config import BrokerConfig
-from kcoord.coordinator.group import describe, migration, offset_operations, records, snapshot
-from kcoord.coordinator.group.admission import check_new_group, check_new_member
-from kcoord.coordinator.group.classic import join as classic_join
-from kcoord.coordinator.group.classic import operations as classic_operations
+from kcoord.coordinator.group import describe, snapshot
 from kcoord.coordinator.group.classic.group import ClassicGroup
-from kcoord.coordinator.group.classic.rebalance import Rebalance, heartbeat_timer, refused_join
-from kcoord.coordinator.group.consumer import classic_members, heartbeat, removal, target_assignment, timers
+from kcoord.coordinator.group.consumer import target_assignment
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
-from kcoord.coordinator.group.consumer.member import (
-    JOIN_GROUP_EPOCH,
-    LEAVE_GROUP_MEMBER_EPOCH,
-    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
-    ConsumerGroupMember,
-    MemberState,
-)
 from kcoord.coordinator.group.consumer.resolved_regexes import update_resolved_regexes
-from kcoord.coordinator.group.consumer.settings import GroupSettings
 from kcoord.coordinator.group.consumer.target_assignment import ComputedTarget, TargetInput
 from kcoord.coordinator.group.counters import GroupCounters
-from kcoord.coordinator.group.deletion import Deletion
-from kcoord.coordinator.group.expiration import MAX_TOMBSTONES, OFFSETS_EXPIRATION, Expiration
-from kcoord.coordinator.group.group import Group, GroupState
+from kcoord.coordinator.group.expiration import OFFSETS_EXPIRATION
+from kcoord.coordinator.group.group import Group
 from kcoord.coordinator.group.offset_records import OffsetCommitReader
-from kcoord.coordinator.group.offsets import CommittedOffsets
-from kcoord.coordinator.group.packed_commit import CommitPlan
-from kcoord.coordinator.group.packed_fetch import PackedFetch
-from kcoord.coordinator.group.records import TombstoneReason
 from kcoord.coordinator.group.regex import ResolvedRegexes
-from kcoord.coordinator.group.replay import GroupReplay
-from kcoord.coordinator.group.steady import SteadyHeartbeat
-from kcoord.coordinator.group.transactional_offsets import TransactionalOffsets
-from kcoord.coordinator.result import (
-    CoordinatorRecord,
-    CoordinatorResult,
-    OperationContext,
-    Producer,
-    Schedule,
-    Task,
-    TimerKey,
-    new_end_transaction_marker,
-)
+from kcoord.coordinator.group.shard_members import ShardMembers
+from kcoord.coordinator.group.shard_offsets import ShardOffsets
+from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey
 from kcoord.coordinator.snapshot_part import PackedState, SnapshotPart
-from kcoord.coordinator.verification import Verifications
 from kcoord.metadata.delta import TopicDelta
 from kcoord.metadata.image import MetadataImage
-from protocol.errors import Errors, KafkaError
+from protocol.errors import Errors
 from protocol.messages import (
     ConsumerGroupDescribeResponse,
-    ConsumerGroupHeartbeatRequest,
-    ConsumerGroupHeartbeatResponse,
     DeleteGroupsResponse,
     DescribeGroupsResponse,
-    HeartbeatRequest,
-    HeartbeatResponse,
-    JoinGroupRequest,
-    JoinGroupResponse,
-    LeaveGroupRequest,
-    LeaveGroupResponse,
     ListGroupsResponse,
-    OffsetCommitRequest,
-    OffsetCommitResponse,
-    OffsetDeleteRequest,
-    OffsetDeleteResponse,
-    OffsetFetchRequest,
-    OffsetFetchResponse,
-    SyncGroupRequest,
-    SyncGroupResponse,
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
 )
-
-
-def _unknown_member(group_id: str, member_id: str) -> KafkaError:
-    return KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {group_id} has no member {member_id}.")
-
 
 DescribedGroups: TypeAlias = list[ConsumerGroupDescribeResponse.DescribedGroup]
 
 
-class GroupCoordinatorShard:
+class GroupCoordinatorShard(ShardMembers, ShardOffsets):
     """The state machine of one partition of `__consumer_offsets`. Implements `StateMachine` of the runtime."""
-
-    def __init__(self, config: BrokerConfig, image: MetadataImage) -> None:
-        self._config = config
-        self._image = image
-        self.image_epoch = image.epoch
-        self._groups: dict[str, Group] = {}
-        self._offsets = CommittedOffsets()
-        self._pending = TransactionalOffsets()
-        self._verifications = Verifications()
-        self._deletion = Deletion(self._offsets, self._pending)
-        self._replay = GroupReplay(self._groups, self._offsets, self._pending)
-        self.clock_gain_ms = 0
-        """Soft: by how much the clock may have run too fast. Nothing expires early by it (KIP-211)."""
 
     # The state machine.
 
@@ -126,55 +61,16 @@ class GroupCoordinatorShard:
         return True
 
     def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
-        """Every member gets a whole session timeout, and one that was revoking its whole rebalance timeout."""
         self._replay.counters = GroupCounters()
-        result = CoordinatorResult(None, timers=[self._next_expiration(context)])
-        for group in self._groups.values():
-            if isinstance(group, ConsumerGroup):
-                result.timers += self._consumer_timers(group, context.now_ms)
-            elif isinstance(group, ClassicGroup):
-                rebalance = Rebalance(self._config, group, context.now_ms)
-                for classic_member in group.members.values():
-                    rebalance.reset_heartbeat(classic_member)
-                result.timers += rebalance.result.timers
-        return result
-
-    def _consumer_timers(self, group: ConsumerGroup, now_ms: int) -> Iterator[Schedule]:
-        group_id = group.group_id
-        session_timeout_ms = self._session_timeout_ms(group_id)
-        for member in group.members.values():
-            timeout_ms = session_timeout_ms if member.classic is None else member.classic.session_timeout_ms
-            yield Schedule(timers.session_timer(group_id, member.member_id), now_ms + timeout_ms)
-            if member.state is MemberState.UNREVOKED_PARTITIONS and member.classic is None:
-                deadline_ms = now_ms + member.rebalance_timeout_ms
-                yield Schedule(timers.rebalance_timer(group_id, member.member_id), deadline_ms)
+        return CoordinatorResult(
+            None, timers=[self._next_expiration(context), *self._timers_after_load(context.now_ms)]
+        )
 
     def fire_timer(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
         """A member was silent or slow and is removed, or a barrier of a classic group opens."""
         if key == OFFSETS_EXPIRATION:
             return self.expire_offsets(context)
-        group = self._groups.get(key.group_id)
-        if isinstance(group, ConsumerGroup) and key.kind in timers.MEMBER_TIMERS:
-            return self._consumer_timer_fired(context, group, key)
-        if isinstance(group, ClassicGroup):
-            rebalance = Rebalance(self._config, group, context.now_ms)
-            rebalance.timer_fired(key)
-            effects = rebalance.result
-            return CoordinatorResult(None, effects.records, effects.timers, completions=effects.completions)
-        if isinstance(group, ConsumerGroup) and migration.can_downgrade(self._config, group):
-            return migration.downgrade(self._config, self._image, group, context.now_ms)
-        return CoordinatorResult(None)
-
-    def _consumer_timer_fired(
-        self, context: OperationContext, group: ConsumerGroup, key: TimerKey
-    ) -> CoordinatorResult[None]:
-        """KIP-848 Session and Rebalance Timeouts; classic members are also given a time to rejoin and to sync."""
-        member = group.members.get(key.member_id)
-        if member is None:
-            return CoordinatorResult(None)
-        if key.kind == timers.REBALANCE_TIMER and member.state is not MemberState.UNREVOKED_PARTITIONS:
-            return CoordinatorResult(None)
-        return self._remove_members(context, group, [member], records.EpochReason.FENCED)
+        return self._group_timer_fired(context, key)
 
     def target_input(self, group_id: str) -> TargetInput | None:
         """What a ComputeTarget task of the group works on, as of now; None where it needs no new target any more."""
@@ -221,154 +117,11 @@ class GroupCoordinatorShard:
 
     # Metrics.
 
-    @property
-    def counters(self) -> GroupCounters:
-        return self._replay.counters
-
     def count_groups(self) -> Mapping[tuple[str, str], int]:
         """Groups by protocol and state, in Kafka's words."""
         return Counter((group.type.value.lower(), group.state.value) for group in self._groups.values())
 
-    # Groups.
-
-    def consumer_group_heartbeat(
-        self, context: OperationContext, request: ConsumerGroupHeartbeatRequest
-    ) -> CoordinatorResult[ConsumerGroupHeartbeatResponse]:
-        """KIP-848 ConsumerGroupHeartbeat API; see `consumer.heartbeat`."""
-        heartbeat.validate_request(request, context.api_version, self._config.group_consumer_assignors)
-        if request.member_epoch in (LEAVE_GROUP_MEMBER_EPOCH, LEAVE_GROUP_STATIC_MEMBER_EPOCH):
-            return removal.leave(
-                self._consumer_group(request.group_id), request, partial(self._remove_members, context)
-            )
-        conversion = CoordinatorResult[object](None)
-        if request.member_epoch == JOIN_GROUP_EPOCH:
-            check_new_member(self._config, request.member_id, request.instance_id)
-            group = self._consumer_group_to_join(request.group_id, context, conversion)
-        else:
-            group = self._consumer_group(request.group_id)
-        return heartbeat.ConsumerHeartbeat(self._config, self._image, group, context, request, conversion).run()
-
-    def _present_or_admitted(self, group_id: str) -> Group | None:
-        """The group, or None where it may be made."""
-        group = self._groups.get(group_id)
-        if group is None:
-            check_new_group(self._config, group_id, len(self._groups))
-        return group
-
-    def _consumer_group(self, group_id: str) -> ConsumerGroup:
-        group = self._groups.get(group_id)
-        if isinstance(group, ConsumerGroup):
-            return group
-        raise KafkaError(Errors.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
-
-    def _consumer_group_to_join(
-        self, group_id: str, context: OperationContext, conversion: CoordinatorResult[object]
-    ) -> ConsumerGroup:
-        """The group, or a new one whose records are still to come. A classic group is converted (KIP-848 Upgrade)."""
-        group = self._present_or_admitted(group_id)
-        if isinstance(group, ConsumerGroup):
-            return group
-        # KIP-1327: a group that is made later never has an earlier creation time, even if the clock went back.
-        creation_time_ms = max(context.now_ms, self._replay.latest_creation_time_ms, self._image.last_creation_time_ms)
-        if isinstance(group, ClassicGroup) and not group.is_empty():
-            new, upgraded = migration.upgrade(self._config, self._image, group, context.now_ms, creation_time_ms)
-            conversion.records += upgraded.records
-            conversion.timers += upgraded.timers
-            conversion.completions += upgraded.completions
-            return new
-        if group is not None:
-            conversion.records.append(records.new_classic_group_tombstone(group_id, TombstoneReason.MIGRATION))
-        new = ConsumerGroup(group_id)
-        new.creation_time_ms = creation_time_ms
-        return new
-
-    def _remove_members(
-        self,
-        context: OperationContext,
-        group: ConsumerGroup,
-        members: Sequence[ConsumerGroupMember],
-        reason: records.EpochReason,
-    ) -> CoordinatorResult[None]:
-        """They go alone, or the group becomes a classic one with them (KIP-848 Downgrade)."""
-        if migration.can_downgrade(self._config, group, members):
-            return migration.downgrade(self._config, self._image, group, context.now_ms, members)
-        return removal.remove_members(self._image, group, members, reason, context.now_ms)
-
-    # Classic members, of classic and of consumer groups.
-
-    def join_group(self, context: OperationContext, request: JoinGroupRequest) -> CoordinatorResult[JoinGroupResponse]:
-        """The response is PENDING until the others have joined too."""
-        classic_join.validate_request(self._config, request)
-        check_new_member(self._config, request.member_id, request.group_instance_id)
-        group = self._present_or_admitted(request.group_id)
-        if isinstance(group, ConsumerGroup) and not group.is_empty():
-            result = classic_members.join(self._config, self._image, group, context, request)
-        else:
-            result = self._join_classic_group(context, request, group)
-        return cast("CoordinatorResult[JoinGroupResponse]", result)
-
-    def _join_classic_group(
-        self, context: OperationContext, request: JoinGroupRequest, present: Group | None
-    ) -> CoordinatorResult[object]:
-        """A group may be made by this request; an empty consumer group makes room for it, but not for its offsets.
-
-        Here, other than in a consumer group, a refused member sees the id that it has sent.
-        """
-        group = present if isinstance(present, ClassicGroup) else ClassicGroup(request.group_id)
-        try:
-            if group is not present and request.member_id:
-                raise _unknown_member(request.group_id, request.member_id)
-            rebalance = Rebalance(self._config, group, context.now_ms)
-            result = classic_join.ClassicJoin(self._config, group, context, request, rebalance).run()
-        except KafkaError as error:
-            return CoordinatorResult(refused_join(error.error, request.member_id))
-        if isinstance(present, ConsumerGroup):
-            result.records[:0] = records.new_consumer_group_tombstones(
-                request.group_id, present.resolved_regexes, TombstoneReason.MIGRATION
-            )
-        self._groups[request.group_id] = group
-        return result
-
-    def sync_group(self, context: OperationContext, request: SyncGroupRequest) -> CoordinatorResult[SyncGroupResponse]:
-        """The response is PENDING until the leader has brought the assignments."""
-        group = self._group_of_member(request.group_id, request.member_id)
-        if isinstance(group, ConsumerGroup):
-            return classic_members.sync(group, self._image, context, request)
-        rebalance = Rebalance(self._config, group, context.now_ms)
-        classic_operations.sync(rebalance, context, request)
-        return cast("CoordinatorResult[SyncGroupResponse]", rebalance.result)
-
-    def heartbeat(self, context: OperationContext, request: HeartbeatRequest) -> CoordinatorResult[HeartbeatResponse]:
-        """Keeps a classic member alive, or tells it to rejoin."""
-        group = self._group_of_member(request.group_id, request.member_id)
-        if isinstance(group, ConsumerGroup):
-            return classic_members.heartbeat(group, context, request)
-        rebalance = Rebalance(self._config, group, context.now_ms)
-        response = classic_operations.heartbeat(rebalance, request)
-        return CoordinatorResult(response, timers=rebalance.result.timers)
-
-    def leave_group(
-        self, context: OperationContext, request: LeaveGroupRequest
-    ) -> CoordinatorResult[LeaveGroupResponse]:
-        """One answer per member; an unknown group knows none of them."""
-        if not request.group_id:
-            raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
-        group = self._groups.get(request.group_id)
-        if isinstance(group, ConsumerGroup):
-            return classic_members.leave(group, request, partial(self._remove_members, context))
-        known = group if isinstance(group, ClassicGroup) else ClassicGroup(request.group_id)
-        rebalance = Rebalance(self._config, known, context.now_ms)
-        response = classic_operations.leave(rebalance, request)
-        effects = rebalance.result
-        return CoordinatorResult(response, effects.records, effects.timers, completions=effects.completions)
-
-    def _group_of_member(self, group_id: str, member_id: str) -> ConsumerGroup | ClassicGroup:
-        if not group_id:
-            raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
-        group = self._groups.get(group_id)
-        if not isinstance(group, ConsumerGroup | ClassicGroup):
-            raise _unknown_member(group_id, member_id)
-        return group
+    # Groups of both types.
 
     def describe_groups(
         self, context: OperationContext, group_ids: list[str]
@@ -382,8 +135,6 @@ class GroupCoordinatorShard:
             return describe.classic_group(group)
         text = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a classic group."
         return describe.no_classic_group(group_id, text, api_version)
-
-    # Groups of both types.
 
     def consumer_group_describe(
         self, context: OperationContext, group_ids: list[str]
@@ -448,122 +199,6 @@ class GroupCoordinatorShard:
     def latest_creation_time_ms(self) -> int:
         """Of any group so far (KIP-1327), -1 where there was none."""
         return self._replay.latest_creation_time_ms
-
-    def steady_heartbeat(self, group_id: str, member_id: str) -> SteadyHeartbeat | None:
-        """Asked after a heartbeat of the member was answered without error: will the answer be the same again?"""
-        group = self._groups.get(group_id)
-        if isinstance(group, ConsumerGroup):
-            member = group.members.get(member_id)
-            if member is None or not group.is_steady_for(member):
-                return None
-            key, timeout_ms = timers.session_timer(group_id, member_id), self._session_timeout_ms(group_id)
-            return SteadyHeartbeat(group, group.version, self._image.epoch, key, timeout_ms)
-        if isinstance(group, ClassicGroup):
-            classic_member = group.members.get(member_id)
-            if classic_member is None or group.state is not GroupState.STABLE:
-                return None
-            key, timeout_ms = heartbeat_timer(group_id, member_id), classic_member.session_timeout_ms
-            return SteadyHeartbeat(group, group.version, self._image.epoch, key, timeout_ms)
-        return None
-
-    def _session_timeout_ms(self, group_id: str) -> int:
-        return GroupSettings(self._config, self._image, group_id).session_timeout_ms
-
-    # Offsets.
-
-    def commit_offset(
-        self, context: OperationContext, request: OffsetCommitRequest
-    ) -> CoordinatorResult[OffsetCommitResponse]:
-        group = self._present_or_admitted(request.group_id)
-        return offset_operations.commit_offset(self._config, self._image, group, context, request)
-
-    def has_offsets(self, group_id: str) -> bool:
-        return bool(self._offsets.packed(group_id))
-
-    def commit_packed(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int) -> bool:
-        """As `commit_offset` for a request whose plan is known, which then stands for the result; False where that has
-        to be asked.
-        """
-        if self._pending.open:
-            return False
-        if not plan.prepare(self._groups, self._offsets, self._image, cells, now_ms):
-            return False
-        self.counters.offset_commits += plan.count
-        return True
-
-    def fetch_packed(self, fetch: PackedFetch, require_stable: bool) -> bytes | None:
-        """As `fetch_offsets`, encoded; None where that has to be asked."""
-        if require_stable and self._pending.open:
-            return None
-        return fetch.encode(self._groups.get(fetch.group_id), self._offsets, self._image)
-
-    def fetch_offsets(
-        self, context: OperationContext, request: OffsetFetchRequest.OffsetFetchRequestGroup, require_stable: bool
-    ) -> CoordinatorResult[OffsetFetchResponse.OffsetFetchResponseGroup]:
-        group = self._groups.get(request.group_id)
-        pending = self._pending if require_stable else None
-        return CoordinatorResult(offset_operations.fetch_offsets(group, self._offsets, pending, request))
-
-    def delete_offsets(
-        self, context: OperationContext, request: OffsetDeleteRequest
-    ) -> CoordinatorResult[OffsetDeleteResponse]:
-        group = self._groups.get(request.group_id)
-        return offset_operations.delete_offsets(self._image, group, self._offsets, self._pending, request)
-
-    # Offsets within transactions.
-
-    def start_verification(self, producer: Producer) -> int | None:
-        """A ticket for a producer whose first commit of a transaction has to be agreed with the transaction
-        coordinator; None where its transaction is open in this log. Soft state, so no operation.
-        """
-        if self._pending.epoch_of(producer.producer_id) == producer.producer_epoch:
-            return None
-        return self._verifications.start(producer.producer_id)
-
-    def finish_verification(self, producer: Producer, ticket: int) -> None:
-        self._verifications.finish(producer.producer_id, ticket)
-
-    def commit_transactional_offsets(
-        self, context: OperationContext, request: TxnOffsetCommitRequest, ticket: int | None
-    ) -> CoordinatorResult[TxnOffsetCommitResponse]:
-        """The offsets are pending until `end_transaction`."""
-        epoch = self._pending.epoch_of(request.producer_id)
-        if epoch is not None and request.producer_epoch < epoch:
-            raise KafkaError(Errors.INVALID_PRODUCER_EPOCH, f"Producer {request.producer_id} is at epoch {epoch}.")
-        agreed = ticket is not None and self._verifications.holds(request.producer_id, ticket)
-        if epoch != request.producer_epoch and not agreed:
-            raise KafkaError(
-                Errors.INVALID_TXN_STATE, f"Producer {request.producer_id} has no transaction under way here."
-            )
-        group = self._present_or_admitted(request.group_id)
-        return offset_operations.commit_transactional_offsets(self._config, self._image, group, context, request)
-
-    def end_transaction(
-        self, context: OperationContext, producer: Producer, coordinator_epoch: int, *, committed: bool
-    ) -> CoordinatorResult[None]:
-        """The marker makes pending offsets count, or drops them. Nothing is written where nothing is open."""
-        epoch = self._pending.epoch_of(producer.producer_id)
-        if epoch is not None and producer.producer_epoch < epoch:
-            raise KafkaError(Errors.INVALID_PRODUCER_EPOCH, f"Producer {producer.producer_id} is at epoch {epoch}.")
-        self._verifications.end(producer.producer_id)
-        if epoch is None:
-            return CoordinatorResult(None)
-        return CoordinatorResult(None, [new_end_transaction_marker(producer, coordinator_epoch, committed=committed)])
-
-    def expire_offsets(self, context: OperationContext) -> CoordinatorResult[None]:
-        """KIP-211: what has expired goes, and with its last offset an empty group; a long list goes in portions."""
-        expiration = Expiration(self._config, self._image, context.now_ms, self.clock_gain_ms)
-        result = CoordinatorResult(None)
-        for group in self._groups.values():
-            result.records += self._deletion.of_expired(expiration, group)
-            if len(result.records) >= MAX_TOMBSTONES:
-                result.timers.append(Schedule(OFFSETS_EXPIRATION, context.now_ms))
-                return result
-        result.timers.append(self._next_expiration(context))
-        return result
-
-    def _next_expiration(self, context: OperationContext) -> Schedule:
-        return Schedule(OFFSETS_EXPIRATION, context.now_ms + self._config.offsets_retention_check_interval_ms)
 
     # For tests and checkers.
 
