@@ -2,14 +2,13 @@
 """A log of record batches in segments: what was appended is there after `flush(sync=True)`, whatever happens then.
 
 Threads: everything that changes a log (append, flush, checkpoint, roll, truncate_to, advance_start_offset,
-delete_old_segments, close, delete) is called by one thread at a time. `read`, `batches`, `offset_for_timestamp`,
-`max_timestamp` and the properties may run in another thread meanwhile: they see a batch once `end_offset` has passed it
-and never part of one.
+delete_old_segments, close, delete) is called by one thread at a time. What is of `ReadableLog`, and the properties, may
+run in another thread meanwhile: they see a batch once `end_offset` has passed it and never part of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,12 +22,12 @@ from kcoord.storage.errors import (
 )
 from kcoord.storage.file_cache import FileCache
 from kcoord.storage.file_system import Bytes, FileSystem, join, parent
-from kcoord.storage.index import TimestampOffset
 from kcoord.storage.log_loader import LogLoader, segment_number
+from kcoord.storage.readable_log import ReadableLog
 from kcoord.storage.recovery import Recovery, RecoveryReport
 from kcoord.storage.scan import FRAME, LENGTH_PREFIX_BYTES, MAGIC_V2, SMALLEST_BATCH_LENGTH
 from kcoord.storage.segment import LogConfig, Segment
-from protocol.record_batch import BATCH_OVERHEAD_BYTES, BatchHeader, decode_header, decode_records
+from protocol.record_batch import BATCH_OVERHEAD_BYTES
 
 _OWN_FILES = 8
 
@@ -46,14 +45,6 @@ class AppendInfo:
     rolled: bool
 
 
-class RecordPosition(NamedTuple):
-    """A record found by its timestamp."""
-
-    timestamp: int
-    offset: int
-    leader_epoch: int
-
-
 class _Entry(NamedTuple):
     """One batch of an append: its place within the data, and what the indexes need."""
 
@@ -63,12 +54,11 @@ class _Entry(NamedTuple):
     max_timestamp: int
 
 
-class Log:
+class Log(ReadableLog):
     """The segments of one partition folder. `Log.open` makes one."""
 
     __slots__ = (
         "_config",
-        "_end_offset",
         "_failure",
         "_files",
         "_flushed_offset",
@@ -76,22 +66,17 @@ class Log:
         "_is_entry_unsynced",
         "_is_folder_unsynced",
         "_replaced",
-        "_segments",
-        "_start_offset",
         "directory",
         "recovery_report",
     )
 
     def __init__(self, files: FileCache, directory: str, config: LogConfig) -> None:
+        super().__init__()
         self.directory = directory
         self.recovery_report = RecoveryReport()
         self._files = files
         self._config = config
-        # Replaced as a whole, never changed: a reader iterates over the tuple that it took.
-        self._segments: tuple[Segment, ...] = ()
         self._replaced: tuple[Segment, ...] = ()
-        self._start_offset = 0
-        self._end_offset = 0
         self._flushed_offset = 0
         self._failure: BaseException | None = None
         self._is_closed = False
@@ -173,15 +158,6 @@ class Log:
             segment.config = config
 
     @property
-    def start_offset(self) -> int:
-        return self._start_offset
-
-    @property
-    def end_offset(self) -> int:
-        """The offset that the next record gets."""
-        return self._end_offset
-
-    @property
     def flushed_offset(self) -> int:
         """Everything below it is on disk."""
         return self._flushed_offset
@@ -199,23 +175,6 @@ class Log:
         """What is known for opening this log again in the same process, be it after a failure or after `close`."""
         is_failed = self._failure is not None
         return Recovery(recovery_point=self._flushed_offset, start_offset=self._start_offset, rewrite=is_failed)
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """Oldest first; the last one is active."""
-        return self._segments
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self._segments)
-
-    def bytes_from(self, offset: int) -> int:
-        """How many bytes `batches(offset)` has to read."""
-        number = max(segment_number(self._segments, offset), 0)
-        first = self._segments[number]
-        place = first.locate(offset)
-        before = place.position if place is not None else first.size_bytes
-        return sum(segment.size_bytes for segment in self._segments[number:]) - before
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -481,73 +440,3 @@ class Log:
             raise LogFailedError(f"{self.directory}: failed earlier: {self._failure}") from self._failure
         if self._is_closed:
             raise StorageError(f"{self.directory}: the log is closed")
-
-    # -- reading -------------------------------------------------------------------------------------------------------
-
-    def read(self, offset: int, max_bytes: int, *, max_offset: int | None = None, min_one: bool = True) -> bytes:
-        """Whole batches of one segment from the one that holds `offset` on, all below `max_offset`; b"" at the end.
-
-        The first batch comes whole although it is larger than `max_bytes`, unless `min_one` is false.
-        """
-        end_offset = self._end_offset
-        if not self._start_offset <= offset <= end_offset:
-            raise OffsetOutOfRangeError(offset, self._start_offset, end_offset)
-        bound = end_offset if max_offset is None else min(max_offset, end_offset)
-        if offset >= bound:
-            return b""
-        segments = self._segments
-        first = max(segment_number(segments, offset), 0)
-        for segment, following in zip(segments[first:], (*segments[first + 1 :], None), strict=True):
-            if segment.base_offset >= bound:
-                break
-            is_bounded = following is None or bound < following.base_offset
-            data = segment.read(offset, max_bytes, bound if is_bounded else None)
-            if data is not None:
-                return data if min_one or len(data) <= max_bytes else b""
-        return b""
-
-    def batches(self, from_offset: int | None = None) -> Iterator[tuple[BatchHeader, bytes]]:
-        """All batches from the one that holds `from_offset` on, each checked; damage is a CorruptLogError."""
-        start = self._start_offset if from_offset is None else from_offset
-        segments = self._segments
-        expected = 0
-        for segment in segments[max(segment_number(segments, start), 0) :]:
-            size = segment.size_bytes
-            place = segment.locate(start, size) if start > segment.base_offset else None
-            if start > segment.base_offset and place is None:
-                continue
-            position = place.position if place is not None else 0
-            floor = place.base_offset if place is not None else max(expected, segment.base_offset)
-            for frame in segment.batches(position, floor, size):
-                batch = frame.batch
-                yield decode_header(batch), batch
-                expected = frame.last_offset + 1
-
-    def offset_for_timestamp(self, timestamp: int) -> RecordPosition | None:
-        """The first record, by offset, whose timestamp is at or after `timestamp`."""
-        for segment in self._segments:
-            largest = segment.largest_timestamp
-            if largest is not None and largest.timestamp >= timestamp:
-                found = segment.first_record_from(timestamp, self._start_offset)
-                if found is not None:
-                    return RecordPosition(found[0].timestamp_ms, found[0].offset, found[1])
-        return None
-
-    def max_timestamp(self) -> RecordPosition | None:
-        """The first record with the greatest timestamp; None where no record has one."""
-        best: TimestampOffset | None = None
-        home: Segment | None = None
-        for segment in self._segments:
-            largest = segment.largest_timestamp
-            if largest is not None and (best is None or largest.timestamp > best.timestamp):
-                best, home = largest, segment
-        if best is None or home is None:
-            return None
-        place = home.locate(best.offset)
-        if place is None:
-            return None
-        batch = home.file().read_at(place.position, place.size_bytes)
-        for record in decode_records(batch):
-            if record.timestamp_ms == best.timestamp:
-                return RecordPosition(record.timestamp_ms, record.offset, decode_header(batch).partition_leader_epoch)
-        return None

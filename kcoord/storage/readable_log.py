@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reading half of a log, which may run in any thread while one other thread changes the log.
+
+It relies on two rules of `Log`: the tuple of segments is replaced as a whole, never changed; and a batch is in its
+segment before `end_offset` passes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kcoord.storage.errors import OffsetOutOfRangeError
+from kcoord.storage.index import TimestampOffset
+from kcoord.storage.log_loader import segment_number
+from kcoord.storage.segment import Segment
+from protocol.record_batch import BatchHeader, decode_header, decode_records
+
+
+class RecordPosition(NamedTuple):
+    """A record found by its timestamp."""
+
+    timestamp: int
+    offset: int
+    leader_epoch: int
+
+
+class ReadableLog:
+    """The segments of one partition folder, to be read."""
+
+    __slots__ = ("_end_offset", "_segments", "_start_offset")
+
+    def __init__(self) -> None:
+        self._segments: tuple[Segment, ...] = ()
+        self._start_offset = 0
+        self._end_offset = 0
+
+    @property
+    def start_offset(self) -> int:
+        return self._start_offset
+
+    @property
+    def end_offset(self) -> int:
+        """The offset that the next record gets."""
+        return self._end_offset
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Oldest first; the last one is active."""
+        return self._segments
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._segments)
+
+    def bytes_from(self, offset: int) -> int:
+        """How many bytes `batches(offset)` has to read."""
+        number = max(segment_number(self._segments, offset), 0)
+        first = self._segments[number]
+        place = first.locate(offset)
+        before = place.position if place is not None else first.size_bytes
+        return sum(segment.size_bytes for segment in self._segments[number:]) - before
+
+    def read(self, offset: int, max_bytes: int, *, max_offset: int | None = None, min_one: bool = True) -> bytes:
+        """Whole batches of one segment from the one that holds `offset` on, all below `max_offset`; b"" at the end.
+
+        The first batch comes whole although it is larger than `max_bytes`, unless `min_one` is false.
+        """
+        end_offset = self._end_offset
+        if not self._start_offset <= offset <= end_offset:
+            raise OffsetOutOfRangeError(offset, self._start_offset, end_offset)
+        bound = end_offset if max_offset is None else min(max_offset, end_offset)
+        if offset >= bound:
+            return b""
+        segments = self._segments
+        first = max(segment_number(segments, offset), 0)
+        for segment, following in zip(segments[first:], (*segments[first + 1 :], None), strict=True):
+            if segment.base_offset >= bound:
+                break
+            is_bounded = following is None or bound < following.base_offset
+            data = segment.read(offset, max_bytes, bound if is_bounded else None)
+            if data is not None:
+                return data if min_one or len(data) <= max_bytes else b""
+        return b""
+
+    def batches(self, from_offset: int | None = None) -> Iterator[tuple[BatchHeader, bytes]]:
+        """All batches from the one that holds `from_offset` on, each checked; damage is a CorruptLogError."""
+        start = self._start_offset if from_offset is None else from_offset
+        segments = self._segments
+        expected = 0
+        for segment in segments[max(segment_number(segments, start), 0) :]:
+            size = segment.size_bytes
+            place = segment.locate(start, size) if start > segment.base_offset else None
+            if start > segment.base_offset and place is None:
+                continue
+            position = place.position if place is not None else 0
+            floor = place.base_offset if place is not None else max(expected, segment.base_offset)
+            for frame in segment.batches(position, floor, size):
+                batch = frame.batch
+                yield decode_header(batch), batch
+                expected = frame.last_offset + 1
+
+    def offset_for_timestamp(self, timestamp: int) -> RecordPosition | None:
+        """The first record, by offset, whose timestamp is at or after `timestamp`."""
+        for segment in self._segments:
+            largest = segment.largest_timestamp
+            if largest is not None and largest.timestamp >= timestamp:
+                found = segment.first_record_from(timestamp, self._start_offset)
+                if found is not None:
+                    return RecordPosition(found[0].timestamp_ms, found[0].offset, found[1])
+        return None
+
+    def max_timestamp(self) -> RecordPosition | None:
+        """The first record with the greatest timestamp; None where no record has one."""
+        best: TimestampOffset | None = None
+        home: Segment | None = None
+        for segment in self._segments:
+            largest = segment.largest_timestamp
+            if largest is not None and (best is None or largest.timestamp > best.timestamp):
+                best, home = largest, segment
+        if best is None or home is None:
+            return None
+        place = home.locate(best.offset)
+        if place is None:
+            return None
+        batch = home.file().read_at(place.position, place.size_bytes)
+        for record in decode_records(batch):
+            if record.timestamp_ms == best.timestamp:
+                return RecordPosition(record.timestamp_ms, record.offset, decode_header(batch).partition_leader_epoch)
+        return None
