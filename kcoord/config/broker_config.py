@@ -15,7 +15,7 @@ from kcoord.config.kcoord_keys import KCOORD_KEYS
 from kcoord.config.key import ConfigError, ConfigKey, ConfigValue, key_table
 from kcoord.config.listeners import Listener, SecurityProtocol, parse_listeners, parse_protocol_map
 from kcoord.config.log_keys import LOG_KEYS
-from kcoord.config.server_keys import SERVER_KEYS
+from kcoord.config.server_keys import JMX_REPORTER, SERVER_KEYS
 from kcoord.config.transaction_keys import TRANSACTION_KEYS
 
 BROKER_KEYS: Mapping[str, ConfigKey] = key_table(
@@ -79,6 +79,7 @@ class BrokerConfig:
     inter_broker_listener_name: str | None
     kcoord_assignor_inline_ms: int
     kcoord_bootstrap_features: list[str]
+    kcoord_client_telemetry_endpoint: str
     kcoord_kip1327_enable: bool
     kcoord_log_flush_policy: str
     kcoord_fast_paths_enable: bool
@@ -136,6 +137,7 @@ class BrokerConfig:
     message_max_bytes: int
     metadata_log_dir: str | None
     metadata_log_segment_bytes: int
+    metric_reporters: list[str]
     min_insync_replicas: int
     node_id: int
     num_partitions: int
@@ -165,6 +167,7 @@ class BrokerConfig:
     socket_receive_buffer_bytes: int
     socket_request_max_bytes: int
     socket_send_buffer_bytes: int
+    telemetry_max_bytes: int
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int
     transaction_max_timeout_ms: int
     transaction_partition_verification_enable: bool
@@ -258,6 +261,11 @@ class BrokerConfig:
     def data_folders(self) -> list[str]:
         """log.dirs, or log.dir where that is not set."""
         return self.log_dirs or self.log_dir
+
+    @property
+    def takes_client_telemetry(self) -> bool:
+        """Whether clients may push metrics: where something is named that takes them, as in Kafka."""
+        return bool(self.kcoord_client_telemetry_endpoint) or any(one != JMX_REPORTER for one in self.metric_reporters)
 
     @property
     def open_listeners(self) -> list[Listener]:

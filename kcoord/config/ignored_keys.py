@@ -149,13 +149,6 @@ IGNORED_KEYS: tuple[ConfigKey, ...] = (
     _ignored("metadata.max.idle.interval.ms", INT, 500, at_least(0), importance=LOW),
     _ignored("metadata.max.retention.bytes", LONG, 104857600, importance=HIGH),
     _ignored("metadata.max.retention.ms", LONG, 604800000, importance=HIGH),
-    _ignored(
-        "metric.reporters",
-        LIST,
-        ["org.apache.kafka.common.metrics.JmxReporter"],
-        importance=LOW,
-        update_mode=CLUSTER_WIDE,
-    ),
     _ignored("metrics.num.samples", INT, 2, at_least(1), importance=LOW),
     _ignored("metrics.recording.level", STRING, "INFO", importance=LOW),
     _ignored("metrics.sample.window.ms", LONG, 30000, at_least(1), importance=LOW),
@@ -337,7 +330,6 @@ IGNORED_KEYS: tuple[ConfigKey, ...] = (
     _ignored("ssl.truststore.location", STRING, None, update_mode=PER_BROKER),
     _ignored("ssl.truststore.password", PASSWORD, None, update_mode=PER_BROKER),
     _ignored("ssl.truststore.type", STRING, "JKS", update_mode=PER_BROKER),
-    _ignored("telemetry.max.bytes", INT, 1048576, at_least(1), importance=LOW),
     _ignored("unclean.leader.election.interval.ms", LONG, 300000, at_least(1), internal=True),
     _ignored("unstable.feature.versions.enable", BOOLEAN, False, importance=HIGH, internal=True),
     _ignored(

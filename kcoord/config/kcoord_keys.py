@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from kcoord.config.key import ConfigKey, ConfigType, Importance, ListOf, OneOf, UpdateMode, at_least, between
+from kcoord.config.key import ConfigKey, ConfigType, Importance, ListOf, Matches, OneOf, UpdateMode, at_least, between
 
 FEATURE_LEVELS = ("group.version=0", "group.version=1", *(f"transaction.version={level}" for level in range(3)))
 
@@ -24,6 +24,15 @@ KCOORD_KEYS: tuple[ConfigKey, ...] = (
         ListOf(FEATURE_LEVELS),
         Importance.LOW,
         "Feature levels of a new cluster that differ from the highest, as `kafka-storage format --feature` sets them.",
+    ),
+    ConfigKey(
+        "kcoord.client.telemetry.endpoint",
+        ConfigType.STRING,
+        "",
+        Matches(r"(https?://\S+)?", "an http or https URL, or empty"),
+        Importance.LOW,
+        "Where metrics go that clients push (KIP-714): an OpenTelemetry collector's OTLP/HTTP address, such as "
+        "http://127.0.0.1:4318/v1/metrics. Empty: clients are not asked for any, unless metric.reporters says so.",
     ),
     ConfigKey(
         "kcoord.fast.paths.enable",

@@ -23,6 +23,8 @@ LOW = Importance.LOW
 PER_BROKER = UpdateMode.PER_BROKER
 CLUSTER_WIDE = UpdateMode.CLUSTER_WIDE
 
+JMX_REPORTER = "org.apache.kafka.common.metrics.JmxReporter"
+
 SERVER_KEYS: tuple[ConfigKey, ...] = (
     ConfigKey(
         "advertised.listeners",
@@ -197,6 +199,16 @@ SERVER_KEYS: tuple[ConfigKey, ...] = (
         HIGH,
         "Most requests under way before reading from connections pauses.",
     ),
+    ConfigKey(
+        "metric.reporters",
+        LIST,
+        [JMX_REPORTER],
+        None,
+        LOW,
+        "Classes that Kafka would tell its metrics. None is loaded; with any but the JMX reporter clients are offered "
+        "to push their metrics (KIP-714), as if it took them.",
+        update_mode=CLUSTER_WIDE,
+    ),
     ConfigKey("quota.window.num", INT, 11, at_least(1), LOW, "Windows kept for quotas."),
     ConfigKey("quota.window.size.seconds", INT, 1, at_least(1), LOW, "Length of one quota window."),
     ConfigKey(
@@ -243,6 +255,9 @@ SERVER_KEYS: tuple[ConfigKey, ...] = (
         None,
         HIGH,
         "Send buffer of sockets; -1 leaves it to the system.",
+    ),
+    ConfigKey(
+        "telemetry.max.bytes", INT, 1048576, at_least(1), LOW, "Most bytes of metrics that a client may push at once."
     ),
     ConfigKey(
         "unstable.api.versions.enable",

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configs of client metrics subscriptions (KIP-714): stored and described for tools; nothing is collected."""
+"""Configs of client metrics subscriptions (KIP-714), and what they say about a client."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
 
 from kcoord.config import ConfigError, ConfigKey, ConfigType
 from kcoord.config.key import key_table
+from kcoord.metadata.image import CLIENT_METRICS_RESOURCE, MetadataImage
 from protocol.errors import Errors, KafkaError
 
+DEFAULT_INTERVAL_MS: Final = 300_000
 MIN_INTERVAL_MS = 100
 MAX_INTERVAL_MS = 3_600_000
 MATCH_PARAMETERS = frozenset(
@@ -25,11 +29,55 @@ MATCH_PARAMETERS = frozenset(
 
 CLIENT_METRICS_KEYS: Mapping[str, ConfigKey] = key_table(
     (
-        ConfigKey("interval.ms", ConfigType.INT, 300_000, doc="How often matching clients are asked to send metrics."),
+        ConfigKey(
+            "interval.ms",
+            ConfigType.INT,
+            DEFAULT_INTERVAL_MS,
+            doc="How often matching clients are asked to send metrics.",
+        ),
         ConfigKey("match", ConfigType.LIST, [], doc="Which clients the subscription is for, as name=regex entries."),
         ConfigKey("metrics", ConfigType.LIST, [], doc="Prefixes of the metrics that are asked for."),
     )
 )
+
+
+@dataclass(slots=True, frozen=True)
+class Subscription:
+    """What a subscription asks of the clients that it is for: those that match all of `patterns`, by attribute."""
+
+    metrics: tuple[str, ...]
+    interval_ms: int
+    patterns: tuple[tuple[str, re.Pattern[str]], ...]
+
+    def matches(self, attributes: Mapping[str, str]) -> bool:
+        return all(pattern.fullmatch(attributes.get(name, "")) is not None for name, pattern in self.patterns)
+
+
+def subscriptions_of(image: MetadataImage) -> tuple[Subscription, ...]:
+    """All subscriptions, in the order of their names. What another program has put into the log and cannot be used is
+    left out.
+    """
+    found = []
+    for name in image.resource_names(CLIENT_METRICS_RESOURCE):
+        configs = image.client_metrics_configs(name)
+        try:
+            check_client_metrics_configs(configs)
+        except KafkaError:
+            continue
+        found.append(_subscription(configs))
+    return tuple(found)
+
+
+def _subscription(configs: Mapping[str, str]) -> Subscription:
+    interval, match, metrics = (
+        key.parse(configs[name]) if name in configs else key.default for name, key in CLIENT_METRICS_KEYS.items()
+    )
+    assert isinstance(interval, int)
+    assert isinstance(match, list)
+    assert isinstance(metrics, list)
+    pairs = {name.strip(): pattern.strip() for name, _, pattern in (entry.partition("=") for entry in match)}
+    patterns = tuple((name, re.compile(pattern)) for name, pattern in pairs.items())
+    return Subscription(tuple(metrics), interval, patterns)
 
 
 def check_client_metrics_configs(configs: Mapping[str, str]) -> None:

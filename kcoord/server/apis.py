@@ -79,6 +79,8 @@ SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.LIST_TRANSACTIONS: range(0, 3),
     ApiKey.CONSUMER_GROUP_HEARTBEAT: range(0, 3),
     ApiKey.CONSUMER_GROUP_DESCRIBE: range(0, 3),
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: range(0, 1),
+    ApiKey.PUSH_TELEMETRY: range(0, 1),
     ApiKey.LIST_CONFIG_RESOURCES: range(0, 2),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: range(0, 2),
 }
@@ -86,6 +88,9 @@ SERVED_VERSIONS: dict[ApiKey, range] = {
 them together would be most of the start. A test holds this table against the VERSIONS of the handlers. As Kafka does,
 Produce lists versions 0 to 2 for the sake of old librdkafka, and refuses them.
 """
+
+TELEMETRY_APIS = (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
+"""Served, and listed, where something takes the metrics that clients push; as in Kafka."""
 
 FIRST_LISTED_VERSIONS = {ApiKey.OFFSET_COMMIT: 2}
 """Where ApiVersions begins later than what is served: as in Kafka's list. Clients that send OffsetCommit v1 are older
@@ -215,4 +220,7 @@ def build_api_table(config: BrokerConfig) -> ApiTable:
     if not config.unstable_api_versions_enable:
         for key, first in UNSTABLE_VERSIONS.items():
             versions[key] = range(versions[key].start, first)
+    if not config.takes_client_telemetry:
+        for key in TELEMETRY_APIS:
+            del versions[key]
     return ApiTable(Api(key, served) for key, served in versions.items())

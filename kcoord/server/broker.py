@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast, overload
 
+from kcoord.server.request_context import random_uuid
 from kcoord.server.transactional_produce import TransactionalProduce
 from protocol.errors import Errors, KafkaError
 
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
     from kcoord.metadata.image import MetadataImage
     from kcoord.server.apis import ApiTable
+    from kcoord.server.client_telemetry import ClientTelemetry
     from kcoord.server.fetch_service import FetchService
     from kcoord.server.metadata_operations import MetadataOperation
+    from kcoord.server.telemetry_exporter import TelemetryExporter
     from kcoord.topics.store import TopicStore
 
 _logger = logging.getLogger(__name__)
@@ -150,7 +153,22 @@ class Broker:
         self.now_ms = now_ms
         self.transactional_produce = TransactionalProduce()
         self.endpoints: dict[str, Listener] = {}
+        self._client_telemetry: ClientTelemetry | None = None
+        self._exporter: TelemetryExporter | None = None
         self._tasks: set[asyncio.Task[object]] = set()
+
+    @property
+    def client_telemetry(self) -> ClientTelemetry:
+        """Made when the first client asks."""
+        if self._client_telemetry is None:
+            from kcoord.server.client_telemetry import ClientTelemetry
+            from kcoord.server.telemetry_exporter import TelemetryExporter
+
+            if self.config.kcoord_client_telemetry_endpoint:
+                self._exporter = TelemetryExporter(self.config.kcoord_client_telemetry_endpoint)
+            receive = self._exporter.export if self._exporter is not None else _drop_metrics
+            self._client_telemetry = ClientTelemetry(self.config, random_uuid, receive)
+        return self._client_telemetry
 
     def endpoint(self, listener_name: str) -> Listener:
         """The advertised address of this broker for clients of a listener."""
@@ -183,6 +201,12 @@ class Broker:
         """Ends what still runs at shutdown."""
         for task in list(self._tasks):
             task.cancel()
+        if self._exporter is not None:
+            self._exporter.close()
+
+
+def _drop_metrics(metrics: bytes) -> None:
+    """Where only a reporter is named, which cannot be loaded here."""
 
 
 @overload

@@ -30,6 +30,7 @@ from protocol.headers import decode_request_header
 if TYPE_CHECKING:
     from kcoord.server.apis import BoundApi
     from kcoord.server.broker import Broker
+    from kcoord.server.client_telemetry import ClientFacts
     from protocol.messages import HeartbeatResponse, Message
 
 MAX_IN_FLIGHT_REQUESTS = 64
@@ -115,6 +116,9 @@ class KafkaConnection(asyncio.Protocol):
         self.peer = "?"
         self.client_host = "/?"
         self.remote_host = ""
+        self.remote_port = 0
+        self.software = ("", "")
+        self.facts: ClientFacts | None = None
         self.last_active = 0.0
         self._frame_started: float | None = None
 
@@ -131,7 +135,8 @@ class KafkaConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         address = transport.get_extra_info("peername") or ("?", 0)
         self.remote_host = str(address[0])
-        self.peer = f"{self.remote_host}:{address[1]}"
+        self.remote_port = int(address[1])
+        self.peer = f"{self.remote_host}:{self.remote_port}"
         self.client_host = f"/{self.remote_host}"
         self._time = asyncio.get_running_loop().time
         self.last_active = self._time()
@@ -145,6 +150,8 @@ class KafkaConnection(asyncio.Protocol):
         for exchange in self._exchanges:
             exchange.abandon()
         self._exchanges.clear()
+        if self.facts is not None and self.facts.instance_id is not None:
+            self._broker.client_telemetry.disconnected(self.facts.instance_id)
         self._owner.forget(self)
 
     def data_received(self, data: bytes) -> None:
@@ -303,6 +310,7 @@ class KafkaConnection(asyncio.Protocol):
             self._owner.listener_name,
             ANONYMOUS,
             now_ms,
+            self,
         )
         response = bound.respond(self._broker, context, request)
         if asyncio.isfuture(response):

@@ -9,9 +9,13 @@ from __future__ import annotations
 import itertools
 import os
 from base64 import urlsafe_b64encode
+from typing import TYPE_CHECKING, Protocol
 
 from kcoord.coordinator.result import OperationContext
 from protocol.api_keys import ApiKey
+
+if TYPE_CHECKING:
+    from kcoord.server.client_telemetry import ClientFacts
 
 _UUID_BYTES = 16
 _POOL_BYTES = 256 * _UUID_BYTES
@@ -69,6 +73,15 @@ def candidate_id() -> str:
             return text
 
 
+class ClientConnection(Protocol):
+    """What a connection knows about its client. `software` is its name and version, as ApiVersions tells them."""
+
+    remote_host: str
+    remote_port: int
+    software: tuple[str, str]
+    facts: ClientFacts | None
+
+
 class RequestContext:
     """The facts about one request: from where, by whom, when, in which version."""
 
@@ -77,6 +90,7 @@ class RequestContext:
         "api_version",
         "client_host",
         "client_id",
+        "connection",
         "correlation_id",
         "listener_name",
         "now_ms",
@@ -93,6 +107,7 @@ class RequestContext:
         listener_name: str,
         principal: str,
         now_ms: int,
+        connection: ClientConnection | None = None,
     ) -> None:
         self.api_key = api_key
         self.api_version = api_version
@@ -102,6 +117,22 @@ class RequestContext:
         self.listener_name = listener_name
         self.principal = principal
         self.now_ms = now_ms
+        self.connection = connection
+
+    def client_facts(self) -> ClientFacts:
+        """What is known about the client of the connection; the same object as long as that lasts."""
+        from kcoord.server.client_telemetry import ClientFacts
+
+        connection = self.connection
+        if connection is None:
+            return ClientFacts(client_id=self.client_id)
+        facts = connection.facts
+        if facts is None:
+            name, version = connection.software
+            facts = connection.facts = ClientFacts(
+                self.client_id, name, version, connection.remote_host, connection.remote_port
+            )
+        return facts
 
     def operation_context(self, *, candidate: bool = True) -> OperationContext:
         """The context for one operation of a state machine; `candidate=False` where it can have no use for a new

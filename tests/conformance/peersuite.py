@@ -32,7 +32,6 @@ DIFFERENCES = {
     "testApiVersionsRequest": _ALL_OF_KAFKA,
     "testApiVersionsRequestIncludesUnreleasedApis": _ALL_OF_KAFKA,
     "testApiVersionsRequestValidationV0": _ALL_OF_KAFKA,
-    "testClientInstanceId": "client telemetry (KIP-714) is not served",
     "testCoordinatorFailoverAfterCompactingPartitionWithUpgradedSimpleStreamsGroup": _STREAMS,
     "testCoordinatorFailoverAfterCompactingPartitionWithUpgradedStreamsGroup": _STREAMS,
     "testCoordinatorFailoverAfterCompactingPartitionWithUpgradedStreamsGroupAndTombstoneRemoved": _STREAMS,

@@ -28,6 +28,7 @@ SETTINGS = {
     "group.consumer.session.timeout.ms": "45000",
     "kcoord.log.flush.policy": "os",
     "max.connection.creation.rate": "1000000",
+    "metric.reporters": "com.example.Telemetry",
 }
 
 

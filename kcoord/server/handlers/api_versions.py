@@ -34,6 +34,8 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 def handle(broker: Broker, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
     if context.api_version >= FIRST_VERSION_WITH_SOFTWARE_NAME and not _is_valid(request):
         raise KafkaError(Errors.INVALID_REQUEST)
+    if context.connection is not None:
+        context.connection.software = (request.client_software_name, request.client_software_version)
     image = broker.image
     return ApiVersionsResponse(
         api_keys=_listed(broker),

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GetTelemetrySubscriptions (KIP-714): which metrics the client is to push. Served where something takes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.api_keys import ApiKey
+from protocol.errors import KafkaError
+from protocol.messages import GetTelemetrySubscriptionsRequest, GetTelemetrySubscriptionsResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.broker import Broker
+    from kcoord.server.request_context import RequestContext
+
+API_KEY = ApiKey.GET_TELEMETRY_SUBSCRIPTIONS
+VERSIONS = range(0, 1)
+
+
+def handle(
+    broker: Broker, context: RequestContext, request: GetTelemetrySubscriptionsRequest
+) -> GetTelemetrySubscriptionsResponse:
+    return broker.client_telemetry.get_subscriptions(request, context.client_facts(), broker.image, context.now_ms)
+
+
+def error_response(
+    request: GetTelemetrySubscriptionsRequest, error: KafkaError, version: int
+) -> GetTelemetrySubscriptionsResponse:
+    return GetTelemetrySubscriptionsResponse(error_code=error.error)
