@@ -34,8 +34,8 @@ def main(report: Report) -> None:
 
 
 def different_subscriptions(table: Table) -> None:
-    """10,000 members and 1,000 topics of 100 partitions: three kinds of members, a hundred that share nothing, and
-    fifty with a tenth of the topics each, drawn by lot.
+    """10,000 members and 1,000 topics of 100 partitions: three kinds of members, a hundred that share nothing, fifty
+    with a tenth of the topics each, drawn by lot, and as many kinds as members, with ten topics each.
     """
     topic_ids = [number.to_bytes(16, "big") for number in range(1_000)]
     counts = dict.fromkeys(topic_ids, 100)
@@ -44,6 +44,7 @@ def different_subscriptions(table: Table) -> None:
         "3 subscriptions": [frozenset(topic_ids), frozenset(topic_ids[:500]), frozenset(topic_ids[300:])],
         "100 disjoint": [frozenset(topic_ids[start : start + 10]) for start in range(0, 1_000, 10)],
         "51 by lot": [*(frozenset(random.sample(topic_ids, 100)) for _ in range(50)), frozenset(topic_ids)],
+        "10,001 by lot": [frozenset(random.sample(topic_ids, 10)) for _ in range(10_001)],
     }
     for shape, subscriptions in kinds.items():
         for name in ASSIGNORS:

@@ -282,6 +282,40 @@ def test_uniform_is_as_balanced_as_the_subscriptions_allow(
     assert sum(size * size for size in totals(assignment)) == best
 
 
+@given(group=groups(), joining=st.lists(st.frozensets(st.integers(0, 3), min_size=1), max_size=4))
+def test_uniform_leaves_no_chain_from_a_member_to_one_with_two_partitions_less(
+    group: Group, joining: list[frozenset[int]]
+) -> None:
+    """The condition for the best balance, where there are too many assignments to look at all of them."""
+    members, counts = group
+    for number, topics in enumerate(joining):
+        members[f"n{number}"] = MemberSpec(subscribed_topic_ids=frozenset(map(topic, topics)))
+    assignment = ASSIGNORS["uniform"].assign(members, counts)
+    loads = {member_id: sum(map(len, topics.values())) for member_id, topics in assignment.items()}
+    for giver in members:
+        reached = [giver]
+        for between in reached:
+            reached += [
+                taker
+                for taker, member in members.items()
+                if taker not in reached and not assignment[between].keys().isdisjoint(member.subscribed_topic_ids)
+            ]
+        assert loads[giver] - min(loads[taker] for taker in reached) < 2
+
+
+@given(group=groups())
+def test_uniform_takes_a_partition_away_only_for_balance(group: Group) -> None:
+    """Where what the members may keep is balanced already, and nothing is free, all of it stays."""
+    members, counts = group
+    balanced = after(ASSIGNORS["uniform"].assign(members, counts), members)
+    strangers = {topic(97): frozenset({0}), topic(96): frozenset[int]()}
+    with_strangers = {
+        member_id: replace(member, assigned={**member.assigned, **strangers}) for member_id, member in balanced.items()
+    }
+    found = ASSIGNORS["uniform"].assign(with_strangers, counts)
+    assert found == {member_id: member.assigned for member_id, member in balanced.items()}
+
+
 def test_uniform_moves_along_a_chain_where_no_single_move_helps() -> None:
     one, two = topic(1), topic(2)
     members = {

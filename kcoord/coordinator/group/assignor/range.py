@@ -9,9 +9,10 @@ ranges); a static member keeps its place because the instance id, not the member
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from kcoord.coordinator.group.assignor.spec import Assignment, MemberSpec, common_subscription
+from kcoord.coordinator.group.assignor.spec import Assignment, MemberSpec
+from kcoord.coordinator.group.assignor.subscriptions import subscriptions_of, topic_classes
 
 
 class RangeAssignor:
@@ -27,15 +28,32 @@ class RangeAssignor:
 
     def assign(self, members: Mapping[str, MemberSpec], partition_counts: Mapping[bytes, int]) -> Assignment:
         order = sorted(members, key=lambda member_id: _position(member_id, members[member_id]))
-        assigned: dict[str, dict[bytes, frozenset[int]]] = {member_id: {} for member_id in members}
-        for subscribers, topic_ids in _subscriptions(members, order):
+        place_of = {member_id: place for place, member_id in enumerate(order)}
+        subscriptions = subscriptions_of(order, members)
+        places = [[place_of[member_id] for member_id in subscription.member_ids] for subscription in subscriptions]
+        assigned: list[dict[bytes, frozenset[int]]] = [{} for _ in order]
+        cuts: dict[tuple[int, int], list[frozenset[int]]] = {}
+        for topic_class in topic_classes(subscriptions, partition_counts):
             by_count: dict[int, list[bytes]] = {}
-            for topic_id in topic_ids:
-                by_count.setdefault(partition_counts.get(topic_id, 0), []).append(topic_id)
+            for topic_id in topic_class.topic_ids:
+                by_count.setdefault(partition_counts[topic_id], []).append(topic_id)
+            of_class = [places[index] for index in topic_class.subscribers]
+            size = sum(map(len, of_class))
+            # Nobody behind the first so many gets anything.
+            most = min(max(by_count), size)
+            subscribers = sorted(place for of_one in of_class for place in of_one[:most])[:most]
             for count, alike in by_count.items():
-                for member_id, partitions in _cut(count, subscribers):
-                    assigned[member_id].update(dict.fromkeys(alike, partitions))
-        return {**assigned}
+                cut = cuts.get((count, size))
+                if cut is None:
+                    cut = cuts[count, size] = _cut(count, size)
+                if len(alike) == 1:
+                    (topic_id,) = alike
+                    for place, partitions in zip(subscribers, cut, strict=False):
+                        assigned[place][topic_id] = partitions
+                else:
+                    for place, partitions in zip(subscribers, cut, strict=False):
+                        assigned[place].update(dict.fromkeys(alike, partitions))
+        return {member_id: assigned[place_of[member_id]] for member_id in members}
 
 
 def _position(member_id: str, member: MemberSpec) -> tuple[bool, str]:
@@ -45,36 +63,13 @@ def _position(member_id: str, member: MemberSpec) -> tuple[bool, str]:
     return (False, member.instance_id)
 
 
-def _subscriptions(members: Mapping[str, MemberSpec], order: list[str]) -> Iterator[tuple[list[str], list[bytes]]]:
-    """Topics with the same subscribers, who come in the given order: equal partition counts are cut alike."""
-    common = common_subscription(members)
-    if common is not None:
-        yield order, sorted(set(common))
-        return
-    numbers: dict[frozenset[bytes], list[int]] = {}
-    for number, member_id in enumerate(order):
-        numbers.setdefault(frozenset(members[member_id].subscribed_topic_ids), []).append(number)
-    signatures: dict[bytes, list[int]] = {}
-    for index, topic_ids in enumerate(numbers):
-        for topic_id in topic_ids:
-            signatures.setdefault(topic_id, []).append(index)
-    alike: dict[tuple[int, ...], list[bytes]] = {}
-    for topic_id in sorted(signatures):
-        alike.setdefault(tuple(signatures[topic_id]), []).append(topic_id)
-    members_of = list(numbers.values())
-    for signature, topics in alike.items():
-        subscribers = sorted(number for index in signature for number in members_of[index])
-        yield [order[number] for number in subscribers], topics
-
-
-def _cut(count: int, subscribers: list[str]) -> Iterator[tuple[str, frozenset[int]]]:
-    """The ranges of one topic with `count` partitions; who gets none is left out."""
-    quota, extra = divmod(count, len(subscribers))
+def _cut(count: int, subscribers: int) -> list[frozenset[int]]:
+    """The ranges of a topic with `count` partitions, none of them empty."""
+    quota, extra = divmod(count, subscribers)
+    ranges: list[frozenset[int]] = []
     start = 0
-    for member_id in subscribers if quota else subscribers[:extra]:
-        end = start + quota
-        if extra:
-            extra -= 1
-            end += 1
-        yield member_id, frozenset(range(start, end))
+    while start < count:
+        end = start + quota + (len(ranges) < extra)
+        ranges.append(frozenset(range(start, end)))
         start = end
+    return ranges
