@@ -12,19 +12,23 @@ from typing import Final
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey
-from kcoord.metadata import configs, records, topics
+from kcoord.metadata import configs, reassignment, records, topics
 from kcoord.metadata.image import BrokerImage, ImageBuilder, MetadataImage
 from kcoord.metadata.placement import move_records
 from kcoord.metadata.records import BrokerRegistration
 from protocol.messages import (
     AlterConfigsRequest,
     AlterConfigsResponse,
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreateTopicsRequest,
     CreateTopicsResponse,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
@@ -129,6 +133,16 @@ class MetadataMachine:
         self, context: OperationContext, request: DeleteTopicsRequest
     ) -> CoordinatorResult[DeleteTopicsResponse]:
         return topics.delete_topics(self.image, self._config, context, request)
+
+    def alter_partition_reassignments(
+        self, context: OperationContext, request: AlterPartitionReassignmentsRequest
+    ) -> CoordinatorResult[AlterPartitionReassignmentsResponse]:
+        return reassignment.alter_partition_reassignments(self.image, self._config, request)
+
+    def elect_leaders(
+        self, context: OperationContext, request: ElectLeadersRequest
+    ) -> CoordinatorResult[ElectLeadersResponse]:
+        return reassignment.elect_leaders(self.image, context, request)
 
     def incremental_alter_configs(
         self, context: OperationContext, request: IncrementalAlterConfigsRequest

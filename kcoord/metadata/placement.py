@@ -71,6 +71,16 @@ class Placement:
                 f"be reached because only {brokers} broker(s) are registered.",
             )
 
+    def check_replicas(self, broker_ids: Sequence[int]) -> None:
+        """Raise INVALID_REPLICA_ASSIGNMENT where these cannot be the replicas of a partition."""
+        if not broker_ids:
+            raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, "A partition needs at least one replica.")
+        if len(set(broker_ids)) != len(broker_ids):
+            raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, "A broker holds at most one replica of a partition.")
+        for broker_id in broker_ids:
+            if broker_id not in self.broker_ids:
+                raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, f"There is no broker {broker_id}.")
+
     def default_replication_factor(self, topic: str, config: BrokerConfig) -> int:
         """The configured one, or as many as there are brokers."""
         wanted = config.default_replication_factor
@@ -87,7 +97,7 @@ def partition_records(
     """New partitions with these replicas."""
     return [
         records.new_partition_record(
-            topic_id, partition_id, replicas, [_directory_of(image, one) for one in replicas], creation_time_ms
+            topic_id, partition_id, replicas, directories_of(image, replicas), creation_time_ms
         )
         for partition_id, replicas in enumerate(assignment, first)
     ]
@@ -111,12 +121,17 @@ def _moves_of(image: MetadataImage, placement: Placement, topic: TopicImage, sta
             topic.id,
             partition.partition_id,
             replicas,
-            [_directory_of(image, one) for one in replicas],
+            directories_of(image, replicas),
             partition.leader,
         )
         for partition, replicas in zip(topic.partitions, assignment, strict=True)
         if replicas != partition.replicas or replicas[0] != partition.leader
     ]
+
+
+def directories_of(image: MetadataImage, replicas: Iterable[int]) -> list[bytes]:
+    """The ids of the folders in which brokers keep their replicas."""
+    return [_directory_of(image, one) for one in replicas]
 
 
 def _directory_of(image: MetadataImage, broker_id: int) -> bytes:

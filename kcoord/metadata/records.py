@@ -91,11 +91,21 @@ def new_partition_change_record(
     """Moves a partition to other brokers; the first of them leads it, with a new leader epoch if it is not the `leader`
     of before.
     """
+    new_leader = replicas[0] if replicas[0] != leader else None
+    return new_reassignment_record(topic_id, partition_id, replicas, directories, new_leader)
+
+
+def new_reassignment_record(
+    topic_id: bytes, partition_id: int, replicas: list[int], directories: list[bytes], leader: int | None
+) -> CoordinatorRecord:
+    """Gives a partition these replicas, all of them in sync. With a `leader` a new leader epoch begins, even if it is
+    the leader of before.
+    """
     value = PartitionChangeRecord(
         partition_id=partition_id,
         topic_id=topic_id,
         isr=list(replicas),
-        leader=replicas[0] if replicas[0] != leader else KEEP_LEADER,
+        leader=leader if leader is not None else KEEP_LEADER,
         replicas=list(replicas),
         directories=directories,
     )

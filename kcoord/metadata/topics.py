@@ -178,7 +178,7 @@ class TopicOperations:
                 raise KafkaError(
                     Errors.INVALID_REPLICA_ASSIGNMENT, f"Partition {entry.partition_index} is assigned more than once."
                 )
-            self._check_replicas(entry.broker_ids)
+            self._placement.check_replicas(entry.broker_ids)
             _check_size(entry.broker_ids, topic.assignments[0].broker_ids)
             assignment[entry.partition_index] = entry.broker_ids
         if sorted(assignment) != list(range(len(assignment))):
@@ -187,15 +187,6 @@ class TopicOperations:
             )
         self._check_internal_partitions(topic.name, len(assignment))
         return [assignment[partition_id] for partition_id in range(len(assignment))]
-
-    def _check_replicas(self, broker_ids: Sequence[int]) -> None:
-        if not broker_ids:
-            raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, "A partition needs at least one replica.")
-        if len(set(broker_ids)) != len(broker_ids):
-            raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, "A broker holds at most one replica of a partition.")
-        for broker_id in broker_ids:
-            if broker_id not in self._placement.broker_ids:
-                raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, f"There is no broker {broker_id}.")
 
     def _add_partitions(self, topic_id: bytes, first_id: int, assignment: Sequence[list[int]]) -> None:
         self._records += partition_records(self._image, topic_id, first_id, assignment, self._creation_time_ms)
@@ -240,7 +231,7 @@ class TopicOperations:
                     f"{added} partitions would be added, but {len(assignment)} are assigned.",
                 )
             for broker_ids in assignment:
-                self._check_replicas(broker_ids)
+                self._placement.check_replicas(broker_ids)
                 _check_size(broker_ids, topic.partitions[0].replicas)
         self._add_partitions(topic.id, current, assignment)
 

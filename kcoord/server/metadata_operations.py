@@ -20,12 +20,16 @@ from protocol.messages import (
     AllocateProducerIdsResponse,
     AlterConfigsRequest,
     AlterConfigsResponse,
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreateTopicsRequest,
     CreateTopicsResponse,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
     Message,
@@ -139,6 +143,32 @@ class IncrementalAlterConfigs(_AsAsked):
 
     def result_of(self, response: Message) -> IncrementalAlterConfigsResponse:
         return cast("IncrementalAlterConfigsResponse", response)
+
+
+@dataclass(slots=True, frozen=True)
+class AlterPartitionReassignments(_AsAsked):
+    request: AlterPartitionReassignmentsRequest
+    api_key: ApiKey = ApiKey.ALTER_PARTITION_REASSIGNMENTS
+
+    def __call__(
+        self, machine: MetadataMachine, context: OperationContext
+    ) -> CoordinatorResult[AlterPartitionReassignmentsResponse]:
+        return machine.alter_partition_reassignments(context, self.request)
+
+    def result_of(self, response: Message) -> AlterPartitionReassignmentsResponse:
+        return cast("AlterPartitionReassignmentsResponse", response)
+
+
+@dataclass(slots=True, frozen=True)
+class ElectLeaders(_AsAsked):
+    request: ElectLeadersRequest
+    api_key: ApiKey = ApiKey.ELECT_LEADERS
+
+    def __call__(self, machine: MetadataMachine, context: OperationContext) -> CoordinatorResult[ElectLeadersResponse]:
+        return machine.elect_leaders(context, self.request)
+
+    def result_of(self, response: Message) -> ElectLeadersResponse:
+        return cast("ElectLeadersResponse", response)
 
 
 @dataclass(slots=True, frozen=True)

@@ -39,6 +39,8 @@ PEER_APIS: Final = {
     ApiKey.ALTER_CONFIGS: range(0, 3),
     ApiKey.CREATE_PARTITIONS: range(0, 4),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: range(0, 2),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: range(0, 2),
+    ApiKey.ELECT_LEADERS: range(0, 3),
     ApiKey.ALLOCATE_PRODUCER_IDS: range(0, 1),
 }
 """What workers ask each other; AllocateProducerIds is not for clients."""

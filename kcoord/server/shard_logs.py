@@ -25,7 +25,8 @@ _logger = logging.getLogger(__name__)
 
 class ShardLogs:
     """`open_log` opens or begins the log of a partition, `log_exists` says whether it has a folder, `delete_logs` takes
-    the folders of partitions of a topic id out of use.
+    the folders of partitions of a topic id out of use, `hand_over_logs` leaves closed logs to other brokers, and
+    `note_gained` is told of those that others led.
     """
 
     def __init__(
@@ -34,7 +35,11 @@ class ShardLogs:
         log_exists: Callable[[int], bool],
         file_system: FileSystem,
         delete_logs: Callable[[list[int], bytes], None] = lambda shard_ids, topic_id: None,
+        hand_over_logs: Callable[[list[int]], None] = lambda shard_ids: None,
+        note_gained: Callable[[int], None] = lambda shard_id: None,
     ) -> None:
+        self._hand_over_logs = hand_over_logs
+        self.note_gained = note_gained
         self._delete_logs = delete_logs
         self.file_system = file_system
         self._open_log = open_log
@@ -80,6 +85,12 @@ class ShardLogs:
         for shard_id in shard_ids:
             self.close(shard_id)
         self._delete_logs(shard_ids, topic_id)
+
+    def hand_over(self, shard_ids: list[int]) -> None:
+        """Other brokers lead these shards from now on; nothing of them may be under way."""
+        for shard_id in shard_ids:
+            self.close(shard_id)
+        self._hand_over_logs(shard_ids)
 
     def store_indexes(self) -> None:
         """In a thread of its own, for each log in turn: see `Log.store_indexes`."""

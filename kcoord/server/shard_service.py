@@ -22,7 +22,7 @@ from kcoord.metrics.measures import Histogram
 from kcoord.server.request_context import internal_operation_context
 from kcoord.server.runtime_driver import RuntimeDriver
 from kcoord.server.shard_snapshots import ShardSnapshots
-from kcoord.storage.errors import StorageError
+from kcoord.storage.errors import PartitionHeldError, StorageError
 from kcoord.topics.schedule import Every
 from protocol.errors import Errors, KafkaError
 
@@ -46,6 +46,7 @@ LONGEST_RELOAD_SECONDS = 60.0
 INDEX_STORE_INTERVAL_MS = 30_000
 """Half of what lies between two recovery points (log.flush.offset.checkpoint.interval.ms)."""
 _WRITE_CHECK_SECONDS = 0.005
+_HELD_CHECK_SECONDS = 0.05
 
 
 class CoordinatorMachine(StateMachine, Protocol):
@@ -93,6 +94,9 @@ class ShardService(Generic[M]):
         self._shard_count = 0
         self._own_shards: Collection[int] = range(0)
         self._topic_id: bytes | None = None
+        self._followed: TopicImage | None = None
+        self._leaving: set[int] = set()
+        """Shards that others lead, whose logs are still open here."""
         self._giving_up = False
         self._reload_seconds: dict[int, float] = {}
         self.load_times = Histogram()
@@ -139,12 +143,15 @@ class ShardService(Generic[M]):
     # --- the life of the shards ---------------------------------------------------------------------------------------
 
     def follow(self, topic: TopicImage | None, node_id: int) -> list[int]:
-        """Takes over what broker `node_id` leads of the internal topic when it appears, and gives it up when the topic
-        is deleted, as Kafka lets clients do. Returns the shards that have a log, to be given to `load`.
+        """Takes over what broker `node_id` leads of the internal topic, and gives up what others lead, and all of it
+        when the topic is deleted, as Kafka lets clients do. Returns the shards that have a log, to be given to `load`.
         """
         topic_id = topic.id if topic is not None else None
-        if self._giving_up or topic_id == self._topic_id:
+        if self._giving_up or topic is self._followed:
             return []
+        self._followed = topic
+        if topic is not None and topic_id == self._topic_id:
+            return self._follow_leaders(topic, node_id)
         if self._topic_id is not None:
             self._giving_up = True
             self._owner.spawn(self._give_up(list(self.shard_ids), self._topic_id))
@@ -154,17 +161,50 @@ class ShardService(Generic[M]):
         own = [partition.partition_id for partition in topic.partitions if partition.leader == node_id]
         return self.open_shards(len(topic.partitions), own)
 
+    def _follow_leaders(self, topic: TopicImage, node_id: int) -> list[int]:
+        """Other brokers lead some of the partitions from now on, or this one does."""
+        led = {partition.partition_id for partition in topic.partitions if partition.leader == node_id}
+        own = set(self._own_shards)
+        lost = sorted(own - led)
+        gained = sorted(led - own - self._leaving)
+        if not lost and not gained:
+            return []
+        self._set_own(sorted((own - set(lost)) | set(gained)))
+        if lost:
+            self._leaving.update(lost)
+            for shard_id in lost:
+                self._runtime.close_shard(shard_id)
+            self._owner.spawn(self._hand_over(lost))
+        for shard_id in gained:
+            # Whether there is a log is only known when its last leader has let go of it.
+            self._logs.note_gained(shard_id)
+            self._runtime.start_load(shard_id, ())
+        self.wake()
+        _logger.info("Of %s, %d shards are led here now, %d elsewhere", self.name, len(gained), len(lost))
+        return gained
+
+    async def _hand_over(self, shard_ids: list[int]) -> None:
+        """Who waits is told to look elsewhere; the logs go when nothing is being written any more."""
+        await self._written(shard_ids)
+        self._logs.hand_over(shard_ids)
+        self._leaving.difference_update(shard_ids)
+        self._followed = None
+        self._owner.on_shards_given_up()
+
+    async def _written(self, shard_ids: list[int]) -> None:
+        self.wake()
+        while any(self._runtime.is_writing(shard_id) for shard_id in shard_ids):
+            await asyncio.sleep(_WRITE_CHECK_SECONDS)
+
     async def _give_up(self, shard_ids: list[int], topic_id: bytes) -> None:
         """Who waits is told to look elsewhere; the logs go when nothing is being written any more."""
         self._shard_count, self._own_shards = 0, range(0)
         for shard_id in shard_ids:
             self._runtime.close_shard(shard_id)
-        self.wake()
-        while any(self._runtime.is_writing(shard_id) for shard_id in shard_ids):
-            await asyncio.sleep(_WRITE_CHECK_SECONDS)
+        await self._written([*shard_ids, *self._leaving])
         _logger.warning("The topic of the %s was deleted: %d shards are given up", self.name, len(shard_ids))
         self._logs.delete(shard_ids, topic_id)
-        self._topic_id, self._giving_up = None, False
+        self._topic_id, self._followed, self._giving_up = None, None, False
         self._owner.on_shards_given_up()
 
     def open_shards(self, count: int, own: Sequence[int] | None = None) -> list[int]:
@@ -173,8 +213,7 @@ class ShardService(Generic[M]):
         """
         assert not self._shard_count, "the number of shards never changes"
         self._shard_count = count
-        # Asked at every request, so it is a range or a set of keys.
-        self._own_shards = range(count) if own is None or len(own) == count else dict.fromkeys(own).keys()
+        self._set_own(range(count) if own is None else own)
         to_load = []
         for shard_id in self._own_shards:
             if self._logs.exists(shard_id):
@@ -184,6 +223,10 @@ class ShardService(Generic[M]):
                 self._runtime.load(shard_id, (), self._owner.now_ms())
         self.wake()
         return to_load
+
+    def _set_own(self, own: Sequence[int]) -> None:
+        """Asked at every request, so it is a range or a set of keys."""
+        self._own_shards = range(self._shard_count) if len(own) == self._shard_count else dict.fromkeys(own).keys()
 
     async def load(self, shard_ids: list[int]) -> None:
         """Replays the logs in turn, and lets others have the event loop between slices."""
@@ -205,6 +248,11 @@ class ShardService(Generic[M]):
                 _logger.warning("The snapshot of %s is not used, the whole log is read: %s", log.directory, error)
                 snapshot = None
                 await self._replay(shard_id, log, None)
+        except PartitionHeldError:
+            # Who led it before has not heard of the change yet, or is closing the log.
+            if self._is_to_load(shard_id) and not self._closing:
+                self._loop.call_later(_HELD_CHECK_SECONDS, self._reload, shard_id)
+            return
         except (OSError, StorageError, LoadError) as error:
             if self._is_to_load(shard_id):
                 _logger.error("Loading shard %d of %s failed: %s", shard_id, self.name, error)

@@ -99,6 +99,17 @@ class Storage:
         """The logs of a coordinator's topic."""
         present = {partition for name, partition in self.log_dir.partitions() if name == topic}
 
+        def exists(shard_id: int) -> bool:
+            # Another worker may have begun it since.
+            return shard_id in present or self._fs.exists(self.log_dir.partition_path(topic, shard_id))
+
+        def hand_over_logs(shard_ids: list[int]) -> None:
+            self.topics.hand_over([(topic, shard_id) for shard_id in shard_ids])
+
+        def note_gained(shard_id: int) -> None:
+            self.topics.forget_internal_producers(topic, shard_id)
+            self.log_dir.note_gained(topic, shard_id)
+
         def open_log(shard_id: int) -> Log:
             return self.log_dir.open_log(topic, shard_id, config, now_ms())
 
@@ -106,7 +117,7 @@ class Storage:
             present.difference_update(shard_ids)
             self.topics.retire_internal(topic, topic_id, shard_ids, now_ms())
 
-        logs = self._shard_logs[topic] = ShardLogs(open_log, present.__contains__, self._fs, delete_logs)
+        logs = self._shard_logs[topic] = ShardLogs(open_log, exists, self._fs, delete_logs, hand_over_logs, note_gained)
         return logs
 
     def cleaner(

@@ -46,6 +46,10 @@ class DirectoryLockedError(StorageError):
     """Another process holds the lock of a data folder."""
 
 
+class PartitionHeldError(StorageError):
+    """The worker that led a partition before still has its log open."""
+
+
 class MetaPropertiesError(StorageError):
     """meta.properties is unreadable, or belongs to another node or cluster."""
 

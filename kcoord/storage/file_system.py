@@ -80,6 +80,11 @@ class FileSystem(Protocol):
     def lock(self, path: str) -> Lock:
         """Take the lock file exclusively, or raise DirectoryLockedError at once."""
 
+    def lock_byte(self, path: str, position: int) -> Lock:
+        """Take one byte of a lock file exclusively, or raise DirectoryLockedError at once. Many bytes of a file cost
+        one descriptor.
+        """
+
 
 class RealFile:
     """A file descriptor. Dropping the last reference closes it: no reader is left with a recycled descriptor."""
@@ -139,14 +144,32 @@ class RealLock:
             os.close(fd)
 
 
+class ByteLock:
+    """A record lock of one byte. The descriptor stays: closing it would give up every lock of the file."""
+
+    __slots__ = ("_fd", "_held", "_key")
+
+    def __init__(self, fd: int, key: tuple[str, int], held: set[tuple[str, int]]) -> None:
+        self._fd = fd
+        self._key = key
+        self._held = held
+
+    def release(self) -> None:
+        if self._key in self._held:
+            self._held.discard(self._key)
+            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, self._key[1])
+
+
 class RealFileSystem:
     """FileSystem on the operating system."""
 
-    __slots__ = ("_held_locks",)
+    __slots__ = ("_byte_files", "_held_bytes", "_held_locks")
 
     def __init__(self) -> None:
         # A record lock belongs to the process, so a second lock of the same file would be granted within one.
         self._held_locks: set[str] = set()
+        self._byte_files: dict[str, int] = {}
+        self._held_bytes: set[tuple[str, int]] = set()
 
     def open_append(self, path: str) -> File:
         return RealFile(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644))
@@ -204,6 +227,22 @@ class RealFileSystem:
             raise
         self._held_locks.add(resolved)
         return RealLock(fd, resolved, self._held_locks)
+
+    def lock_byte(self, path: str, position: int) -> Lock:
+        key = (path, position)
+        if key in self._held_bytes:
+            raise _locked(path)
+        fd = self._byte_files.get(path)
+        if fd is None:
+            fd = self._byte_files[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, position)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise _locked(path) from None
+            raise
+        self._held_bytes.add(key)
+        return ByteLock(fd, key, self._held_bytes)
 
 
 def _locked(path: str) -> DirectoryLockedError:

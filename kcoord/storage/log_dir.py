@@ -32,6 +32,7 @@ from kcoord.storage.checkpoints import (
 from kcoord.storage.errors import MalformedCheckpointError, MetaPropertiesError
 from kcoord.storage.file_cache import FileCache
 from kcoord.storage.file_system import FileSystem, Lock, join, make_durable_dirs, write_file_atomically
+from kcoord.storage.handover import Handover, has_handover, read_handover, remove_handover, write_handover
 from kcoord.storage.log import Log
 from kcoord.storage.recovery import Recovery
 from kcoord.storage.segment import LogConfig
@@ -149,11 +150,63 @@ class LogDir:
         path = self.partition_path(topic, partition)
         if not self.file_system.exists(path):
             self._forget_offsets([key])
+        handover = self._take_over(key, path)
         recovery = self.recovery_of(topic, partition)
         recovery.repair = repair
+        if handover is not None:
+            recovery.clean = handover.is_clean
         log = Log.open(self.file_system, path, config, now_ms, recovery=recovery, files=self.files)
         self._opened[key] = log
+        if handover is not None:
+            self._note(key, log)
+            self._write_checkpoints()
+            remove_handover(self.file_system, path)
         return log
+
+    def _take_over(self, key: TopicPartition, path: str) -> Handover | None:
+        """What the leader before has left counts, and nothing that was known here."""
+        handover = read_handover(self.file_system, path)
+        if handover is not None:
+            self._opened.pop(key, None)
+            self._recovery_points[key] = handover.recovery_point
+            self._start_offsets[key] = handover.start_offset
+            self._cleaned_offsets[key] = handover.cleaned_offset
+        return handover
+
+    def noted(self) -> list[TopicPartition]:
+        """The partitions that the checkpoints say something about."""
+        return sorted(self._recovery_points.keys() | self._start_offsets.keys())
+
+    def forget(self, topic: str, partition: int) -> None:
+        """The partition is a new one: what the checkpoints say is of an older one of that name."""
+        self._forget_offsets([(topic, partition)])
+
+    def note_gained(self, topic: str, partition: int) -> None:
+        """Another broker led the partition until now: what is known here about its log may be out of date."""
+
+    def hand_over(self, partitions: Iterable[TopicPartition]) -> None:
+        """Leaves logs to other brokers, which lead them from now on: closed ones, or ones that were never opened."""
+        for key in partitions:
+            self._leave_handover(key)
+            self._drop(key)
+        self._write_checkpoints()
+
+    def _leave_handover(self, key: TopicPartition) -> None:
+        folder = self.partition_path(*key)
+        log = self._opened.get(key)
+        if not self.file_system.exists(folder) or (log is None and has_handover(self.file_system, folder)):
+            return
+        recovery = self.recovery_of(*key)
+        is_clean = recovery.clean
+        if log is not None:
+            is_clean = log.failure is None and log.flushed_offset == log.end_offset
+        handover = Handover(recovery.recovery_point, recovery.start_offset, self.cleaned_offset(*key), is_clean)
+        write_handover(self.file_system, folder, handover)
+
+    def _drop(self, key: TopicPartition) -> None:
+        for offsets in (self._recovery_points, self._start_offsets, self._cleaned_offsets):
+            offsets.pop(key, None)
+        self._opened.pop(key, None)
 
     def recovery_of(self, topic: str, partition: int) -> Recovery:
         """What is known about a log before it is opened: from its last use in this process, or from the checkpoints."""

@@ -331,6 +331,15 @@ class MemoryFileSystem:
         self._locks.add(path)
         return MemoryLock(self._locks, path)
 
+    def lock_byte(self, path: str, position: int) -> Lock:
+        self.begin("lock", path)
+        self.open_append(path)
+        name = f"{path}@{position}"
+        if name in self._locks:
+            raise DirectoryLockedError(f"byte {position} of {path} is held by another process")
+        self._locks.add(name)
+        return MemoryLock(self._locks, name)
+
     def damage(self, path: str, change: Callable[[bytes], bytes]) -> None:
         """Replace the content of a file on the disk and in memory, as a failing medium or a foreign program would."""
         content = self._file(path)

@@ -26,8 +26,14 @@ from kcoord.storage.errors import MalformedCheckpointError
 from kcoord.storage.file_system import FileSystem, join
 
 WORKERS_FOLDER = ".workers"
+_PARTITION_LOCKS = "partitions.lock"
 _ZERO_MATTERS = (RECOVERY_POINT_FILE,)
 """Checkpoints whose entries mean something at 0 too: in the others a partition without an entry is as good."""
+
+
+def partition_locks(path: str) -> str:
+    """The file on which workers lock the partitions whose logs they have open."""
+    return join(join(path, WORKERS_FOLDER), _PARTITION_LOCKS)
 
 
 def worker_folder(path: str, number: int) -> str:
@@ -52,6 +58,8 @@ def merge_worker_checkpoints(file_system: FileSystem, path: str) -> None:
         for name in file_system.list_dir(folder):
             file_system.remove(join(folder, name))
         file_system.remove_dir(folder)
+    if file_system.exists(partition_locks(path)):
+        file_system.remove(partition_locks(path))
     if file_system.exists(join(path, WORKERS_FOLDER)):
         file_system.remove_dir(join(path, WORKERS_FOLDER))
 
@@ -76,7 +84,9 @@ def read_merged_checkpoint(file_system: FileSystem, path: str, name: str) -> dic
     present = [file for file in files if file_system.exists(file)]
     found: dict[TopicPartition, int] = {}
     for file in present:
-        found.update(_read(file_system, file))
+        # Of a log that went from one to another both may know something, and offsets only grow.
+        for key, offset in _read(file_system, file).items():
+            found[key] = max(offset, found.get(key, 0))
     if not present and not file_system.exists(join(path, name)):
         return None
     merged = {**read_offset_checkpoint(file_system, join(path, name)), **found}
@@ -86,7 +96,7 @@ def read_merged_checkpoint(file_system: FileSystem, path: str, name: str) -> dic
 def _worker_folders(file_system: FileSystem, path: str) -> list[str]:
     parent = join(path, WORKERS_FOLDER)
     try:
-        return [join(parent, name) for name in file_system.list_dir(parent)]
+        return [join(parent, name) for name in file_system.list_dir(parent) if name != _PARTITION_LOCKS]
     except FileNotFoundError:
         return []
 

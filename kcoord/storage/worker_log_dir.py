@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A data folder that several worker processes share: the supervisor's view of it, which holds the lock, and a worker's.
 
-A worker opens the logs of the partitions that it leads, and nobody else does. What the folder's checkpoints said when
-the supervisor started is known to every worker; what a worker learns goes to checkpoints of its own.
+A worker opens the logs of the partitions that it leads, and nobody else does: it takes a lock on each, which the end of
+its process releases, too. What the folder's checkpoints said when the supervisor started is known to every worker; what
+a worker learns goes to checkpoints of its own, and a log that goes to another worker takes it along.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from kcoord.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
@@ -18,12 +21,23 @@ from kcoord.storage.checkpoints import (
     TopicPartition,
     read_offset_checkpoint,
 )
-from kcoord.storage.errors import MalformedCheckpointError
+from kcoord.storage.errors import DirectoryLockedError, MalformedCheckpointError, PartitionHeldError
 from kcoord.storage.file_cache import FileCache
-from kcoord.storage.file_system import join, make_durable_dirs
-from kcoord.storage.log_dir import LogDir
+from kcoord.storage.file_system import Lock, join, make_durable_dirs
+from kcoord.storage.log import Log
+from kcoord.storage.log_dir import DELETE_SUFFIX, LogDir
 from kcoord.storage.recovery import Recovery
-from kcoord.storage.worker_checkpoints import are_known_to_be_whole, merge_worker_checkpoints, worker_folder
+from kcoord.storage.segment import LogConfig
+from kcoord.storage.worker_checkpoints import (
+    are_known_to_be_whole,
+    merge_worker_checkpoints,
+    partition_locks,
+    read_merged_checkpoint,
+    worker_folder,
+)
+
+_LOCK_POSITION_BYTES = 7
+"""Every partition has its own byte of the lock file, by a hash of its name: 2**56 of them."""
 
 
 @dataclass(slots=True)
@@ -33,6 +47,8 @@ class WorkerLogDir(LogDir):
     _inherited_points: dict[TopicPartition, int] = field(default_factory=dict)
     _inherited_starts: dict[TopicPartition, int] = field(default_factory=dict)
     _inherited_cleaned: dict[TopicPartition, int] = field(default_factory=dict)
+    _locks: dict[TopicPartition, Lock] = field(default_factory=dict)
+    _gained: set[TopicPartition] = field(default_factory=set)
 
     @classmethod
     def join(cls, shared: LogDir, number: int, *, is_restart: bool) -> WorkerLogDir:
@@ -70,13 +86,83 @@ class WorkerLogDir(LogDir):
                 # Without it the logs are scanned from where the folder's own checkpoints say.
                 self.had_clean_shutdown = False
 
+    # -- logs that go from one worker to another -----------------------------------------------------------------------
+
+    def open_log(self, topic: str, partition: int, config: LogConfig, now_ms: int, *, repair: bool = False) -> Log:
+        """As in any folder; PartitionHeldError while the worker that led the partition has its log open."""
+        key = (topic, partition)
+        if not self._lock_partition(key):
+            raise PartitionHeldError(f"another worker still has the log of {topic}-{partition}")
+        log = super(WorkerLogDir, self).open_log(topic, partition, config, now_ms, repair=repair)
+        if key in self._gained:
+            self._gained.discard(key)
+            if log.start_offset > self._start_offsets.get(key, 0):
+                self._note(key, log)
+                self._write_checkpoints()
+        return log
+
+    def note_gained(self, topic: str, partition: int) -> None:
+        self._gained.add((topic, partition))
+
+    def hand_over(self, partitions: Iterable[TopicPartition]) -> None:
+        """What another worker holds already, it has found out about by itself."""
+        own = [key for key in partitions if self._lock_partition(key)]
+        if own:
+            super(WorkerLogDir, self).hand_over(own)
+        self._unlock(own)
+
+    def forget(self, topic: str, partition: int) -> None:
+        key = (topic, partition)
+        if key in self._inherited_points or key in self._inherited_starts or key in self.noted():
+            self._forget_offsets([key])
+
+    def delete_partitions(self, partitions: Iterable[tuple[str, int, str]], suffix: str = DELETE_SUFFIX) -> list[str]:
+        gone = list(partitions)
+        folders = super(WorkerLogDir, self).delete_partitions(gone, suffix)
+        self._unlock((topic, partition) for topic, partition, _ in gone)
+        return folders
+
+    def _lock_partition(self, key: TopicPartition) -> bool:
+        if key in self._locks:
+            return True
+        digest = blake2b(f"{key[0]}-{key[1]}".encode(), digest_size=_LOCK_POSITION_BYTES).digest()
+        try:
+            self._locks[key] = self.file_system.lock_byte(partition_locks(self.path), int.from_bytes(digest, "big"))
+        except DirectoryLockedError:
+            return False
+        return True
+
+    def _unlock(self, partitions: Iterable[TopicPartition]) -> None:
+        for key in partitions:
+            lock = self._locks.pop(key, None)
+            if lock is not None:
+                lock.release()
+
+    def _drop(self, key: TopicPartition) -> None:
+        super(WorkerLogDir, self)._drop(key)
+        for offsets in (self._inherited_points, self._inherited_starts, self._inherited_cleaned):
+            offsets.pop(key, None)
+
+    def _start_left_behind(self, key: TopicPartition) -> int:
+        """Where a log starts whose last leader died before it could hand it over: what it had made durable."""
+        try:
+            return (read_merged_checkpoint(self.file_system, self.path, LOG_START_OFFSET_FILE) or {}).get(key, 0)
+        except MalformedCheckpointError:
+            return 0
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
     def recovery_of(self, topic: str, partition: int) -> Recovery:
         key = (topic, partition)
         if key not in self._recovery_points and key in self._inherited_points:
             self._recovery_points[key] = self._inherited_points[key]
         if key not in self._start_offsets and key in self._inherited_starts:
             self._start_offsets[key] = self._inherited_starts[key]
-        return super(WorkerLogDir, self).recovery_of(topic, partition)
+        recovery = super(WorkerLogDir, self).recovery_of(topic, partition)
+        if key in self._gained:
+            recovery.clean = False
+            recovery.start_offset = max(recovery.start_offset, self._start_left_behind(key))
+        return recovery
 
     def cleaned_offset(self, topic: str, partition: int) -> int:
         key = (topic, partition)
@@ -93,6 +179,12 @@ class WorkerLogDir(LogDir):
             self._opened.pop(key, None)
         if partitions:
             self._write_checkpoints()
+
+    def close(self, *, broker_epoch: int = -1) -> bool:
+        try:
+            return super(WorkerLogDir, self).close(broker_epoch=broker_epoch)
+        finally:
+            self._unlock(list(self._locks))
 
     def _moved_starts(self) -> dict[TopicPartition, int]:
         return self._start_offsets

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kcoord.coordinator.result import Producer
-from kcoord.storage.errors import CorruptLogError, StorageError
+from kcoord.storage.errors import CorruptLogError, PartitionHeldError, StorageError
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import LogDir
 from kcoord.storage.segment import LogConfig
@@ -185,6 +185,8 @@ class Partition:
             raise KafkaError(Errors.KAFKA_STORAGE_ERROR, self._failure)
         try:
             opened = self._load(now_ms)
+        except PartitionHeldError as error:
+            raise KafkaError(Errors.NOT_LEADER_OR_FOLLOWER, str(error)) from error
         except CorruptLogError as error:
             # Every request would find the same damage: it is looked for once.
             self._failure = str(error)
@@ -471,6 +473,18 @@ class Partition:
         opened, self._open = self._open, None
         if opened is not None and opened.log.failure is None and opened.log.end_offset > opened.log.start_offset:
             self._take_snapshot(opened, opened.log.end_offset)
+
+    def resign(self) -> None:
+        """Another broker leads from now on: everything is made durable, and the log closed."""
+        log = self._open.log if self._open is not None else None
+        self.prepare_close()
+        self._failure = f"{self.topic}-{self.index} is led by another broker."
+        if log is None:
+            return
+        try:
+            log.close()
+        except (OSError, StorageError) as error:
+            _logger.error("The log of %s-%d could not be closed in an orderly way: %s", self.topic, self.index, error)
 
     def delete(self) -> None:
         """The topic is gone: nothing is served any more, and the owner may rename the folder."""

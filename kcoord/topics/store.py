@@ -84,6 +84,10 @@ class TopicStore:
         gone = [topic for topic in old_topics.values() if topic.id not in image.topics_by_id]
         if gone:
             self._delete_topics(gone, now_ms)
+        if old is None:
+            self._leave_to_others(image)
+        else:
+            self._resign(image, old)
         defaults_changed = old is not None and old.effective_broker_configs(
             self.config.node_id
         ) != image.effective_broker_configs(self.config.node_id)
@@ -92,35 +96,95 @@ class TopicStore:
                 old is None or defaults_changed or old.topic_configs(name) is not image.topic_configs(name)
             )
             if configs_changed or old_topics.get(name) is not topic:
-                self._update_topic(topic, image, configs_changed)
+                self._update_topic(topic, image, configs_changed, old)
 
-    def _update_topic(self, topic: TopicImage, image: MetadataImage, configs_changed: bool) -> None:
+    def _update_topic(
+        self, topic: TopicImage, image: MetadataImage, configs_changed: bool, old: MetadataImage | None
+    ) -> None:
         if topic.internal:
             return
         config: TopicConfig | None = None
         for partition_image in topic.partitions:
             partition = self._partitions.get((topic.name, partition_image.partition_id))
-            if partition is None and partition_image.leader != self.config.node_id:
+            if partition_image.leader != self.config.node_id:
                 continue
             if partition is not None and not configs_changed:
                 partition.update(partition_image)
                 continue
             config = config or TopicConfig.resolve(self.config, image.topic_configs(topic.name))
             if partition is None:
-                self._add_partition(topic, partition_image, config)
+                is_gained = self._is_gained(topic, partition_image, old)
+                self._add_partition(topic, partition_image, config, is_gained=is_gained, is_new=old is not None)
             else:
                 partition.configure(config)
                 partition.update(partition_image)
 
-    def _add_partition(self, topic: TopicImage, image: PartitionImage, config: TopicConfig) -> None:
+    def _is_gained(self, topic: TopicImage, image: PartitionImage, old: MetadataImage | None) -> bool:
+        """Whether another broker may have led the partition since this one knew about its log."""
+        if old is None:
+            return image.leader_epoch > 0 and not self._log_dir.had_clean_shutdown
+        return topic.id in old.topics_by_id and old.partition(topic.name, image.partition_id) is not None
+
+    def _add_partition(
+        self, topic: TopicImage, image: PartitionImage, config: TopicConfig, *, is_gained: bool, is_new: bool
+    ) -> None:
         partition = Partition(topic.name, topic.id, image, config, self._log_dir, self.config.node_id)
         self._partitions[topic.name, image.partition_id] = partition
+        if is_gained:
+            self._log_dir.note_gained(topic.name, image.partition_id)
         try:
+            if is_new and self._fs.exists(partition.files.directory):
+                self._set_aside_other_topic(topic, partition)
             if not self._fs.exists(partition.files.directory):
+                self._log_dir.forget(topic.name, image.partition_id)
                 partition.files.create(topic.id)
         except OSError as error:
             # The folder is made again when the log is opened; whoever needs it then is told.
             _logger.error("The folder of %s-%d cannot be made: %s", topic.name, image.partition_id, error)
+
+    def _resign(self, image: MetadataImage, old: MetadataImage) -> None:
+        """Closes what another broker leads from now on."""
+        lost: list[tuple[str, int]] = []
+        for name, topic in image.topics.items():
+            before = old.topics.get(name)
+            if topic.internal or before is None or before is topic:
+                continue
+            for partition_image in topic.partitions:
+                key = (name, partition_image.partition_id)
+                if key in self._partitions and partition_image.leader != self.config.node_id:
+                    self._partitions.pop(key).resign()
+                    lost.append(key)
+        self.hand_over(lost)
+
+    def _leave_to_others(self, image: MetadataImage) -> None:
+        """An earlier process of this broker led partitions that others lead now, and may have had no time to say so."""
+        self.hand_over(
+            [
+                (topic, index)
+                for topic, index in self._log_dir.noted()
+                if (found := image.partition(topic, index)) is not None and found.leader != self.config.node_id
+            ]
+        )
+
+    def hand_over(self, partitions: list[tuple[str, int]]) -> None:
+        """Leaves closed logs to the brokers that lead them now. Those who wait for data there look elsewhere."""
+        if not partitions:
+            return
+        try:
+            self._log_dir.hand_over(partitions)
+        except OSError as error:
+            # They stay locked: better not served than served without what was deleted from them.
+            _logger.error("%d partitions cannot be handed over to other brokers: %s", len(partitions), error)
+        for key in partitions:
+            self.fetches.on_change(*key)
+
+    def _set_aside_other_topic(self, topic: TopicImage, partition: Partition) -> None:
+        """A folder of a deleted topic of that name, whose leader had no time to remove it."""
+        topic_id = partition.files.topic_id()
+        if topic_id in (None, topic.id):
+            return
+        _logger.warning("The folder of %s-%d belongs to a deleted topic and is set aside", topic.name, partition.index)
+        self._log_dir.delete_partitions([(topic.name, partition.index, (topic_id or ZERO_UUID).hex())], STRAY_SUFFIX)
 
     def _delete_topics(self, topics: list[TopicImage], now_ms: int) -> None:
         folders: list[tuple[str, int, str]] = []

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from kcoord.storage.checkpoints import read_offset_checkpoint
-from kcoord.storage.errors import DirectoryLockedError, MalformedCheckpointError
-from kcoord.storage.file_system import write_file_atomically
+from kcoord.storage.errors import DirectoryLockedError, MalformedCheckpointError, PartitionHeldError
+from kcoord.storage.file_system import RealFileSystem, write_file_atomically
+from kcoord.storage.handover import HANDOVER_FILE, Handover, read_handover, write_handover
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.memory_file_system import MemoryFileSystem
@@ -37,6 +42,12 @@ def filled(log_dir: LogDir, topic: str, count: int = 5) -> Log:
     for offset in range(log.end_offset, log.end_offset + count):
         log.append(batch(offset), now_ms=NOW_MS)
     return log
+
+
+def die(worker: WorkerLogDir) -> None:
+    """The end of a process gives its locks back, and nothing else."""
+    worker._lock.release()
+    worker._unlock(list(worker._locks))
 
 
 def points(fs: MemoryFileSystem) -> dict[tuple[str, int], int]:
@@ -104,7 +115,7 @@ def test_a_worker_that_is_started_again_trusts_nothing(fs: MemoryFileSystem) -> 
     worker = join(shared, 0)
     log = filled(worker, "a")
     worker.checkpoint({("a", 0): log})
-    worker._lock.release()
+    die(worker)
     again = join(shared, 0, is_restart=True)
     recovery = again.recovery_of("a", 0)
     assert (recovery.recovery_point, recovery.clean) == (10, False)
@@ -118,7 +129,7 @@ def test_after_a_crash_only_logs_that_were_opened_are_known_to_be_whole(fs: Memo
     worker = join(shared, 0)
     filled(worker, "a")
     filled(worker, "b")
-    worker._lock.release()
+    die(worker)
     again = join(shared, 0, is_restart=True)
     again.open_log("a", 0, new_config(), NOW_MS)
     again.close()
@@ -132,7 +143,7 @@ def test_a_worker_that_was_killed_at_the_end_leaves_no_marker(fs: MemoryFileSyst
     filled(first, "a")
     filled(second, "b")
     first.close()
-    second._lock.release()
+    die(second)
     assert not shared.close_after_workers(2, had_crash=True)
 
 
@@ -197,3 +208,161 @@ def test_a_damaged_checkpoint_of_start_offsets_keeps_what_workers_know(fs: Memor
     with pytest.raises(MalformedCheckpointError):
         LogDir.open(fs, ROOT, ME)
     assert fs.exists(f"{ROOT}/.workers/0/recovery-point-offset-checkpoint")
+
+
+# --- logs that go from one worker to another --------------------------------------------------------------------------
+
+
+def handed_over(fs: MemoryFileSystem, topic: str = "a") -> Handover | None:
+    return read_handover(fs, f"{ROOT}/{topic}-0")
+
+
+def give(worker: WorkerLogDir, log: Log) -> None:
+    log.close()
+    worker.hand_over([("a", 0)])
+
+
+def test_only_one_worker_has_a_log_open(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    old, new = join(shared, 0), join(shared, 1)
+    log = filled(old, "a")
+    with pytest.raises(PartitionHeldError):
+        new.open_log("a", 0, new_config(), NOW_MS)
+    old.open_log("b", 0, new_config(), NOW_MS)
+    give(old, log)
+    assert filled(new, "a").end_offset == 10
+    with pytest.raises(PartitionHeldError):
+        old.open_log("a", 0, new_config(), NOW_MS)
+
+
+def test_a_log_takes_along_what_its_leader_knew(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    old, new = join(shared, 0), join(shared, 1)
+    log = filled(old, "a")
+    log.advance_start_offset(3)
+    old.note_cleaned("a", 0, 2)
+    give(old, log)
+    assert handed_over(fs) == Handover(5, 3, 2, is_clean=True)
+    assert ("a", 0) not in old.noted()
+    new.note_gained("a", 0)
+    taken = new.open_log("a", 0, new_config(), NOW_MS)
+    assert (taken.start_offset, taken.end_offset) == (3, 5)
+    assert taken.recovery_report.scanned_bytes < taken.size_bytes
+    assert new.cleaned_offset("a", 0) == 2
+    assert handed_over(fs) is None
+    fs.crash()
+    assert LogDir.open(fs, ROOT, ME).recovery_of("a", 0).start_offset == 3
+
+
+def test_a_log_that_comes_back_is_as_its_last_leader_left_it(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    first, second = join(shared, 0), join(shared, 1)
+    give(first, filled(first, "a"))
+    log = filled(second, "a")
+    log.advance_start_offset(7)
+    give(second, log)
+    back = first.open_log("a", 0, new_config(), NOW_MS)
+    assert (back.start_offset, back.end_offset) == (7, 10)
+    first.close()
+    second.close()
+    assert shared.close_after_workers(2, had_crash=False)
+    assert points(fs) == {("a", 0): 10}
+
+
+def test_a_log_that_nobody_opened_since_is_handed_over_to_the_next_start(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    worker = join(shared, 0)
+    log = filled(worker, "a")
+    log.advance_start_offset(4)
+    give(worker, log)
+    worker.close()
+    shared.close_after_workers(1, had_crash=False)
+    alone = LogDir.open(fs, ROOT, ME)
+    assert alone.open_log("a", 0, new_config(), NOW_MS).start_offset == 4
+    assert handed_over(fs) is None
+
+
+def test_after_the_death_of_its_leader_a_log_is_checked_and_keeps_its_start(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    old, new = join(shared, 0), join(shared, 1)
+    log = filled(old, "a")
+    log.advance_start_offset(2)
+    old.remember_starts()
+    die(old)
+    new.note_gained("a", 0)
+    taken = new.open_log("a", 0, new_config(), NOW_MS)
+    assert (taken.start_offset, taken.end_offset) == (2, 5)
+    assert taken.recovery_report.scanned_bytes > 0
+    again = join(shared, 0, is_restart=True)
+    again.hand_over(again.noted())
+    assert handed_over(fs) is None, "the log is open elsewhere"
+
+
+def test_a_worker_that_is_started_again_hands_over_what_it_does_not_lead_any_more(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    old = join(shared, 0)
+    log = filled(old, "a")
+    log.advance_start_offset(2)
+    old.checkpoint()
+    die(old)
+    again = join(shared, 0, is_restart=True)
+    again.hand_over(again.noted())
+    assert handed_over(fs) == Handover(5, 2, 0, is_clean=False)
+    assert again.noted() == []
+
+
+def test_a_handover_that_is_there_is_newer_than_what_a_worker_remembers(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    worker = join(shared, 0)
+    give(worker, filled(worker, "a"))
+    newer = Handover(9, 4, 0, is_clean=True)
+    write_handover(fs, f"{ROOT}/a-0", newer)
+    worker._recovery_points["a", 0] = 5
+    worker.hand_over([("a", 0)])
+    assert handed_over(fs) == newer
+
+
+def test_a_deleted_partition_is_free_for_another_worker(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    old, new = join(shared, 0), join(shared, 1)
+    filled(old, "a").abandon()
+    old.delete_partitions([("a", 0, "0" * 32)])
+    assert new.open_log("a", 0, new_config(), NOW_MS).end_offset == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"1\n5 0 0 1\n", b"0\n5 0 0\n", b"0\n5 x 0 1\n"])
+def test_a_handover_that_cannot_be_read_is_not_guessed(fs: MemoryFileSystem, content: bytes) -> None:
+    shared = take(fs)
+    worker = join(shared, 0)
+    give(worker, filled(worker, "a"))
+    write_file_atomically(fs, f"{ROOT}/a-0/{HANDOVER_FILE}", content)
+    with pytest.raises(MalformedCheckpointError):
+        worker.open_log("a", 0, new_config(), NOW_MS)
+
+
+def test_real_locks_of_single_bytes_keep_other_processes_out(tmp_path: Path) -> None:
+    path = str(tmp_path / "partitions.lock")
+    first = RealFileSystem()
+    lock, other = first.lock_byte(path, 1 << 55), first.lock_byte(path, 7)
+    with pytest.raises(DirectoryLockedError):
+        first.lock_byte(path, 7)
+    script = f"import fcntl, os; fd = os.open({path!r}, os.O_RDWR); print(*[_try(fd, one) for one in (7, 1 << 55, 8)])"
+    helper = """
+def _try(fd, position):
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, position)
+    except OSError:
+        return "held"
+    return "free"
+"""
+
+    def seen() -> str:
+        command = [sys.executable, "-c", "import fcntl\n" + helper + script]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+
+    assert seen() == "held held free"
+    lock.release()
+    assert seen() == "held free free"
+    other.release()
+    assert seen() == "free free free"
+    first.lock_byte(path, 7).release()

@@ -21,6 +21,8 @@ TOOLS = {
     "console-producer": "org.apache.kafka.tools.ConsoleProducer",
     "consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
     "dump-log": "org.apache.kafka.tools.DumpLogSegments",
+    "leader-election": "org.apache.kafka.tools.LeaderElectionCommand",
+    "reassign": "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
     "topics": "org.apache.kafka.tools.TopicCommand",
 }
 

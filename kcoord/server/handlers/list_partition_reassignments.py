@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ListPartitionReassignments (KIP-455): always empty, since a partition's one replica stays where it is."""
+"""ListPartitionReassignments (KIP-455): always empty, since a move is done when it is answered."""
 
 from __future__ import annotations
 

@@ -10,11 +10,13 @@ import pytest
 
 from kcoord.server.handlers import (
     alter_configs,
+    alter_partition_reassignments,
     create_partitions,
     create_topics,
     delete_topics,
     describe_cluster,
     describe_configs,
+    elect_leaders,
     incremental_alter_configs,
     list_config_resources,
     list_partition_reassignments,
@@ -24,11 +26,13 @@ from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
 from protocol.messages import (
     AlterConfigsRequest,
+    AlterPartitionReassignmentsRequest,
     CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteTopicsRequest,
     DescribeClusterRequest,
     DescribeConfigsRequest,
+    ElectLeadersRequest,
     IncrementalAlterConfigsRequest,
     ListConfigResourcesRequest,
     ListPartitionReassignmentsRequest,
@@ -122,6 +126,15 @@ FAILED_REQUESTS: list[tuple[object, Message]] = [
         ),
     ),
     (list_config_resources, ListConfigResourcesRequest()),
+    (
+        alter_partition_reassignments,
+        AlterPartitionReassignmentsRequest(topics=[AlterPartitionReassignmentsRequest.ReassignableTopic(name="a")]),
+    ),
+    (
+        elect_leaders,
+        ElectLeadersRequest(topic_partitions=[ElectLeadersRequest.TopicPartitions(topic="a", partitions=[0])]),
+    ),
+    (elect_leaders, ElectLeadersRequest(topic_partitions=None)),
     (list_partition_reassignments, ListPartitionReassignmentsRequest(topics=None)),
     (describe_cluster, DescribeClusterRequest()),
 ]

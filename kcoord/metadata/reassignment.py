@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AlterPartitionReassignments (KIP-455) and ElectLeaders (KIP-460): pure functions from image and request to records
+and response.
+
+All brokers share one disk, so a new replica is in sync from the start: a partition is moved by one record, and no move
+is ever in progress. What takes time, closing a log here and opening it there, is the brokers' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.result import CoordinatorResult, OperationContext
+from kcoord.metadata.image import MetadataImage, PartitionImage, TopicImage
+from kcoord.metadata.placement import Placement, directories_of
+from kcoord.metadata.records import new_reassignment_record
+from protocol.errors import Errors, KafkaError
+from protocol.messages import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+)
+
+FIRST_VERSION_WITH_ELECTION_TYPE = 1
+
+TopicReassigned = AlterPartitionReassignmentsResponse.ReassignableTopicResponse
+PartitionReassigned = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse
+TopicElected = ElectLeadersResponse.ReplicaElectionResult
+PartitionElected = ElectLeadersResponse.PartitionResult
+
+
+class ElectionType(IntEnum):
+    PREFERRED = 0
+    UNCLEAN = 1
+
+
+def alter_partition_reassignments(
+    image: MetadataImage, config: BrokerConfig, request: AlterPartitionReassignmentsRequest
+) -> CoordinatorResult[AlterPartitionReassignmentsResponse]:
+    """Each partition succeeds or fails by itself. A partition that is named twice is altered twice, the last one
+    counts, as in Kafka.
+    """
+    result = CoordinatorResult(
+        AlterPartitionReassignmentsResponse(
+            error_message=None, allow_replication_factor_change=request.allow_replication_factor_change
+        )
+    )
+    placement = Placement(image.brokers, config.node_id)
+    leaders: dict[tuple[bytes, int], int] = {}
+    for topic in request.topics:
+        answer = TopicReassigned(name=topic.name)
+        result.response.responses.append(answer)
+        for wanted in topic.partitions:
+            told = PartitionReassigned(partition_index=wanted.partition_index, error_message=None)
+            answer.partitions.append(told)
+            try:
+                found, partition = _find(image, topic.name, wanted.partition_index)
+                replicas = _checked_replicas(placement, partition, wanted.replicas, request)
+                leader = leaders.get((found.id, partition.partition_id), partition.leader)
+            except KafkaError as error:
+                told.error_code, told.error_message = error.error, error.message
+                continue
+            if replicas == partition.replicas and leader == partition.leader:
+                continue
+            new_leader = leader if leader in replicas else replicas[0]
+            leaders[found.id, partition.partition_id] = new_leader
+            # As in Kafka, the leader epoch also grows where the leader stays and other replicas go.
+            has_new_epoch = new_leader != leader or not set(partition.replicas) <= set(replicas)
+            result.records.append(
+                new_reassignment_record(
+                    found.id,
+                    partition.partition_id,
+                    replicas,
+                    directories_of(image, replicas),
+                    new_leader if has_new_epoch else None,
+                )
+            )
+    return result
+
+
+def _find(image: MetadataImage, topic: str, partition_id: int) -> tuple[TopicImage, PartitionImage]:
+    partition = image.partition(topic, partition_id)
+    if partition is None:
+        raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {topic}-{partition_id}.")
+    return image.topics[topic], partition
+
+
+def _checked_replicas(
+    placement: Placement,
+    partition: PartitionImage,
+    wanted: Sequence[int] | None,
+    request: AlterPartitionReassignmentsRequest,
+) -> list[int]:
+    if wanted is None:
+        raise KafkaError(Errors.NO_REASSIGNMENT_IN_PROGRESS)
+    placement.check_replicas(wanted)
+    if not request.allow_replication_factor_change and len(wanted) != len(partition.replicas):
+        raise KafkaError(
+            Errors.INVALID_REPLICATION_FACTOR,
+            f"The replication factor would change from {len(partition.replicas)} to {len(wanted)}.",
+        )
+    return list(wanted)
+
+
+def elect_leaders(
+    image: MetadataImage, context: OperationContext, request: ElectLeadersRequest
+) -> CoordinatorResult[ElectLeadersResponse]:
+    """Where all partitions are asked for, those that need no election are not told of."""
+    kind = request.election_type if context.api_version >= FIRST_VERSION_WITH_ELECTION_TYPE else ElectionType.PREFERRED
+    if kind not in ElectionType.__members__.values():
+        raise KafkaError(Errors.INVALID_REQUEST, f"There is no election of type {kind}.")
+    result = CoordinatorResult(ElectLeadersResponse())
+    for topic, partition_ids in _wanted(image, request):
+        answer = TopicElected(topic=topic)
+        for partition_id in partition_ids:
+            told = PartitionElected(partition_id=partition_id, error_message=None)
+            try:
+                _elect(image, topic, partition_id, ElectionType(kind), result)
+            except KafkaError as error:
+                if error.error == Errors.ELECTION_NOT_NEEDED and request.topic_partitions is None:
+                    continue
+                told.error_code, told.error_message = error.error, error.message
+            answer.partition_result.append(told)
+        if answer.partition_result:
+            result.response.replica_election_results.append(answer)
+    return result
+
+
+def _wanted(image: MetadataImage, request: ElectLeadersRequest) -> Iterable[tuple[str, Iterable[int]]]:
+    if request.topic_partitions is None:
+        return [(name, range(len(topic.partitions))) for name, topic in image.topics.items()]
+    return [(one.topic, list(dict.fromkeys(one.partitions))) for one in request.topic_partitions]
+
+
+def _elect(
+    image: MetadataImage,
+    topic_name: str,
+    partition_id: int,
+    kind: ElectionType,
+    result: CoordinatorResult[ElectLeadersResponse],
+) -> None:
+    topic, partition = _find(image, topic_name, partition_id)
+    preferred = partition.replicas[0]
+    if kind is ElectionType.UNCLEAN or partition.leader == preferred:
+        # Every partition has a leader: a broker that is away comes back to what it leads.
+        raise KafkaError(Errors.ELECTION_NOT_NEEDED)
+    if preferred not in image.brokers:
+        raise KafkaError(Errors.PREFERRED_LEADER_NOT_AVAILABLE)
+    result.records.append(
+        new_reassignment_record(topic.id, partition_id, partition.replicas, partition.directories, preferred)
+    )

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AlterPartitionReassignments (KIP-455): the metadata machine decides. Answered when every worker has taken the change
+over: the old leaders have closed their logs by then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.server.metadata_operations import AlterPartitionReassignments
+from protocol.api_keys import ApiKey
+from protocol.errors import KafkaError
+from protocol.messages import AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.broker import Broker, Reply
+    from kcoord.server.request_context import RequestContext
+
+API_KEY = ApiKey.ALTER_PARTITION_REASSIGNMENTS
+VERSIONS = range(0, 2)
+
+
+def handle(
+    broker: Broker, context: RequestContext, request: AlterPartitionReassignmentsRequest
+) -> Reply[AlterPartitionReassignmentsResponse]:
+    return broker.metadata.run(AlterPartitionReassignments(request), context.operation_context(candidate=False))
+
+
+def error_response(
+    request: AlterPartitionReassignmentsRequest, error: KafkaError, version: int
+) -> AlterPartitionReassignmentsResponse:
+    return AlterPartitionReassignmentsResponse(error_code=error.error, error_message=error.message)

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partitions, those of the coordinators among them, go from worker to worker while clients use them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from kcoord.coordinator.service import partition_for
+from protocol.errors import Errors
+from protocol.messages import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+from tests.integration.test_workers import (
+    SHARDS,
+    TIMEOUT_SECONDS,
+    WORKERS,
+    Writer,
+    addresses,
+    commit,
+    create,
+    metadata,
+    pid_of,
+    read_committed,
+    settings,
+    total_records,
+)
+from tests.integration.wire import WireClient
+from tests.support.confluent import PolledConsumer, committed, partitions_of, produce
+from tests.support.kafka_jars import KafkaJars
+from tests.support.kcoord_process import KcoordProcess
+from tests.support.waiting import wait_until
+
+NODES = [10 + number for number in range(WORKERS)]
+Assignment = Mapping[int, list[int] | None]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[KcoordProcess]:
+    process = KcoordProcess(tmp_path, settings()).start()
+    yield process
+    process.kill()
+
+
+def reassign(port: int, topic: str, assignment: Assignment) -> dict[int, int]:
+    """The error of each partition."""
+    request = AlterPartitionReassignmentsRequest(
+        topics=[
+            AlterPartitionReassignmentsRequest.ReassignableTopic(
+                name=topic,
+                partitions=[
+                    AlterPartitionReassignmentsRequest.ReassignablePartition(partition_index=index, replicas=replicas)
+                    for index, replicas in assignment.items()
+                ],
+            )
+        ]
+    )
+    with WireClient(port) as client:
+        answer = client.call(request, 1, AlterPartitionReassignmentsResponse)
+        under_way = client.call(ListPartitionReassignmentsRequest(topics=None), 0, ListPartitionReassignmentsResponse)
+    assert answer.error_code == 0, answer.error_message
+    assert under_way.topics == []
+    return {one.partition_index: one.error_code for one in answer.responses[0].partitions}
+
+
+def leaders(port: int, topic: str) -> dict[int, tuple[int, int]]:
+    """Leader and leader epoch of each partition."""
+    found = metadata(port, [topic]).topics[0].partitions
+    return {one.partition_index: (one.leader_id, one.leader_epoch) for one in found}
+
+
+def start_offset(port: int, topic: str) -> int:
+    partition = ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=-2)
+    request = ListOffsetsRequest(topics=[ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=[partition])])
+    with WireClient(port) as client:
+        answer = client.call(request, 7, ListOffsetsResponse).topics[0].partitions[0]
+    assert answer.error_code == 0
+    return answer.offset
+
+
+def rotated(number: int) -> dict[int, list[int] | None]:
+    return {partition: [NODES[(partition + number) % WORKERS]] for partition in range(WORKERS)}
+
+
+def test_records_and_leaders_after_a_move(broker: KcoordProcess) -> None:
+    create(broker.port, "t", 1, 1)
+    (first, _) = leaders(broker.port, "t")[0]
+    produce(addresses(broker), "t", 1, 5)
+    second = NODES[(NODES.index(first) + 1) % WORKERS]
+    for asked in broker.ports:
+        # Whoever is asked, all workers know it when the answer comes.
+        moves = [second, first]
+        for epoch, leader in enumerate(moves, leaders(broker.port, "t")[0][1] + 1):
+            assert reassign(asked, "t", {0: [leader]}) == {0: 0}
+            assert {leaders(port, "t")[0] for port in broker.ports} == {(leader, epoch)}
+            assert start_offset(broker.ports[NODES.index(leader)], "t") == 0
+    assert total_records(addresses(broker), "t", 1) == 5
+
+
+def test_errors_are_kafkas(broker: KcoordProcess) -> None:
+    create(broker.port, "t", 2, 1)
+    before = leaders(broker.port, "t")
+    found = reassign(broker.ports[1], "t", {0: None, 1: [99], 2: [10]})
+    assert found == {
+        0: Errors.NO_REASSIGNMENT_IN_PROGRESS,
+        1: Errors.INVALID_REPLICA_ASSIGNMENT,
+        2: Errors.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+    assert reassign(broker.port, "t", {0: [], 1: [10, 10]}) == dict.fromkeys((0, 1), Errors.INVALID_REPLICA_ASSIGNMENT)
+    assert leaders(broker.port, "t") == before
+
+
+def test_the_preferred_leader_is_elected_when_asked_for(broker: KcoordProcess) -> None:
+    create(broker.port, "t", 1, 1)
+    (leader, epoch) = leaders(broker.port, "t")[0]
+    other = next(node for node in NODES if node != leader)
+    assert reassign(broker.port, "t", {0: [other, leader]}) == {0: 0}
+    assert leaders(broker.port, "t")[0] == (leader, epoch), "the leader stays as long as it is a replica"
+    wanted = [ElectLeadersRequest.TopicPartitions(topic="t", partitions=[0, 5])]
+    with WireClient(broker.ports[1]) as client:
+        answer = client.call(ElectLeadersRequest(topic_partitions=wanted), 2, ElectLeadersResponse)
+        again = client.call(ElectLeadersRequest(topic_partitions=None), 2, ElectLeadersResponse)
+    results = answer.replica_election_results[0].partition_result
+    assert {one.partition_id: one.error_code for one in results} == {0: 0, 5: Errors.UNKNOWN_TOPIC_OR_PARTITION}
+    assert leaders(broker.port, "t")[0] == (other, epoch + 1)
+    assert again.replica_election_results == []
+
+
+def test_producers_and_transactions_go_on_while_everything_moves(broker: KcoordProcess) -> None:
+    bootstrap = addresses(broker)
+    for topic in ("plain", "transactional"):
+        create(broker.port, topic, WORKERS, 1)
+    writer = Writer(bootstrap)
+    for number in range(1, 4):
+        writer.wait_for_progress()
+        for topic in ("plain", "transactional"):
+            assert set(reassign(broker.ports[number % WORKERS], topic, rotated(number)).values()) == {0}
+        shards = {shard: [NODES[(shard + number) % WORKERS]] for shard in range(SHARDS)}
+        assert set(reassign(broker.port, "__transaction_state", shards).values()) == {0}
+    writer.wait_for_progress()
+    writer.close()
+    found = Counter(read_committed(bootstrap, "plain"))
+    assert set(found.values()) == {1}, "an idempotent producer's messages are there once"
+    assert writer.acknowledged <= found.keys()
+    committed_values = Counter(read_committed(bootstrap, "transactional"))
+    assert set(committed_values.values()) == {WORKERS}, "a transaction is there as a whole"
+    assert writer.committed <= committed_values.keys()
+    assert broker.stop() == 0, broker.log
+
+
+@pytest.mark.parametrize("classic", [None, "range"])
+def test_a_group_goes_on_when_its_coordinator_moves(broker: KcoordProcess, classic: str | None) -> None:
+    bootstrap = addresses(broker)
+    create(broker.port, "t", 2, 1)
+    shard = partition_for("g", SHARDS)
+    with PolledConsumer(bootstrap, "g", ["t"], commit_each=True, classic=classic) as consumer:
+        for number in range(1, 4):
+            produce(bootstrap, "t", 2, 3)
+            consumer.wait_for(6 * number, TIMEOUT_SECONDS)
+            assert reassign(broker.port, "__consumer_offsets", {shard: [NODES[number % WORKERS]]}) == {shard: 0}
+        assert consumer.errors == []
+        produce(bootstrap, "t", 2, 3)
+        consumer.wait_for(24, TIMEOUT_SECONDS)
+    assert committed(bootstrap, "g", sorted(partitions_of("t", 2))) == {("t", 0): 12, ("t", 1): 12}
+
+
+def test_where_everything_is_outlives_a_restart(broker: KcoordProcess) -> None:
+    bootstrap = addresses(broker)
+    create(broker.port, "kept", 6, 1)
+    produce(bootstrap, "kept", 6, 4)
+    commit(bootstrap, ["g"], "kept", 3)
+    shard = partition_for("g", SHARDS)
+    reassign(broker.port, "kept", {partition: [12] for partition in range(6)})
+    reassign(broker.port, "__consumer_offsets", {shard: [12 if shard % WORKERS != 2 else 10]})
+    partition = DeleteRecordsRequest.DeleteRecordsPartition(partition_index=0, offset=2)
+    topic = DeleteRecordsRequest.DeleteRecordsTopic(name="kept", partitions=[partition])
+    with WireClient(broker.ports[2]) as client:
+        deleted = client.call(DeleteRecordsRequest(topics=[topic]), 2, DeleteRecordsResponse)
+    assert deleted.topics[0].partitions[0].low_watermark == 2
+    reassign(broker.port, "kept", {0: [11]})
+    before = leaders(broker.port, "kept"), leaders(broker.port, "__consumer_offsets")
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        broker.restart(how)
+        assert (leaders(broker.port, "kept"), leaders(broker.port, "__consumer_offsets")) == before
+        assert start_offset(broker.ports[1], "kept") == 2
+        assert total_records(addresses(broker), "kept", 6) == 24
+        assert committed(addresses(broker), "g", [("kept", 0)]) == {("kept", 0): 3}
+
+
+@pytest.mark.parametrize("victim", NODES)
+def test_a_worker_that_dies_while_partitions_move(broker: KcoordProcess, victim: int) -> None:
+    bootstrap = addresses(broker)
+    for topic in ("plain", "transactional"):
+        create(broker.port, topic, WORKERS, 1)
+    writer = Writer(bootstrap)
+    writer.wait_for_progress()
+    asked = broker.ports[NODES.index(victim) - 1]
+    request = AlterPartitionReassignmentsRequest(
+        topics=[
+            AlterPartitionReassignmentsRequest.ReassignableTopic(
+                name=topic,
+                partitions=[
+                    AlterPartitionReassignmentsRequest.ReassignablePartition(partition_index=index, replicas=replicas)
+                    for index, replicas in rotated(2).items()
+                ],
+            )
+            for topic in ("plain", "transactional")
+        ]
+    )
+    pid = pid_of(broker, victim)
+    with WireClient(asked) as client:
+        client.send(request, 1)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: "serves again" in broker.log, "the worker is back", TIMEOUT_SECONDS)
+    for topic in ("plain", "transactional"):
+        # The controller may have died before it had it in its log.
+        wait_until(lambda: set(reassign(broker.port, topic, rotated(2)).values()) == {0}, "a move", TIMEOUT_SECONDS)  # noqa: B023
+    writer.wait_for_progress()
+    writer.close()
+    found = Counter(read_committed(bootstrap, "plain"))
+    assert set(found.values()) == {1}
+    assert writer.acknowledged <= found.keys()
+    committed_values = Counter(read_committed(bootstrap, "transactional"))
+    assert set(committed_values.values()) == {WORKERS}
+    assert writer.committed <= committed_values.keys()
+    assert broker.stop() == 0, broker.log
+
+
+@pytest.mark.java
+def test_kafkas_own_tools_elect_leaders_and_see_that_nothing_is_under_way(broker: KcoordProcess) -> None:
+    jars = KafkaJars()
+    bootstrap = ["--bootstrap-server", addresses(broker)]
+    create(broker.port, "t", 1, 1)
+    (leader, _) = leaders(broker.port, "t")[0]
+    other = next(node for node in NODES if node != leader)
+    reassign(broker.port, "t", {0: [other, leader]})
+    assert "No partition reassignments found" in jars.tool("reassign", *bootstrap, "--list")
+    found = jars.tool("leader-election", *bootstrap, "--election-type", "preferred", "--topic", "t", "--partition", "0")
+    assert "Successfully completed leader election (PREFERRED) for partitions t-0" in found
+    assert leaders(broker.port, "t")[0][0] == other

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A partition goes from one worker to another while both run: what is there stays, and only one of them has the log."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.config import BrokerConfig
+from kcoord.metadata.image import MetadataImage
+from kcoord.storage.log_dir import Identity
+from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord.storage.worker_log_dir import SharedLogDir, WorkerLogDir
+from kcoord.topics.fetch_session import FetchPartition
+from kcoord.topics.store import TopicStore
+from protocol.errors import Errors, KafkaError
+from tests.unit.topics.helpers import NOW_MS, TOPIC, batch_of, image_of
+
+OLD, NEW = 1, 2
+
+
+class Workers:
+    """Two brokers over one folder. Each hears of a change when a test says so."""
+
+    def __init__(self) -> None:
+        self.fs = MemoryFileSystem()
+        self.shared = SharedLogDir.open(self.fs, "data", Identity("cluster", OLD, "directory"))
+        self.log_dirs: dict[int, WorkerLogDir] = {}
+        self.stores: dict[int, TopicStore] = {}
+        self.image = image_of({TOPIC: 1}, leader=OLD)
+        for broker_id in (OLD, NEW):
+            self.start(broker_id, is_restart=False)
+
+    def start(self, broker_id: int, *, is_restart: bool = True) -> None:
+        log_dir = self.log_dirs[broker_id] = WorkerLogDir.join(self.shared, broker_id, is_restart=is_restart)
+        config = BrokerConfig.from_properties({"node.id": str(broker_id)})
+        self.stores[broker_id] = TopicStore(self.fs, log_dir, config, settles_folder=False)
+        self.tell(broker_id)
+
+    def die(self, broker_id: int) -> None:
+        log_dir = self.log_dirs[broker_id]
+        log_dir._lock.release()
+        log_dir._unlock(list(log_dir._locks))
+
+    def tell(self, *broker_ids: int) -> None:
+        for broker_id in broker_ids:
+            self.stores[broker_id].on_metadata_update(self.image, NOW_MS)
+
+    def lead(self, leader: int, epoch: int) -> MetadataImage:
+        self.image = image_of({TOPIC: 1}, leader=leader, leader_epoch=epoch)
+        return self.image
+
+    def append(self, broker_id: int, *values: str, producer: tuple[int, int, int] = (-1, -1, -1)) -> int:
+        batch = batch_of(*values, producer=producer)
+        return self.stores[broker_id].append(TOPIC, 0, batch, requires_all=True, now_ms=NOW_MS).base_offset
+
+    def end_offset(self, broker_id: int) -> int:
+        return self.stores[broker_id].partition(TOPIC, 0).open(NOW_MS).log.end_offset
+
+    def refused(self, broker_id: int) -> Errors:
+        with pytest.raises(KafkaError) as caught:
+            self.append(broker_id, "refused")
+        return Errors(caught.value.error)
+
+
+def test_the_new_leader_goes_on_where_the_old_one_stopped() -> None:
+    workers = Workers()
+    workers.append(OLD, "a", "b", producer=(7, 0, 0))
+    workers.lead(NEW, 1)
+    workers.tell(OLD, NEW)
+    assert workers.refused(OLD) is Errors.NOT_LEADER_OR_FOLLOWER
+    assert workers.append(NEW, "c", producer=(7, 0, 2)) == 2
+    assert workers.append(NEW, "c", producer=(7, 0, 2)) == 2, "the producer's sequence numbers went along"
+    assert workers.stores[NEW].end_offset_for_epoch(TOPIC, 0, 0, current_leader_epoch=1, now_ms=NOW_MS) == (0, 2)
+
+
+def test_the_new_leader_waits_for_the_old_one() -> None:
+    workers = Workers()
+    workers.append(OLD, "a")
+    workers.lead(NEW, 1)
+    workers.tell(NEW)
+    assert workers.refused(NEW) is Errors.NOT_LEADER_OR_FOLLOWER
+    assert workers.append(OLD, "b") == 1, "it has not heard of the change, and nobody else writes"
+    workers.tell(OLD)
+    assert workers.append(NEW, "c") == 2
+
+
+def test_what_was_deleted_stays_deleted_when_the_old_leader_dies() -> None:
+    workers = Workers()
+    workers.append(OLD, "a", "b")
+    workers.stores[OLD].delete_records(TOPIC, 0, 1, NOW_MS)
+    workers.stores[OLD].keep_deleted()
+    workers.lead(NEW, 1)
+    workers.tell(NEW)
+    workers.die(OLD)
+    partition = workers.stores[NEW].partition(TOPIC, 0).open(NOW_MS)
+    assert (partition.log.start_offset, partition.log.end_offset) == (1, 2)
+    workers.start(OLD)
+    assert workers.refused(OLD) is Errors.NOT_LEADER_OR_FOLLOWER
+    assert workers.append(NEW, "c") == 2
+
+
+def test_a_leader_that_is_started_again_hands_over_what_it_left() -> None:
+    workers = Workers()
+    workers.append(OLD, "a", "b")
+    workers.stores[OLD].delete_records(TOPIC, 0, 1, NOW_MS)
+    workers.stores[OLD].keep_deleted()
+    workers.lead(NEW, 1)
+    workers.die(OLD)
+    workers.start(OLD)
+    workers.tell(NEW)
+    partition = workers.stores[NEW].partition(TOPIC, 0).open(NOW_MS)
+    assert (partition.log.start_offset, partition.log.end_offset) == (1, 2)
+
+
+def test_there_and_back() -> None:
+    workers = Workers()
+    for epoch in range(1, 6):
+        leader, other = (NEW, OLD) if epoch % 2 else (OLD, NEW)
+        workers.lead(leader, epoch)
+        workers.tell(OLD, NEW)
+        assert workers.append(leader, f"{epoch}") == epoch - 1
+        assert workers.refused(other) is Errors.NOT_LEADER_OR_FOLLOWER
+    assert workers.stores[NEW].end_offset_for_epoch(TOPIC, 0, 3, current_leader_epoch=5, now_ms=NOW_MS) == (3, 3)
+
+
+def test_readers_that_wait_are_told_to_look_elsewhere() -> None:
+    workers = Workers()
+    woken: list[tuple[str, int]] = []
+    store = workers.stores[OLD]
+    store.fetches.on_change = lambda topic, partition: woken.append((topic, partition))  # type: ignore[method-assign]
+    workers.lead(NEW, 1)
+    workers.tell(OLD)
+    assert woken == [(TOPIC, 0)]
+    wanted = FetchPartition(TOPIC, bytes(16), 0, 0, 100)
+    with pytest.raises(KafkaError) as caught:
+        store.read(wanted, max_bytes=100, whole_first_batch=True, read_committed=False, now_ms=NOW_MS)
+    assert caught.value.error == Errors.NOT_LEADER_OR_FOLLOWER
+    assert store.leader_of(TOPIC, 0) == (NEW, 1)
+
+
+def test_a_folder_of_a_deleted_topic_is_not_taken_for_the_new_one() -> None:
+    workers = Workers()
+    workers.append(OLD, "old")
+    workers.image = image_of({})
+    workers.tell(NEW)
+    workers.die(OLD)
+    workers.image = image_of({TOPIC: 1}, leader=NEW, generation=1)
+    workers.tell(NEW)
+    assert workers.append(NEW, "new") == 0
+    assert any(name.endswith("-stray") for name in workers.fs.list_dir("data"))
