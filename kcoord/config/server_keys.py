@@ -66,7 +66,7 @@ SERVER_KEYS: tuple[ConfigKey, ...] = (
         600000,
         None,
         MEDIUM,
-        "A connection without requests for this long is closed.",
+        "A connection without requests for this long is closed, and one that takes nothing of its answers.",
     ),
     ConfigKey(
         "connections.max.reauth.ms",

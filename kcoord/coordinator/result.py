@@ -142,6 +142,10 @@ class CoordinatorResult(Generic[T]):
     timers: list[Schedule | Cancel] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
     completions: list[Completion] = field(default_factory=list)
+    is_refusable: bool = False
+    """Whether the result can be dropped where its records cannot be written: nothing but their replay, and the effects
+    above, would have changed the state. Operations on classic groups do more than that.
+    """
 
 
 class PackedRecords(Protocol):

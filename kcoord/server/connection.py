@@ -9,6 +9,7 @@ from until that changes. Bytes that are no Kafka request close this connection o
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 import time
 from collections import deque
@@ -121,6 +122,8 @@ class KafkaConnection(asyncio.Protocol):
         self.facts: ClientFacts | None = None
         self.last_active = 0.0
         self._frame_started: float | None = None
+        self._unread_bytes = 0
+        self._last_taken = 0.0
 
     def _open_short_cuts(self) -> None:
         """By the low byte of the API key; the memos compare all of it."""
@@ -140,6 +143,9 @@ class KafkaConnection(asyncio.Protocol):
         self.client_host = f"/{self.remote_host}"
         self._time = asyncio.get_running_loop().time
         self.last_active = self._time()
+        own_socket = transport.get_extra_info("socket")
+        if own_socket is not None:
+            own_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if not self._owner.admit(self, self.remote_host):
             self._transport.abort()
 
@@ -190,13 +196,25 @@ class KafkaConnection(asyncio.Protocol):
         return len(self._exchanges) + len(self._frames)
 
     def close_if_idle(self, now: float, idle_seconds: float) -> bool:
-        """Closes a connection that sent nothing, or did not finish a frame, for too long; one that waits for us is not
-        idle.
+        """Closes a connection that sent nothing, did not finish a frame, or took nothing of its answers, for too long;
+        one that waits for us is not idle.
         """
-        quiet = now - self.last_active > idle_seconds and not self.in_flight
+        transport = self._transport
+        if transport is None:
+            return False
+        unread_bytes = transport.get_write_buffer_size()
+        if unread_bytes < self._unread_bytes or (unread_bytes and not self._unread_bytes):
+            self._last_taken = now
+        self._unread_bytes = unread_bytes
+        if unread_bytes and now - self._last_taken > idle_seconds:
+            # In good order it would be closed when all is sent, and the peer may be gone: TCP tries for a quarter of an
+            # hour.
+            transport.abort()
+            return True
+        quiet = now - max(self.last_active, self._last_taken) > idle_seconds and not self.in_flight
         stalled = self._frame_started is not None and now - self._frame_started > idle_seconds
-        if (quiet or stalled) and self._transport is not None:
-            self._transport.close()
+        if quiet or stalled:
+            transport.close()
             return True
         return False
 

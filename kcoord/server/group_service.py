@@ -102,7 +102,9 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
     def commit_packed(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int, waiter: Waiter) -> bool:
         """Commits; `waiter` hears when that is durable. False where the request has to be run as an operation."""
         shard = self._runtime.active(self.shard_of(plan.group_id))
-        if shard is None or shard.machine is None or not shard.machine.commit_packed(plan, cells, now_ms):
+        if shard is None or shard.machine is None or shard.is_read_only(now_ms):
+            return False
+        if not shard.machine.commit_packed(plan, cells, now_ms):
             return False
         self._owner.wake()
         return shard.append_packed(plan, waiter)

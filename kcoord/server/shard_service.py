@@ -99,6 +99,7 @@ class ShardService(Generic[M]):
         """Shards that others lead, whose logs are still open here."""
         self._giving_up = False
         self._reload_seconds: dict[int, float] = {}
+        self._last_failed: dict[int, float] = {}
         self.load_times = Histogram()
         self._published: MetadataImage | None = None
         self._closing = False
@@ -295,8 +296,15 @@ class ShardService(Generic[M]):
         return shard_id in self.shard_ids and self._runtime.state(shard_id) is not ShardState.ACTIVE
 
     def on_failed(self, shard_id: int) -> None:
+        """A full disk can be read: there the shard is loaded at once, but not again and again."""
         self._logs.close(shard_id)
-        self._reload_later(shard_id)
+        now = self._loop.time()
+        is_quiet = now - self._last_failed.get(shard_id, -LONGEST_RELOAD_SECONDS) >= FIRST_RELOAD_SECONDS
+        self._last_failed[shard_id] = now
+        if is_quiet and self._runtime.is_read_only(shard_id, self._owner.now_ms()):
+            self._loop.call_soon(self._reload, shard_id)
+        else:
+            self._reload_later(shard_id)
 
     def _reload_later(self, shard_id: int) -> None:
         if self._closing:

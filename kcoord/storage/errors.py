@@ -3,6 +3,13 @@
 
 from __future__ import annotations
 
+import errno
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether there is no space, or none for this user: a failure that passes without anybody touching the log."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
 
 class StorageError(Exception):
     """Base of every error that storage raises itself (a plain OSError of the file system passes through)."""

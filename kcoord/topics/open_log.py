@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kcoord.coordinator.verification import Verifications
+from kcoord.storage.errors import is_disk_full
 from kcoord.storage.log import Log
 from kcoord.topics.leader_epochs import LeaderEpochs
 from kcoord.topics.partition_files import PartitionFiles
@@ -28,6 +29,14 @@ class OpenLog:
     last_flush_ms: int = 0
     snapshot_offset: int = -1
     verifications: Verifications = field(default_factory=Verifications)
+    is_disk_full: bool = False
+
+    def is_news(self, error: Exception) -> bool:
+        """Whether a failed write is to be told. Producers try again and again: a full disk is, once, until it takes a
+        write.
+        """
+        is_known, self.is_disk_full = self.is_disk_full, is_disk_full(error)
+        return not (is_known and self.is_disk_full)
 
     @property
     def last_stable_offset(self) -> int:

@@ -24,9 +24,8 @@ from kcoord.topics.offset_queries import FoundOffset, find_offset
 from kcoord.topics.open_log import OpenLog, load, replay
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import BatchFacts, ProducerEntry
-from kcoord.topics.validation import BatchRules, stamp_batch
+from kcoord.topics.validation import CODECS, BatchRules, stamp_batch
 from protocol.batch_header import BatchHeader, crc32c, decode_header, iter_headers
-from protocol.compression import Compression
 from protocol.control_records import ControlRecordType, end_txn_marker
 from protocol.errors import Errors, KafkaError
 from protocol.record_batch import encode_control_batch
@@ -37,15 +36,6 @@ if TYPE_CHECKING:
 
 HIGH_WATERMARK: Final = -1
 """As an offset to delete records up to."""
-
-_CODECS: Final = {
-    "producer": None,
-    "uncompressed": Compression.NONE,
-    "gzip": Compression.GZIP,
-    "snappy": Compression.SNAPPY,
-    "lz4": Compression.LZ4,
-    "zstd": Compression.ZSTD,
-}
 
 _logger = logging.getLogger(__name__)
 
@@ -87,7 +77,7 @@ def batch_rules(config: TopicConfig) -> BatchRules:
         log_append_time=config.message_timestamp_type == "LogAppendTime",
         timestamp_before_max_ms=config.message_timestamp_before_max_ms,
         timestamp_after_max_ms=config.message_timestamp_after_max_ms,
-        compression=_CODECS[config.compression_type],
+        compression=CODECS[config.compression_type],
     )
 
 
@@ -210,7 +200,8 @@ class Partition:
 
     def fail(self, error: Exception) -> KafkaError:
         """A write failed. Where the log cannot go on after that, it is given up, and recovered at the next use."""
-        _logger.error("Writing to %s-%d failed: %s", self.topic, self.index, error)
+        if self._open is None or self._open.is_news(error):
+            _logger.error("Writing to %s-%d failed: %s", self.topic, self.index, error)
         if self._open is not None and self._open.log.failure is not None:
             self._open.log.abandon()
             self._open = None
@@ -340,6 +331,7 @@ class Partition:
     ) -> None:
         try:
             info = opened.log.append(data, now_ms=now_ms)
+            opened.is_disk_full = False
             if info.rolled:
                 self._take_snapshot(opened, base_offset)
             replay_batch()

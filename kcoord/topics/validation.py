@@ -59,6 +59,17 @@ class RecordsRejectedError(KafkaError):
         self.record_errors = record_errors
 
 
+CODECS: Final = {
+    "producer": None,
+    "uncompressed": Compression.NONE,
+    "gzip": Compression.GZIP,
+    "snappy": Compression.SNAPPY,
+    "lz4": Compression.LZ4,
+    "zstd": Compression.ZSTD,
+}
+"""By the value of `compression.type`; None keeps what the producer chose."""
+
+
 @dataclass(slots=True)
 class BatchRules:
     """What a topic's configuration asks of a batch."""

@@ -54,7 +54,7 @@ def commit_offset(
     """
     check = may_commit(group, context.api_version, request)
     response = OffsetCommitResponse()
-    result = CoordinatorResult(response)
+    result = CoordinatorResult(response, is_refusable=True)
     if isinstance(group, ClassicGroup) and (member := group.members.get(request.member_id)) is not None:
         # A commit proves that a classic member is alive, like a heartbeat.
         deadline_ms = context.now_ms + member.session_timeout_ms
@@ -169,7 +169,7 @@ def commit_transactional_offsets(
     _may_commit_in_transaction(group, request)
     producer = Producer(request.producer_id, request.producer_epoch)
     response = TxnOffsetCommitResponse()
-    result = CoordinatorResult(response)
+    result = CoordinatorResult(response, is_refusable=True)
     for topic in request.topics:
         known = image.topics.get(topic.name)
         topic_id = known.id if known is not None else ZERO_UUID

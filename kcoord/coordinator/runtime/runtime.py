@@ -141,6 +141,11 @@ class CoordinatorRuntime(Generic[M]):
         shard = self._shards.get(shard_id)
         return shard is not None and shard.is_writing
 
+    def is_read_only(self, shard_id: int, now_ms: int) -> bool:
+        """Whether a shard takes no writes for now, since its disk is full. It can be loaded and read."""
+        shard = self._shards.get(shard_id)
+        return shard is not None and shard.is_read_only(now_ms)
+
     def machine(self, shard_id: int) -> M | None:
         """The state machine of an active shard, to look at."""
         shard = self._shards.get(shard_id)
@@ -199,9 +204,9 @@ class CoordinatorRuntime(Generic[M]):
 
     def on_append_completed(self, shard_id: int, now_ms: int, error: OSError | None) -> None:
         """The write of an Append ended. With an error nothing is known about the log: the shard fails and has to be
-        loaded again.
+        loaded again. Where the disk is full, it refuses for a while what would have to be written.
         """
-        self._shards[shard_id].append_completed(error)
+        self._shards[shard_id].append_completed(error, now_ms)
 
     def next_deadline_ms(self) -> int | None:
         """When a timer is due next."""

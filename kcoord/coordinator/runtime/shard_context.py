@@ -3,7 +3,8 @@
 
 State runs ahead of the disk and replies wait for it. A result is serialized and checked first, then it gets its offsets
 and is replayed, so that a refused result changes nothing. After a failed write or a broken invariant the memory is
-thrown away and rebuilt from the log.
+thrown away and rebuilt from the log. Where the disk is full, the state that was rebuilt is read but not written for a
+while: heartbeats and reads go on.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from kcoord.coordinator.runtime.batch import (
     stamp_of,
 )
 from kcoord.coordinator.runtime.deferred_replies import DeferredReplies, Reply, Waiter
+from kcoord.coordinator.runtime.disk_space import DiskSpace
 from kcoord.coordinator.runtime.serde import RecordSerde, SerializedRecord
 from kcoord.coordinator.runtime.timers import ShardTimers, TimerQueue
 from protocol.errors import Errors, KafkaError
@@ -130,6 +132,7 @@ class ShardContext(Generic[M]):
         "_pending",
         "_running_tasks",
         "_serde",
+        "_space",
         "_statistics",
         "load_attempt",
         "machine",
@@ -166,6 +169,7 @@ class ShardContext(Generic[M]):
         self._next_offset = 0
         self._durable_offset = 0
         self._in_flight_offset: int | None = None
+        self._space = DiskSpace()
 
     # State.
 
@@ -187,6 +191,10 @@ class ShardContext(Generic[M]):
     @property
     def is_writing(self) -> bool:
         return self._in_flight_offset is not None
+
+    def is_read_only(self, now_ms: int) -> bool:
+        """Whether the disk was full a moment ago. What has to be written is refused until it is time to try again."""
+        return now_ms < self._space.full_until_ms
 
     def move_to(self, state: ShardState) -> None:
         assert state in _NEXT_STATES[self.state], f"shard {self.shard_id}: {self.state.value} to {state.value}"
@@ -268,6 +276,8 @@ class ShardContext(Generic[M]):
             _logger.exception("An operation on shard %d failed", self.shard_id)
             return self._answer_error(token, KafkaError(Errors.UNKNOWN_SERVER_ERROR))
         if records is not None:
+            if context.now_ms < self._space.full_until_ms:
+                return self._refuse_write(token, result.is_refusable)
             self._append_and_replay(machine, result.records, records, context.now_ms)
         response = result.response
         if response is PENDING:
@@ -325,6 +335,14 @@ class ShardContext(Generic[M]):
         self._deferred.add(self._next_offset, Reply(token, error))
         return WAIT
 
+    def _refuse_write(self, token: Hashable, is_refusable: bool) -> Wait:
+        """There is no space for a result. Where it cannot be dropped, the shard fails as it would by writing it."""
+        error = KafkaError(Errors.NOT_COORDINATOR)
+        if is_refusable:
+            return self._answer_error(token, error)
+        self.fail("the disk is full", None)
+        raise error
+
     def fire(self, key: TimerKey, now_ms: int) -> None:
         """A timer of this shard is due. Where its operation fails, it is tried again a little later."""
         machine = self.machine
@@ -367,6 +385,9 @@ class ShardContext(Generic[M]):
             _logger.exception("A timer or task of shard %d failed", self.shard_id)
             return False
         if records is not None:
+            if context.now_ms < self._space.full_until_ms:
+                self.fail("the disk is full", None)
+                return False
             try:
                 self._append_and_replay(machine, result.records, records, context.now_ms)
             except KafkaError:
@@ -451,11 +472,12 @@ class ShardContext(Generic[M]):
         self._in_flight_offset = append.next_offset
         return append
 
-    def append_completed(self, error: OSError | None) -> None:
+    def append_completed(self, error: OSError | None, now_ms: int) -> None:
         """The write that was under way ended: its replies may leave, and what came meanwhile is the next write."""
         offset = self._in_flight_offset
         assert offset is not None, "no write was under way"
         self._in_flight_offset = None
+        self._space.written(error, now_ms)
         if error is not None:
             self._statistics.appends_failed += 1
         if self.state is not ShardState.ACTIVE:

@@ -130,7 +130,7 @@ def test_a_failed_write_fails_the_shard_until_it_is_loaded_again(bench: Bench) -
     bench.run(Ledger.get, "a")
     bench.run(Ledger.wait)
     bench.poll()
-    bench.runtime.on_append_completed(SHARD, bench.now_ms, OSError(28, "No space left on device"))
+    bench.runtime.on_append_completed(SHARD, bench.now_ms, OSError(5, "Input/output error"))
     assert bench.runtime.state(SHARD) is ShardState.FAILED
     assert bench.runtime.machine(SHARD) is None
     ready = bench.poll()
@@ -143,6 +143,52 @@ def test_a_failed_write_fails_the_shard_until_it_is_loaded_again(bench: Bench) -
     assert bench.run(Ledger.get, "a") == 1, "what was not acknowledged is gone"
     assert bench.run(Ledger.put, "a", 3) is WAIT
     assert bench.poll().appends[0].base_offset == 1
+
+
+def fill_disk(bench: Bench) -> None:
+    """The write that is under way finds no space; the shard is loaded again."""
+    bench.poll()
+    bench.runtime.on_append_completed(SHARD, bench.now_ms, OSError(28, "No space left on device"))
+    assert bench.poll().failed == [SHARD]
+    bench.load()
+
+
+def refusable_put(ledger: Ledger, context: OperationContext) -> CoordinatorResult[str]:
+    return CoordinatorResult("put", [entry("a", 9)], is_refusable=True)
+
+
+def test_a_full_disk_is_read_and_not_written_for_a_while(bench: Bench) -> None:
+    bench.run(Ledger.put, "a", 1)
+    bench.written(bench.poll())
+    for read_only_ms in (1000, 2000, 4000, 8000, 8000):
+        bench.run(Ledger.put, "a", 2)
+        fill_disk(bench)
+        assert bench.runtime.is_read_only(SHARD, bench.now_ms)
+        assert error_of(bench, refusable_put) is Errors.NOT_COORDINATOR
+        assert bench.run(Ledger.get, "a") == 1
+        assert bench.poll().appends == []
+        bench.now_ms += read_only_ms - 1
+        assert bench.runtime.is_read_only(SHARD, bench.now_ms)
+        bench.now_ms += 1
+        assert not bench.runtime.is_read_only(SHARD, bench.now_ms)
+    bench.run(Ledger.put, "a", 3)
+    assert [value for _, value in bench.written(bench.poll())] == ["a=3"]
+    bench.run(Ledger.put, "a", 4)
+    fill_disk(bench)
+    bench.now_ms += 1000
+    assert not bench.runtime.is_read_only(SHARD, bench.now_ms), "after a success it begins anew"
+
+
+def test_what_cannot_be_refused_on_a_full_disk_fails_the_shard(bench: Bench) -> None:
+    """Its state is thrown away as if it had been written, so nothing of the result is left."""
+    bench.run(Ledger.put, "a", 1)
+    fill_disk(bench)
+    assert error_of(bench, Ledger.put, "a", 2) is Errors.NOT_COORDINATOR
+    assert bench.poll().failed == [SHARD]
+    bench.load()
+    bench.ledger.on_timer = lambda: CoordinatorResult(None, [entry("a", 3)])
+    bench.now_ms += 100
+    assert bench.poll().failed == [SHARD]
 
 
 def test_an_assertion_in_an_operation_fails_the_shard(bench: Bench) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,12 +22,16 @@ from protocol.messages import ListGroupsRequest, ListGroupsResponse
 
 class FakeTransport(asyncio.Transport):
     def __init__(self) -> None:
-        super().__init__({"peername": ("192.0.2.7", 4711)})
+        super().__init__()
+        self.socket: socket.socket | None = None
         self.writes: list[bytes] = []
         self.closed = False
         self.aborted = False
         self.reading = True
         self.buffered = 0
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"peername": ("192.0.2.7", 4711), "socket": self.socket}.get(name, default)
 
     def write(self, data: Any) -> None:
         self.writes.append(bytes(data))
@@ -285,6 +290,41 @@ async def test_idle_and_stalled_connections_are_closed_but_not_those_that_wait_f
     assert not waiting.connection.close_if_idle(now + 11, 10)
 
 
+async def test_a_peer_that_takes_nothing_of_its_answers_is_given_up() -> None:
+    """It is gone without a word, or has no interest: closing in good order would wait for it for as long as TCP does,
+    and what it has asked for is no reason to keep it.
+    """
+    gone, slow, refused = Peer(), Peer(), Peer()
+    now = gone.connection.last_active
+    refused.connection.data_received(b"\xff" * 8)
+    for peer in (gone, slow, refused):
+        peer.connection.pause_writing()
+        peer.transport.buffered = 100_000
+    gone.connection.data_received(request(1))
+    for second in range(0, 30, 5):
+        slow.transport.buffered -= 1
+        assert not slow.connection.close_if_idle(now + second, 10)
+        is_over = second > 10
+        assert gone.connection.close_if_idle(now + second, 10) is is_over
+        assert refused.connection.close_if_idle(now + second, 10) is is_over
+        assert gone.transport.aborted is refused.transport.aborted is is_over
+    assert not slow.transport.closed
+    slow.transport.buffered = 0
+    assert not slow.connection.close_if_idle(now + 30, 10)
+    assert slow.connection.close_if_idle(now + 41, 10)
+    assert not slow.transport.aborted
+
+
+async def test_the_system_asks_after_peers_that_are_silent() -> None:
+    """As in Kafka: where idle connections are not closed, those whose peer is gone are, in the end."""
+    near, far = socket.socketpair()
+    with near, far:
+        peer = Peer()
+        peer.transport.socket = near
+        peer.connection.connection_made(peer.transport)
+        assert near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+
+
 async def test_a_stop_answers_what_is_under_way_and_takes_nothing_new() -> None:
     future = asyncio.get_running_loop().create_future()
     peer = Peer(lambda _: future)
@@ -318,10 +358,14 @@ async def test_many_requests_at_once_are_answered_turn_by_turn() -> None:
     assert peer.transport.reading
 
 
-async def test_a_connection_that_came_too_fast_waits_for_its_turn() -> None:
+async def test_a_connection_that_came_too_fast_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    later: list[tuple[float, Callable[[], object]]] = []
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda *call: later.append(call))
     peer = Peer()
     peer.connection.hold(0.01)
     peer.connection.data_received(request(1))
     assert peer.answers() == []
-    await asyncio.sleep(0.05)
+    ((delay, release),) = later
+    assert delay == 0.01
+    release()
     assert [number for number, _ in peer.answers()] == [1]

@@ -90,6 +90,7 @@ async def test_d3_d4_what_the_disk_refused_is_not_acknowledged(broker: Harness, 
     # A folder is synced with the first batch of its log alone.
     assert answer == (0 if kind == "sync_dir" else Errors.NOT_COORDINATOR)
     memory(broker).fault = no_fault
+    broker.now += 1000
     found = await until_served(broker)
     assert found in {"write": [{0: 1}], "datasync": [{0: 1}, {0: 2}], "sync_dir": [{0: 2}]}[kind]
     memory(broker).crash(keep_nothing)
@@ -108,6 +109,34 @@ async def test_a_shard_takes_commits_again_after_a_fault(broker: Harness) -> Non
     again = await Stored(file_system=memory(broker)).open()
     assert await fetched(again) == {0: 3}
     again.groups.close()
+
+
+async def test_d4_on_a_full_disk_heartbeats_and_reads_go_on(broker: Harness) -> None:
+    """D-4, ENOSPC: only what would have to be written is refused, and that without a write for each attempt."""
+    assert await put(broker, 1) == 0
+    joined = await broker.call(join(GROUP + "-members"), 1)
+    attempts = 0
+
+    def is_full(operation: Operation) -> OSError | None:
+        nonlocal attempts
+        attempts += operation.kind == "write"
+        return OSError(28, "planted") if operation.kind == "write" else None
+
+    memory(broker).fault = is_full
+    assert await put(broker, 2) == Errors.NOT_COORDINATOR
+    assert await until_served(broker) == {0: 1}
+    before = attempts
+    beat = ConsumerGroupHeartbeatRequest(group_id=GROUP + "-members", member_id="m1", member_epoch=joined.member_epoch)
+    for _ in range(20):
+        assert await put(broker, 3) == Errors.NOT_COORDINATOR
+        assert await fetched(broker) == {0: 1}
+        assert (await broker.call(beat, 1)).error_code == 0
+    assert attempts == before
+    memory(broker).fault = no_fault
+    assert await put(broker, 4) == Errors.NOT_COORDINATOR
+    broker.now += 1000
+    assert await put(broker, 5) == 0
+    assert await fetched(broker) == {0: 5}
 
 
 async def test_d12_a_slow_disk_fences_nobody(broker: Harness) -> None:

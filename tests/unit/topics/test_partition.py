@@ -231,7 +231,7 @@ def test_min_insync_replicas(replicas: tuple[int, ...], accepted: bool) -> None:
         assert error_of(cluster.append, batch_of("a")) is Errors.NOT_ENOUGH_REPLICAS
 
 
-def test_a_full_disk_refuses_and_recovers() -> None:
+def test_a_full_disk_refuses_and_recovers(caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster()
     cluster.append(batch_of("a"))
 
@@ -239,10 +239,14 @@ def test_a_full_disk_refuses_and_recovers() -> None:
         return OSError(errno.ENOSPC, "no space") if operation.kind == "write" else None
 
     cluster.fs.fault = no_space
-    assert error_of(cluster.append, batch_of("b", producer=(9, 0, 0))) is Errors.KAFKA_STORAGE_ERROR
+    for _ in range(3):
+        assert error_of(cluster.append, batch_of("b", producer=(9, 0, 0))) is Errors.KAFKA_STORAGE_ERROR
     cluster.fs.fault = lambda operation: None
     assert cluster.append(batch_of("b", producer=(9, 0, 0))).base_offset == 1
     assert values(read(cluster, 0).records) == ["a", "b"]
+    cluster.fs.fault = no_space
+    assert error_of(cluster.append, batch_of("c")) is Errors.KAFKA_STORAGE_ERROR
+    assert caplog.text.count("Writing to orders-0 failed") == 2, "once for each time that it was full"
 
 
 def test_a_failed_sync_reopens_the_log() -> None:

@@ -176,6 +176,7 @@ class ConsumerHeartbeat:
             self.conversion.records + self._transition.records,
             list(self.conversion.timers),
             completions=self.conversion.completions,
+            is_refusable=not self.conversion.records,
         )
         session = session_timer(group.group_id, reconciled.member_id)
         result.timers.append(Schedule(session, now_ms + settings.session_timeout_ms))
