@@ -53,6 +53,13 @@ class Register:
     def start(self) -> None:
         self._thread.start()
 
+    def end(self) -> None:
+        """Asks it to end, and waits for nothing."""
+        self._ending.set()
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
     def finish(self, seconds: float) -> None:
         """Ends after a last look at what the broker holds."""
         self._ending.set()

@@ -22,6 +22,7 @@ QUICK: dict[str, str | int | bool] = {
     "retry.backoff.max.ms": 100,
 }
 PRODUCE_PAUSE_SECONDS = 0.005
+MOST_BEHIND = 2000
 CALL_SECONDS = 5.0
 READ_SECONDS = 60.0
 COMMIT_EVERY = 4
@@ -39,6 +40,13 @@ class Worker:
 
     def start(self) -> None:
         self._thread.start()
+
+    def end(self) -> None:
+        """Asks it to end, and waits for nothing."""
+        self._ending.set()
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
 
     def finish(self, seconds: float) -> None:
         self._ending.set()
@@ -58,14 +66,21 @@ class Worker:
 
 
 class Records(Worker):
-    """An idempotent producer that counts; `acknowledged` is where each number went."""
+    """An idempotent producer that counts; `acknowledged` is where each number went.
 
-    def __init__(self, address: str, topic: str, partitions: int, seed: int) -> None:
+    It waits where consumers are far behind, so that they can end in time. `behind` says by how many records they are.
+    """
+
+    def __init__(
+        self, address: str, topic: str, partitions: int, seed: int, pause_seconds: float = PRODUCE_PAUSE_SECONDS
+    ) -> None:
         super().__init__()
         self.acknowledged: dict[int, Place] = {}
         self.refused: list[str] = []
+        self.behind: Callable[[], int] = lambda: 0
         self._topic = topic
         self._partitions = partitions
+        self._pause_seconds = pause_seconds
         self._random = random.Random(seed)
         self._producer = Producer(
             {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 2, **QUICK},
@@ -73,14 +88,16 @@ class Records(Worker):
 
     def _run(self) -> None:
         number = 0
-        while not self._ending.wait(PRODUCE_PAUSE_SECONDS):
+        while not self._ending.wait(self._pause_seconds):
+            self._producer.poll(0)
+            if self.behind() > MOST_BEHIND:
+                continue
             for _ in range(self._random.randint(1, 5)):
                 partition = self._random.randrange(self._partitions)
                 self._producer.produce(
                     self._topic, str(number).encode(), partition=partition, on_delivery=self._delivered(number)
                 )
                 number += 1
-            self._producer.poll(0)
         assert self._producer.flush(60) == 0
 
     def _delivered(self, number: int) -> Callable[[KafkaError | None, Message], None]:

@@ -57,6 +57,8 @@ def test_kill_9(server: KcoordProcess) -> None:
     ]
     records = Records(server.address, "records", PARTITIONS, SEED)
     members = [GroupMember(server.address, "members", "records") for _ in range(2)]
+    members[1].delivered = members[0].delivered
+    records.behind = lambda: len(records.acknowledged) - len(members[0].delivered)
     transactions = Transactions(server.address, "transactions", PARTITIONS, "transfers", SEED)
     workers: list[Register | Worker] = [*registers, records, *members, transactions]
     for worker in workers:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -37,6 +38,8 @@ class KcoordProcess:
         self.data = folder / "data"
         self.log_file = folder / "kcoord.log"
         self.overrides = dict(overrides)
+        self.environment: dict[str, str] = {}
+        """What is added to the environment of this process."""
         self.ports: list[int] = []
         """One for each worker."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -87,7 +90,8 @@ class KcoordProcess:
             command += ["--override", f"{key}={value}"]
         with self.log_file.open("ab") as log:
             begin = log.tell()
-            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            environment = {**os.environ, **self.environment}
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         return begin
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that stand still for longer than any session lasts, and go on: the broker, one of its workers, a member.
+
+`make soak` repeats each as often as KCOORD_SOAK_ROUNDS says.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import Errors
+from protocol.messages import ListGroupsRequest, ListGroupsResponse
+from tests.integration.wire import WireClient
+from tests.soak.committer import Committer
+from tests.soak.crowd import END_SECONDS, SESSION_MS, SETTINGS, TOPIC, Crowd, rest
+from tests.support.confluent import committed
+from tests.support.kcoord_process import KcoordProcess
+from tests.support.waiting import wait_until
+
+ROUNDS = int(os.environ.get("KCOORD_SOAK_ROUNDS", "1"))
+PAUSE_SECONDS = 2 * SESSION_MS / 1000
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[KcoordProcess]:
+    server = KcoordProcess(tmp_path, SETTINGS).start()
+    yield server
+    server.kill()
+
+
+def test_a_broker_that_stands_still(server: KcoordProcess) -> None:
+    with Crowd(server) as crowd:
+        crowd.wait_for_commits()
+        for _ in range(ROUNDS):
+            with stopped(server.pid):
+                rest(PAUSE_SECONDS)
+            crowd.wait_for_commits()
+        crowd.finish()
+    assert server.stop() == 0
+
+
+def test_a_worker_that_stands_still(tmp_path: Path) -> None:
+    """The groups and partitions of the others are served; its own go on with it, and so does what waited for it."""
+    server = KcoordProcess(tmp_path, {**SETTINGS, "group.coordinator.threads": "2", "node.id": "1"}).start()
+    try:
+        with Crowd(server) as crowd:
+            crowd.wait_for_commits()
+            for node_id in (1, 2) * ROUNDS:
+                with stopped(worker_pid(server, node_id)):
+                    other = server.ports[2 - node_id]
+                    rest(PAUSE_SECONDS)
+                    with WireClient(other) as client:
+                        assert client.call(ListGroupsRequest(), 5, ListGroupsResponse).error_code == Errors.NONE
+                crowd.wait_for_commits()
+            crowd.finish()
+        assert server.stop() == 0
+    finally:
+        server.kill()
+
+
+def worker_pid(server: KcoordProcess, node_id: int) -> int:
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    return next(int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == f"kcoord-{node_id}")
+
+
+def test_a_member_that_stands_still(server: KcoordProcess) -> None:
+    """Its partitions go to the other member. When it goes on it is told so, and what it commits then does not land."""
+    with Crowd(server) as crowd, Committer(server.address, "kcoord", TOPIC) as zombie:
+        for _ in range(ROUNDS):
+            wait_until(lambda: zombie.owned and zombie.committed, "the member takes part", END_SECONDS)
+            with stopped(zombie.pid):
+                rest(PAUSE_SECONDS)
+                crowd.wait_for_commits()
+            before = dict(zombie.committed)
+            wait_until(lambda before=before: zombie.committed != before, "the member is back", END_SECONDS)  # type: ignore[misc]
+            crowd.check()
+        promised = crowd.promised("kcoord")
+        for partition, offset in zombie.committed.items():
+            promised[partition] = max(promised[partition], offset)
+        stored = committed(server.address, "kcoord", [(TOPIC, partition) for partition in promised])
+        for partition, offset in promised.items():
+            assert stored[TOPIC, partition] >= offset, "a commit of the past has landed"
