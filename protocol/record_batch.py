@@ -309,14 +309,33 @@ def encode_batch_from_parts(
 ) -> bytes:
     """Write (key, value) pairs at consecutive offsets with one timestamp, as coordinator and metadata logs need."""
     count = len(pairs)
-    starts = _RECORD_STARTS
-    if count > len(starts):
-        starts = tuple(b"\0\0" + encode_varint(delta) for delta in range(count))
-    lengths = _LENGTHS
-    join = b"".join
     attributes = compression | TRANSACTIONAL_BIT if is_transactional else compression
     producer = (producer_id, producer_epoch, base_sequence)
-    parts = [_CHECKED.pack(attributes, count - 1, timestamp_ms, timestamp_ms, *producer, count)]
+    checked = _CHECKED.pack(attributes, count - 1, timestamp_ms, timestamp_ms, *producer, count)
+    body = encode_records(pairs)
+    if compression:
+        body = compress(compression, body)
+    return frame_batch(base_offset, partition_leader_epoch, checked + body)
+
+
+def encode_batch_around(body: bytes, count: int, *, timestamp_ms: int, base_offset: int) -> bytes:
+    """The batch of what `encode_records` has made of `count` records."""
+    no_producer = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE)
+    checked = _CHECKED.pack(Compression.NONE, count - 1, timestamp_ms, timestamp_ms, *no_producer, count)
+    return frame_batch(base_offset, 0, checked + body)
+
+
+def encode_records(pairs: Sequence[tuple[bytes | None, bytes | None]], first_delta: int = 0) -> bytes:
+    """What a batch holds, for (key, value) pairs at consecutive offsets with its timestamp. The first is `first_delta`
+    behind the base offset.
+    """
+    end_delta = first_delta + len(pairs)
+    starts = _RECORD_STARTS
+    if first_delta or end_delta > len(starts):
+        starts = tuple(b"\0\0" + encode_varint(delta) for delta in range(first_delta, end_delta))
+    lengths = _LENGTHS
+    join = b"".join
+    parts: list[bytes] = []
     for start, (key, value) in zip(starts, pairs, strict=False):
         try:
             if key is None:
@@ -329,9 +348,7 @@ def encode_batch_from_parts(
         except (IndexError, TypeError):  # longer than the table of lengths, or both null
             content = join((start, *_encode_nullable(key), *_encode_nullable(value), b"\0"))
             parts += encode_varint(len(content)), content
-    if compression:
-        parts = [parts[0], compress(compression, join(parts[1:]))]
-    return frame_batch(base_offset, partition_leader_epoch, join(parts))
+    return join(parts)
 
 
 def _encode_record(record: Record, timestamp_delta: int, delta: int) -> bytes:

@@ -8,7 +8,7 @@ can be compared, printed and replayed.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -132,6 +132,18 @@ class OperationContext:
 
 
 @dataclass(slots=True)
+class EncodedRecords:
+    """Records of a task's outcome, already in the form of the log. `replay` changes the state machine just as the
+    replay of each of them would.
+    """
+
+    count: int
+    body: bytes
+    """As `protocol.record_batch.encode_records` makes it."""
+    replay: Callable[[], None]
+
+
+@dataclass(slots=True)
 class CoordinatorResult(Generic[T]):
     """Records to append atomically, the response, and effects, all as data. Either all records are part of the same
     transaction or none is part of any.
@@ -142,6 +154,9 @@ class CoordinatorResult(Generic[T]):
     timers: list[Schedule | Cancel] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
     completions: list[Completion] = field(default_factory=list)
+    encoded: EncodedRecords | None = None
+    """Records that come before `records`, in the same batch; only the end of a task gives such, never without others.
+    """
     is_refusable: bool = False
     """Whether the result can be dropped where its records cannot be written: nothing but their replay, and the effects
     above, would have changed the state. Operations on classic groups do more than that.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, TargetInput, compute
+from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, TargetInput, compute, encode
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.runtime.serde import CoordinatorSerde
@@ -210,7 +210,5 @@ def _compute(work: TargetInput) -> object:
     would be a long pause.
     """
     computed = compute(work)
-    serialize = CoordinatorSerde().serialize
-    for record in computed.records:
-        record.serialized = serialize(record)
+    encode(computed, CoordinatorSerde().serialize)
     return computed

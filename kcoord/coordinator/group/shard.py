@@ -90,7 +90,7 @@ class GroupCoordinatorShard(ShardMembers, ShardOffsets):
             group.regex_stale = value.version < self._image.epoch
             return update_resolved_regexes(self._image, group, value, context.now_ms)
         if isinstance(group, ConsumerGroup) and isinstance(value, ComputedTarget):
-            return CoordinatorResult(None, target_assignment.install(group, value, context.now_ms))
+            return target_assignment.install(group, value, context.now_ms)
         return CoordinatorResult(None)
 
     def on_metadata_update(

@@ -11,12 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from kcoord.coordinator.result import CoordinatorRecord, Producer
+from kcoord.coordinator.result import CoordinatorRecord, EncodedRecords, Producer
 from kcoord.coordinator.runtime.serde import SerializedRecord
 from protocol.control_records import ControlRecordType, control_key, end_txn_marker
 from protocol.errors import Errors, KafkaError
 from protocol.messages import ControlRecordTypeSchema, EndTxnMarker
-from protocol.record_batch import BATCH_OVERHEAD_BYTES, Record, encode_batch, encode_batch_from_parts
+from protocol.record_batch import (
+    BATCH_OVERHEAD_BYTES,
+    Record,
+    encode_batch,
+    encode_batch_around,
+    encode_batch_from_parts,
+    encode_records,
+)
 
 # Lengths, deltas, flags and the reason of a tombstone around a record's key and value take at most this much.
 _RECORD_OVERHEAD_BOUND_BYTES: Final = 72
@@ -110,6 +117,14 @@ class OpenBatch:
             is_transactional=True,
             is_control=True,
         )
+
+
+def encode_behind(
+    encoded: EncodedRecords, records: list[SerializedRecord], base_offset: int, timestamp_ms: int
+) -> bytes:
+    """One batch of `encoded` and the records behind them."""
+    body = encoded.body + encode_records(records, encoded.count)
+    return encode_batch_around(body, encoded.count + len(records), timestamp_ms=timestamp_ms, base_offset=base_offset)
 
 
 def size_bound_bytes(records: list[SerializedRecord]) -> int:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
 
 from kcoord.coordinator.result import Producer, StateMachine, new_end_transaction_marker
+from kcoord.coordinator.runtime.outbox import Statistics
 from kcoord.coordinator.runtime.serde import RecordSerde
-from kcoord.coordinator.runtime.shard_context import ShardContext, ShardState, Statistics
+from kcoord.coordinator.runtime.shard_context import ShardContext, ShardState
 from kcoord.coordinator.runtime.snapshot import RECORDS, Chunk
 from kcoord.coordinator.snapshot_part import HasSnapshot, PackedState
 from protocol.batch_header import CONTROL_BIT, TRANSACTIONAL_BIT

@@ -15,16 +15,9 @@ from typing import Final, Generic, TypeVar
 from kcoord.coordinator.result import CoordinatorResult, OperationContext, StateMachine, Task
 from kcoord.coordinator.runtime.deferred_replies import Reply, Waiter
 from kcoord.coordinator.runtime.loader import Loader, LoadError
+from kcoord.coordinator.runtime.outbox import Append, Outbox, Statistics
 from kcoord.coordinator.runtime.serde import RecordSerde
-from kcoord.coordinator.runtime.shard_context import (
-    WAIT,
-    Append,
-    Outbox,
-    ShardContext,
-    ShardState,
-    Statistics,
-    Wait,
-)
+from kcoord.coordinator.runtime.shard_context import WAIT, ShardContext, ShardState, Wait
 from kcoord.coordinator.runtime.snapshot import Chunk, make_chunks
 from kcoord.coordinator.runtime.timers import TimerQueue
 from kcoord.coordinator.snapshot_part import HasSnapshot

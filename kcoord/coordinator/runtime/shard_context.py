@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
@@ -21,6 +20,7 @@ from kcoord.coordinator.result import (
     Completion,
     CoordinatorRecord,
     CoordinatorResult,
+    EncodedRecords,
     OperationContext,
     PackedRecords,
     Schedule,
@@ -32,12 +32,14 @@ from kcoord.coordinator.runtime.batch import (
     BatchStamp,
     OpenBatch,
     check_size,
+    encode_behind,
     serialize_control,
     size_bound_bytes,
     stamp_of,
 )
 from kcoord.coordinator.runtime.deferred_replies import DeferredReplies, Reply, Waiter
 from kcoord.coordinator.runtime.disk_space import DiskSpace
+from kcoord.coordinator.runtime.outbox import Append, Outbox, Statistics
 from kcoord.coordinator.runtime.serde import RecordSerde, SerializedRecord
 from kcoord.coordinator.runtime.timers import ShardTimers, TimerQueue
 from protocol.errors import Errors, KafkaError
@@ -80,40 +82,6 @@ class Wait(Enum):
 
 
 WAIT: Final = Wait.WAIT
-
-
-@dataclass(slots=True)
-class Append:
-    """Whole batches with final offsets, `base_offset` up to before `next_offset`, for the log of one shard."""
-
-    shard_id: int
-    base_offset: int
-    next_offset: int
-    data: bytes
-
-
-@dataclass(slots=True)
-class Statistics:
-    """What the shards of one runtime did, for metrics."""
-
-    records_appended: int = 0
-    batches_appended: int = 0
-    bytes_appended: int = 0
-    appends_failed: int = 0
-    operations_failed: int = 0
-    timers_fired: int = 0
-    records_loaded: int = 0
-    records_skipped: int = 0
-
-
-@dataclass(slots=True)
-class Outbox:
-    """What the shards of one runtime have for the next `poll`."""
-
-    replies: list[Reply] = field(default_factory=list)
-    tasks: list[tuple[int, Task]] = field(default_factory=list)
-    failed: list[int] = field(default_factory=list)
-    writable: list[int] = field(default_factory=list)
 
 
 class ShardContext(Generic[M]):
@@ -301,16 +269,11 @@ class ShardContext(Generic[M]):
         """Appends and replays what an operation on this shard's machine has just given. `waiter` hears when it is
         durable, or of the failure of the shard; False where nothing has happened.
         """
-        offset = self._next_offset
-        data = packed.encode_batch(offset)
+        data = packed.encode_batch(self._next_offset)
         if self.machine is None or len(data) > self._max_batch_bytes:
             return False
-        if not self._batches:
-            self._begin_batches()
-        self._batches.append(data)
-        self._next_offset = offset = offset + packed.count
-        self._statistics.records_appended += packed.count
-        self._deferred.add(offset, Reply(waiter, None))
+        self._append_batch(data, packed.count)
+        self._deferred.add(self._next_offset, Reply(waiter, None))
         try:
             packed.replay()
         except Exception as error:
@@ -376,6 +339,8 @@ class ShardContext(Generic[M]):
         assert machine is not None
         try:
             result = operation(context)
+            encoded = result.encoded
+            max_bytes -= 0 if encoded is None else len(encoded.body)
             records = self._serialize(result.records, max_bytes) if result.records else None
         except AssertionError as error:
             self.fail("an operation found a broken invariant", error)
@@ -389,7 +354,7 @@ class ShardContext(Generic[M]):
                 self.fail("the disk is full", None)
                 return False
             try:
-                self._append_and_replay(machine, result.records, records, context.now_ms)
+                self._append_and_replay(machine, result.records, records, context.now_ms, encoded)
             except KafkaError:
                 return False
         for effect in result.timers:
@@ -407,11 +372,22 @@ class ShardContext(Generic[M]):
         return serialized
 
     def _append_and_replay(
-        self, machine: M, records: list[CoordinatorRecord], serialized: list[SerializedRecord], now_ms: int
+        self,
+        machine: M,
+        records: list[CoordinatorRecord],
+        serialized: list[SerializedRecord],
+        now_ms: int,
+        encoded: EncodedRecords | None = None,
     ) -> None:
         """From here on the result has happened."""
-        self._append(serialized, stamp_of(records), now_ms)
+        if encoded is None:
+            self._append(serialized, stamp_of(records), now_ms)
+        else:
+            batch = encode_behind(encoded, serialized, self._next_offset, now_ms)
+            self._append_batch(batch, encoded.count + len(serialized))
         try:
+            if encoded is not None:
+                encoded.replay()
             for record in records:
                 machine.replay(record)
         except Exception as error:
@@ -453,6 +429,13 @@ class ShardContext(Generic[M]):
         batch.add(records, bound_bytes)
         self._next_offset += len(records)
         self._statistics.records_appended += len(records)
+
+    def _append_batch(self, batch: bytes, count: int) -> None:
+        if not self._batches:
+            self._begin_batches()
+        self._batches.append(batch)
+        self._next_offset += count
+        self._statistics.records_appended += count
 
     def _begin_batches(self) -> None:
         self._batches_offset = self._next_offset

@@ -23,11 +23,13 @@ from kcoord.coordinator.result import (
     Cancel,
     CoordinatorRecord,
     CoordinatorResult,
+    EncodedRecords,
     OperationContext,
     Schedule,
     Task,
     TimerKey,
 )
+from kcoord.coordinator.runtime.batch import encode_behind
 from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
 from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.coordinator.runtime.snapshot import make_chunks
@@ -41,6 +43,7 @@ from protocol.messages import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
+from protocol.record_batch import decode_records
 from tests.unit.group.images import image_of
 
 T = TypeVar("T")
@@ -93,9 +96,12 @@ class GroupContext:
         )
         result = operation(context)
         self.records = result.records
-        for record in result.records:
-            self.shard.replay(record)
-            self.log.append(record)
+        if result.encoded is not None:
+            self.records = self._replay_encoded(result.encoded, result.records)
+        else:
+            for record in result.records:
+                self.shard.replay(record)
+        self.log += self.records
         for timer in result.timers:
             if isinstance(timer, Schedule):
                 self.timers[timer.key] = timer.deadline_ms
@@ -112,6 +118,15 @@ class GroupContext:
         if result.response is PENDING:
             return cast(T, Waiting(self, token))
         return result.response
+
+    def _replay_encoded(self, encoded: EncodedRecords, behind: list[CoordinatorRecord]) -> list[CoordinatorRecord]:
+        """As the runtime does it; returns what a reader of the log finds."""
+        batch = encode_behind(encoded, [SERDE.serialize(record) for record in behind], 5, self.now_ms)
+        encoded.replay()
+        for record in behind:
+            self.shard.replay(record)
+        found = [SERDE.deserialize(record.key, record.value) for record in decode_records(batch)]
+        return [record for record in found if record is not None]
 
     def rebuilt(self) -> GroupCoordinatorShard:
         shard = GroupCoordinatorShard(self.config, self.image)

@@ -5,30 +5,58 @@ is respected.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from functools import partial
+from types import FrameType
 
 import pytest
 
-from kcoord.coordinator.group.consumer.target_assignment import ComputedTarget, ComputeTarget, compute
-from kcoord.coordinator.result import Task
-from tests.unit.group.group_context import GroupContext
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.consumer.target_assignment import (
+    ComputedTarget,
+    ComputeTarget,
+    TargetInput,
+    compute,
+    encode,
+)
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.coordinator.result import OperationContext, Task
+from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, Ready
+from protocol.messages import ConsumerGroupHeartbeatRequest
+from tests.unit.group.group_context import SERDE, GroupContext
+from tests.unit.group.images import image_of
 
 A, B, C = "member-a", "member-b", "member-c"
 
 
-@pytest.fixture
-def context() -> GroupContext:
-    return GroupContext({"t6": 6, "t9": 9}, {"kcoord.assignor.inline.ms": "0"})
+class Context(GroupContext):
+    """`in_thread`: the outcome of a task comes back as bytes, as a background thread makes them."""
+
+    def __init__(self, *, in_thread: bool) -> None:
+        super().__init__({"t6": 6, "t9": 9}, {"kcoord.assignor.inline.ms": "0"})
+        self.in_thread = in_thread
+
+    def computed(self, target: TargetInput) -> ComputedTarget:
+        computed = compute(target)
+        if self.in_thread:
+            encode(computed, SERDE.serialize)
+        return computed
 
 
-def start(context: GroupContext) -> tuple[Task, ComputedTarget]:
+@pytest.fixture(params=[False, True], ids=["on the loop", "in a thread"])
+def context(request: pytest.FixtureRequest) -> Context:
+    return Context(in_thread=request.param)
+
+
+def start(context: Context) -> tuple[Task, ComputedTarget]:
     """Takes the task off the list and computes it; `finish` hands the outcome in."""
     (task,) = context.tasks
     context.tasks = []
     assert isinstance(task.work, ComputeTarget)
     target = context.shard.target_input(task.work.group_id)
     assert target is not None
-    return task, compute(target)
+    return task, context.computed(target)
 
 
 def finish(context: GroupContext, task: Task, value: object) -> list[str]:
@@ -44,13 +72,13 @@ def target(context: GroupContext, group: str = "g") -> dict[str, list[int]]:
     }
 
 
-def test_the_first_target_of_a_group_is_never_put_off(context: GroupContext) -> None:
+def test_the_first_target_of_a_group_is_never_put_off(context: Context) -> None:
     response = context.join("g", A, ["t6"])
     assert context.assigned(response) == {"t6": [0, 1, 2, 3, 4, 5]}
     assert context.tasks == []
 
 
-def test_whoever_joins_sees_the_old_target_until_the_new_one_is_there(context: GroupContext) -> None:
+def test_whoever_joins_sees_the_old_target_until_the_new_one_is_there(context: Context) -> None:
     context.join("g", A, ["t6"])
     joined = context.join("g", B, ["t6"])
     assert (joined.member_epoch, context.assigned(joined)) == (2, {})
@@ -65,7 +93,7 @@ def test_whoever_joins_sees_the_old_target_until_the_new_one_is_there(context: G
     assert context.describe("g").group_state == "Stable"
 
 
-def test_one_computation_serves_all_who_joined_meanwhile(context: GroupContext) -> None:
+def test_one_computation_serves_all_who_joined_meanwhile(context: Context) -> None:
     context.join("g", A, ["t6"])
     for number in range(5):
         context.join("g", f"member-{number}", ["t6"])
@@ -77,7 +105,7 @@ def test_one_computation_serves_all_who_joined_meanwhile(context: GroupContext) 
     assert context.tasks == []
 
 
-def test_who_joined_too_late_is_in_the_next_target(context: GroupContext) -> None:
+def test_who_joined_too_late_is_in_the_next_target(context: Context) -> None:
     context.join("g", A, ["t6"])
     context.join("g", B, ["t6"])
     task, computed = start(context)
@@ -90,7 +118,7 @@ def test_who_joined_too_late_is_in_the_next_target(context: GroupContext) -> Non
     assert sorted(map(len, target(context).values())) == [2, 2, 2]
 
 
-def test_who_left_meanwhile_gets_no_target(context: GroupContext) -> None:
+def test_who_left_meanwhile_gets_no_target(context: Context) -> None:
     context.join("g", A, ["t6"])
     context.join("g", B, ["t6"])
     task, computed = start(context)
@@ -101,7 +129,7 @@ def test_who_left_meanwhile_gets_no_target(context: GroupContext) -> None:
     assert target(context) == {A: [0, 1, 2, 3, 4, 5]}
 
 
-def test_who_took_the_place_of_a_static_member_gets_its_target(context: GroupContext) -> None:
+def test_who_took_the_place_of_a_static_member_gets_its_target(context: Context) -> None:
     context.join("g", A, ["t6"], instance="i1")
     context.join("g", B, ["t6"])
     task, computed = start(context)
@@ -113,7 +141,7 @@ def test_who_took_the_place_of_a_static_member_gets_its_target(context: GroupCon
     assert target(context) == {B: [3, 4, 5], C: [0, 1, 2]}
 
 
-def test_a_target_of_a_group_that_was_made_again_is_dropped(context: GroupContext) -> None:
+def test_a_target_of_a_group_that_was_made_again_is_dropped(context: Context) -> None:
     context.join("g", A, ["t6"])
     context.join("g", B, ["t6"])
     task, computed = start(context)
@@ -128,7 +156,7 @@ def test_a_target_of_a_group_that_was_made_again_is_dropped(context: GroupContex
     assert finish(context, task, computed) == []
 
 
-def test_an_older_target_does_not_replace_a_newer_one(context: GroupContext) -> None:
+def test_an_older_target_does_not_replace_a_newer_one(context: Context) -> None:
     context.join("g", A, ["t6"])
     context.join("g", B, ["t6"])
     task, older = start(context)
@@ -140,7 +168,7 @@ def test_an_older_target_does_not_replace_a_newer_one(context: GroupContext) -> 
     assert target(context) == before
 
 
-def test_a_computation_that_failed_is_tried_again_by_the_next_heartbeat(context: GroupContext) -> None:
+def test_a_computation_that_failed_is_tried_again_by_the_next_heartbeat(context: Context) -> None:
     context.join("g", A, ["t6"])
     context.join("g", B, ["t6"])
     task, _ = start(context)
@@ -150,7 +178,7 @@ def test_a_computation_that_failed_is_tried_again_by_the_next_heartbeat(context:
     assert context.describe("g").assignment_epoch == 3
 
 
-def test_a_restart_forgets_the_computation_and_the_next_heartbeat_asks_again(context: GroupContext) -> None:
+def test_a_restart_forgets_the_computation_and_the_next_heartbeat_asks_again(context: Context) -> None:
     context.join("g", A, ["t6"])
     context.join("g", B, ["t6"])
     context.restart()
@@ -185,3 +213,71 @@ def test_different_subscriptions_count_for_more() -> None:
     assert context.tasks == []
     context.join("g", C, ["big"])
     assert len(context.tasks) == 1
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many Python functions the work calls: what it costs, whatever the machine does meanwhile."""
+    count = 0
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def calls_on_the_loop(members: int) -> int:
+    """What a new target for all members costs the event loop: its input, its installation, and its write."""
+    config = BrokerConfig.from_properties(
+        {"kcoord.assignor.inline.ms": "0", "group.consumer.assignment.interval.ms": "1000"}
+    )
+    image = image_of({"t": 2 * members}, epoch=1)
+    runtime = CoordinatorRuntime(lambda _: GroupCoordinatorShard(config, image), SERDE)
+    runtime.load(0, (), 0)
+    now_ms = 1000
+
+    def poll() -> Ready:
+        ready = runtime.poll(now_ms)
+        for append in ready.appends:
+            runtime.on_append_completed(append.shard_id, now_ms, None)
+        return ready
+
+    def join(number: int) -> Ready:
+        request = ConsumerGroupHeartbeatRequest(
+            group_id="g",
+            member_id=f"m{number}",
+            rebalance_timeout_ms=1000,
+            subscribed_topic_names=["t"],
+            topic_partitions=[],
+        )
+        context = OperationContext(now_ms, 1, token=number)
+        runtime.run_write(0, lambda shard, _: shard.consumer_group_heartbeat(context, request), context, number)
+        return poll()
+
+    for number in range(members):
+        join(number)
+    now_ms += 2000
+    ((_, task),) = join(members).tasks
+    machine = runtime.machine(0)
+    assert machine is not None
+    inputs: list[TargetInput | None] = []
+    calls = calls_of(lambda: inputs.append(machine.target_input("g")))
+    (target,) = inputs
+    assert target is not None
+    computed = compute(target)
+    encode(computed, SERDE.serialize)
+    assert len(computed.changed) == members + 1
+    calls += calls_of(lambda: runtime.complete_task(0, task, computed, OperationContext(now_ms)))
+    calls += calls_of(poll)
+    (described,) = machine.consumer_group_describe(OperationContext(now_ms), ["g"]).response
+    assert described.assignment_epoch == members + 2
+    return calls
+
+
+def test_a_target_costs_the_event_loop_the_same_for_however_many_members() -> None:
+    assert calls_on_the_loop(20) == calls_on_the_loop(200)

@@ -12,6 +12,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from kcoord.coordinator.group.consumer.member import Assignment, ConsumerGroupMember
 from kcoord.coordinator.group.group import GroupState, GroupType
@@ -248,18 +249,21 @@ class ConsumerGroup:
                 names |= resolved.topics
         return names
 
-    def subscription_of(self, member: ConsumerGroupMember) -> Iterable[str]:
-        """The topic names that one member subscribes to, by name or resolved regular expression."""
-        resolved = self.resolved_regexes.get(member.subscribed_topic_regex) if member.subscribed_topic_regex else None
-        if resolved is None:
-            return member.subscribed_topic_names
-        return resolved.topics.union(member.subscribed_topic_names)
-
     def preferred_server_assignor(self, supported: Sequence[str], changed: ConsumerGroupMember | None = None) -> str:
         """The assignor that most members ask for; the broker's order decides ties (KIP-848 Assignment Process)."""
         members = self.members if changed is None else self.members_with(changed)
-        votes = Counter(member.server_assignor for member in members.values())
+        votes = Counter(map(attrgetter("server_assignor"), members.values()))
         return max(supported, key=lambda name: votes[name])
+
+
+def subscription_of(
+    member: ConsumerGroupMember, resolved_regexes: Mapping[str, ResolvedRegularExpression]
+) -> Iterable[str]:
+    """The topic names that one member subscribes to, by name or resolved regular expression."""
+    resolved = resolved_regexes.get(member.subscribed_topic_regex) if member.subscribed_topic_regex else None
+    if resolved is None:
+        return member.subscribed_topic_names
+    return resolved.topics.union(member.subscribed_topic_names)
 
 
 def _regexes_of(member: ConsumerGroupMember | None) -> tuple[str, ...]:

@@ -191,7 +191,7 @@ class MemberTransition:
         computed = compute(work)
         self.records += computed.records
         self.records.append(epoch_record(work, self.now_ms))
-        return computed.changed.get(updated.member_id, work.members[updated.member_id].assigned)
+        return computed.changed.get(updated.member_id, work.target_of(updated.member_id))
 
     # 4. The member's next step.
 
@@ -211,7 +211,7 @@ class MemberTransition:
                 target_epoch,
                 target,
                 self.group.is_partition_free,
-                topic_ids_of(self.group, updated, self.image),
+                topic_ids_of(updated, self.group.resolved_regexes, self.image),
                 subscription_changed,
                 owned,
             ).build()
