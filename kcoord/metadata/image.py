@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kcoord.coordinator.result import CoordinatorRecord
-from kcoord.metadata.records import KEEP_LEADER
+from kcoord.metadata.records import FENCE, KEEP_LEADER, UNFENCE
 from protocol.messages import (
+    BrokerRegistrationChangeRecord,
     ConfigRecord,
     FeatureLevelRecord,
     PartitionChangeRecord,
@@ -110,6 +111,14 @@ class MetadataImage:
         """The dynamic configs that apply to a broker: its own over those of all brokers."""
         return {**self.broker_configs(), **self.broker_configs(node_id)}
 
+    def alive_brokers(self) -> frozenset[int]:
+        """The brokers that are in service."""
+        return frozenset(broker_id for broker_id, broker in self.brokers.items() if not broker.fenced)
+
+    def fenced_brokers(self) -> frozenset[int]:
+        """The brokers that are out of service."""
+        return frozenset(broker_id for broker_id, broker in self.brokers.items() if broker.fenced)
+
     def resource_names(self, resource_type: int) -> list[str]:
         """Names of the resources of a type that have configs, sorted."""
         return sorted(name for type_, name in self.configs if type_ == resource_type)
@@ -182,6 +191,8 @@ class ImageBuilder:
                 self._set_feature(feature)
             case RegisterBrokerRecord() as broker:
                 self._brokers[broker.broker_id] = _broker_image(broker)
+            case BrokerRegistrationChangeRecord() as change:
+                self._change_broker(change)
             case UnregisterBrokerRecord() as gone:
                 self._brokers.pop(gone.broker_id, None)
             case _:
@@ -261,6 +272,11 @@ class ImageBuilder:
         del self._topics[topic.name]
         self._configs.pop((TOPIC_RESOURCE, topic.name), None)
         self._own_configs.pop((TOPIC_RESOURCE, topic.name), None)
+
+    def _change_broker(self, record: BrokerRegistrationChangeRecord) -> None:
+        broker = self._brokers.get(record.broker_id)
+        if broker is not None and record.fenced in (FENCE, UNFENCE):
+            self._brokers[record.broker_id] = replace(broker, fenced=record.fenced == FENCE)
 
     def _set_config(self, record: ConfigRecord) -> None:
         resource = (record.resource_type, record.resource_name)

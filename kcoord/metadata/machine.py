@@ -12,7 +12,7 @@ from typing import Final
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey
-from kcoord.metadata import configs, reassignment, records, topics
+from kcoord.metadata import configs, fencing, reassignment, records, topics
 from kcoord.metadata.image import BrokerImage, ImageBuilder, MetadataImage
 from kcoord.metadata.placement import move_records
 from kcoord.metadata.records import BrokerRegistration
@@ -89,8 +89,10 @@ class MetadataMachine:
             if broker_id not in present
         ]
         leaders = {partition.leader for topic in image.topics.values() for partition in topic.partitions}
-        if image.brokers.keys() != present or not leaders <= present:
+        if image.brokers.keys() != present or not leaders <= present | {records.NO_LEADER}:
             new_records += move_records(self._image_with(new_records), self._config.node_id)
+        else:
+            new_records += fencing.settle_records(self._image_with(new_records))
         return CoordinatorResult(None, new_records)
 
     def _registration_records(self, registrations: Sequence[BrokerRegistration]) -> list[CoordinatorRecord]:
@@ -143,6 +145,10 @@ class MetadataMachine:
         self, context: OperationContext, request: ElectLeadersRequest
     ) -> CoordinatorResult[ElectLeadersResponse]:
         return reassignment.elect_leaders(self.image, context, request)
+
+    def fence_broker(self, context: OperationContext, broker_id: int, fenced: bool) -> CoordinatorResult[bool]:
+        """The response is whether the broker is fenced then."""
+        return fencing.fence_broker(self.image, broker_id, fenced=fenced)
 
     def incremental_alter_configs(
         self, context: OperationContext, request: IncrementalAlterConfigsRequest

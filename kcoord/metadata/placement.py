@@ -9,7 +9,7 @@ coordinators are spread evenly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kcoord.coordinator.result import CoordinatorRecord
@@ -33,14 +33,17 @@ class Placement:
 
     def __init__(self, brokers: Mapping[int, BrokerImage], default_broker: int) -> None:
         self._racks = {broker_id: broker.rack for broker_id, broker in sorted(brokers.items())}
+        self._alive = [broker_id for broker_id in self._racks if not brokers[broker_id].fenced]
         self.broker_ids: list[int] = list(self._racks) or [default_broker]
 
     def spread(self, topic: str, first: int, start: int, count: int, replication_factor: int) -> list[list[int]]:
         """The replicas of partitions `first`, `first` + 1, ...; `start` says with which broker a topic begins."""
+        # Brokers that are out of service get new partitions only where there are too few others.
+        able = self._alive if 0 < replication_factor <= len(self._alive) else self.broker_ids
         if topic in COORDINATOR_TOPICS:
-            start, ring = first, self.broker_ids
+            start, ring = first, able
         else:
-            ring = self._alternating()
+            ring = self._alternating(able)
         return [self._replicas(ring, start + position, replication_factor) for position in range(count)]
 
     def _replicas(self, ring: Sequence[int], start: int, count: int) -> list[int]:
@@ -53,10 +56,10 @@ class Placement:
             chosen.append(next((one for one in left if self._racks.get(one) not in used), left[0]))
         return chosen
 
-    def _alternating(self) -> list[int]:
-        """All brokers, the first of each rack, then the second of each, and so on."""
+    def _alternating(self, broker_ids: Sequence[int]) -> list[int]:
+        """The brokers, the first of each rack, then the second of each, and so on."""
         by_rack: dict[str | None, list[int]] = {}
-        for broker_id in self.broker_ids:
+        for broker_id in broker_ids:
             by_rack.setdefault(self._racks.get(broker_id), []).append(broker_id)
         longest = max(len(members) for members in by_rack.values())
         return [members[row] for row in range(longest) for members in by_rack.values() if row < len(members)]
@@ -94,10 +97,16 @@ class Placement:
 def partition_records(
     image: MetadataImage, topic_id: bytes, first: int, assignment: Iterable[list[int]], creation_time_ms: int
 ) -> list[CoordinatorRecord]:
-    """New partitions with these replicas."""
+    """New partitions with these replicas, of which those in service are in sync."""
+    alive = image.alive_brokers() if image.brokers else None
     return [
         records.new_partition_record(
-            topic_id, partition_id, replicas, directories_of(image, replicas), creation_time_ms
+            topic_id,
+            partition_id,
+            replicas,
+            directories_of(image, replicas),
+            creation_time_ms,
+            isr=_able(replicas, alive),
         )
         for partition_id, replicas in enumerate(assignment, first)
     ]
@@ -127,6 +136,10 @@ def _moves_of(image: MetadataImage, placement: Placement, topic: TopicImage, sta
         for partition, replicas in zip(topic.partitions, assignment, strict=True)
         if replicas != partition.replicas or replicas[0] != partition.leader
     ]
+
+
+def _able(replicas: list[int], alive: Collection[int] | None) -> list[int]:
+    return replicas if alive is None else [one for one in replicas if one in alive]
 
 
 def directories_of(image: MetadataImage, replicas: Iterable[int]) -> list[bytes]:

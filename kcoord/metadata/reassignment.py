@@ -9,13 +9,15 @@ is ever in progress. What takes time, closing a log here and opening it there, i
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from enum import IntEnum
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.result import CoordinatorResult, OperationContext
+from kcoord.metadata.fencing import settled
 from kcoord.metadata.image import MetadataImage, PartitionImage, TopicImage
 from kcoord.metadata.placement import Placement, directories_of
-from kcoord.metadata.records import new_reassignment_record
+from kcoord.metadata.records import new_leader_record, new_reassignment_record
 from protocol.errors import Errors, KafkaError
 from protocol.messages import (
     AlterPartitionReassignmentsRequest,
@@ -48,7 +50,7 @@ def alter_partition_reassignments(
             error_message=None, allow_replication_factor_change=request.allow_replication_factor_change
         )
     )
-    placement = Placement(image.brokers, config.node_id)
+    placement, alive = Placement(image.brokers, config.node_id), image.alive_brokers()
     leaders: dict[tuple[bytes, int], int] = {}
     for topic in request.topics:
         answer = TopicReassigned(name=topic.name)
@@ -65,7 +67,7 @@ def alter_partition_reassignments(
                 continue
             if replicas == partition.replicas and leader == partition.leader:
                 continue
-            new_leader = leader if leader in replicas else replicas[0]
+            isr, new_leader = settled(replace(partition, leader=leader), replicas, alive)
             leaders[found.id, partition.partition_id] = new_leader
             # As in Kafka, the leader epoch also grows where the leader stays and other replicas go.
             has_new_epoch = new_leader != leader or not set(partition.replicas) <= set(replicas)
@@ -76,6 +78,7 @@ def alter_partition_reassignments(
                     replicas,
                     directories_of(image, replicas),
                     new_leader if has_new_epoch else None,
+                    isr,
                 )
             )
     return result
@@ -145,10 +148,8 @@ def _elect(
     topic, partition = _find(image, topic_name, partition_id)
     preferred = partition.replicas[0]
     if kind is ElectionType.UNCLEAN or partition.leader == preferred:
-        # Every partition has a leader: a broker that is away comes back to what it leads.
+        # A partition that could have a leader has one.
         raise KafkaError(Errors.ELECTION_NOT_NEEDED)
-    if preferred not in image.brokers:
+    if preferred not in image.alive_brokers():
         raise KafkaError(Errors.PREFERRED_LEADER_NOT_AVAILABLE)
-    result.records.append(
-        new_reassignment_record(topic.id, partition_id, partition.replicas, partition.directories, preferred)
-    )
+    result.records.append(new_leader_record(topic.id, partition_id, partition.isr, preferred))

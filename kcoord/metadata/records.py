@@ -9,6 +9,7 @@ from typing import Final
 
 from kcoord.coordinator.result import CoordinatorRecord
 from protocol.messages import (
+    BrokerRegistrationChangeRecord,
     ConfigRecord,
     FeatureLevelRecord,
     Message,
@@ -25,6 +26,10 @@ PARTITION_RECORD_VERSION: Final = 2
 PARTITION_CHANGE_RECORD_VERSION: Final = 2
 KEEP_LEADER: Final = -2
 """PartitionChangeRecord's default leader: the leader stays who it is."""
+NO_LEADER: Final = -1
+FENCE: Final = 1
+UNFENCE: Final = -1
+BROKER_REGISTRATION_CHANGE_RECORD_VERSION: Final = 3
 REGISTER_BROKER_RECORD_VERSION: Final = 4
 
 METADATA_VERSION: Final = 30
@@ -68,15 +73,23 @@ def new_remove_topic_record(topic_id: bytes) -> CoordinatorRecord:
 
 
 def new_partition_record(
-    topic_id: bytes, partition_id: int, replicas: list[int], directories: list[bytes], creation_time_ms: int
+    topic_id: bytes,
+    partition_id: int,
+    replicas: list[int],
+    directories: list[bytes],
+    creation_time_ms: int,
+    isr: list[int] | None = None,
 ) -> CoordinatorRecord:
-    """A new partition, led by its first replica. The creation time is KIP-1327's."""
+    """A new partition, led by the first of its replicas in sync, which are all of them unless `isr` names fewer. The
+    creation time is KIP-1327's.
+    """
+    in_sync = replicas if isr is None else isr
     value = PartitionRecord(
         partition_id=partition_id,
         topic_id=topic_id,
         replicas=list(replicas),
-        isr=list(replicas),
-        leader=replicas[0],
+        isr=list(in_sync) or list(replicas),
+        leader=in_sync[0] if in_sync else NO_LEADER,
         leader_epoch=0,
         partition_epoch=0,
         directories=directories,
@@ -96,20 +109,41 @@ def new_partition_change_record(
 
 
 def new_reassignment_record(
-    topic_id: bytes, partition_id: int, replicas: list[int], directories: list[bytes], leader: int | None
+    topic_id: bytes,
+    partition_id: int,
+    replicas: list[int],
+    directories: list[bytes],
+    leader: int | None,
+    isr: list[int] | None = None,
 ) -> CoordinatorRecord:
-    """Gives a partition these replicas, all of them in sync. With a `leader` a new leader epoch begins, even if it is
-    the leader of before.
+    """Gives a partition these replicas, all of them in sync unless `isr` names fewer. With a `leader` a new leader
+    epoch begins, even if it is the leader of before.
     """
     value = PartitionChangeRecord(
         partition_id=partition_id,
         topic_id=topic_id,
-        isr=list(replicas),
+        isr=list(replicas if isr is None else isr),
         leader=leader if leader is not None else KEEP_LEADER,
         replicas=list(replicas),
         directories=directories,
     )
     return _record(value, PARTITION_CHANGE_RECORD_VERSION)
+
+
+def new_leader_record(topic_id: bytes, partition_id: int, isr: list[int], leader: int | None) -> CoordinatorRecord:
+    """Other replicas are in sync; with a `leader` another one leads."""
+    value = PartitionChangeRecord(
+        partition_id=partition_id, topic_id=topic_id, isr=list(isr), leader=KEEP_LEADER if leader is None else leader
+    )
+    return _record(value, PARTITION_CHANGE_RECORD_VERSION)
+
+
+def new_fence_record(broker_id: int, broker_epoch: int, *, fenced: bool) -> CoordinatorRecord:
+    """Takes a broker out of service, or back."""
+    value = BrokerRegistrationChangeRecord(
+        broker_id=broker_id, broker_epoch=broker_epoch, fenced=FENCE if fenced else UNFENCE
+    )
+    return _record(value, BROKER_REGISTRATION_CHANGE_RECORD_VERSION)
 
 
 def new_unregister_broker_record(broker_id: int, broker_epoch: int) -> CoordinatorRecord:

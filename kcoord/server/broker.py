@@ -141,7 +141,7 @@ class Broker:
     ) -> None:
         self.config = config
         self.node_id = config.node_id
-        self.controller_id = config.node_id if controller_id is None else controller_id
+        self._controller_id = config.node_id if controller_id is None else controller_id
         self.cluster_id = cluster_id
         self.apis = apis
         self.image = image
@@ -156,6 +156,14 @@ class Broker:
         self._client_telemetry: ClientTelemetry | None = None
         self._exporter: TelemetryExporter | None = None
         self._tasks: set[asyncio.Task[object]] = set()
+
+    @property
+    def controller_id(self) -> int:
+        """The broker that clients are to ask for changes; any passes them on. It is one that is in service."""
+        away = self.image.fenced_brokers()
+        if self._controller_id not in away:
+            return self._controller_id
+        return min(self.image.alive_brokers(), default=self._controller_id)
 
     @property
     def client_telemetry(self) -> ClientTelemetry:

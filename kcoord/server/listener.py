@@ -81,9 +81,10 @@ class SocketListener:
         loop = asyncio.get_running_loop()
         backlog = max(self.broker.config.socket_listen_backlog_size, 1)
         for bound in self._inherited:
+            # A server closes the socket that it has; the address stays ours.
             self._servers.append(
                 await loop.create_server(
-                    lambda: self.new_connection(self), sock=bound, backlog=backlog, start_serving=False
+                    lambda: self.new_connection(self), sock=bound.dup(), backlog=backlog, start_serving=False
                 )
             )
         if not self._servers:
@@ -146,6 +147,22 @@ class SocketListener:
             server.close()
         for connection in self._connections:
             connection.stop_reading()
+
+    def suspend(self) -> None:
+        """Ends all connections and refuses new ones, but keeps the address. For inherited sockets only."""
+        self.stop_accepting()
+        self._servers.clear()
+        for bound in self._inherited:
+            # It listens no more, in whichever process it is open. A socket that does not would keep the mark, and pass
+            # it on to the connections that it accepts later.
+            if bound.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                bound.shutdown(socket.SHUT_RDWR)
+        self.close_connections()
+
+    async def resume(self) -> None:
+        """Takes connections again after `suspend`."""
+        await self.bind()
+        await self.start_accepting()
 
     @property
     def connection_count(self) -> int:

@@ -22,6 +22,8 @@ from protocol.messages import (
     AlterConfigsResponse,
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreateTopicsRequest,
@@ -169,6 +171,31 @@ class ElectLeaders(_AsAsked):
 
     def result_of(self, response: Message) -> ElectLeadersResponse:
         return cast("ElectLeadersResponse", response)
+
+
+@dataclass(slots=True, frozen=True)
+class FenceBroker:
+    """Takes a broker out of service, or back (KIP-631); the answer is whether it is fenced then."""
+
+    broker_id: int
+    fenced: bool
+    api_key: ApiKey = ApiKey.BROKER_HEARTBEAT
+
+    def __call__(self, machine: MetadataMachine, context: OperationContext) -> CoordinatorResult[bool]:
+        return machine.fence_broker(context, self.broker_id, self.fenced)
+
+    @property
+    def request(self) -> BrokerHeartbeatRequest:
+        return BrokerHeartbeatRequest(broker_id=self.broker_id, want_fence=self.fenced)
+
+    def version(self, context: OperationContext) -> int:
+        return 0
+
+    def result_of(self, response: Message) -> bool:
+        answer = cast("BrokerHeartbeatResponse", response)
+        if answer.error_code:
+            raise KafkaError(Errors(answer.error_code))
+        return answer.is_fenced
 
 
 @dataclass(slots=True, frozen=True)

@@ -42,8 +42,11 @@ PEER_APIS: Final = {
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: range(0, 2),
     ApiKey.ELECT_LEADERS: range(0, 3),
     ApiKey.ALLOCATE_PRODUCER_IDS: range(0, 1),
+    ApiKey.BROKER_HEARTBEAT: range(0, 1),
 }
-"""What workers ask each other; AllocateProducerIds is not for clients."""
+"""What workers ask each other; AllocateProducerIds and BrokerHeartbeat are not for clients. The latter is what
+`kcoord workers` sends.
+"""
 
 _PEER = "User:ANONYMOUS"
 

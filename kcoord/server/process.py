@@ -341,8 +341,7 @@ class BrokerProcess:
         self._has_joined = True
         self.publish(self._metadata.image)
         self._metrics = self._open_metrics()
-        for listener in self._listeners:
-            await listener.start_accepting()
+        await self._open_listeners()
         self._tick()
         if self._config.log_cleaner_enable:
             # Nobody waits for it, and it is not needed for the first answer.
@@ -350,6 +349,10 @@ class BrokerProcess:
         if self.owns_heap:
             gc.freeze()
             gc.set_threshold(*GC_THRESHOLDS)
+
+    async def _open_listeners(self) -> None:
+        for listener in self._listeners:
+            await listener.start_accepting()
 
     def _start_cleaner(self) -> None:
         if not self._stop_requested.is_set():

@@ -59,7 +59,26 @@ def _bind(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.s
         if family == socket.AF_INET6:
             one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         one.bind(address)
+        if not address[1]:
+            return _bound_by_number(one)
     except BaseException:
         one.close()
         raise
     return one
+
+
+def _bound_by_number(one: socket.socket) -> socket.socket:
+    """Another socket on the port that the system has picked: only one that asked for its port keeps it when it stops
+    to listen.
+    """
+    other = socket.socket(one.family, socket.SOCK_STREAM)
+    try:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if one.family == socket.AF_INET6:
+            other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        other.bind(one.getsockname())
+    except BaseException:
+        other.close()
+        raise
+    one.close()
+    return other

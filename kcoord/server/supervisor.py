@@ -31,6 +31,7 @@ from kcoord.server.worker_process import Place, Worker, run_worker, take_place
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.log_dir import Identity
+from kcoord.storage.worker_checkpoints import write_sockets_folder
 from kcoord.storage.worker_log_dir import SharedLogDir
 from protocol.uuid import uuid_to_string
 
@@ -88,6 +89,7 @@ class Supervisor:
         folder = self._open_folder()
         sockets_folder = tempfile.mkdtemp(prefix="kcoord-")
         try:
+            write_sockets_folder(RealFileSystem(), folder.path, sockets_folder)
             self._workers = [self._new_worker(number, sockets_folder) for number in range(self._count)]
             signal.set_wakeup_fd(self._wake_write)
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -31,6 +31,7 @@ from kcoord.storage.worker_log_dir import SharedLogDir, WorkerLogDir
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig, Listener
     from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
+    from kcoord.metadata.image import MetadataImage
     from kcoord.metadata.machine import MetadataMachine
     from kcoord.metadata.records import BrokerRegistration
     from kcoord.server.connection_limits import ConnectionLimits
@@ -183,6 +184,40 @@ class WorkerProcess(BrokerProcess):
             await super()._join_cluster()
         await self._peer_listener.start()
 
+    # --- in and out of service ----------------------------------------------------------------------------------------
+
+    def publish(self, image: MetadataImage) -> None:
+        super().publish(image)
+        if self._is_open is not None and self._is_open == self._is_fenced:
+            self._follow_fencing()
+
+    @property
+    def _is_fenced(self) -> bool:
+        broker = self.image.brokers.get(self._broker.node_id)
+        return broker is not None and broker.fenced
+
+    def _follow_fencing(self) -> None:
+        """A broker out of service refuses clients, and leads nothing; its worker goes on, the controller's as such."""
+        self._is_open = not self._is_fenced
+        if self._is_open:
+            _logger.info("In service again")
+            for listener in self._listeners:
+                self.spawn(listener.resume())
+            return
+        _logger.info("Out of service: clients are refused, other brokers lead the partitions")
+        for listener in self._listeners:
+            listener.suspend()
+
+    async def _open_listeners(self) -> None:
+        if self._is_fenced:
+            # It was started again meanwhile.
+            self._is_open = False
+            for listener in self._listeners:
+                listener.suspend()
+            return
+        self._is_open = True
+        await super()._open_listeners()
+
     def _registrations(self) -> list[BrokerRegistration]:
         return [self._registration(worker.config, worker.endpoints) for worker in self._place.workers]
 
@@ -202,6 +237,8 @@ class WorkerProcess(BrokerProcess):
         return super().in_flight + self._peer_listener.in_flight
 
     _failure: BaseException | None = None
+    _is_open: bool | None = None
+    """Whether clients are taken; None before the first were."""
 
 
 def take_place(place: Place, inherited: Sequence[int]) -> None:

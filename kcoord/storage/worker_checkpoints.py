@@ -23,10 +23,11 @@ from kcoord.storage.checkpoints import (
     write_offset_checkpoint,
 )
 from kcoord.storage.errors import MalformedCheckpointError
-from kcoord.storage.file_system import FileSystem, join
+from kcoord.storage.file_system import FileSystem, join, make_durable_dirs, read_file, write_file_atomically
 
 WORKERS_FOLDER = ".workers"
 _PARTITION_LOCKS = "partitions.lock"
+_SOCKETS = "sockets"
 _ZERO_MATTERS = (RECOVERY_POINT_FILE,)
 """Checkpoints whose entries mean something at 0 too: in the others a partition without an entry is as good."""
 
@@ -34,6 +35,19 @@ _ZERO_MATTERS = (RECOVERY_POINT_FILE,)
 def partition_locks(path: str) -> str:
     """The file on which workers lock the partitions whose logs they have open."""
     return join(join(path, WORKERS_FOLDER), _PARTITION_LOCKS)
+
+
+def write_sockets_folder(file_system: FileSystem, path: str, folder: str) -> None:
+    """Tells in the data folder where the workers' sockets are, which is outside of it: their names must be short."""
+    make_durable_dirs(file_system, join(path, WORKERS_FOLDER))
+    write_file_atomically(file_system, join(join(path, WORKERS_FOLDER), _SOCKETS), folder.encode())
+
+
+def read_sockets_folder(file_system: FileSystem, path: str) -> str | None:
+    """None where no workers use the data folder."""
+    with suppress(FileNotFoundError):
+        return read_file(file_system, join(join(path, WORKERS_FOLDER), _SOCKETS)).decode()
+    return None
 
 
 def worker_folder(path: str, number: int) -> str:
@@ -58,8 +72,9 @@ def merge_worker_checkpoints(file_system: FileSystem, path: str) -> None:
         for name in file_system.list_dir(folder):
             file_system.remove(join(folder, name))
         file_system.remove_dir(folder)
-    if file_system.exists(partition_locks(path)):
-        file_system.remove(partition_locks(path))
+    for name in (_PARTITION_LOCKS, _SOCKETS):
+        if file_system.exists(join(join(path, WORKERS_FOLDER), name)):
+            file_system.remove(join(join(path, WORKERS_FOLDER), name))
     if file_system.exists(join(path, WORKERS_FOLDER)):
         file_system.remove_dir(join(path, WORKERS_FOLDER))
 
@@ -96,7 +111,7 @@ def read_merged_checkpoint(file_system: FileSystem, path: str, name: str) -> dic
 def _worker_folders(file_system: FileSystem, path: str) -> list[str]:
     parent = join(path, WORKERS_FOLDER)
     try:
-        return [join(parent, name) for name in file_system.list_dir(parent) if name != _PARTITION_LOCKS]
+        return [join(parent, name) for name in file_system.list_dir(parent) if name.isdecimal()]
     except FileNotFoundError:
         return []
 

@@ -241,7 +241,7 @@ class TopicStore:
         found = self._partitions.get((topic, partition))
         if found is None:
             leader, _ = self.leader_of(topic, partition)
-            if leader >= 0:
+            if self.has_partition(topic, partition):
                 raise KafkaError(Errors.NOT_LEADER_OR_FOLLOWER, f"{topic}-{partition} is led by broker {leader}.")
             raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {topic}-{partition}.")
         return found

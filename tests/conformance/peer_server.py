@@ -2,13 +2,18 @@
 """`python tests/conformance/peer_server.py DATA PROPERTIES`: kcoord as the server of one of Kafka's integration tests.
 
 The properties file holds what the test sets, and `peer.*` facts about the cluster that it wants; the facts become
-settings of ours. The process becomes the broker itself, so signals reach it.
+settings of ours. The process becomes the broker itself, so signals reach it. With PEER_CONTROL=stdin it stays beside
+the broker instead, and does what lines on standard input say: `stop ID` and `start ID` for single brokers, and
+`compact`, which the broker does by itself.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,7 +30,79 @@ def main(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "kcoord", "serve", properties]
     for override in overrides:
         command += ["--override", override]
+    if os.environ.get("PEER_CONTROL") == "stdin":
+        sys.exit(Control(command, data, int(facts["peer.brokers"])).run())
     os.execv(sys.executable, command)
+
+
+class Control:
+    """The broker as a child process. A cluster of one broker is stopped and started as a whole; of several workers a
+    single one is taken out of service and back.
+    """
+
+    def __init__(self, command: list[str], data: str, brokers: int) -> None:
+        self._command = command
+        self._data = data
+        self._brokers = brokers
+        self._is_ending = False
+        self._is_stopped = threading.Event()
+        self._is_started = threading.Event()
+        self._process = self._spawn()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._command, stdin=subprocess.DEVNULL)
+
+    def run(self) -> int:
+        """Until SIGTERM; the broker's exit code."""
+        signal.signal(signal.SIGTERM, self._end)
+        threading.Thread(target=self._obey, daemon=True).start()
+        while True:
+            process = self._process
+            code = process.wait()
+            if self._is_ending or not self._wait_for_next(process):
+                return code
+
+    def _wait_for_next(self, ended: subprocess.Popen[bytes]) -> bool:
+        """Whether the broker ended because a line said so, and another line started it again."""
+        if not self._is_stopped.is_set():
+            return False
+        self._is_started.wait()
+        return self._process is not ended
+
+    def _end(self, *_: object) -> None:
+        self._is_ending = True
+        self._is_started.set()
+        self._process.terminate()
+
+    def _obey(self) -> None:
+        for line in sys.stdin:
+            action, _, number = line.strip().partition(" ")
+            if action == "stop":
+                self._stop(number)
+            elif action == "start":
+                self._start(number)
+            print("peer: done", flush=True)
+
+    def _stop(self, number: str) -> None:
+        if self._brokers > 1:
+            self._workers("fence", number)
+            return
+        self._is_started.clear()
+        self._is_stopped.set()
+        self._process.terminate()
+        self._process.wait()
+
+    def _start(self, number: str) -> None:
+        if self._brokers > 1:
+            self._workers("unfence", number)
+            return
+        self._process = self._spawn()
+        self._is_stopped.clear()
+        self._is_started.set()
+
+    def _workers(self, action: str, number: str) -> None:
+        command = [sys.executable, "-m", "kcoord", "workers", action, number, "--data", self._data]
+        subprocess.run(command, check=True)
 
 
 def read_facts(properties: str) -> dict[str, str]:

@@ -41,3 +41,8 @@ def test_what_kafka_passes_is_passed_here() -> None:
 
 def test_what_several_brokers_of_kafka_pass_is_passed_by_workers() -> None:
     check(7, "--suite", "data,txn", "--classes", SEVERAL_BROKERS)
+
+
+def test_partitions_move_and_brokers_go_and_come_back() -> None:
+    methods = "RecordsInSeparateBatchHaving|testAdminRebootstrap$"
+    check(2, "--suite", "data", "--classes", "ListOffsetsIntegration|Rebootstrap", "--methods", methods)

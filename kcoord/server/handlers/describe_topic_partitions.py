@@ -7,10 +7,12 @@ topics do not count, and a cursor that names a topic which was not asked for fai
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from kcoord.metadata.image import INTERNAL_TOPICS, PartitionImage
 from kcoord.metadata.names import topic_name_problem
+from kcoord.metadata.records import NO_LEADER
 from kcoord.server.handlers.authorized_operations import TOPIC_OPERATIONS
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
@@ -34,6 +36,7 @@ def handle(
     names = _names_from_cursor(broker, request)
     room = max(min(request.response_partition_limit, broker.config.max_request_partition_size_limit), 1)
     response = DescribeTopicPartitionsResponse()
+    away = broker.image.fenced_brokers()
     for name in names:
         if room == 0:
             response.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=0)
@@ -44,7 +47,7 @@ def handle(
             continue
         first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
         end = min(first + room, len(image.partitions))
-        partitions = [_partition(partition) for partition in image.partitions[first:end]]
+        partitions = [_partition(partition, away) for partition in image.partitions[first:end]]
         response.topics.append(
             Topic(
                 name=name,
@@ -85,13 +88,15 @@ def _missing(name: str) -> Topic:
     )
 
 
-def _partition(partition: PartitionImage) -> Partition:
+def _partition(partition: PartitionImage, away: Collection[int]) -> Partition:
     return Partition(
+        error_code=Errors.LEADER_NOT_AVAILABLE if partition.leader == NO_LEADER else Errors.NONE,
         partition_index=partition.partition_id,
         leader_id=partition.leader,
         leader_epoch=partition.leader_epoch,
         replica_nodes=partition.replicas,
         isr_nodes=partition.isr,
+        offline_replicas=[one for one in partition.replicas if one in away] if away else [],
         eligible_leader_replicas=[],
         last_known_elr=[],
         creation_time_ms=partition.creation_time_ms,

@@ -17,7 +17,7 @@ def leader_endpoint(broker: Broker, leader_id: int, listener_name: str) -> tuple
         own = broker.endpoints[listener_name]
         return own.host, own.port, broker.config.broker_rack
     image = broker.image.brokers.get(leader_id)
-    if image is None:
+    if image is None or image.fenced:
         return None
     for name, host, port, _ in image.endpoints:
         if name == listener_name:

@@ -6,11 +6,12 @@ A topic that was created is in the answer at once, since nobody has to be electe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from kcoord.metadata.image import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS, MetadataImage, PartitionImage, TopicImage
 from kcoord.metadata.names import topic_name_problem
+from kcoord.metadata.records import NO_LEADER
 from kcoord.server.broker import map_reply
 from kcoord.server.handlers.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from kcoord.server.handlers.auto_create import auto_create
@@ -85,7 +86,7 @@ def _respond(
 ) -> MetadataResponse:
     image = broker.image
     if _asks_for_all(request, context.api_version):
-        topics = [_topic(topic) for topic in image.topics.values()]
+        topics = [_topic(image, topic) for topic in image.topics.values()]
     elif _asks_by_id(request):
         topics = _topics_by_id(image, request)
     else:
@@ -113,7 +114,7 @@ def _topics_by_id(image: MetadataImage, request: MetadataRequest) -> list[Topic]
     for topic_id in dict.fromkeys(topic.topic_id for topic in request.topics or ()):
         topic = image.topics_by_id.get(topic_id)
         if topic is not None:
-            topics.append(_topic(topic))
+            topics.append(_topic(image, topic))
         elif topic_id != ZERO_UUID:
             topics.append(Topic(error_code=Errors.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id))
     return topics
@@ -122,29 +123,32 @@ def _topics_by_id(image: MetadataImage, request: MetadataRequest) -> list[Topic]
 def _topic_by_name(image: MetadataImage, name: str, failures: Mapping[str, int]) -> Topic:
     topic = image.topics.get(name)
     if topic is not None:
-        return _topic(topic)
+        return _topic(image, topic)
     error = failures.get(name, Errors.UNKNOWN_TOPIC_OR_PARTITION)
     if topic_name_problem(name) is not None:
         error = Errors.INVALID_TOPIC_EXCEPTION
     return Topic(error_code=error, name=name, is_internal=name in INTERNAL_TOPICS)
 
 
-def _topic(topic: TopicImage) -> Topic:
+def _topic(image: MetadataImage, topic: TopicImage) -> Topic:
+    away = image.fenced_brokers()
     return Topic(
         name=topic.name,
         topic_id=topic.id,
         is_internal=topic.internal,
-        partitions=[_partition(partition) for partition in topic.partitions],
+        partitions=[_partition(partition, away) for partition in topic.partitions],
     )
 
 
-def _partition(partition: PartitionImage) -> Partition:
+def _partition(partition: PartitionImage, away: Collection[int]) -> Partition:
     return Partition(
+        error_code=Errors.LEADER_NOT_AVAILABLE if partition.leader == NO_LEADER else Errors.NONE,
         partition_index=partition.partition_id,
         leader_id=partition.leader,
         leader_epoch=partition.leader_epoch,
         replica_nodes=partition.replicas,
         isr_nodes=partition.isr,
+        offline_replicas=[one for one in partition.replicas if one in away] if away else [],
         creation_time_ms=partition.creation_time_ms,
     )
 

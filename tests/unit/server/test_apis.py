@@ -34,7 +34,7 @@ def test_each_handler_is_served() -> None:
     ]
     served = {module.API_KEY for module in modules if hasattr(module, "API_KEY")}
     assert served == {*SERVED_VERSIONS, *PEER_APIS}
-    assert served - set(SERVED_VERSIONS) == {ApiKey.ALLOCATE_PRODUCER_IDS}
+    assert served - set(SERVED_VERSIONS) == {ApiKey.ALLOCATE_PRODUCER_IDS, ApiKey.BROKER_HEARTBEAT}
     for key, versions in PEER_APIS.items():
         assert set(versions) <= set(SERVED_VERSIONS.get(key, versions))
 

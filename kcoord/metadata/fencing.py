@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brokers that are out of service for a while (KIP-631): other replicas lead their partitions, until they come back.
+
+All brokers share one disk, so no replica misses anything: whichever is there may lead, and one that comes back is in
+sync at once. A partition whose replicas are all away has no leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult
+from kcoord.metadata.image import ImageBuilder, MetadataImage, PartitionImage
+from kcoord.metadata.records import NO_LEADER, new_fence_record, new_leader_record
+from protocol.errors import Errors, KafkaError
+
+
+def fence_broker(image: MetadataImage, broker_id: int, *, fenced: bool) -> CoordinatorResult[bool]:
+    """Takes a broker out of service, or back; the response is whether it is fenced then."""
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        raise KafkaError(Errors.BROKER_ID_NOT_REGISTERED, f"There is no broker {broker_id}.")
+    result = CoordinatorResult(fenced)
+    if broker.fenced != fenced:
+        result.records.append(new_fence_record(broker_id, broker.broker_epoch, fenced=fenced))
+        builder = ImageBuilder(image)
+        builder.replay(result.records[0])
+        result.records += settle_records(builder.build())
+    return result
+
+
+def settle_records(image: MetadataImage) -> Iterator[CoordinatorRecord]:
+    """What makes leaders and in-sync replicas those that the brokers in service can be."""
+    alive = image.alive_brokers()
+    for topic in image.topics.values():
+        for partition in topic.partitions:
+            isr, leader = settled(partition, partition.replicas, alive)
+            if isr != partition.isr or leader != partition.leader:
+                new_leader = leader if leader != partition.leader else None
+                yield new_leader_record(topic.id, partition.partition_id, isr, new_leader)
+
+
+def settled(partition: PartitionImage, replicas: list[int], alive: Collection[int]) -> tuple[list[int], int]:
+    """The in-sync ones of a partition's (new) replicas, and its leader: the one of now as long as that can be."""
+    isr = [broker_id for broker_id in replicas if broker_id in alive]
+    if partition.leader in isr:
+        return isr, partition.leader
+    return (isr, isr[0]) if isr else ([one for one in partition.isr if one in replicas] or replicas[:1], NO_LEADER)

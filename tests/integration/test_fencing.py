@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brokers that are taken out of service and back, `kcoord workers`, while clients use the others."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kcoord.cli import main
+from protocol.errors import Errors
+from protocol.messages import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from tests.integration.test_workers import (
+    TIMEOUT_SECONDS,
+    WORKERS,
+    addresses,
+    create,
+    metadata,
+    pid_of,
+    settings,
+    total_records,
+)
+from tests.integration.wire import WireClient
+from tests.support.confluent import PolledConsumer, committed, partitions_of, produce
+from tests.support.kcoord_process import KcoordProcess
+from tests.support.waiting import wait_until
+
+NODES = [10 + number for number in range(WORKERS)]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[KcoordProcess]:
+    factors = {"offsets.topic.replication.factor": "3", "transaction.state.log.replication.factor": "3"}
+    process = KcoordProcess(tmp_path, {**settings(), **factors}).start()
+    yield process
+    process.kill()
+
+
+def run(data: Path, action: str, node_id: int) -> tuple[int, str]:
+    """Exit code and what the command said."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = main(["workers", action, str(node_id), "--data", str(data)])
+    return code, said.getvalue()
+
+
+def fence(broker: KcoordProcess, node_id: int) -> None:
+    assert run(broker.data, "fence", node_id) == (0, f"Broker {node_id} is out of service\n")
+    assert not accepts(broker.ports[NODES.index(node_id)])
+
+
+def unfence(broker: KcoordProcess, node_id: int) -> None:
+    assert run(broker.data, "unfence", node_id) == (0, f"Broker {node_id} is in service\n")
+    wait_until(lambda: accepts(broker.ports[NODES.index(node_id)]), "clients are taken again", TIMEOUT_SECONDS)
+
+
+def accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def leaders(port: int, topic: str) -> list[int]:
+    partitions = metadata(port, [topic]).topics[0].partitions
+    return [one.leader_id for one in sorted(partitions, key=lambda one: one.partition_index)]
+
+
+@pytest.mark.parametrize("node_id", NODES)
+def test_others_lead_while_a_broker_is_out_of_service(broker: KcoordProcess, node_id: int) -> None:
+    bootstrap = addresses(broker)
+    other = broker.ports[NODES.index(node_id) - 1]
+    assert create(broker.port, "t", 6, 3).error_code == 0
+    assert create(broker.port, "alone", 3, 1).error_code == 0
+    produce(bootstrap, "t", 6, 3)
+    with PolledConsumer(bootstrap, "g", ["t"], commit_each=True) as consumer:
+        consumer.wait_for(18, TIMEOUT_SECONDS)
+        fence(broker, node_id)
+        answer = metadata(other, ["t", "alone"])
+        assert {one.node_id for one in answer.brokers} == set(NODES) - {node_id}
+        assert answer.controller_id != node_id
+        replicated, alone = answer.topics
+        assert node_id not in leaders(other, "t")
+        assert all(one.offline_replicas == [node_id] for one in replicated.partitions)
+        away = [one for one in alone.partitions if one.replica_nodes == [node_id]]
+        assert [(one.leader_id, one.error_code) for one in away] == [(-1, Errors.LEADER_NOT_AVAILABLE)]
+        produce(bootstrap, "t", 6, 3)
+        consumer.wait_for(36, TIMEOUT_SECONDS)
+        assert create(other, "later", 4, 1).error_code == 0
+        assert node_id not in leaders(other, "later")
+        unfence(broker, node_id)
+        assert {one.node_id for one in metadata(other, []).brokers} == set(NODES)
+        assert -1 not in leaders(other, "alone")
+        produce(bootstrap, "t", 6, 1)
+        consumer.wait_for(42, TIMEOUT_SECONDS)
+    assert set(committed(bootstrap, "g", sorted(partitions_of("t", 6))).values()) == {7}
+    with WireClient(other) as client:
+        client.call(ElectLeadersRequest(topic_partitions=None), 2, ElectLeadersResponse)
+    partitions = metadata(other, ["t"]).topics[0].partitions
+    assert all(one.leader_id == one.replica_nodes[0] for one in partitions)
+    assert total_records(bootstrap, "t", 6) == 42
+    assert broker.stop() == 0, broker.log
+
+
+def test_one_after_the_other_and_all_of_them(broker: KcoordProcess) -> None:
+    bootstrap = addresses(broker)
+    create(broker.port, "t", 3, 3)
+    produce(bootstrap, "t", 3, 2)
+    for node_id in NODES:
+        fence(broker, node_id)
+    for node_id in reversed(NODES):
+        unfence(broker, node_id)
+    assert set(leaders(broker.port, "t")) == {12}, "the first that came back"
+    assert total_records(bootstrap, "t", 3) == 6
+    produce(bootstrap, "t", 3, 1)
+
+
+def test_a_fenced_worker_that_is_started_again_stays_out(broker: KcoordProcess) -> None:
+    create(broker.port, "t", 3, 3)
+    fence(broker, 11)
+    os.kill(pid_of(broker, 11), signal.SIGKILL)
+    wait_until(lambda: "serves again" in broker.log, "the worker is back", TIMEOUT_SECONDS)
+    assert not accepts(broker.ports[1])
+    unfence(broker, 11)
+    assert metadata(broker.ports[1], ["t"]).topics[0].error_code == 0
+
+
+def test_a_new_start_brings_all_back(broker: KcoordProcess) -> None:
+    create(broker.port, "alone", 3, 1)
+    for node_id in (10, 12):
+        fence(broker, node_id)
+    broker.restart()
+    assert sorted(leaders(broker.port, "alone")) == NODES
+    assert len(metadata(broker.port, []).brokers) == WORKERS
+
+
+def test_the_coordinator_of_a_group_is_one_in_service(broker: KcoordProcess) -> None:
+    create(broker.port, "t", 1, 1)
+    committed(addresses(broker), "g", [("t", 0)])
+    fence(broker, 10)
+    fence(broker, 11)
+    for number in range(10):
+        with WireClient(broker.ports[2]) as client:
+            request = FindCoordinatorRequest(coordinator_keys=[f"g{number}"])
+            found = client.call(request, 4, FindCoordinatorResponse).coordinators[0]
+        assert (found.error_code, found.node_id) == (0, 12)
+
+
+def test_who_is_not_there(broker: KcoordProcess, tmp_path: Path) -> None:
+    code, said = run(broker.data, "fence", 99)
+    assert (code, "BROKER_ID_NOT_REGISTERED" in said) == (1, True)
+    code, said = run(tmp_path, "unfence", 10)
+    assert (code, "no worker processes use" in said) == (1, True)
