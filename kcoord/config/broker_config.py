@@ -6,6 +6,7 @@ Keys that Kafka knows and this broker does not use are checked and kept, but hav
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from kcoord.config import checks
@@ -33,6 +34,26 @@ KNOWN_PREFIXES = (
 )
 KNOWN_WITHOUT_DEFINITION = frozenset({"super.users", "allow.everyone.if.no.acl.found"})
 """Keys of Kafka's plug-ins, which its own key table does not have either."""
+
+
+OF_ONE_WORKER = re.compile(r"kcoord\.worker\.(?P<number>\d{1,4})\.(?P<key>.+)")
+"""A key for one of several workers, counted from 0: it goes before the key of all."""
+OF_ALL_WORKERS = frozenset(
+    {
+        "broker.id",
+        "group.coordinator.threads",
+        "kcoord.bootstrap.features",
+        "kcoord.worker.ports",
+        "kcoord.worker.racks",
+        "listeners",
+        "log.dir",
+        "log.dirs",
+        "node.id",
+        "offsets.topic.num.partitions",
+        "transaction.state.log.num.partitions",
+    }
+)
+"""Keys that the workers have to agree on, or that make them what they are."""
 
 
 class BrokerConfig:
@@ -192,6 +213,8 @@ class BrokerConfig:
         """Keys that were set, are known to Kafka and change nothing here."""
         self.unknown: list[str] = []
         """Keys that were set and that nobody knows."""
+        self.of_workers: dict[int, dict[str, str]] = {}
+        """What was set for single workers (`kcoord.worker.N.KEY`), by their numbers from 0."""
         self._static: dict[str, ConfigValue] = {name: key.default for name, key in BROKER_KEYS.items()}
         for name, text in explicit.items():
             self._set_static(name, text)
@@ -208,6 +231,10 @@ class BrokerConfig:
         return config
 
     def _set_static(self, name: str, text: str) -> None:
+        of_worker = OF_ONE_WORKER.fullmatch(name)
+        if of_worker is not None:
+            self._set_for_worker(int(of_worker["number"]), of_worker["key"], text)
+            return
         key = BROKER_KEYS.get(name)
         if key is None:
             known = name.startswith(KNOWN_PREFIXES) or name in KNOWN_WITHOUT_DEFINITION
@@ -216,6 +243,14 @@ class BrokerConfig:
         self._static[name] = key.parse(text)
         if not key.honoured:
             self.ignored.append(name)
+
+    def _set_for_worker(self, number: int, name: str, text: str) -> None:
+        key = BROKER_KEYS.get(name)
+        if key is None or name in OF_ALL_WORKERS:
+            reason = "there is no such key" if key is None else "it is the same for all workers"
+            raise ConfigError(f"{name} cannot be set for worker {number}: {reason}")
+        key.parse(text)
+        self.of_workers.setdefault(number, {})[name] = text
 
     def _publish(self, values: Mapping[str, ConfigValue]) -> None:
         for name, value in values.items():

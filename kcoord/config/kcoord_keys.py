@@ -130,7 +130,8 @@ KCOORD_KEYS: tuple[ConfigKey, ...] = (
         [],
         None,
         Importance.MEDIUM,
-        "Ports of the first listener, one for each worker process; by default the ports that follow the listener's.",
+        "Ports of the first listener, one for each worker process; by default the ports that follow the listener's. "
+        "`kcoord.worker.N.KEY` sets any other key for worker N alone, counted from 0.",
     ),
     ConfigKey(
         "kcoord.worker.racks",

@@ -3,7 +3,8 @@
 `kcoord.worker.ports`.
 
 Every worker is a broker of its own: `node.id` and the number of the worker make its id, and its listeners have ports
-of their own. Without `kcoord.worker.ports` these follow the configured ones; advertised ports always do.
+of their own. Without `kcoord.worker.ports` these follow the configured ones; advertised ports always do, unless
+`kcoord.worker.N.KEY`, which sets any key for one worker, says otherwise.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ LARGEST_PORT = 65535
 PORTS_KEY = "kcoord.worker.ports"
 THREADS_KEY = "group.coordinator.threads"
 RACKS_KEY = "kcoord.worker.racks"
+ONE_WORKER_PREFIX = "kcoord.worker."
 
 
 def worker_count(config: BrokerConfig) -> int:
@@ -41,7 +43,10 @@ def worker_properties(config: BrokerConfig, number: int) -> dict[str, str]:
         properties["kcoord.metrics.port"] = str(config.kcoord_metrics_port + number)
     if config.kcoord_worker_racks:
         properties["broker.rack"] = config.kcoord_worker_racks[number]
-    return properties
+    of_others = [key for key in properties if key.startswith(ONE_WORKER_PREFIX)]
+    for key in of_others:
+        del properties[key]
+    return properties | config.of_workers.get(number, {})
 
 
 def worker_listeners(config: BrokerConfig, number: int) -> list[Listener]:
@@ -75,6 +80,9 @@ def check_workers(config: BrokerConfig) -> None:
             f"these are {len(ports)} ports for the {threads} workers of {THREADS_KEY}"
         )
     count = worker_count(config)
+    unknown = next((number for number in sorted(config.of_workers) if number >= count), None)
+    if unknown is not None:
+        raise ConfigError(f"There is no worker {unknown} to set a key for: they are counted from 0 to {count - 1}")
     if config.kcoord_worker_racks and len(config.kcoord_worker_racks) != count:
         raise ConfigError(
             f"Invalid value {','.join(config.kcoord_worker_racks)} for configuration {RACKS_KEY}: "

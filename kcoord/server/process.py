@@ -94,7 +94,7 @@ def run(config: BrokerConfig, on_ready: Callable[[Ready], None]) -> None:
 
         Supervisor(config).run(on_ready)
         return
-    if config.kcoord_worker_ports:
+    if config.kcoord_worker_ports or config.of_workers:
         config = BrokerConfig.from_properties(worker_properties(config, 0))
     uvloop.run(_run(config, on_ready))
 

@@ -20,7 +20,6 @@ from pathlib import Path
 FEATURE = "peer.feature."
 BROKER = "peer.broker."
 BOOTSTRAP_FEATURES = ("group.version", "transaction.version")
-RACK = "broker.rack"
 
 
 def main(arguments: list[str]) -> None:
@@ -117,18 +116,16 @@ def settings(facts: Mapping[str, str]) -> list[str]:
 
 
 def _settings_of_brokers(facts: Mapping[str, str], count: int) -> list[str]:
-    """Several brokers are workers. What is set for single brokers or controllers is set for all; racks differ."""
+    """Several brokers are workers. What is set for controllers is set for all: the first worker is one."""
     found = []
     if count > 1:
         ports = [facts[f"peer.listeners.{number}"].split(",")[0].rpartition(":")[2] for number in range(count)]
         found.append(f"kcoord.worker.ports={','.join(ports)}")
-    racks = [facts.get(f"{BROKER}{number}.{RACK}") for number in range(count)]
-    if all(racks):
-        found.append(f"kcoord.worker.racks={','.join(rack or '' for rack in racks)}")
-    own = {
-        name.removeprefix(BROKER).partition(".")[2]: value for name, value in facts.items() if name.startswith(BROKER)
-    }
-    return found + [f"{key}={value}" for key, value in own.items() if key != RACK]
+    for name, value in facts.items():
+        number, _, key = name.removeprefix(BROKER).partition(".")
+        if name.startswith(BROKER):
+            found.append(f"kcoord.worker.{number}.{key}={value}" if int(number) < count else f"{key}={value}")
+    return found
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ def test_feature_levels_become_a_setting() -> None:
     assert settings(read_facts("peer.brokers=1\npeer.feature.share.version=1\n")) == []
 
 
-def test_several_brokers_are_workers_with_their_ports_and_racks() -> None:
+def test_several_brokers_are_workers_with_their_ports_and_own_settings() -> None:
     properties = [
         "peer.brokers=2",
         "peer.listeners.0=EXTERNAL://localhost:1001,BROKER://localhost:1003",
@@ -25,7 +25,9 @@ def test_several_brokers_are_workers_with_their_ports_and_racks() -> None:
     ]
     assert settings(read_facts("\n".join(properties))) == [
         "kcoord.worker.ports=1001,1002",
-        "kcoord.worker.racks=a,b",
+        "kcoord.worker.0.broker.rack=a",
+        "kcoord.worker.1.broker.rack=b",
+        "kcoord.worker.0.num.partitions=5",
         "num.partitions=5",
     ]
 

@@ -54,9 +54,33 @@ def test_given_ports_racks_and_the_older_name_of_the_id() -> None:
     assert [one.port for one in worker(config(kcoord_worker_ports="0,0"), 1).open_listeners] == [0]
 
 
+def test_a_key_of_one_worker_goes_before_that_of_all() -> None:
+    base = config(
+        group_coordinator_threads="2",
+        max_connections="10",
+        kcoord_worker_1_max_connections="20",
+        kcoord_worker_0_broker_rack="a",
+        advertised_listeners="PLAINTEXT://public:1000",
+        kcoord_worker_1_advertised_listeners="PLAINTEXT://other:5",
+    )
+    first, second = worker(base, 0), worker(base, 1)
+    assert (first.max_connections, second.max_connections) == (10, 20)
+    assert (first.broker_rack, second.broker_rack) == ("a", None)
+    assert [str(one) for one in first.client_advertised_listeners] == ["PLAINTEXT://public:1000"]
+    assert [str(one) for one in second.client_advertised_listeners] == ["PLAINTEXT://other:5"]
+    assert (base.unknown, first.unknown, second.of_workers) == ([], [], {})
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
+        ({"kcoord_worker_1_max_connections": "5"}, "There is no worker 1 to set a key for"),
+        (
+            {"group_coordinator_threads": "2", "kcoord_worker_1_node_id": "5"},
+            "node.id cannot be set for worker 1: it is the same for all workers",
+        ),
+        ({"kcoord_worker_0_nonsense": "5"}, "nonsense cannot be set for worker 0: there is no such key"),
+        ({"kcoord_worker_0_max_connections": "many"}, "Invalid value many for configuration max.connections"),
         ({"kcoord_worker_ports": "9092,x"}, "Invalid value x for configuration kcoord.worker.ports"),
         ({"kcoord_worker_ports": "9092,65536"}, "a port is a number from 0 to 65535"),
         ({"kcoord_worker_ports": "9092,9092"}, "each listener must have a port of its own"),
