@@ -105,6 +105,7 @@ class KafkaConnection(asyncio.Protocol):
         self._reader = FrameReader(owner.max_frame_bytes, owner.max_request_bytes, BULK_KEYS)
         self._transport: asyncio.Transport | None = None
         self._time: Callable[[], float] = time.monotonic
+        self._call_soon: Callable[[Callable[[], None]], object] = asyncio.get_running_loop().call_soon
         self._frames: deque[bytes] = deque()
         self._exchanges: deque[Exchange | KnownExchange] = deque()
         self._output: list[bytes] = []
@@ -257,7 +258,7 @@ class KafkaConnection(asyncio.Protocol):
                 left -= 1
             if frames and not left and not self._muted():
                 self._waits_for_turn = True
-                asyncio.get_running_loop().call_soon(self._take_turn)
+                self._call_soon(self._take_turn)
         if self._reading_paused or self._muted():
             self._pause_or_resume_reading()
 
@@ -371,13 +372,9 @@ class KafkaConnection(asyncio.Protocol):
     # --- called by exchanges ------------------------------------------------------------------------------------------
 
     def on_answer(self) -> None:
-        exchanges = self._exchanges
-        while exchanges and (data := exchanges[0].data) is not None:
-            self._output.append(data)
-            exchanges.popleft()
-        if self._output and not self._flush_scheduled:
+        if not self._flush_scheduled:
             self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush_and_continue)
+            self._call_soon(self._flush_and_continue)
 
     def error_answer(self, frame: bytes, error: KafkaError) -> bytes:
         bound = self._apis.bound(frame[:4])
@@ -417,7 +414,10 @@ class KafkaConnection(asyncio.Protocol):
             self._pause_or_resume_reading()
 
     def _flush(self) -> None:
-        output = self._output
+        output, exchanges = self._output, self._exchanges
+        while exchanges and (data := exchanges[0].data) is not None:
+            output.append(data)
+            exchanges.popleft()
         if not output or self._transport is None:
             return
         data = output[0] if len(output) == 1 else b"".join(output)

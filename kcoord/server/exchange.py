@@ -61,8 +61,12 @@ class KnownExchange(Waiter):
     def abandon(self) -> None:
         """What was appended stays so."""
 
-    def settle(self, error: object) -> None:
-        self.data = self._owner.error_answer(self._frame, error) if isinstance(error, KafkaError) else self._answer
+    def settle(self) -> None:
+        self.data = self._answer
         if self.on_settled is not None:
             self.on_settled()
         self._owner.on_answer()
+
+    def fail(self, error: KafkaError) -> None:
+        self._answer = self._owner.error_answer(self._frame, error)
+        self.settle()

@@ -30,7 +30,7 @@ class WritableLog(Protocol):
 
     def append(self, data: bytes, *, now_ms: int) -> object: ...
 
-    def flush(self, sync: bool) -> None: ...
+    def flush(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -55,29 +55,35 @@ class WriteResult:
 Flushed: TypeAlias = "tuple[OSError | None, float]"
 """How the flush of one log ended, and how many milliseconds it took."""
 
-FlushAll: TypeAlias = Callable[[list[WriteJob], bool], "list[Flushed]"]
+FlushAll: TypeAlias = Callable[[list[WriteJob]], "list[Flushed]"]
 
 SYNC_THREADS: Final = 8
 """Measured with ext4 and 50 logs: one after the other takes 6 to 20 times as long, 16 threads are no better."""
 
 
-def flush_each(jobs: list[WriteJob], sync: bool) -> list[Flushed]:
+def flush_each(jobs: list[WriteJob]) -> list[Flushed]:
     """One log after the other."""
-    return [_flush(job, sync) for job in jobs]
+    return [_flush(job) for job in jobs]
 
 
-def write(
-    jobs: list[WriteJob], *, sync: bool, measures: WriteMeasures | None = None, flush_all: FlushAll = flush_each
-) -> list[WriteResult]:
-    """Writes all jobs, then makes each log durable. A log with a failed write is not synced: its owner reloads it."""
+def write(jobs: list[WriteJob], measures: WriteMeasures | None = None) -> list[WriteResult]:
+    """Writes all jobs, as far as the page cache: the kernel writes it to the disk in its own time."""
     results = []
     for job in jobs:
         began = time.perf_counter()
         results.append(WriteResult(job.key, _append(job), len(job.data)))
         if measures is not None:
             measures.append.add((time.perf_counter() - began) * 1000)
+    return results
+
+
+def write_durably(
+    jobs: list[WriteJob], measures: WriteMeasures | None = None, *, flush_all: FlushAll = flush_each
+) -> list[WriteResult]:
+    """Writes all jobs, then makes each log durable. A log with a failed write is not synced: its owner reloads it."""
+    results = write(jobs, measures)
     written = [number for number, result in enumerate(results) if result.error is None]
-    flushed = flush_all([jobs[number] for number in written], sync)
+    flushed = flush_all([jobs[number] for number in written])
     for number, (error, milliseconds) in zip(written, flushed, strict=True):
         results[number].error = error
         if measures is not None:
@@ -91,14 +97,14 @@ class SideBySide:
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
 
-    def flush(self, jobs: list[WriteJob], sync: bool) -> list[Flushed]:
+    def flush(self, jobs: list[WriteJob]) -> list[Flushed]:
         count = min(len(jobs), SYNC_THREADS)
         if count < 2:
-            return flush_each(jobs, sync)
+            return flush_each(jobs)
         threads = self._pool()
-        shares = [threads.submit(flush_each, jobs[number::count], sync) for number in range(1, count)]
+        shares = [threads.submit(flush_each, jobs[number::count]) for number in range(1, count)]
         flushed: list[Flushed] = [(None, 0.0)] * len(jobs)
-        flushed[::count] = flush_each(jobs[::count], sync)
+        flushed[::count] = flush_each(jobs[::count])
         for number, share in enumerate(shares, 1):
             flushed[number::count] = share.result()
         return flushed
@@ -124,11 +130,11 @@ def _append(job: WriteJob) -> OSError | None:
     return None
 
 
-def _flush(job: WriteJob, sync: bool) -> Flushed:
+def _flush(job: WriteJob) -> Flushed:
     began = time.perf_counter()
     error = None
     try:
-        job.log.flush(sync)
+        job.log.flush()
     except Exception as failure:
         error = _as_os_error(job, failure)
     return error, (time.perf_counter() - began) * 1000
@@ -148,10 +154,9 @@ class LogWriter:
     over.
     """
 
-    def __init__(self, deliver: Callable[[list[WriteResult]], None], *, sync: bool) -> None:
+    def __init__(self, deliver: Callable[[list[WriteResult]], None]) -> None:
         self.measures: WriteMeasures | None = None
         self._deliver = deliver
-        self._sync = sync
         self._side_by_side = SideBySide()
         self._queue: SimpleQueue[list[WriteJob] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kcoord-log-writer", daemon=True)
@@ -176,8 +181,7 @@ class LogWriter:
         while not closing:
             jobs, closing = self._take()
             if jobs:
-                flush_all = self._side_by_side.flush
-                self._finish(write(jobs, sync=self._sync, measures=self.measures, flush_all=flush_all))
+                self._finish(write_durably(jobs, self.measures, flush_all=self._side_by_side.flush))
         self._side_by_side.close()
 
     def _take(self) -> tuple[list[WriteJob], bool]:

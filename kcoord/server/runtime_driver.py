@@ -96,12 +96,15 @@ class RuntimeDriver(Generic[M]):
             self._hooks.on_append_started(append.shard_id)
             key = (self.name, append.shard_id)
             jobs.append(WriteJob(key, self._hooks.log_of(append.shard_id), append.data, now_ms))
-        for reply in ready.replies:
-            self._resolve(reply)
+        self._settle(ready.replies, ready.waiters)
         for shard_id, task in ready.tasks:
             self._hooks.start_task(shard_id, task)
         for shard_id in ready.failed:
             self._hooks.on_failed(shard_id)
+
+    def answer(self) -> None:
+        """Hands out the replies that have come to be since `collect`."""
+        self._settle(*self.runtime.take_replies())
 
     def written(self, shard_id: int, result: WriteResult, now_ms: int) -> None:
         """A write of this driver ended."""
@@ -112,10 +115,17 @@ class RuntimeDriver(Generic[M]):
                 _logger.exception("Publishing what shard %d of %s wrote failed", shard_id, self.name)
         self.runtime.on_append_completed(shard_id, now_ms, result.error)
 
+    def _settle(self, replies: list[Reply], waiters: list[Waiter]) -> None:
+        for reply in replies:
+            self._resolve(reply)
+        for waiter in waiters:
+            waiter.settle()
+
     def _resolve(self, reply: Reply) -> None:
         token = reply.token
         if isinstance(token, Waiter):
-            token.settle(reply.value)
+            assert isinstance(reply.value, KafkaError), "a waiter is told of nothing but failure otherwise"
+            token.fail(reply.value)
             return
         future = self._waiting.pop(token, None)
         if future is None or future.done():

@@ -128,6 +128,6 @@ class LazyLog:
         with self._lock:
             return self._logs.open(self._shard_id).append(data, now_ms=now_ms)
 
-    def flush(self, sync: bool) -> None:
+    def flush(self) -> None:
         with self._lock:
-            self._logs.open(self._shard_id).flush(sync)
+            self._logs.open(self._shard_id).flush()

@@ -31,12 +31,13 @@ class Worker:
         self._loop = loop
         self._now_ms = now_ms
         self._drivers: dict[str, RuntimeDriver[Any]] = {}
+        self._all_drivers: tuple[RuntimeDriver[Any], ...] = ()
         self._pump_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline_ms = 0
         self._writes_under_way = 0
         self._measures: WriteMeasures | None = None
-        self._writer = LogWriter(self._deliver, sync=True) if flush_policy == FLUSH_POLICY_FSYNC else None
+        self._writer = LogWriter(self._deliver) if flush_policy == FLUSH_POLICY_FSYNC else None
 
     def measure_writes(self, measures: WriteMeasures) -> None:
         """From now on the writes are timed."""
@@ -46,6 +47,7 @@ class Worker:
 
     def add(self, driver: RuntimeDriver[Any]) -> None:
         self._drivers[driver.name] = driver
+        self._all_drivers = tuple(self._drivers.values())
 
     @property
     def is_quiet(self) -> bool:
@@ -60,7 +62,7 @@ class Worker:
 
     def next_deadline_ms(self) -> int | None:
         """When the earliest timer of all runtimes is due."""
-        deadlines = [driver.runtime.next_deadline_ms() for driver in self._drivers.values()]
+        deadlines = [driver.runtime.next_deadline_ms() for driver in self._all_drivers]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def on_clock_moved(self) -> None:
@@ -78,45 +80,62 @@ class Worker:
 
     def _pump(self) -> None:
         self._pump_scheduled = False
-        now_ms = self._now_ms()
-        jobs: list[WriteJob] = []
-        for driver in self._drivers.values():
-            try:
-                driver.collect(now_ms, jobs)
-            except Exception:
-                # What was collected before is still written, and the next turn goes on with the rest.
-                _logger.exception("Collecting what the runtime of %s has ready failed", driver.name)
+        self._turn(self._now_ms())
+
+    def _turn(self, now_ms: int) -> None:
+        """Writes what is ready. Where that takes no thread the answers leave at once."""
+        jobs = self._collect(now_ms)
         if jobs:
             self._writes_under_way += len(jobs)
             if self._writer is not None:
                 self._writer.submit(jobs)
             else:
-                self._written(write(jobs, sync=False, measures=self._measures))
+                self._complete(write(jobs, self._measures), now_ms)
         self._arm_timer(now_ms)
+
+    def _collect(self, now_ms: int) -> list[WriteJob]:
+        jobs: list[WriteJob] = []
+        for driver in self._all_drivers:
+            if driver.runtime.has_ready(now_ms):
+                try:
+                    driver.collect(now_ms, jobs)
+                except Exception:
+                    # What was collected before is still written, and the next turn goes on with the rest.
+                    _logger.exception("Collecting what the runtime of %s has ready failed", driver.name)
+        return jobs
 
     def _deliver(self, results: list[WriteResult]) -> None:
         """Called in the writer thread."""
         self._loop.call_soon_threadsafe(self._written, results)
 
     def _written(self, results: list[WriteResult]) -> None:
-        self._writes_under_way -= len(results)
         now_ms = self._now_ms()
+        self._complete(results, now_ms)
+        self._turn(now_ms)
+
+    def _complete(self, results: list[WriteResult], now_ms: int) -> None:
+        self._writes_under_way -= len(results)
         for result in results:
             name, shard_id = cast("tuple[str, int]", result.key)
+            driver = self._drivers[name]
             try:
-                self._drivers[name].written(shard_id, result, now_ms)
+                driver.written(shard_id, result, now_ms)
             except Exception:
                 _logger.exception("Completing a write of shard %d of %s failed", shard_id, name)
-        self.wake()
+        for driver in self._all_drivers:
+            driver.answer()
+            if driver.runtime.has_ready(now_ms):
+                self.wake()
 
     def _arm_timer(self, now_ms: int) -> None:
         """Keeps a handle that is early enough: heartbeats move deadlines away all the time, and a needless pump is
         cheap.
         """
-        deadline_ms = self.next_deadline_ms()
-        if deadline_ms is None:
+        armed_ms = self._timer_deadline_ms if self._timer is not None else None
+        if armed_ms is not None and not any(driver.runtime.has_timer_before(armed_ms) for driver in self._all_drivers):
             return
-        if self._timer is not None and self._timer_deadline_ms <= deadline_ms:
+        deadline_ms = self.next_deadline_ms()
+        if deadline_ms is None or (armed_ms is not None and armed_ms <= deadline_ms):
             return
         if self._timer is not None:
             self._timer.cancel()

@@ -270,7 +270,7 @@ class ShardSet(Generic[M]):
     def _sync(self, append: Append) -> None:
         error: OSError | StorageError | None = None
         try:
-            self.logs[append.shard_id].flush(sync=True)
+            self.logs[append.shard_id].flush()
         except (OSError, StorageError) as failure:
             error = failure
         self._written(append, error)

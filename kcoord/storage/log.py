@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log of record batches in segments: what was appended is there after `flush(sync=True)`, whatever happens then.
+"""A log of record batches in segments: what was appended is there after `flush()`, whatever happens then.
 
 Threads: everything that changes a log (append, flush, checkpoint, roll, truncate_to, advance_start_offset,
 delete_old_segments, close, delete) is called by one thread at a time. What is of `ReadableLog`, and the properties, may
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kcoord.storage.errors import (
     CorruptLogError,
@@ -26,7 +25,7 @@ from kcoord.storage.log_loader import LogLoader, segment_number
 from kcoord.storage.readable_log import ReadableLog
 from kcoord.storage.recovery import Recovery, RecoveryReport
 from kcoord.storage.scan import FRAME, LENGTH_PREFIX_BYTES, MAGIC_V2, SMALLEST_BATCH_LENGTH
-from kcoord.storage.segment import LogConfig, Segment
+from kcoord.storage.segment import BatchPlace, LogConfig, Segment
 from protocol.record_batch import BATCH_OVERHEAD_BYTES
 
 _OWN_FILES = 8
@@ -43,15 +42,6 @@ class AppendInfo:
     position: int
     size_bytes: int
     rolled: bool
-
-
-class _Entry(NamedTuple):
-    """One batch of an append: its place within the data, and what the indexes need."""
-
-    at: int
-    size_bytes: int
-    last_offset: int
-    max_timestamp: int
 
 
 class Log(ReadableLog):
@@ -185,8 +175,8 @@ class Log(ReadableLog):
         """
         self._check_usable()
         base_offset, entries = self._parse(data)
-        last_offset = entries[-1].last_offset
-        max_timestamp = max(entry.max_timestamp for entry in entries) if len(entries) > 1 else entries[0].max_timestamp
+        last_offset = entries[-1][2]
+        max_timestamp = max([entry[3] for entry in entries])
         rolled = self._segments[-1].should_roll(len(data), last_offset, max_timestamp, now_ms)
         if rolled:
             self._roll(base_offset, now_ms)
@@ -197,16 +187,15 @@ class Log(ReadableLog):
         except TruncateFailedError as error:
             self._failure = error
             raise LogFailedError(str(error)) from error
-        for entry in entries:
-            segment.note(position + entry.at, entry.size_bytes, entry.last_offset, entry.max_timestamp)
+        segment.note_all(position, entries)
         self._end_offset = last_offset + 1
         return AppendInfo(base_offset, last_offset, max_timestamp, segment.base_offset, position, len(data), rolled)
 
-    def _parse(self, data: Bytes) -> tuple[int, list[_Entry]]:
+    def _parse(self, data: Bytes) -> tuple[int, list[BatchPlace]]:
         offset = self._end_offset
         end = len(data)
         at = 0
-        entries: list[_Entry] = []
+        entries: list[BatchPlace] = []
         first_offset = -1
         while at < end:
             if end - at < BATCH_OVERHEAD_BYTES:
@@ -219,7 +208,7 @@ class Log(ReadableLog):
                 )
             if base < offset:
                 raise InvalidAppendError(f"base offset {base} at {at}, but the log is at {offset} already")
-            entries.append(_Entry(at, size, base + last_delta, max_timestamp))
+            entries.append((at, size, base + last_delta, max_timestamp))
             first_offset = base if at == 0 else first_offset
             offset = base + last_delta + 1
             at += size
@@ -227,19 +216,15 @@ class Log(ReadableLog):
             raise InvalidAppendError("an empty append")
         return first_offset, entries
 
-    def flush(self, sync: bool = True) -> None:
-        """Make everything durable that was appended; `sync=False` leaves that to the operating system.
+    def flush(self) -> None:
+        """Make everything durable that was appended.
 
         A failed sync fails the log for good: the kernel may have dropped the bytes, so a later success means nothing.
         """
         self._check_usable()
         end_offset = self._end_offset
-        active = self._segments[-1]
-        if not sync:
-            active.unpin()
-            return
         try:
-            active.sync()
+            self._segments[-1].sync()
         except OSError as error:
             self._failure = error
             raise

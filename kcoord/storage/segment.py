@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from kcoord.storage.errors import DamagedIndexError, TruncateFailedError
 from kcoord.storage.file_cache import FileCache
@@ -58,6 +58,12 @@ class Place(NamedTuple):
     base_offset: int
     last_offset: int
     max_timestamp: int
+
+
+BatchPlace: TypeAlias = tuple[int, int, int, int]
+"""A batch among others: where it begins there, its bytes, its last offset and its greatest timestamp. A plain tuple,
+because one is made for every commit.
+"""
 
 
 def segment_name(base_offset: int) -> str:
@@ -200,20 +206,27 @@ class Segment:
 
     def note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
         """Take a batch that lies in the file into the indexes, by Kafka's rule, and publish it."""
+        self.note_all(position, [(0, size, last_offset, max_timestamp)])
+
+    def note_all(self, position: int, batches: list[BatchPlace]) -> None:
+        """As `note` for batches that lie side by side from `position` on."""
         indexes = self.indexes()
-        if position == 0:
-            self._first_timestamp = max_timestamp
         highest = self._highest or indexes.times.last()
-        if highest is None or max_timestamp > highest.timestamp:
-            highest = TimestampOffset(max_timestamp, last_offset)
+        interval_bytes, since_index = self.config.index_interval_bytes, self._bytes_since_index
+        for at, size, last_offset, max_timestamp in batches:
+            if highest is None or max_timestamp > highest.timestamp:
+                highest = TimestampOffset(max_timestamp, last_offset)
+            if since_index > interval_bytes:
+                indexes.offsets.append(last_offset, position + at)
+                indexes.times.maybe_append(*highest)
+                since_index = 0
+            since_index += size
+        if position == 0:
+            self._first_timestamp = batches[0][3]
         self._highest = highest
-        if self._bytes_since_index > self.config.index_interval_bytes:
-            indexes.offsets.append(last_offset, position)
-            indexes.times.maybe_append(*highest)
-            self._bytes_since_index = 0
-        self._bytes_since_index += size
+        self._bytes_since_index = since_index
         self.next_offset = last_offset + 1
-        self._size = position + size
+        self._size = position + at + size
 
     def adopt_end(self, size: int, next_offset: int) -> None:
         """Take over the known end of an existing file as the active segment."""
@@ -272,10 +285,6 @@ class Segment:
         self._files.forget(self.log_path)
         self._files.keep_indexes(self._path, self.indexes())
         self._own_indexes = {}
-        self._pinned = None
-
-    def unpin(self) -> None:
-        """Let the file be closed although it has unsynced bytes: nobody waits for their durability."""
         self._pinned = None
 
     def sync(self) -> None:

@@ -353,7 +353,7 @@ class Partition:
 
     def flush(self, opened: OpenLog, now_ms: int) -> None:
         """Makes everything durable."""
-        opened.log.flush(sync=True)
+        opened.log.flush()
         opened.unflushed_records = 0
         opened.last_flush_ms = now_ms
 

@@ -164,7 +164,6 @@ def test_remembered_offsets_and_stored_indexes_save_the_scan(fs: MemoryFileSyste
 
 def test_no_index_is_stored_where_the_system_decides_what_is_durable(fs: MemoryFileSystem) -> None:
     log = filled(take(fs), "a", 100)
-    log.flush(sync=False)
     asked: list[Operation] = []
     fs.fault = lambda operation: asked.append(operation)
     log.store_indexes()
@@ -418,7 +417,7 @@ def test_many_clean_logs_open_with_few_open_files(tmp_path: Path) -> None:
         log = log_dir.open_log("t", partition, new_config(), NOW_MS)
         for each in batches(2):
             log.append(each, now_ms=NOW_MS)
-        log.flush(sync=False)
+        log.flush()
     assert log_dir.files.open_files <= 256
     for partition in range(300):
         log_dir._opened["t", partition].close()

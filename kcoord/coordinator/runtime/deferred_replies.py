@@ -9,15 +9,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from protocol.errors import KafkaError
 
 
 class Waiter:
-    """A token that takes its reply itself, for answers that are known before they may leave."""
+    """Who waits for records to be durable and needs no more than that: an answer that is known before it may leave."""
 
     __slots__ = ()
 
-    def settle(self, error: object) -> None:
-        """What was waited for is durable, or `error` is the KafkaError that came instead of it; else it is None."""
+    def settle(self) -> None:
+        """What was waited for is durable."""
+        raise NotImplementedError
+
+    def fail(self, error: KafkaError) -> None:
+        """The shard failed before that."""
         raise NotImplementedError
 
 
@@ -30,29 +38,39 @@ class Reply:
 
 
 class DeferredReplies:
-    """The replies of one shard that wait for its log."""
+    """The replies and waiters of one shard that wait for its log."""
 
-    __slots__ = ("_queue",)
+    __slots__ = ("_replies", "_waiters")
 
     def __init__(self) -> None:
-        self._queue: deque[tuple[int, Reply]] = deque()
+        self._replies: deque[tuple[int, Reply]] = deque()
+        self._waiters: deque[tuple[int, Waiter]] = deque()
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._replies) + len(self._waiters)
 
     def add(self, offset: int, reply: Reply) -> None:
         """`reply` may leave once everything before `offset` is durable."""
-        assert not self._queue or self._queue[-1][0] <= offset, "replies are added in the order of their offsets"
-        self._queue.append((offset, reply))
+        assert not self._replies or self._replies[-1][0] <= offset, "replies are added in the order of their offsets"
+        self._replies.append((offset, reply))
 
-    def release(self, durable_offset: int, into: list[Reply]) -> None:
-        """Moves every reply that waited for at most `durable_offset`, in order."""
-        queue = self._queue
+    def add_waiter(self, offset: int, waiter: Waiter) -> None:
+        """`waiter` is settled once everything before `offset` is durable."""
+        self._waiters.append((offset, waiter))
+
+    def release(self, durable_offset: int, replies: list[Reply], waiters: list[Waiter]) -> None:
+        """Moves all that waited for at most `durable_offset`, in order."""
+        queue = self._replies
         while queue and queue[0][0] <= durable_offset:
-            into.append(queue.popleft()[1])
+            replies.append(queue.popleft()[1])
+        waiting = self._waiters
+        while waiting and waiting[0][0] <= durable_offset:
+            waiters.append(waiting.popleft()[1])
 
     def drain(self) -> list[Hashable]:
-        """Removes all replies and returns their tokens, in order."""
-        tokens = [reply.token for _, reply in self._queue]
-        self._queue.clear()
+        """Removes all and returns the tokens and the waiters, each in order."""
+        tokens: list[Hashable] = [reply.token for _, reply in self._replies]
+        tokens += [waiter for _, waiter in self._waiters]
+        self._replies.clear()
+        self._waiters.clear()
         return tokens

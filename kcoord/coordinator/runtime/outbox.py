@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kcoord.coordinator.result import Task
-from kcoord.coordinator.runtime.deferred_replies import Reply
+from kcoord.coordinator.runtime.deferred_replies import Reply, Waiter
 
 
 @dataclass(slots=True)
@@ -38,6 +38,7 @@ class Outbox:
     """What the shards of one runtime have for the next `poll`."""
 
     replies: list[Reply] = field(default_factory=list)
+    waiters: list[Waiter] = field(default_factory=list)
     tasks: list[tuple[int, Task]] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
     writable: list[int] = field(default_factory=list)

@@ -56,6 +56,7 @@ class Ready:
 
     appends: list[Append] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
+    waiters: list[Waiter] = field(default_factory=list)
     tasks: list[tuple[int, Task]] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
 
@@ -187,13 +188,31 @@ class CoordinatorRuntime(Generic[M]):
         """Fires the timers that are due, then hands out everything there is to do."""
         self._fire_timers(now_ms)
         outbox = self._outbox
-        ready = Ready(replies=outbox.replies, tasks=outbox.tasks, failed=outbox.failed)
+        replies, waiters = self.take_replies()
+        ready = Ready(replies=replies, waiters=waiters, tasks=outbox.tasks, failed=outbox.failed)
         for shard_id in outbox.writable:
             append = self._shards[shard_id].take_append()
             if append is not None:
                 ready.appends.append(append)
-        outbox.replies, outbox.tasks, outbox.failed, outbox.writable = [], [], [], []
+        outbox.tasks, outbox.failed, outbox.writable = [], [], []
         return ready
+
+    def take_replies(self) -> tuple[list[Reply], list[Waiter]]:
+        """What may leave now; the waiters are those whose wait was for good."""
+        outbox = self._outbox
+        replies, waiters = outbox.replies, outbox.waiters
+        outbox.replies, outbox.waiters = [], []
+        return replies, waiters
+
+    def has_ready(self, now_ms: int) -> bool:
+        """Whether `poll` would give something, or find a timer due."""
+        outbox = self._outbox
+        has_some = outbox.writable or outbox.replies or outbox.waiters or outbox.tasks or outbox.failed
+        return bool(has_some) or self._timer_queue.may_have_before(now_ms + 1)
+
+    def has_timer_before(self, deadline_ms: int) -> bool:
+        """False where no timer is due before; True may turn out to be one that moved on."""
+        return self._timer_queue.may_have_before(deadline_ms)
 
     def on_append_completed(self, shard_id: int, now_ms: int, error: OSError | None) -> None:
         """The write of an Append ended. With an error nothing is known about the log: the shard fails and has to be
@@ -208,7 +227,7 @@ class CoordinatorRuntime(Generic[M]):
     def is_idle(self) -> bool:
         """Whether everything is written and handed out."""
         outbox = self._outbox
-        if outbox.replies or outbox.tasks or outbox.failed or outbox.writable:
+        if outbox.replies or outbox.waiters or outbox.tasks or outbox.failed or outbox.writable:
             return False
         return not any(shard.is_writing for shard in self._shards.values())
 

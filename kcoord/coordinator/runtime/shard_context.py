@@ -273,7 +273,7 @@ class ShardContext(Generic[M]):
         if self.machine is None or len(data) > self._max_batch_bytes:
             return False
         self._append_batch(data, packed.count)
-        self._deferred.add(self._next_offset, Reply(waiter, None))
+        self._deferred.add_waiter(self._next_offset, waiter)
         try:
             packed.replay()
         except Exception as error:
@@ -288,7 +288,7 @@ class ShardContext(Generic[M]):
         """Whether an answer that was read off the state must wait for the disk; `waiter` hears when it need not."""
         if self._next_offset == self._durable_offset:
             return False
-        self._deferred.add(self._next_offset, Reply(waiter, None))
+        self._deferred.add_waiter(self._next_offset, waiter)
         return True
 
     def _answer_error(self, token: Hashable, error: KafkaError) -> Wait:
@@ -470,7 +470,7 @@ class ShardContext(Generic[M]):
             self.fail(f"writing to its log failed: {error}", None)
         else:
             self._durable_offset = offset
-            self._deferred.release(offset, self._outbox.replies)
+            self._deferred.release(offset, self._outbox.replies, self._outbox.waiters)
             while self._deferred_tasks and self._deferred_tasks[0][0] <= offset:
                 self._start(self._deferred_tasks.popleft()[1])
             if self._batches:

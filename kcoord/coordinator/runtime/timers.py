@@ -73,6 +73,10 @@ class TimerQueue:
         self._settle()
         return self._heap[0][0] if self._heap else None
 
+    def may_have_before(self, deadline_ms: int) -> bool:
+        """Whether the heap begins with an entry before that; its timer may have moved on since."""
+        return bool(self._heap) and self._heap[0][0] < deadline_ms
+
     def pop_due(self, now_ms: int) -> Timer | None:
         """Disarms and returns the first timer whose deadline has come."""
         if not self._heap or self._heap[0][0] > now_ms:

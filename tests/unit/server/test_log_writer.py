@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 
-from kcoord.server.log_writer import SYNC_THREADS, LogWriter, SideBySide, WriteJob, WriteResult, write
+from kcoord.server.log_writer import SYNC_THREADS, LogWriter, SideBySide, WriteJob, WriteResult, write_durably
 
 
 class MemoryLog:
@@ -19,17 +19,17 @@ class MemoryLog:
             raise self.append_error
         self.events.append(data)
 
-    def flush(self, sync: bool) -> None:
+    def flush(self) -> None:
         if self.flush_error is not None:
             raise self.flush_error
-        self.events.append("sync" if sync else "flush")
+        self.events.append("sync")
 
 
 def test_all_logs_are_written_before_the_first_is_synced() -> None:
     first, second = MemoryLog(), MemoryLog()
     order: list[str] = []
-    first.flush = lambda sync: order.append(f"first synced with {second.events}")  # type: ignore[method-assign]
-    write([WriteJob("a", first, b"1", 0), WriteJob("b", second, b"2", 0)], sync=True)
+    first.flush = lambda: order.append(f"first synced with {second.events}")  # type: ignore[method-assign]
+    write_durably([WriteJob("a", first, b"1", 0), WriteJob("b", second, b"2", 0)])
     assert order == ["first synced with [b'2']"]
     assert second.events == [b"2", "sync"]
 
@@ -37,7 +37,7 @@ def test_all_logs_are_written_before_the_first_is_synced() -> None:
 def test_a_failed_write_is_told_and_not_synced() -> None:
     good, bad = MemoryLog(), MemoryLog()
     bad.append_error = OSError(28, "No space left on device")
-    results = write([WriteJob("bad", bad, b"1", 0), WriteJob("good", good, b"2", 0)], sync=True)
+    results = write_durably([WriteJob("bad", bad, b"1", 0), WriteJob("good", good, b"2", 0)])
     assert results == [WriteResult("bad", bad.append_error, 1), WriteResult("good", None, 1)]
     assert bad.events == []
     assert good.events == [b"2", "sync"]
@@ -46,7 +46,7 @@ def test_a_failed_write_is_told_and_not_synced() -> None:
 def test_a_failed_sync_is_an_error_of_the_write() -> None:
     log = MemoryLog()
     log.flush_error = OSError(5, "Input/output error")
-    assert write([WriteJob("a", log, b"1", 0)], sync=True) == [WriteResult("a", log.flush_error, 1)]
+    assert write_durably([WriteJob("a", log, b"1", 0)]) == [WriteResult("a", log.flush_error, 1)]
 
 
 class MeetingLog(MemoryLog):
@@ -56,9 +56,9 @@ class MeetingLog(MemoryLog):
         super().__init__()
         self._together = together
 
-    def flush(self, sync: bool) -> None:
+    def flush(self) -> None:
         self._together.wait(20)
-        super().flush(sync)
+        super().flush()
 
 
 def test_logs_are_synced_side_by_side_and_each_error_stays_with_its_log() -> None:
@@ -70,7 +70,7 @@ def test_logs_are_synced_side_by_side_and_each_error_stays_with_its_log() -> Non
     threads = SideBySide()
     try:
         jobs = [WriteJob(number, log, b"1", 0) for number, log in enumerate(logs)]
-        results = write([jobs[-1], *jobs[:-1]], sync=True, flush_all=threads.flush)
+        results = write_durably([jobs[-1], *jobs[:-1]], flush_all=threads.flush)
     finally:
         threads.close()
     assert [result.key for result in results] == [len(logs) - 1, *range(len(logs) - 1)]
@@ -86,7 +86,7 @@ def test_logs_are_synced_side_by_side_and_each_error_stays_with_its_log() -> Non
 def test_a_defect_in_a_log_becomes_an_error_of_that_log() -> None:
     log = MemoryLog()
     log.append_error = ZeroDivisionError("oops")
-    (result,) = write([WriteJob("a", log, b"1", 0)], sync=True)
+    (result,) = write_durably([WriteJob("a", log, b"1", 0)])
     assert isinstance(result.error, OSError)
     assert "ZeroDivisionError: oops" in str(result.error)
 
@@ -100,7 +100,7 @@ def test_the_thread_serves_all_that_waits_in_one_pass_and_ends_after_the_queue()
         passes.append(results)
         gate.wait(5)
 
-    writer = LogWriter(deliver, sync=True)
+    writer = LogWriter(deliver)
     writer.submit([WriteJob("a", log, b"1", 0)])
     while not passes:
         gate.wait(0.001)
@@ -117,7 +117,7 @@ def test_the_thread_outlives_a_deliver_without_event_loop() -> None:
         raise RuntimeError("Event loop is closed")
 
     log = MemoryLog()
-    writer = LogWriter(deliver, sync=False)
+    writer = LogWriter(deliver)
     writer.submit([WriteJob("a", log, b"1", 0)])
     assert writer.close(5)
-    assert log.events == [b"1", "flush"]
+    assert log.events == [b"1", "sync"]
