@@ -34,8 +34,12 @@ _logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LEAST_ROLLED_BYTES = 16 << 10
-"""A coordinator's active segment is closed for cleaning when it is larger, and dirty enough."""
+LEAST_ROLLED_BYTES = 1 << 20
+"""A coordinator's active segment is closed for cleaning when it is larger, and dirty enough. Each pass costs some files
+and syncs, so a small one that still grows is left alone.
+"""
+LEAST_QUIET_BYTES = 16 << 10
+"""The same for a log that has not grown since the cleaner looked last."""
 _SWITCH_SECONDS = 0.001
 _LONGEST_REST_SECONDS = 0.5
 _SHORTEST_REST_SECONDS = 0.0005
@@ -93,6 +97,8 @@ class LogCleaner:
         self._damaged: set[tuple[str, int]] = set()
         self._postponed: set[tuple[str, int]] = set()
         self._slice_began = 0.0
+        self._ends: dict[tuple[str, int], int] = {}
+        self._former_ends: dict[tuple[str, int], int] = {}
         self._thread = threading.Thread(target=self._run, name="kcoord-log-cleaner", daemon=True)
 
     def start(self) -> None:
@@ -112,6 +118,7 @@ class LogCleaner:
     def _run(self) -> None:
         while not self._stopping.wait(self._config.log_cleaner_backoff_ms / 1000):
             self._postponed.clear()
+            self._former_ends, self._ends = self._ends, {}
             try:
                 while self._clean_filthiest():
                     pass
@@ -143,7 +150,9 @@ class LogCleaner:
                 return None
             dirty_offset = self._log_dir.cleaned_offset(target.topic, target.partition)
             found = assess(log, dirty_offset, target.rules, target.stable_offset, self._now_ms())
-            if target.may_roll and _is_worth_rolling(log, found, target.rules):
+            end_offset = self._ends.setdefault(target.key, log.end_offset)
+            least_bytes = LEAST_QUIET_BYTES if self._former_ends.get(target.key) == end_offset else LEAST_ROLLED_BYTES
+            if target.may_roll and _is_worth_rolling(log, found, target.rules, least_bytes):
                 target.on_owner(lambda: self._roll(log))
                 target.stable_offset = log.end_offset
                 found = assess(log, dirty_offset, target.rules, target.stable_offset, self._now_ms())
@@ -235,11 +244,11 @@ class LogCleaner:
                     raise
 
 
-def _is_worth_rolling(log: Log, found: Assessment, rules: CleaningRules) -> bool:
+def _is_worth_rolling(log: Log, found: Assessment, rules: CleaningRules, least_bytes: int) -> bool:
     active_bytes = log.segments[-1].size_bytes
     dirty_bytes = active_bytes + found.cleanable_bytes
     return (
-        active_bytes >= LEAST_ROLLED_BYTES
+        active_bytes >= least_bytes
         and dirty_bytes > rules.min_cleanable_dirty_ratio * (dirty_bytes + found.clean_bytes)
         and log.end_offset > log.segments[-1].base_offset
     )

@@ -65,8 +65,9 @@ def many(offset: int) -> OffsetCommitRequest:
     return OffsetCommitRequest(group_id=GROUP, generation_id_or_member_epoch=-1, topics=[topic])
 
 
-async def test_the_log_of_a_busy_coordinator_stays_small(broker: Harness) -> None:
+async def test_the_log_of_a_busy_coordinator_stays_small(broker: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its active segment is closed early; live traffic, restart and the log itself agree afterwards."""
+    monkeypatch.setattr("kcoord.server.log_cleaner.LEAST_ROLLED_BYTES", 16 << 10)
     running = Running(broker)
     running.cleaner.start()
     size = 0
@@ -83,6 +84,19 @@ async def test_the_log_of_a_busy_coordinator_stays_small(broker: Harness) -> Non
     again = await restarted(broker).open()
     assert await fetched(again) == {0: 1499, 1: 1499, 2: 1499}
     again.groups.close()
+
+
+async def test_a_small_log_is_cleaned_once_it_rests(broker: Harness) -> None:
+    """While it grows, passes would cost more than they save."""
+    running = Running(broker)
+    for offset in range(100):
+        await broker.call(many(offset), 9)
+    grown = _size(broker)
+    assert grown > 16 << 10
+    running.cleaner.start()
+    await running.until_cleaned("__consumer_offsets", broker.groups.shard_of(GROUP), 100)
+    assert running.cleaner.close(5)
+    assert _size(broker) < grown / 10
 
 
 def _size(broker: Harness) -> int:
