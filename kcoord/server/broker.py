@@ -62,6 +62,13 @@ class RepeatableReply(Protocol):
         """Whether the answer still holds; if so its effects (the member's session) are done again."""
 
 
+class Committer(Protocol):
+    """Commits offsets of one group without an operation."""
+
+    def commit(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int, waiter: Waiter) -> bool:
+        """`waiter` hears when that is durable. False where nothing happened: the request has to be run."""
+
+
 class GroupService(Protocol):
     """Runs operations on the group coordinator shards."""
 
@@ -77,9 +84,7 @@ class GroupService(Protocol):
 
     def steady(self, group_id: str, member_id: str) -> RepeatableReply | None: ...
 
-    def has_offsets(self, group_id: str) -> bool: ...
-
-    def commit_packed(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int, waiter: Waiter) -> bool: ...
+    def committer(self, group_id: str) -> Committer | None: ...
 
     def fetch_packed(self, fetch: PackedFetch, require_stable: bool) -> tuple[bytes, bool] | None: ...
 

@@ -97,7 +97,8 @@ class KafkaConnection(asyncio.Protocol):
         self._broker = owner.broker
         self._apis = owner.broker.apis
         self._heartbeats: HeartbeatMemo | None = None
-        self._learners: dict[int, CommitMemo | FetchMemo] = {}
+        self._commits: CommitMemo | None = None
+        self._fetches: FetchMemo | None = None
         self._short_cuts: dict[int, HeartbeatMemo | CommitMemo | FetchMemo] = {}
         if owner.has_fast_paths:
             self._open_short_cuts()
@@ -129,9 +130,13 @@ class KafkaConnection(asyncio.Protocol):
     def _open_short_cuts(self) -> None:
         """By the low byte of the API key; the memos compare all of it."""
         self._heartbeats = HeartbeatMemo()
-        self._learners[ApiKey.OFFSET_COMMIT] = CommitMemo(self._broker, self)
-        self._learners[ApiKey.OFFSET_FETCH] = FetchMemo(self._broker, self)
-        self._short_cuts = {**dict.fromkeys(HEARTBEAT_KEYS, self._heartbeats), **self._learners}
+        self._commits = CommitMemo(self._broker, self)
+        self._fetches = FetchMemo(self._broker, self)
+        self._short_cuts = {
+            **dict.fromkeys(HEARTBEAT_KEYS, self._heartbeats),
+            ApiKey.OFFSET_COMMIT: self._commits,
+            ApiKey.OFFSET_FETCH: self._fetches,
+        }
 
     # --- called by the event loop -------------------------------------------------------------------------------------
 
@@ -286,10 +291,7 @@ class KafkaConnection(asyncio.Protocol):
             elif frame[1] in METADATA_KEYS and self._metadata_answers is not None:
                 answer = self._metadata_answers.answer(frame, self._broker.image)
             if answer is not None:
-                if type(answer) is bytes and not self._exchanges:
-                    self._output.append(answer)
-                else:
-                    self._send_known(frame, answer)
+                self._send_known(frame, answer)
                 return
         self._process_generally(frame, now_ms)
 
@@ -297,12 +299,12 @@ class KafkaConnection(asyncio.Protocol):
         """Answers leave in the order of their requests."""
         if isinstance(answer, KnownExchange):
             self._exchanges.append(answer)
-        elif self._exchanges:
+        elif not self._exchanges:
+            self._output.append(answer)
+        else:
             exchange = KnownExchange(self, frame, answer)
             exchange.data = answer
             self._exchanges.append(exchange)
-        else:
-            self._output.append(answer)
 
     def _process_generally(self, frame: bytes, now_ms: int) -> None:
         bound = self._apis.bound(bytes(frame[:4]))
@@ -311,15 +313,20 @@ class KafkaConnection(asyncio.Protocol):
             return
         try:
             header, offset = decode_request_header(frame)
+            if self._commits is not None and bound.key is ApiKey.OFFSET_COMMIT:
+                committed = self._commits.learn(frame, offset, bound, now_ms)
+                if committed is not None:
+                    self._exchanges.append(committed)
+                    return
             request, _ = bound.decode_prefix(frame, offset, bound.version)
         except DecodeError as error:
             self._refuse(f"malformed {bound.key.name} v{bound.version} request: {error}")
             return
-        learner = self._learners.get(bound.key)
-        known = learner.learn(frame, offset, request, bound, now_ms) if learner is not None else None
-        if known is not None:
-            self._send_known(frame, known)
-            return
+        if self._fetches is not None and bound.key is ApiKey.OFFSET_FETCH:
+            fetched = self._fetches.learn(frame, request, bound)
+            if fetched is not None:
+                self._send_known(frame, fetched)
+                return
         context = RequestContext(
             bound.key,
             bound.version,

@@ -62,9 +62,7 @@ class FetchMemo:
                 return exchange
         return answer
 
-    def learn(
-        self, frame: bytes, body_at: int, request: object, bound: BoundApi, now_ms: int
-    ) -> bytes | KnownExchange | None:
+    def learn(self, frame: bytes, request: object, bound: BoundApi) -> bytes | KnownExchange | None:
         """Answers a request that was decoded, if it can go the fast way, and remembers it if it is not too long."""
         assert isinstance(request, OffsetFetchRequest)
         if bound.version < FIRST_VERSION or len(request.groups) != 1:

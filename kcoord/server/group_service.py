@@ -16,7 +16,7 @@ from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.server.shard_service import ShardOwner, ShardService
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import ThreadPoolExecutor
 
     from kcoord.coordinator.group.packed_commit import CommitPlan
@@ -67,6 +67,29 @@ class SteadyReply:
         return True
 
 
+class ShardCommitter:
+    """The shard of a group, which must still be the same one, loaded and active, when it commits."""
+
+    __slots__ = ("_machine", "_shard", "_wake")
+
+    def __init__(
+        self, shard: ShardContext[GroupCoordinatorShard], machine: GroupCoordinatorShard, wake: Callable[[], None]
+    ) -> None:
+        self._shard = shard
+        self._machine = machine
+        self._wake = wake
+
+    def commit(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int, waiter: Waiter) -> bool:
+        """See `broker.Committer`."""
+        shard, machine = self._shard, self._machine
+        if shard.machine is not machine or shard.is_read_only(now_ms):
+            return False
+        if not machine.commit_packed(plan, cells, now_ms):
+            return False
+        self._wake()
+        return shard.append_packed(plan, waiter)
+
+
 class LocalGroupService(ShardService[GroupCoordinatorShard]):
     """Serves `Broker.groups`; see the module's text."""
 
@@ -94,20 +117,12 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
         steady = shard.machine.steady_heartbeat(group_id, member_id)
         return SteadyReply(shard, shard.machine, steady) if steady is not None else None
 
-    def has_offsets(self, group_id: str) -> bool:
-        """Whether the group is here and has committed offsets."""
+    def committer(self, group_id: str) -> ShardCommitter | None:
+        """For commits of the group, which is here; None where it is not."""
         shard = self._runtime.active(self.shard_of(group_id))
-        return shard is not None and shard.machine is not None and shard.machine.has_offsets(group_id)
-
-    def commit_packed(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int, waiter: Waiter) -> bool:
-        """Commits; `waiter` hears when that is durable. False where the request has to be run as an operation."""
-        shard = self._runtime.active(self.shard_of(plan.group_id))
-        if shard is None or shard.machine is None or shard.is_read_only(now_ms):
-            return False
-        if not shard.machine.commit_packed(plan, cells, now_ms):
-            return False
-        self._owner.wake()
-        return shard.append_packed(plan, waiter)
+        if shard is None or shard.machine is None or not shard.machine.has_group(group_id):
+            return None
+        return ShardCommitter(shard, shard.machine, self._owner.wake)
 
     def fetch_packed(self, fetch: PackedFetch, require_stable: bool) -> tuple[bytes, bool] | None:
         """The encoded answer for one group, and whether it rests on what is not on disk yet, so that it has to `wait`.

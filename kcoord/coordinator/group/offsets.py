@@ -161,6 +161,15 @@ class TopicOffsets(Mapping[int, CommittedOffset]):
         if not self.notes:
             self.notes = None
 
+    def put_cell(self, partition: int, cell: bytes, time_ms: int) -> None:
+        """As `put` without notes, with the topic id of the rest: `cell` has offset and leader epoch."""
+        row, found = self._find(partition)
+        after = row + 1 if found else row
+        if not found:
+            self.layout += 1
+        self.cells[row * CELL_BYTES : after * CELL_BYTES] = _PARTITION.pack(partition) + cell + CELL_END
+        self.times[row * TIME_BYTES : after * TIME_BYTES] = TIME.pack(time_ms)
+
     def put_first(self, partitions: Sequence[int], cells: bytes, times: bytes) -> None:
         """Puts offsets without notes in one piece: `partitions` follow each other without a gap, and so do all that
         are there up to the last of them.

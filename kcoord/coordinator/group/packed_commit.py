@@ -7,13 +7,14 @@ are 12 bytes per partition, its offset and leader epoch, which lie side by side 
 row of `TopicOffsets`. Invariant: `prepare` says yes only where `offset_operations.commit_offset` would accept every
 partition; then `encode_batch` is byte for byte the batch of the records that it would give, and `replay` changes the
 state as the replay of these records does. Wherever that is not certain `prepare` says no, and the request goes the
-general way. Whether the member may commit is decided anew each time.
+general way. Whether the member may commit is decided anew where its group, or the metadata image, has changed.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
 from typing import Final
@@ -72,15 +73,35 @@ _put_cell: Final = Struct(">12s").pack_into
 _put_time: Final = TIME.pack_into
 
 
+@dataclass(slots=True)
+class TopicShape:
+    """One topic of a CommitShape: a name, or in versions with topic ids an id."""
+
+    name: str
+    topic_id: bytes
+    partitions: list[int]
+
+
+@dataclass(slots=True)
+class CommitShape:
+    """What an OffsetCommit without metadata says beside offsets and leader epochs. No partition is named twice."""
+
+    group_id: str
+    generation_or_epoch: int
+    member_id: str
+    instance_id: str | None
+    topics: list[TopicShape]
+
+
 class TopicPlan:
     """One topic of a CommitPlan: its partitions, and the rows that they had when they were last looked for."""
 
     __slots__ = ("cells_at", "layout", "name", "partitions", "place", "record_rest", "times_at", "topic_id")
 
-    def __init__(self, name: str, topic_id: bytes, partitions: Sequence[int]) -> None:
-        self.name = name
-        self.topic_id = topic_id
-        self.partitions = tuple(partitions)
+    def __init__(self, shape: TopicShape) -> None:
+        self.name = shape.name
+        self.topic_id = shape.topic_id
+        self.partitions = tuple(shape.partitions)
         self.record_rest = b""
         self.place: TopicOffsets | None = None
         self.layout = -1
@@ -100,57 +121,51 @@ class TopicPlan:
 
 class CommitPlan:
     """An OffsetCommit but for its offsets and leader epochs; as the `PackedRecords` of the runtime it stands for the
-    commit that was prepared last. `request` is one that was decoded from such bytes.
+    commit that was prepared last.
     """
 
     __slots__ = (
         "_cells",
+        "_group",
+        "_group_version",
         "_image",
         "_now_ms",
+        "_offsets",
         "_parts",
         "_timer_key",
+        "_topics",
         "count",
         "group_id",
         "request",
         "timer",
-        "topics",
         "version",
     )
 
-    def __init__(self, request: OffsetCommitRequest, version: int) -> None:
+    def __init__(self, shape: CommitShape, version: int) -> None:
         self.version = version
-        self.group_id = request.group_id
-        self.topics = [
-            TopicPlan(topic.name, topic.topic_id, [partition.partition_index for partition in topic.partitions])
-            for topic in request.topics
-        ]
+        self.group_id = shape.group_id
+        self._topics = [TopicPlan(topic) for topic in shape.topics]
         self.request = OffsetCommitRequest(
-            group_id=request.group_id,
-            generation_id_or_member_epoch=request.generation_id_or_member_epoch,
-            member_id=request.member_id,
-            group_instance_id=request.group_instance_id,
+            group_id=shape.group_id,
+            generation_id_or_member_epoch=shape.generation_or_epoch,
+            member_id=shape.member_id,
+            group_instance_id=shape.instance_id,
         )
-        self.count = sum(len(topic.partitions) for topic in self.topics)
+        self.count = sum(len(topic.partitions) for topic in self._topics)
         self.timer: Schedule | None = None
         self._image: MetadataImage | None = None
+        self._group: Group | None = None
+        self._group_version = 0
         self._parts: list[bytes] = []
-        self._timer_key = heartbeat_timer(request.group_id, request.member_id)
+        self._timer_key = heartbeat_timer(shape.group_id, shape.member_id)
         self._cells: Sequence[bytes] = ()
         self._now_ms = 0
-
-    @staticmethod
-    def is_possible(request: OffsetCommitRequest, version: int) -> bool:
-        keys = [
-            (topic.topic_id if version >= FIRST_VERSION_WITH_TOPIC_IDS else topic.name, partition.partition_index)
-            for topic in request.topics
-            for partition in topic.partitions
-        ]
-        has_metadata = any(partition.committed_metadata for topic in request.topics for partition in topic.partitions)
-        return version >= FIRST_VERSION and not has_metadata and 0 < len(keys) == len(set(keys))
+        self._offsets: CommittedOffsets | None = None
+        """Where some partitions have no row yet."""
 
     def _learn_topics(self, image: MetadataImage) -> bool:
         """Whether the image has all topics and partitions; then the records are laid out."""
-        for topic in self.topics:
+        for topic in self._topics:
             if self.version >= FIRST_VERSION_WITH_TOPIC_IDS:
                 known = image.topics_by_id.get(topic.topic_id)
             else:
@@ -172,8 +187,8 @@ class CommitPlan:
             _BATCH_PRODUCER.pack(NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE, self.count),
         ]
         delta = 0
-        for topic in self.topics:
-            key = _KEY_TYPE + OffsetCommitKey(group=self.request.group_id, topic=topic.name).encode(0)
+        for topic in self._topics:
+            key = _KEY_TYPE + OffsetCommitKey(group=self.group_id, topic=topic.name).encode(0)
             key_start = encode_varint(len(key)) + key[: -_PARTITION.size]
             record_bytes = len(key_start) + _PARTITION.size + 2 + _VALUE_BYTES
             topic.record_rest = _TOPIC_ID_TAG + topic.topic_id + _NO_HEADERS
@@ -195,22 +210,23 @@ class CommitPlan:
         `cells` has offset and leader epoch of each partition, 12 bytes. State is only read; what is prepared holds
         until the next change of any state.
         """
-        group_id = self.group_id
-        group = groups.get(group_id)
-        if group is None or (image is not self._image and not self._learn_topics(image)):
+        group = groups.get(self.group_id)
+        if group is None:
             return False
-        try:
-            if may_commit(group, self.version, self.request) is not None:
-                return False
-        except KafkaError:
+        if (
+            group is not self._group or group.version != self._group_version or image is not self._image
+        ) and not self._is_accepted(group, image):
             return False
-        places = offsets.packed(group_id)
-        for topic in self.topics:
+        self._offsets = None
+        places = offsets.packed(self.group_id)
+        for topic in self._topics:
             place = places.get(topic.name)
-            if place is None or place.notes is not None or place.topic_id != topic.topic_id:
+            if place is None:
+                self._offsets = offsets
+            elif place.notes is not None or place.topic_id != topic.topic_id:
                 return False
-            if (place is not topic.place or place.layout != topic.layout) and not topic.find_rows(place):
-                return False
+            elif (place is not topic.place or place.layout != topic.layout) and not topic.find_rows(place):
+                self._offsets = offsets
         self.timer = None
         if type(group) is ClassicGroup:
             member = group.members.get(self.request.member_id)
@@ -220,25 +236,51 @@ class CommitPlan:
         self._now_ms = now_ms
         return True
 
+    def _is_accepted(self, group: Group, image: MetadataImage) -> bool:
+        """Whether the member may commit all of it; that holds for this version of the group, and this image."""
+        self._group = None
+        if image is not self._image and not self._learn_topics(image):
+            return False
+        try:
+            if may_commit(group, self.version, self.request) is not None:
+                return False
+        except KafkaError:
+            return False
+        self._group, self._group_version = group, group.version
+        return True
+
     def encode_batch(self, base_offset: int) -> bytes:
         parts = self._parts
         timestamp = TIME.pack(self._now_ms)
         parts[1] = parts[2] = timestamp
         parts[_CELL_PART::_RECORD_PARTS] = self._cells
+        before_rest = _BEFORE_TIMESTAMP + timestamp
         rests: list[bytes] = []
-        for topic in self.topics:
-            rests += [_BEFORE_TIMESTAMP + timestamp + topic.record_rest] * len(topic.partitions)
+        for topic in self._topics:
+            rests += [before_rest + topic.record_rest] * len(topic.partitions)
         parts[_REST_PART::_RECORD_PARTS] = rests
         return frame_batch(base_offset, 0, b"".join(parts))
 
     def replay(self) -> None:
-        """Into the rows that `prepare` has just found."""
+        """Into the rows that `prepare` has just found, or has not."""
+        if self._offsets is not None:
+            self._put(self._offsets)
+            return
         now_ms = self._now_ms
         values = iter(self._cells)
-        for topic in self.topics:
+        for topic in self._topics:
             place = topic.place
             assert place is not None and place.layout == topic.layout, "rows do not move between prepare and replay"
             cells, times = place.cells, place.times
             for cell_at, time_at, value in zip(topic.cells_at, topic.times_at, values, strict=False):
                 _put_cell(cells, cell_at, value)
                 _put_time(times, time_at, now_ms)
+
+    def _put(self, offsets: CommittedOffsets) -> None:
+        values = iter(self._cells)
+        for topic in self._topics:
+            place = offsets.topic_for(self.group_id, topic.name)
+            if not place.cells:
+                place.topic_id = topic.topic_id
+            for partition, value in zip(topic.partitions, values, strict=False):
+                place.put_cell(partition, value, self._now_ms)

@@ -52,8 +52,8 @@ class ShardOffsets(ShardState):
         group = self._present_or_admitted(request.group_id)
         return offset_operations.commit_offset(self._config, self._image, group, context, request)
 
-    def has_offsets(self, group_id: str) -> bool:
-        return bool(self._offsets.packed(group_id))
+    def has_group(self, group_id: str) -> bool:
+        return group_id in self._groups
 
     def commit_packed(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int) -> bool:
         """As `commit_offset` for a request whose plan is known, which then stands for the result; False where that has

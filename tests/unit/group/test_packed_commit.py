@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcoord.config import BrokerConfig
@@ -14,7 +14,8 @@ from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.result import OperationContext
 from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
 from kcoord.coordinator.runtime.serde import CoordinatorSerde
-from kcoord.server.commit_memo import find_cells
+from kcoord.server.commit_frame import CommitFrame, read_commit
+from kcoord.server.handlers.offset_commit import success_response
 from protocol.messages import OffsetCommitRequest
 from protocol.record_batch import decode_header, encode_batch_from_parts
 from tests.unit.server.harness import image_of, topic_id
@@ -81,24 +82,34 @@ def new_shard() -> GroupCoordinatorShard:
     return GroupCoordinatorShard(CONFIG, IMAGE)
 
 
+def read(request: OffsetCommitRequest, version: int = 9) -> CommitFrame:
+    found = read_commit(request.encode(version), 0, version)
+    assert found is not None
+    return found
+
+
+def cells_of(request: OffsetCommitRequest, version: int = 9) -> list[bytes]:
+    body = request.encode(version)
+    return [body[at : at + 12] for at in read(request, version).cells_at]
+
+
 @settings(max_examples=60, deadline=None)
-@given(SHAPES, VERSIONS, st.lists(st.tuples(OFFSETS, EPOCHS, st.integers(0, 2**53)), min_size=1, max_size=4))
+@given(
+    SHAPES, VERSIONS, st.lists(st.tuples(OFFSETS, EPOCHS, st.integers(0, 2**53)), min_size=1, max_size=4), st.booleans()
+)
 def test_bytes_and_state_are_those_of_the_general_way(
-    shape: Shape, version: int, commits: list[tuple[int, int, int]]
+    shape: Shape, version: int, commits: list[tuple[int, int, int]], has_rows: bool
 ) -> None:
     fast, slow = new_shard(), new_shard()
-    first = commit(fast, shape.request(0, 0), 1, 0)
-    commit(slow, shape.request(0, 0), 1, 0)
-    sent = shape.request(7, 7)
-    known = OffsetCommitRequest.decode(sent.encode(version), version)
-    plan = CommitPlan(known, version)
+    before = shape if has_rows else Shape(shape.group_id, {"t": [100]})
+    first = commit(fast, before.request(0, 0), 1, 0)
+    commit(slow, before.request(0, 0), 1, 0)
+    plan = CommitPlan(read(shape.request(7, 7), version).shape, version)
     written = [(decode_header(first), first)]
-    base_offset = plan.count
+    base_offset = decode_header(first).next_offset
     for offset, leader_epoch, now_ms in commits:
         request = shape.request(offset, leader_epoch)
-        body = request.encode(version)
-        cells = [body[at : at + 12] for at in find_cells(known, version, 0)]
-        assert fast.commit_packed(plan, cells, now_ms)
+        assert fast.commit_packed(plan, cells_of(request, version), now_ms)
         data = plan.encode_batch(base_offset)
         plan.replay()
         assert data == commit(slow, request, now_ms, base_offset)
@@ -114,25 +125,53 @@ def test_bytes_and_state_are_those_of_the_general_way(
 
 @settings(max_examples=100, deadline=None)
 @given(SHAPES, VERSIONS, st.sampled_from(["", "member"]), st.sampled_from([None, "instance"]), st.binary(max_size=300))
-def test_cells_are_the_offsets_and_leader_epochs_alone(
+def test_a_frame_is_read_as_the_decoder_reads_it(
     shape: Shape, version: int, member: str, instance: str | None, noise: bytes
 ) -> None:
     request = shape.request(5, 3)
+    request.generation_id_or_member_epoch = 8
     request.member_id, request.group_instance_id = member, instance if version >= 7 else None
+    found = read(request, version)
+    decoded = OffsetCommitRequest.decode(request.encode(version), version)
+    assert found.shape.group_id == decoded.group_id
+    assert found.shape.generation_or_epoch == decoded.generation_id_or_member_epoch
+    assert (found.shape.member_id, found.shape.instance_id) == (decoded.member_id, decoded.group_instance_id)
+    assert [(topic.name, topic.topic_id, topic.partitions) for topic in found.shape.topics] == [
+        (topic.name, topic.topic_id, [one.partition_index for one in topic.partitions]) for topic in decoded.topics
+    ]
+    assert found.answer == success_response(decoded).encode(version)
     body = bytearray(request.encode(version))
-    cells = find_cells(request, version, 0)
-    assert len(cells) == sum(map(len, shape.topics.values()))
-    for number, at in enumerate(cells):
+    for number, at in enumerate(found.cells_at):
         body[at : at + 12] = (noise[number : number + 12] + bytes(12))[:12]
     changed = OffsetCommitRequest.decode(bytes(body), version)
     for topic in changed.topics:
         for partition in topic.partitions:
             partition.committed_offset, partition.committed_leader_epoch = 5 + partition.partition_index, 3
-    assert changed.encode(version) == request.encode(version)
+    assert changed.encode(version) == request.encode(version), "cells are offsets and leader epochs alone"
+
+
+@settings(max_examples=200, deadline=None)
+@given(SHAPES, VERSIONS, st.data())
+def test_a_damaged_frame_is_read_as_the_decoder_reads_it_or_not_at_all(
+    shape: Shape, version: int, data: st.DataObject
+) -> None:
+    body = bytearray(shape.request(5, 3).encode(version))
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    frame = bytes(body[: data.draw(st.sampled_from([len(body), len(body) - 1]))])
+    found = read_commit(frame, 0, version)
+    if found is None:
+        return
+    decoded = OffsetCommitRequest.decode(frame, version)
+    assert [(topic.name, topic.topic_id, topic.partitions) for topic in found.shape.topics] == [
+        (topic.name, topic.topic_id, [one.partition_index for one in topic.partitions]) for topic in decoded.topics
+    ]
+    assert not any(one.committed_metadata for topic in decoded.topics for one in topic.partitions)
+    assert found.answer == success_response(decoded).encode(version)
 
 
 def refused(shard: GroupCoordinatorShard, request: OffsetCommitRequest, version: int = 9) -> bool:
-    plan = CommitPlan(request, version)
+    plan = CommitPlan(read(request, version).shape, version)
     return not shard.commit_packed(plan, [bytes(12)] * plan.count, 2)
 
 
@@ -141,25 +180,36 @@ def test_what_is_not_an_ordinary_update_goes_the_general_way() -> None:
     request = Shape("g", {"t": [0, 1]}).request(1, 1)
     assert refused(shard, request), "there is no group"
     commit(shard, Shape("g", {"t": [0]}).request(1, 1), 1, 0)
-    assert refused(shard, request), "a partition has no offset yet"
-    commit(shard, request, 1, 0)
     assert not refused(shard, request)
     assert refused(shard, Shape("g", {"t": [0], "gone": [0]}).request(1, 1)), "a topic that is not known"
     assert refused(shard, Shape("g", {"t": [0, 200]}).request(1, 1)), "a partition that the topic has not"
     request.generation_id_or_member_epoch = 3
     assert refused(shard, request), "a member of another generation"
+    request.generation_id_or_member_epoch = -1
+    request.topics[0].partitions[0].committed_metadata = "text"
+    commit(shard, request, 1, 0)
+    request.topics[0].partitions[0].committed_metadata = ""
+    assert refused(shard, request), "one of the offsets has metadata"
 
 
-def test_what_no_plan_can_hold() -> None:
+def is_readable(request: OffsetCommitRequest, version: int = 9) -> bool:
+    return read_commit(request.encode(version), 0, version) is not None
+
+
+def test_what_is_left_to_the_decoder() -> None:
     request = Shape("g", {"t": [0, 1]}).request(1, 1)
-    assert CommitPlan.is_possible(request, 9)
-    assert not CommitPlan.is_possible(request, 5), "requests without leader epochs, or with a retention time"
+    assert is_readable(request)
+    assert not is_readable(request, 5), "requests without leader epochs, or with a retention time"
     request.topics[0].partitions[1].partition_index = 0
-    assert not CommitPlan.is_possible(request, 9), "a partition twice"
+    assert not is_readable(request), "a partition twice"
+    request = Shape("g", {"t": [0]}).request(1, 1)
+    request.topics *= 2
+    assert not is_readable(request), "a topic twice"
     request = Shape("g", {"t": [0]}).request(1, 1)
     request.topics[0].partitions[0].committed_metadata = "text"
-    assert not CommitPlan.is_possible(request, 9), "metadata"
-    assert not CommitPlan.is_possible(OffsetCommitRequest(group_id="g"), 9), "nothing"
+    assert not is_readable(request), "metadata"
+    assert not is_readable(OffsetCommitRequest(group_id="g")), "nothing"
+    assert not is_readable(Shape("g", {"t": []}).request(1, 1)), "no partitions"
 
 
 @settings(max_examples=60, deadline=None)
@@ -172,12 +222,10 @@ def test_rows_move_under_a_plan(commits: list[tuple[Shape, int, bool]]) -> None:
         request = shape.request(offset % 2**62, 0)
         for shard in (fast, slow):
             commit(shard, request, 1, 0)
-        plans.append((shape, CommitPlan(request, 9)))
+        plans.append((shape, CommitPlan(read(request).shape, 9)))
         for known, plan in plans if again else plans[:1]:
             repeated = known.request(offset % 2**61, 1)
-            body = repeated.encode(9)
-            done = fast.commit_packed(plan, [body[at : at + 12] for at in find_cells(repeated, 9, 0)], 2)
-            assume(done)
+            assert fast.commit_packed(plan, cells_of(repeated), 2)
             plan.replay()
             commit(slow, repeated, 2, 0)
     assert fast.hard_state() == slow.hard_state()
