@@ -215,8 +215,8 @@ async def test_a_failed_write_is_answered_and_the_shard_comes_back(monkeypatch: 
     file_system = MemoryFileSystem()
     broker = await Harness(file_system=file_system).open()
     await broker.call(commit("g", ("t3", {0: 5})), 9)
-    no_space = OSError(28, "No space left on device")
-    file_system.fault = lambda operation: no_space if operation.kind == "write" else None
+    broken = OSError(5, "Input/output error")
+    file_system.fault = lambda operation: broken if operation.kind == "write" else None
     failed = await broker.call(commit("g", ("t3", {0: 6})), 9)
     assert errors_of(failed) == {"t3": {0: Errors.NOT_COORDINATOR}}
     file_system.fault = no_fault

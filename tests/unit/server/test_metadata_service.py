@@ -78,8 +78,8 @@ async def test_after_a_failed_write_the_log_is_read_again(monkeypatch: pytest.Mo
     monkeypatch.setattr(metadata_service, "RELOAD_SECONDS", 0.01)
     owner = Owner()
     await owner.create("__consumer_offsets")
-    no_space = OSError(28, "No space left on device")
-    owner.file_system.fault = lambda operation: no_space if operation.kind == "write" else None
+    broken = OSError(5, "Input/output error")
+    owner.file_system.fault = lambda operation: broken if operation.kind == "write" else None
     with pytest.raises(KafkaError) as failure:
         await owner.create("__transaction_state")
     assert failure.value.error is Errors.NOT_CONTROLLER
