@@ -68,6 +68,7 @@ SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.TXN_OFFSET_COMMIT: range(0, 6),
     ApiKey.DESCRIBE_CONFIGS: range(1, 5),
     ApiKey.ALTER_CONFIGS: range(0, 3),
+    ApiKey.DESCRIBE_LOG_DIRS: range(1, 6),
     ApiKey.CREATE_PARTITIONS: range(0, 4),
     ApiKey.DELETE_GROUPS: range(0, 3),
     ApiKey.ELECT_LEADERS: range(0, 3),

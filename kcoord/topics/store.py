@@ -311,6 +311,20 @@ class TopicStore:
         log = self._internal_log(topic, image, UNDEFINED_EPOCH)
         return list(self._internal_producers.of(topic, partition, log).entries.values())
 
+    @property
+    def file_system(self) -> FileSystem:
+        return self._fs
+
+    def folder_of(self, topic: str, partition: int) -> str:
+        return self._log_dir.partition_path(topic, partition)
+
+    def open_log_size(self, topic: str, partition: int) -> int | None:
+        """The bytes of a log, a coordinator's too, None where it is not open."""
+        found = self._partitions.get((topic, partition))
+        opened = found.opened if found is not None else None
+        log = opened.log if opened is not None else self.internal_log(topic, partition)
+        return log.size_bytes if log is not None else None
+
     def log_start_offset(self, topic: str, partition: int) -> int:
         """Where an open log begins, -1 where it is not open."""
         found = self._partitions.get((topic, partition))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -18,6 +19,8 @@ from protocol.messages import (
     AlterPartitionReassignmentsResponse,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
     ElectLeadersRequest,
     ElectLeadersResponse,
     ListOffsetsRequest,
@@ -238,6 +241,44 @@ def test_a_worker_that_dies_while_partitions_move(broker: KcoordProcess, victim:
     assert set(committed_values.values()) == {WORKERS}
     assert writer.committed <= committed_values.keys()
     assert broker.stop() == 0, broker.log
+
+
+def log_dirs(port: int, version: int = 4) -> tuple[DescribeLogDirsResponse.DescribeLogDirsResult, dict[str, list[int]]]:
+    """The one folder, and the sizes of the partitions that are there."""
+    with WireClient(port) as client:
+        answer = client.call(DescribeLogDirsRequest(topics=None), version, DescribeLogDirsResponse)
+    (found,) = answer.results
+    return found, {topic.name: [one.partition_size for one in topic.partitions] for topic in found.topics}
+
+
+def test_each_worker_tells_of_the_logs_that_it_leads(broker: KcoordProcess) -> None:
+    bootstrap = addresses(broker)
+    create(broker.port, "t", 3, 1)
+    produce(bootstrap, "t", 3, 5)
+    found = [log_dirs(port) for port in broker.ports]
+    for folder, sizes in found:
+        assert folder.log_dir == str(broker.data)
+        assert 0 < folder.usable_bytes <= folder.total_bytes
+        assert len(sizes["t"]) == 1
+        assert sizes["t"][0] > 0
+    reassign(broker.port, "t", {0: [10], 1: [10], 2: [10]})
+    before = sorted(size for _, sizes in found for size in sizes["t"])
+    assert sorted(log_dirs(broker.port)[1]["t"]) == before, "also of logs that are not open yet"
+    assert "t" not in log_dirs(broker.ports[1], 1)[1]
+
+
+@pytest.mark.java
+def test_kafkas_own_tool_moves_partitions(broker: KcoordProcess, tmp_path: Path) -> None:
+    jars = KafkaJars()
+    bootstrap = ["--bootstrap-server", addresses(broker)]
+    create(broker.port, "t", 1, 1)
+    plan = tmp_path / "plan.json"
+    wanted = {"topic": "t", "partition": 0, "replicas": [12, 10, 11]}
+    plan.write_text(json.dumps({"version": 1, "partitions": [wanted]}))
+    options = [*bootstrap, "--reassignment-json-file", str(plan)]
+    assert "Successfully started partition reassignment for t-0" in jars.tool("reassign", *options, "--execute")
+    assert "Reassignment of partition t-0 is completed" in jars.tool("reassign", *options, "--verify")
+    assert set(metadata(broker.port, ["t"]).topics[0].partitions[0].replica_nodes) == set(NODES)
 
 
 @pytest.mark.java

@@ -16,6 +16,7 @@ from kcoord.server.handlers import (
     delete_topics,
     describe_cluster,
     describe_configs,
+    describe_log_dirs,
     elect_leaders,
     incremental_alter_configs,
     list_config_resources,
@@ -32,6 +33,7 @@ from protocol.messages import (
     DeleteTopicsRequest,
     DescribeClusterRequest,
     DescribeConfigsRequest,
+    DescribeLogDirsRequest,
     ElectLeadersRequest,
     IncrementalAlterConfigsRequest,
     ListConfigResourcesRequest,
@@ -135,6 +137,7 @@ FAILED_REQUESTS: list[tuple[object, Message]] = [
         ElectLeadersRequest(topic_partitions=[ElectLeadersRequest.TopicPartitions(topic="a", partitions=[0])]),
     ),
     (elect_leaders, ElectLeadersRequest(topic_partitions=None)),
+    (describe_log_dirs, DescribeLogDirsRequest(topics=None)),
     (list_partition_reassignments, ListPartitionReassignmentsRequest(topics=None)),
     (describe_cluster, DescribeClusterRequest()),
 ]
