@@ -35,7 +35,7 @@ MEMORY_INTERVALS: Final = 3
 """An instance is forgotten when it was quiet for so many of its push intervals, or for a minute if that is more."""
 ACCEPTED_COMPRESSION: Final = (Compression.ZSTD, Compression.LZ4, Compression.GZIP, Compression.SNAPPY)
 ALL_METRICS: Final = "*"
-EXPANSION: Final = 64
+EXPANSION: Final = 16
 """What is pushed may be so many times as large when it is decompressed."""
 RESERVED_IDS: Final = frozenset((ZERO_UUID, bytes(15) + b"\x01"))
 
@@ -226,15 +226,21 @@ def _subscription_id(metrics: Sequence[str], interval_ms: int, instance_id: byte
     return mixed - (1 << 32) if mixed >= 1 << 31 else mixed
 
 
+MOST_FIELDS: Final = 1_000
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
 _FIXED_BYTES: Final = {_FIXED_64: 8, _FIXED_32: 4}
 _LONGEST_VARINT: Final = 10
 
 
 def is_protobuf(data: bytes) -> bool:
-    """Whether the bytes are the fields of a protobuf message, one after the other to the end."""
-    position = 0
+    """Whether the bytes are the fields of a protobuf message, one after the other to the end, and not more of them than
+    any client's metrics have: they are looked at in the event loop.
+    """
+    position = count = 0
     while position < len(data):
+        count += 1
+        if count > MOST_FIELDS:
+            return False
         tag, position = _varint(data, position)
         kind = tag & 7
         if position < 0 or tag >> 3 == 0:

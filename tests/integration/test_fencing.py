@@ -16,6 +16,8 @@ import pytest
 from kcoord.cli import main
 from protocol.errors import Errors
 from protocol.messages import (
+    DescribeClusterRequest,
+    DescribeClusterResponse,
     ElectLeadersRequest,
     ElectLeadersResponse,
     FindCoordinatorRequest,
@@ -78,6 +80,14 @@ def leaders(port: int, topic: str) -> list[int]:
     return [one.leader_id for one in sorted(partitions, key=lambda one: one.partition_index)]
 
 
+def cluster(port: int, *, include_fenced: bool) -> dict[int, bool]:
+    """Whether each broker is fenced."""
+    with WireClient(port) as client:
+        request = DescribeClusterRequest(include_fenced_brokers=include_fenced)
+        answer = client.call(request, 2, DescribeClusterResponse)
+    return {one.broker_id: one.is_fenced for one in answer.brokers}
+
+
 @pytest.mark.parametrize("node_id", NODES)
 def test_others_lead_while_a_broker_is_out_of_service(broker: KcoordProcess, node_id: int) -> None:
     bootstrap = addresses(broker)
@@ -91,6 +101,8 @@ def test_others_lead_while_a_broker_is_out_of_service(broker: KcoordProcess, nod
         answer = metadata(other, ["t", "alone"])
         assert {one.node_id for one in answer.brokers} == set(NODES) - {node_id}
         assert answer.controller_id != node_id
+        assert cluster(other, include_fenced=False) == dict.fromkeys(set(NODES) - {node_id}, False)
+        assert cluster(other, include_fenced=True) == {one: one == node_id for one in NODES}
         replicated, alone = answer.topics
         assert node_id not in leaders(other, "t")
         assert all(one.offline_replicas == [node_id] for one in replicated.partitions)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kcoord.server.handlers.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED
-from kcoord.server.handlers.leader_hint import broker_addresses
+from kcoord.server.handlers.leader_hint import broker_addresses, fenced_addresses
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
 from protocol.messages import DescribeClusterRequest, DescribeClusterResponse
@@ -26,12 +26,16 @@ def handle(broker: Broker, context: RequestContext, request: DescribeClusterRequ
         raise KafkaError(Errors.MISMATCHED_ENDPOINT_TYPE, "This is a listener of a broker, not of a controller.")
     if request.endpoint_type != BROKERS:
         raise KafkaError(Errors.UNSUPPORTED_ENDPOINT_TYPE, f"There are no endpoints of type {request.endpoint_type}.")
+    found = broker_addresses(broker, context.listener_name)
+    fenced = fenced_addresses(broker, context.listener_name) if request.include_fenced_brokers else []
     return DescribeClusterResponse(
         cluster_id=broker.cluster_id,
         controller_id=broker.controller_id,
         brokers=[
-            DescribeClusterResponse.DescribeClusterBroker(broker_id=node_id, host=host, port=port, rack=rack)
-            for node_id, host, port, rack in broker_addresses(broker, context.listener_name)
+            DescribeClusterResponse.DescribeClusterBroker(
+                broker_id=one[0], host=one[1], port=one[2], rack=one[3], is_fenced=one in fenced
+            )
+            for one in sorted(found + fenced, key=lambda one: one[0])
         ],
         cluster_authorized_operations=(
             CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kcoord.metadata.image import BrokerImage
     from kcoord.server.broker import Broker
 
 
@@ -17,16 +18,28 @@ def leader_endpoint(broker: Broker, leader_id: int, listener_name: str) -> tuple
         own = broker.endpoints[listener_name]
         return own.host, own.port, broker.config.broker_rack
     image = broker.image.brokers.get(leader_id)
-    if image is None or image.fenced:
-        return None
+    return None if image is None or image.fenced else _endpoint_of(image, listener_name)
+
+
+def _endpoint_of(image: BrokerImage, listener_name: str) -> tuple[str, int, str | None] | None:
     for name, host, port, _ in image.endpoints:
         if name == listener_name:
             return host, port, image.rack
     return None
 
 
+def fenced_addresses(broker: Broker, listener_name: str) -> list[tuple[int, str, int, str | None]]:
+    """The same as `broker_addresses`, for the brokers that are out of service."""
+    found = []
+    for broker_id in sorted(broker.image.fenced_brokers()):
+        endpoint = _endpoint_of(broker.image.brokers[broker_id], listener_name)
+        if endpoint is not None:
+            found.append((broker_id, *endpoint))
+    return found
+
+
 def broker_addresses(broker: Broker, listener_name: str) -> list[tuple[int, str, int, str | None]]:
-    """Id, host, port and rack of all brokers that have the client's listener, by id."""
+    """Id, host, port and rack of all brokers in service that have the client's listener, by id."""
     found = []
     for broker_id in sorted({broker.node_id, *broker.image.brokers}):
         endpoint = leader_endpoint(broker, broker_id, listener_name)

@@ -203,7 +203,7 @@ def test_compressed_metrics_are_handed_on_as_they_were() -> None:
 def test_a_small_push_does_not_grow_without_bounds() -> None:
     client = Telemetry(telemetry_max_bytes="1000")
     instance_id, subscription_id, *_ = client.get()
-    bomb = gzip.compress(bytes(65_000))
+    bomb = gzip.compress(bytes(17_000))
     assert len(bomb) < 1000
     assert client.push(instance_id, subscription_id, bomb, compression=1) == Errors.INVALID_RECORD
 
@@ -246,6 +246,8 @@ def test_a_client_that_comes_back_may_ask_at_once() -> None:
         (b"\x02\x00", False),
         (b"\x0b", False),
         (b"\x11\x00", False),
+        (b"\x0a\x00" * client_telemetry.MOST_FIELDS, True),
+        (b"\x0a\x00" * (client_telemetry.MOST_FIELDS + 1), False),
     ],
 )
 def test_protobuf(data: bytes, expected: bool) -> None:
