@@ -291,7 +291,10 @@ class KafkaConnection(asyncio.Protocol):
             elif frame[1] in METADATA_KEYS and self._metadata_answers is not None:
                 answer = self._metadata_answers.answer(frame, self._broker.image)
             if answer is not None:
-                self._send_known(frame, answer)
+                if type(answer) is bytes and not self._exchanges:
+                    self._output.append(answer)
+                else:
+                    self._send_known(frame, answer)
                 return
         self._process_generally(frame, now_ms)
 
