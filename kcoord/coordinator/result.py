@@ -17,6 +17,9 @@ from protocol.messages import ControlRecordTypeSchema, EndTxnMarker, Message
 
 T = TypeVar("T")
 
+MAX_BATCH_BYTES: Final = 1_048_588
+"""The most that the records of a result may take in the log: Kafka's default of `message.max.bytes`."""
+
 
 class Producer(NamedTuple):
     """A transactional producer, as record batches name it."""

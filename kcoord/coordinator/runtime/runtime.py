@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from kcoord.coordinator.result import CoordinatorResult, OperationContext, StateMachine, Task
+from kcoord.coordinator.result import MAX_BATCH_BYTES, CoordinatorResult, OperationContext, StateMachine, Task
 from kcoord.coordinator.runtime.deferred_replies import Reply, Waiter
 from kcoord.coordinator.runtime.loader import Loader, LoadError
 from kcoord.coordinator.runtime.outbox import Append, Outbox, Statistics
@@ -42,8 +42,6 @@ __all__ = [
 M = TypeVar("M", bound=StateMachine)
 T = TypeVar("T")
 
-DEFAULT_MAX_BATCH_BYTES: Final = 1_048_588
-"""Kafka's default of `message.max.bytes`."""
 _MAX_TIMERS_PER_POLL: Final = 500
 
 
@@ -69,7 +67,7 @@ class CoordinatorRuntime(Generic[M]):
         make_machine: Callable[[int], M],
         serde: RecordSerde,
         *,
-        max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
         self.statistics = Statistics()
         self._make_machine = make_machine

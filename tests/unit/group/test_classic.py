@@ -10,7 +10,7 @@ import pytest
 
 from kcoord.coordinator.result import TimerKey
 from protocol.errors import Errors, KafkaError
-from protocol.messages import DescribeGroupsResponse, JoinGroupRequest, JoinGroupResponse
+from protocol.messages import DescribeGroupsResponse, JoinGroupRequest, JoinGroupResponse, SyncGroupResponse
 from tests.unit.group.classic_members import ClassicConsumer, answered, settle
 from tests.unit.group.group_context import GroupContext, Waiting
 
@@ -381,3 +381,24 @@ def test_storm_of_joins_needs_two_requests_a_member() -> None:
     settle(context, members, {"t6": 6})
     assert calls == 600
     assert {member.generation for member in members} == {1}
+
+
+def test_an_assignment_that_fits_in_no_record_is_refused_and_the_group_begins_anew(context: GroupContext) -> None:
+    """Nobody waits for it: all who asked are told, and join again. The first SyncGroup of a generation as well."""
+    members = consumers(context, 2)
+    settle(context, members, {"t6": 6})
+    leader = next(member for member in members if member.leads)
+    follower = next(member for member in members if not member.leads)
+    joining = leader.join()
+    follower.on_joined(follower.join())
+    leader.on_joined(joining)
+    waiting = follower.sync()
+    refused = leader.sync({leader.member_id: {"t" * 30_000 + str(number): [0] for number in range(40)}})
+    for reply in (waiting, refused):
+        answer = answered(reply)
+        assert isinstance(answer, SyncGroupResponse)
+        assert answer.error_code == Errors.UNKNOWN_SERVER_ERROR
+    assert state(context) == "PreparingRebalance"
+    assert follower.heartbeat() == Errors.REBALANCE_IN_PROGRESS
+    settle(context, members, {"t6": 6})
+    assert state(context) == "Stable"

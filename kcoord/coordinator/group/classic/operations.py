@@ -8,8 +8,8 @@ from kcoord.coordinator.group.classic.member import ClassicMember
 from kcoord.coordinator.group.classic.rebalance import (
     SYNC_TIMER,
     Rebalance,
-    group_metadata_record,
     heartbeat_timer,
+    sync_response,
 )
 from kcoord.coordinator.group.group import GroupState
 from kcoord.coordinator.result import PENDING, OperationContext, TimerKey
@@ -60,33 +60,14 @@ def sync(rebalance: Rebalance, context: OperationContext, request: SyncGroupRequ
         if not group.pending_sync:
             rebalance.cancel(TimerKey(SYNC_TIMER, group.group_id))
         rebalance.reset_heartbeat(member)
-        rebalance.result.response = _sync_response(group, member.assignment)
+        rebalance.result.response = sync_response(group, member.assignment)
         return
     if member.sync_token != context.token:
         rebalance.complete(member.sync_token, SyncGroupResponse(error_code=Errors.REBALANCE_IN_PROGRESS))
     member.sync_token = context.token
     rebalance.result.response = PENDING
     if member.member_id == group.leader:
-        _complete_generation(rebalance, {given.member_id: given.assignment for given in request.assignments})
-
-
-def _complete_generation(rebalance: Rebalance, assignments: dict[str, bytes]) -> None:
-    """The record makes the group Stable when it is replayed; all waiting members are answered once it is on disk."""
-    group = rebalance.group
-    rebalance.result.records.append(
-        group_metadata_record(group.group_id, group.to_value(rebalance.now_ms, assignments))
-    )
-    if not group.pending_sync:
-        rebalance.cancel(TimerKey(SYNC_TIMER, group.group_id))
-    for member in group.members.values():
-        token, member.sync_token = member.sync_token, None
-        if token is not None:
-            rebalance.complete(token, _sync_response(group, assignments.get(member.member_id, b"")))
-            rebalance.reset_heartbeat(member)
-
-
-def _sync_response(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:
-    return SyncGroupResponse(protocol_type=group.protocol_type, protocol_name=group.protocol, assignment=assignment)
+        rebalance.complete_generation({given.member_id: given.assignment for given in request.assignments})
 
 
 def heartbeat(rebalance: Rebalance, request: HeartbeatRequest) -> HeartbeatResponse:

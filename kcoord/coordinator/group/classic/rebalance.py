@@ -15,6 +15,7 @@ from kcoord.coordinator.group.classic.group import NO_GENERATION, ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
 from kcoord.coordinator.group.group import GroupState
 from kcoord.coordinator.result import (
+    MAX_BATCH_BYTES,
     Cancel,
     Completion,
     CoordinatorRecord,
@@ -33,6 +34,9 @@ REBALANCE_TIMER: Final = "classic-rebalance"
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
 """How long a member that has not been told its id may wait in a join phase; it is expected to ask again."""
 
+_BOUND_BYTES: Final = 1024
+"""More than a record or a member takes beside its names, subscription and assignment."""
+
 GROUP_METADATA_VALUE_VERSION: Final = 3
 """The newest version without tagged fields, which Kafka 4.3.1 writes."""
 
@@ -44,6 +48,21 @@ def heartbeat_timer(group_id: str, member_id: str) -> TimerKey:
 def refused_join(error: Errors, member_id: str) -> JoinGroupResponse:
     """The answer to a JoinGroup that brings the member into no generation."""
     return JoinGroupResponse(error_code=error, generation_id=NO_GENERATION, protocol_name=None, member_id=member_id)
+
+
+def sync_response(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:
+    return SyncGroupResponse(protocol_type=group.protocol_type, protocol_name=group.protocol, assignment=assignment)
+
+
+def _is_too_large(value: GroupMetadataValue) -> bool:
+    """Whether the record does not fit into a batch. Few groups are so large that it has to be made to know."""
+    bound_bytes = _BOUND_BYTES
+    for member in value.members:
+        names = member.member_id, member.group_instance_id or "", member.client_id, member.client_host
+        bound_bytes += len(member.subscription) + len(member.assignment) + _BOUND_BYTES + 4 * sum(map(len, names))
+    if bound_bytes <= MAX_BATCH_BYTES:
+        return False
+    return len(value.encode(GROUP_METADATA_VALUE_VERSION)) + _BOUND_BYTES > MAX_BATCH_BYTES
 
 
 def group_metadata_record(group_id: str, value: GroupMetadataValue) -> CoordinatorRecord:
@@ -167,6 +186,26 @@ class Rebalance:
             member.assignment = b""
             token, member.sync_token = member.sync_token, None
             self.complete(token, SyncGroupResponse(error_code=error))
+
+    def complete_generation(self, assignments: dict[str, bytes]) -> None:
+        """The record makes the group Stable when it is replayed; all waiting members are answered once it is on disk.
+
+        Where it is larger than a record may be, they are told so, and the group begins anew, as in Kafka.
+        """
+        group = self.group
+        value = group.to_value(self.now_ms, assignments)
+        if _is_too_large(value):
+            self.abort_syncs(Errors.UNKNOWN_SERVER_ERROR)
+            self.prepare_or_complete_join()
+            return
+        self.result.records.append(group_metadata_record(group.group_id, value))
+        if not group.pending_sync:
+            self.cancel(TimerKey(SYNC_TIMER, group.group_id))
+        for member in group.members.values():
+            token, member.sync_token = member.sync_token, None
+            if token is not None:
+                self.complete(token, sync_response(group, assignments.get(member.member_id, b"")))
+                self.reset_heartbeat(member)
 
     def sync_timer_fired(self) -> None:
         """Members that joined this generation and never asked for their assignment are removed."""
