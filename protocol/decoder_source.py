@@ -18,6 +18,8 @@ from protocol.primitives import (
     MAX_TAGGED_FIELDS,
     RunStructs,
     decode_compact_bytes,
+    decode_compact_nullable_bytes,
+    decode_compact_nullable_string,
     decode_compact_string,
     decode_uvarint,
 )
@@ -71,7 +73,8 @@ class _DecoderSource(Source):
         self._unpackers: dict[str, str] = {}
         self.constants.update(
             new=object.__new__, Root=cls, uvarint=decode_uvarint, compact_string=decode_compact_string,
-            compact_bytes=decode_compact_bytes, unknown_tags=decode_unknown_tags, uuids=_uuids,
+            compact_bytes=decode_compact_bytes, compact_nullable_string=decode_compact_nullable_string,
+            compact_nullable_bytes=decode_compact_nullable_bytes, unknown_tags=decode_unknown_tags, uuids=_uuids,
         )  # fmt: skip
         self.constants |= {f"C_{name}": struct for name, struct in structs.items()}
 
@@ -148,7 +151,7 @@ class _DecoderSource(Source):
             with self.block("elif n < 128:"):
                 self.line(f"{target} = b[p:(p := p + n - 1)].decode()")
             with self.block("else:"):
-                self.line(f"{target}, p = compact_string(b, p - 1)")
+                self.line(f"{target}, p = compact_nullable_string(b, p - 1)")
         else:
             with self.block("if 0 < n < 128:"):
                 self.line(f"{target} = b[p:(p := p + n - 1)].decode()")
@@ -166,7 +169,7 @@ class _DecoderSource(Source):
             with self.block("if n == 0:"):
                 self.line(f"{target} = None")
             with self.block("else:"):
-                self.line(f"{target}, p = compact_bytes(b, p - 1)")
+                self.line(f"{target}, p = compact_nullable_bytes(b, p - 1)")
         else:
             self.line(f"{target}, p = compact_bytes(b, p - 1)")
 

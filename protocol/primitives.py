@@ -130,6 +130,18 @@ def decode_compact_bytes(data: bytes, position: int) -> tuple[bytes, int]:
     return data[position:end], end
 
 
+def decode_compact_nullable_string(data: bytes, position: int) -> tuple[str | None, int]:
+    """The same where null is allowed: its length, zero, may take more bytes than it needs."""
+    size, end = decode_uvarint(data, position)
+    return (None, end) if size == 0 else decode_compact_string(data, position)
+
+
+def decode_compact_nullable_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
+    """See `decode_compact_nullable_string`."""
+    size, end = decode_uvarint(data, position)
+    return (None, end) if size == 0 else decode_compact_bytes(data, position)
+
+
 def decode_array_count(data: bytes, position: int) -> tuple[int, int]:
     """Read the count of a compact array: -1 is null."""
     size, position = decode_uvarint(data, position)

@@ -23,7 +23,7 @@ from tests.protocol.test_malformed import decodes_alike
 
 INPUTS = int(os.environ.get("KCOORD_FUZZ_INPUTS", "2000000"))
 CHUNKS = 40
-COMPARED_EVERY = 100
+COMPARED_EVERY = 10
 """The reference codec is slow: it gives its opinion on some of the inputs."""
 MOST_MEMORY_KIB = 400 * 1024
 

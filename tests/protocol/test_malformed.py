@@ -15,8 +15,10 @@ from protocol.messages import (
     ApiVersionsRequest,
     ConsumerGroupHeartbeatRequest,
     DeleteTopicsRequest,
+    InitProducerIdRequest,
     MetadataResponse,
     OffsetCommitRequest,
+    ProduceRequest,
     message_class,
 )
 from protocol.primitives import encode_uvarint
@@ -172,3 +174,19 @@ def test_the_search_for_the_cause_is_limited() -> None:
     with pytest.raises(DecodeError, match="beyond the values") as failure:
         DeleteTopicsRequest.decode(frame + b"\x01" * count, 5)
     assert failure.value.path == ""
+
+
+def test_lengths_that_take_more_bytes_than_they_need() -> None:
+    """As in Kafka, also where the length says null."""
+    null, empty = b"\x80\x00", b"\x81\x00"
+    rest = b"\x00\x00\x00\x0a\x00"
+    for length, text in ((null, None), (empty, "")):
+        assert decodes_alike(InitProducerIdRequest, length + rest, 2)
+        assert InitProducerIdRequest.decode(length + rest, 2).transactional_id == text
+    produce = ProduceRequest(
+        topic_data=[ProduceRequest.TopicProduceData(partition_data=[ProduceRequest.PartitionProduceData(records=None)])]
+    ).encode(9)
+    for length, records in ((null, None), (empty, b"")):
+        longer = produce[:-4] + length + produce[-3:]
+        assert decodes_alike(ProduceRequest, longer, 9)
+        assert ProduceRequest.decode(longer, 9).topic_data[0].partition_data[0].records == records
