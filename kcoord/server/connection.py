@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
 from kcoord.server.commit_memo import CommitMemo
-from kcoord.server.exchange import Exchange, KnownExchange
+from kcoord.server.exchange import CloseConnection, Exchange, KnownExchange
 from kcoord.server.fetch_memo import FetchMemo
 from kcoord.server.heartbeat_memo import HEARTBEAT_KEYS, HeartbeatMemo
 from kcoord.server.metadata_answers import METADATA_KEYS, MetadataAnswers
@@ -346,6 +346,8 @@ class KafkaConnection(asyncio.Protocol):
             exchange = Exchange(bound, header.correlation_id, request, response)
             self._exchanges.append(exchange)
             response.add_done_callback(partial(self._settled, exchange))
+        elif isinstance(response, CloseConnection):
+            self._refuse(response.reason)
         elif response is not None:
             answer = self._answer(bound, header.correlation_id, response, request)
             self._remember(bound, frame, request, response, answer)
@@ -375,6 +377,11 @@ class KafkaConnection(asyncio.Protocol):
                 future.exception()  # seen: asyncio would report an error that nobody asked for
             return
         response = exchange.bound.settle(future, exchange.request)
+        if isinstance(response, CloseConnection):
+            exchange.data = b""
+            self.on_answer()
+            self._refuse(response.reason)
+            return
         data = b"" if response is None else exchange.bound.encode(exchange.correlation_id, response, exchange.request)
         exchange.data = data
         self.on_answer()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from kcoord.coordinator.runtime.deferred_replies import Waiter
@@ -13,6 +14,13 @@ from protocol.errors import KafkaError
 if TYPE_CHECKING:
     from kcoord.server.apis import BoundApi
     from protocol.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class CloseConnection:
+    """Instead of a response: the client wants none, and has to hear that the request failed."""
+
+    reason: str
 
 
 class Exchange:

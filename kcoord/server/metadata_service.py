@@ -84,7 +84,14 @@ class LocalMetadataService:
         fall into one millisecond: KIP-1327 tells new partitions by that.
         """
         context.now_ms = max(context.now_ms, self._owner.latest_group_creation_time_ms() + 1)
-        outcome = self.driver.run(METADATA_SHARD, operation, context)
+
+        def refusable(machine: MetadataMachine, operation_context: OperationContext) -> CoordinatorResult[T]:
+            # Nothing but replay changes this machine.
+            result = operation(machine, operation_context)
+            result.is_refusable = True
+            return result
+
+        outcome = self.driver.run(METADATA_SHARD, refusable, context)
         if asyncio.isfuture(outcome):
             return cast("asyncio.Future[T]", outcome)
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()

@@ -19,7 +19,16 @@ from protocol.errors import Errors, KafkaError
 from protocol.messages import FetchRequest, FetchResponse
 from protocol.uuid import ZERO_UUID
 
+READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
+
+
+def check_isolation_level(level: int) -> None:
+    """Kafka fails with this error, too, for lack of a better one."""
+    if level not in (READ_UNCOMMITTED, READ_COMMITTED):
+        raise KafkaError(Errors.UNKNOWN_SERVER_ERROR, f"Unknown isolation level {level}.")
+
+
 _OLDEST_VERSION_WITH_LEADER_HINT = 16
 
 
@@ -56,7 +65,7 @@ class FetchParameters(NamedTuple):
 
     max_bytes: int
     min_bytes: int
-    read_committed: bool
+    isolation_level: int
     replica_id: int
     api_version: int
     candidate_session_id: int
@@ -223,7 +232,7 @@ class FetchManager:
         return FetchParameters(
             max_bytes,
             min(request.min_bytes, max_bytes),
-            request.isolation_level == READ_COMMITTED,
+            request.isolation_level,
             replica_id,
             api_version,
             candidate_session_id,
@@ -240,6 +249,7 @@ class FetchManager:
             if error is not Errors.NONE:
                 missing.append((partition, error_data(partition.partition, error)))
                 continue
+            check_isolation_level(parameters.isolation_level)
             reading.watched.append((partition.topic, partition.partition))
             reading.answers.append((partition, self._read_partition(partition, parameters, reading, now_ms)))
         reading.answers.extend(missing)
@@ -270,7 +280,7 @@ class FetchManager:
                 partition,
                 max_bytes=min(left, partition.max_bytes),
                 whole_first_batch=reading.total_bytes == 0,
-                read_committed=parameters.read_committed,
+                read_committed=parameters.isolation_level == READ_COMMITTED,
                 now_ms=now_ms,
             )
         except KafkaError as error:

@@ -329,6 +329,19 @@ def test_refused_writes(wire: WireClient) -> None:
     assert tx.describe() == "Empty"
 
 
+def test_every_partition_of_a_refused_commit_is_answered(wire: WireClient) -> None:
+    """Topics that do not exist come first in Kafka, whatever else is wrong."""
+    partition = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=1)
+    topics = [
+        TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=name, partitions=[partition])
+        for name in (TOPIC, "absent")
+    ]
+    request = TxnOffsetCommitRequest(transactional_id="tx", group_id="", topics=topics)
+    answer = wire.call(request, 3, TxnOffsetCommitResponse)
+    errors = {topic.name: topic.partitions[0].error_code for topic in answer.topics}
+    assert errors == {TOPIC: Errors.INVALID_GROUP_ID, "absent": Errors.UNKNOWN_TOPIC_OR_PARTITION}
+
+
 def test_a_successor_fences(wire: WireClient) -> None:
     first, second = Tx(wire, "tx"), Tx(wire, "tx")
     first.init()

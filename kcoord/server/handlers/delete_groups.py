@@ -29,7 +29,9 @@ def handle(broker: Broker, context: RequestContext, request: DeleteGroupsRequest
     ) -> CoordinatorResult[list[DeletableGroupResult]]:
         return shard.delete_groups(operation_context, group_ids)
 
-    answers = ask_each_shard(broker, context, request.groups_names, operation, lambda group: group.group_id, _failed)
+    answers = ask_each_shard(
+        broker, context, request.groups_names, operation, lambda group: group.group_id, _failed, repeats=False
+    )
     return map_reply(answers, lambda results: DeleteGroupsResponse(results=results))
 
 

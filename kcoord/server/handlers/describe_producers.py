@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kcoord.metadata.names import check_topic_name
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
 from protocol.messages import DescribeProducersRequest, DescribeProducersResponse
@@ -34,6 +35,7 @@ def _describe(
     broker: Broker, context: RequestContext, topic: str, index: int
 ) -> DescribeProducersResponse.PartitionResponse:
     try:
+        check_topic_name(topic)
         if not broker.topics.has_partition(topic, index):
             raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {topic}-{index}.")
         entries = broker.topics.active_producers(topic, index, context.now_ms)

@@ -25,9 +25,11 @@ def ask_each_shard(
     operation: Callable[[GroupCoordinatorShard, OperationContext, list[str]], CoordinatorResult[list[T]]],
     group_id_of: Callable[[T], str],
     failed: Callable[[str, KafkaError], T],
+    *,
+    repeats: bool = True,
 ) -> Reply[list[T]]:
-    """One answer per distinct group id, in the order of the request; a shard that cannot answer fails its own groups
-    only.
+    """One answer per group id, in the order of the request; a shard that cannot answer fails its own groups only. With
+    `repeats` an id that comes twice is answered twice.
     """
     by_shard: dict[int, list[str]] = {}
     distinct = list(dict.fromkeys(group_ids))
@@ -37,7 +39,7 @@ def ask_each_shard(
 
     def merge(answers: list[list[T]]) -> list[T]:
         found = {group_id_of(answer): answer for part in answers for answer in part}
-        return [found[group_id] for group_id in distinct if group_id in found]
+        return [found[group_id] for group_id in (group_ids if repeats else distinct) if group_id in found]
 
     return map_reply(gather_replies(replies), merge)
 

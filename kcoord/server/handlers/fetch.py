@@ -21,6 +21,7 @@ VERSIONS = range(4, 19)
 
 _LEADER_HINTS_SINCE_VERSION: Final = 16
 _SESSIONS_SINCE_VERSION: Final = 7
+_TOPIC_IDS_SINCE_VERSION: Final = 13
 _HINTED_ERRORS: Final = (Errors.NOT_LEADER_OR_FOLLOWER, Errors.FENCED_LEADER_EPOCH)
 
 
@@ -50,17 +51,18 @@ def _add_leader_hints(broker: Broker, context: RequestContext, response: FetchRe
 
 
 def error_response(request: FetchRequest, error: KafkaError, version: int) -> FetchResponse:
-    """From version 7 the response has an error of its own; before, each partition carries it."""
-    if version >= _SESSIONS_SINCE_VERSION:
+    """From version 7 the response has an error of its own; before version 13, each partition carries it."""
+    if version >= _TOPIC_IDS_SINCE_VERSION:
         return FetchResponse(error_code=error.error)
     return FetchResponse(
+        error_code=error.error if version >= _SESSIONS_SINCE_VERSION else Errors.NONE,
         responses=[
             FetchResponse.FetchableTopicResponse(
                 topic=topic.topic,
                 partitions=[_failed(partition.partition, error.error) for partition in topic.partitions],
             )
             for topic in request.topics
-        ]
+        ],
     )
 
 

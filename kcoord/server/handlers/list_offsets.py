@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from kcoord.topics.fetch_manager import READ_COMMITTED
+from kcoord.topics.fetch_manager import READ_COMMITTED, check_isolation_level
 from kcoord.topics.offset_queries import SPECIAL_TIMESTAMP_VERSIONS
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
@@ -25,6 +25,7 @@ _CONSUMER_REPLICA_ID: Final = -1
 
 
 def handle(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    check_isolation_level(request.isolation_level)
     named = Counter(
         (topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions
     )

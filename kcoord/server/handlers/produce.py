@@ -2,13 +2,14 @@
 """Produce: one record batch per partition, each with its own result. There is one replica, so every `acks` is
 satisfied by the append.
 
-With acks=0 nothing is answered, whatever happens.
+With acks=0 nothing is answered. Where something fails the connection is closed, so that the client hears of it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kcoord.server.exchange import CloseConnection
 from kcoord.server.handlers.leader_hint import leader_endpoint
 from kcoord.server.transactional_produce import Batch, Outcome, transactional_batch
 from kcoord.topics.store import ACKS_ALL, VALID_ACKS
@@ -16,6 +17,7 @@ from kcoord.topics.validation import RecordsRejectedError, single_batch
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
 from protocol.messages import ProduceRequest, ProduceResponse
+from protocol.uuid import uuid_to_string
 
 if TYPE_CHECKING:
     from kcoord.server.broker import Broker, Reply
@@ -42,7 +44,9 @@ _WITHOUT_START_OFFSET: Final = (
 """Errors that come before a partition's log is looked at, or that say nothing about it."""
 
 
-def handle(broker: Broker, context: RequestContext, request: ProduceRequest) -> Reply[ProduceResponse | None]:
+def handle(
+    broker: Broker, context: RequestContext, request: ProduceRequest
+) -> Reply[ProduceResponse | CloseConnection | None]:
     batches = _transactional_batches(broker, context, request)
     if not batches:
         return _produce_all(broker, context, request, {})
@@ -75,15 +79,24 @@ def _name_of(broker: Broker, context: RequestContext, topic: ProduceRequest.Topi
 
 def _produce_all(
     broker: Broker, context: RequestContext, request: ProduceRequest, agreed: Outcome
-) -> ProduceResponse | None:
+) -> ProduceResponse | CloseConnection | None:
     response = ProduceResponse(
         responses=[_produce_topic(broker, context, request, topic, agreed) for topic in request.topic_data]
     )
     if request.acks == 0:
-        return None
+        return _close_on_error(response)
     if context.api_version >= _LEADER_HINTS_SINCE_VERSION:
         _add_leader_hints(broker, context, response)
     return response
+
+
+def _close_on_error(response: ProduceResponse) -> CloseConnection | None:
+    for topic in response.responses:
+        for partition in topic.partition_responses:
+            if partition.error_code:
+                what = f"{topic.name or uuid_to_string(topic.topic_id)}-{partition.index}"
+                return CloseConnection(f"a Produce with acks=0 failed: {what} {Errors(partition.error_code).name}")
+    return None
 
 
 def _produce_topic(
@@ -176,9 +189,9 @@ def _add_leader_hints(broker: Broker, context: RequestContext, response: Produce
                 )
 
 
-def error_response(request: ProduceRequest, error: KafkaError, version: int) -> ProduceResponse | None:
+def error_response(request: ProduceRequest, error: KafkaError, version: int) -> ProduceResponse | CloseConnection:
     if request.acks == 0:
-        return None
+        return CloseConnection(f"a Produce with acks=0 failed: {error.error.name}")
     return ProduceResponse(
         responses=[
             ProduceResponse.TopicProduceResponse(

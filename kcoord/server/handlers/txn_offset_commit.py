@@ -45,9 +45,9 @@ def handle(broker: Broker, context: RequestContext, request: TxnOffsetCommitRequ
     unknown = _take_unknown(broker.image, request)
     if not request.topics:
         return TxnOffsetCommitResponse(topics=unknown)
-    if not request.group_id:
-        raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
     try:
+        if not request.group_id:
+            raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
         reply = _commit(broker, context, request)
     except KafkaError as error:
         reply = error_response(request, error, context.api_version)

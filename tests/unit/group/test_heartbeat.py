@@ -118,6 +118,7 @@ def test_epoch_rules(context: GroupContext) -> None:
         ({"member": ""}, Errors.INVALID_REQUEST),
         ({"member": " "}, Errors.INVALID_REQUEST),
         ({"group": " "}, Errors.INVALID_REQUEST),
+        ({"group": "\x00 \x1f"}, Errors.INVALID_REQUEST),
         ({"instance": ""}, Errors.INVALID_REQUEST),
         ({"rack": " "}, Errors.INVALID_REQUEST),
         ({"rebalance_timeout_ms": -1}, Errors.INVALID_REQUEST),

@@ -14,6 +14,7 @@ import pytest
 
 from kcoord.coordinator.result import CoordinatorResult, OperationContext
 from kcoord.server.broker import Broker
+from kcoord.server.exchange import CloseConnection
 from kcoord.server.fetch_service import FetchService
 from kcoord.server.handlers import (
     delete_records,
@@ -93,7 +94,7 @@ class Server:
                 response = await response
         except KafkaError as error:
             response = module.error_response(received, error, version)
-        if response is not None:
+        if response is not None and not isinstance(response, CloseConnection):
             # As the client sees it.
             response = type(response).decode(response.encode(version), version)
         return response
@@ -136,10 +137,13 @@ async def test_produce_in_every_version(server: Server, version: int) -> None:
 async def test_produce_with_acks(server: Server) -> None:
     assert (await produced(server, batch_of("a"), acks=1)).base_offset == 0
     assert await server.call(produce, produce_request(batch_of("b"), acks=0), 13) is None
+    refused = await server.call(produce, produce_request(batch_of("b"), acks=0, partition=99), 13)
+    assert isinstance(refused, CloseConnection), "the end of the connection tells the client"
     assert (await produced(server, batch_of("c"))).base_offset == 2
     assert (await produced(server, batch_of("d"), acks=2)).error_code == Errors.INVALID_REQUIRED_ACKS
     assert (await produced(server, b"", acks=2)).error_code == Errors.INVALID_RECORD
-    assert produce.error_response(produce_request(None, acks=0), KafkaError(Errors.UNKNOWN_SERVER_ERROR), 13) is None
+    failed = produce.error_response(produce_request(None, acks=0), KafkaError(Errors.UNKNOWN_SERVER_ERROR), 13)
+    assert isinstance(failed, CloseConnection)
 
 
 async def test_produce_errors(server: Server) -> None:
@@ -241,6 +245,29 @@ async def test_list_offsets_in_every_version(server: Server, version: int) -> No
         found = (await listed(server, list_request(timestamp), version))[0]
         supported = version >= since.get(timestamp, 99)
         assert found.error_code == (Errors.NONE if supported else Errors.UNSUPPORTED_VERSION)
+
+
+@pytest.mark.parametrize("level", [-1, 2, 127])
+async def test_unknown_isolation_levels(server: Server, level: int) -> None:
+    """As in Kafka: in a Fetch it counts where there is something to read."""
+    await produced(server, batch_of("a"))
+    for version in (6, 12, 13):
+        request = fetch_request(version)
+        request.isolation_level = level
+        with pytest.raises(KafkaError, match="isolation level") as failure:
+            server.broker.fetches.fetch(type(request).decode(request.encode(version), version), version)
+        assert failure.value.error is Errors.UNKNOWN_SERVER_ERROR
+    absent = ListOffsetsRequest(isolation_level=level)
+    with pytest.raises(KafkaError, match="isolation level"):
+        list_offsets.handle(server.broker, cast("RequestContext", None), absent)
+
+
+@pytest.mark.parametrize("version", [6, 12, 13])
+async def test_where_the_error_of_a_whole_fetch_stands(server: Server, version: int) -> None:
+    failed = fetch.error_response(fetch_request(version), KafkaError(Errors.UNKNOWN_SERVER_ERROR), version)
+    assert failed.error_code == (Errors.NONE if version < 7 else Errors.UNKNOWN_SERVER_ERROR)
+    errors = [partition.error_code for topic in failed.responses for partition in topic.partitions]
+    assert errors == ([Errors.UNKNOWN_SERVER_ERROR] if version < 13 else [])
 
 
 async def test_list_offsets_errors(server: Server) -> None:

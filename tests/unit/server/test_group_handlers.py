@@ -170,6 +170,8 @@ async def test_groups_of_all_shards_are_listed_filtered_described_and_deleted_in
     described = await broker.call(ConsumerGroupDescribeRequest(group_ids=order, include_authorized_operations=True), 1)
     assert [group.group_id for group in described.groups] == order
     assert [group.error_code for group in described.groups] == [69] + [0] * 8
+    again = await broker.call(ConsumerGroupDescribeRequest(group_ids=[order[1], order[0], order[1]]), 1)
+    assert [group.group_id for group in again.groups] == [order[1], order[0], order[1]], "as often as it was asked for"
     assert [group.authorized_operations for group in described.groups] == [-(2**31)] + [3400] * 8
     deleted = await broker.call(DeleteGroupsRequest(groups_names=["simple", "g1", "nope", "simple", ""]), 2)
     assert [(result.group_id, result.error_code) for result in deleted.results] == [

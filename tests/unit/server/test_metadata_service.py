@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 
 import pytest
 
@@ -27,6 +29,7 @@ from protocol.messages import CreateTopicsResponse
 
 class Owner:
     def __init__(self) -> None:
+        self.later_ms = 0
         self.file_system = MemoryFileSystem()
         self.published: list[MetadataImage] = []
         self.events: list[str] = []
@@ -42,7 +45,7 @@ class Owner:
         self.worker.wake()
 
     def now_ms(self) -> int:
-        return 1_700_000_000_000
+        return 1_700_000_000_000 + self.later_ms
 
     def publish(self, image: MetadataImage) -> None:
         self.published.append(image)
@@ -74,12 +77,13 @@ async def test_an_image_is_published_before_the_replies_that_waited_for_it() -> 
     assert list(owner.published[0].topics) == ["__consumer_offsets"]
 
 
-async def test_after_a_failed_write_the_log_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+async def test_after_a_failed_write_the_log_is_read_again(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(metadata_service, "RELOAD_SECONDS", 0.01)
     owner = Owner()
     await owner.create("__consumer_offsets")
-    broken = OSError(5, "Input/output error")
-    owner.file_system.fault = lambda operation: broken if operation.kind == "write" else None
+    error = OSError(code, os.strerror(code))
+    owner.file_system.fault = lambda operation: error if operation.kind == "write" else None
     with pytest.raises(KafkaError) as failure:
         await owner.create("__transaction_state")
     assert failure.value.error is Errors.NOT_CONTROLLER
@@ -88,6 +92,12 @@ async def test_after_a_failed_write_the_log_is_read_again(monkeypatch: pytest.Mo
     assert failure.value.error is Errors.NOT_CONTROLLER
     owner.file_system.fault = no_fault
     await asyncio.sleep(0.05)
+    if code == errno.ENOSPC:
+        with pytest.raises(KafkaError) as failure:
+            await owner.create("__transaction_state")
+        assert failure.value.error is Errors.NOT_CONTROLLER
+        assert list(owner.service.image.topics) == ["__consumer_offsets"], "it is refused, and nothing fails"
+        owner.later_ms = 1000
     await owner.create("__transaction_state")
     assert list(owner.published[-1].topics) == ["__consumer_offsets", "__transaction_state"]
 

@@ -39,6 +39,8 @@ from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartb
 REGEX_TASK: Final = "consumer-regex"
 
 _NOTHING_SAID: Final = (None, None, None)
+_BLANK: Final = "".join(map(chr, range(33)))
+"""What Kafka takes off both ends of a text before it asks whether it is empty."""
 
 
 def validate_request(request: ConsumerGroupHeartbeatRequest, api_version: int, assignors: Sequence[str]) -> None:
@@ -47,13 +49,13 @@ def validate_request(request: ConsumerGroupHeartbeatRequest, api_version: int, a
     Version 0 lets a joining member leave its id to the coordinator; from version 1 the member makes it (KIP-1082).
     """
     epoch = request.member_epoch
-    if (api_version >= 1 or epoch != JOIN_GROUP_EPOCH) and not request.member_id.strip():
+    if (api_version >= 1 or epoch != JOIN_GROUP_EPOCH) and not request.member_id.strip(_BLANK):
         raise _invalid("MemberId can't be empty.")
-    if not request.group_id.strip():
+    if not request.group_id.strip(_BLANK):
         raise _invalid("GroupId can't be empty.")
-    if request.instance_id is not None and not request.instance_id.strip():
+    if request.instance_id is not None and not request.instance_id.strip(_BLANK):
         raise _invalid("InstanceId can't be empty.")
-    if request.rack_id is not None and not request.rack_id.strip():
+    if request.rack_id is not None and not request.rack_id.strip(_BLANK):
         raise _invalid("RackId can't be empty.")
     if epoch == JOIN_GROUP_EPOCH:
         if request.rebalance_timeout_ms == -1:
