@@ -38,7 +38,7 @@ MEASUREMENTS = {
     "pipeline": pipeline,
     "lake": lake,
 }
-LONG = {"compaction", "pipeline", "lake"}
+LONG = {"compaction", "offload", "pipeline", "lake"}
 
 
 def main() -> None:
