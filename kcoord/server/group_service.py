@@ -13,6 +13,7 @@ from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, T
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.runtime.serde import CoordinatorSerde
+from kcoord.server.interpreter import share_with_loop
 from kcoord.server.shard_service import ShardOwner, ShardService
 
 if TYPE_CHECKING:
@@ -203,6 +204,7 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
         if self._threads is None:
             from concurrent.futures import ThreadPoolExecutor
 
+            share_with_loop()
             self._threads = ThreadPoolExecutor(self._background_threads, thread_name_prefix="kcoord-background")
         return self._threads
 

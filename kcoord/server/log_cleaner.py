@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from kcoord.server.interpreter import share_with_loop
 from kcoord.storage.cleaner import Assessment, Cleaner, CleaningRules, assess
 from kcoord.storage.errors import CorruptLogError, StorageError
 
@@ -40,7 +40,6 @@ and syncs, so a small one that still grows is left alone.
 """
 LEAST_QUIET_BYTES = 16 << 10
 """The same for a log that has not grown since the cleaner looked last."""
-_SWITCH_SECONDS = 0.001
 _LONGEST_REST_SECONDS = 0.5
 _SHORTEST_REST_SECONDS = 0.0005
 _ANSWER_CHECK_SECONDS = 0.1
@@ -102,8 +101,7 @@ class LogCleaner:
         self._thread = threading.Thread(target=self._run, name="kcoord-log-cleaner", daemon=True)
 
     def start(self) -> None:
-        # How long another thread may have to wait for the interpreter while this one works.
-        sys.setswitchinterval(_SWITCH_SECONDS)
+        share_with_loop()
         self._thread.start()
 
     def close(self, timeout_seconds: float) -> bool:
