@@ -5,7 +5,9 @@ end.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -37,6 +39,10 @@ class StorageNotUsable(Exception):
     """Why the data folder cannot be used, in one sentence."""
 
 
+def _in_background(work: Callable[[], None]) -> None:
+    asyncio.get_running_loop().run_in_executor(None, work)
+
+
 class Storage:
     """See the module's text. `file_system`: the real one unless another is given. A worker brings its view of a folder
     that it shares; only the one that `owns_metadata` opens the metadata log, and `settles_folder` says whether it is
@@ -60,6 +66,7 @@ class Storage:
         self._fs = file_system if file_system is not None else RealFileSystem()
         candidate = Identity(uuid_to_string(random_uuid()), config.node_id, uuid_to_string(random_uuid()))
         self.log_dir: LogDir = self._open(log_dir or (lambda: LogDir.open(self._fs, folder, candidate)))
+        self.log_dir.writing = threading.Lock()
         self._fs = self.log_dir.file_system
         self._shard_logs: dict[str, ShardLogs] = {}
         self._metadata_log: Log | None = None
@@ -76,6 +83,7 @@ class Storage:
                     config,
                     internal_log=self._internal_log,
                     settles_folder=settles_folder,
+                    in_background=_in_background,
                 )
             )
         except BaseException:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -88,6 +88,9 @@ class LogDir:
     _lock: Lock
     checkpoint_path: str = ""
     """Where the checkpoints and the marker are written, if not in the folder itself."""
+    writing: AbstractContextManager[object] = field(default_factory=nullcontext)
+    """Held while checkpoints are written. What is written is what is noted then, so an older state never follows."""
+    _is_closed: bool = False
     _recovery_points: dict[TopicPartition, int] = field(default_factory=dict)
     _start_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     _cleaned_offsets: dict[TopicPartition, int] = field(default_factory=dict)
@@ -159,7 +162,7 @@ class LogDir:
         self._opened[key] = log
         if handover is not None:
             self._note(key, log)
-            self._write_checkpoints()
+            self.write_checkpoints()
             remove_handover(self.file_system, path)
         return log
 
@@ -189,7 +192,7 @@ class LogDir:
         for key in partitions:
             self._leave_handover(key)
             self._drop(key)
-        self._write_checkpoints()
+        self.write_checkpoints()
 
     def _leave_handover(self, key: TopicPartition) -> None:
         folder = self.partition_path(*key)
@@ -273,26 +276,26 @@ class LogDir:
             if log.failure is None and not log.is_closed:
                 log.checkpoint()
             self._note(key, log)
-        self._write_checkpoints()
+        self.write_checkpoints()
 
     def _note(self, key: TopicPartition, log: Log) -> None:
         # What a failed log could not sync lies above its flushed offset; its index files may only lack entries.
         self._recovery_points[key] = log.flushed_offset
         self._start_offsets[key] = log.start_offset
 
-    def remember(self) -> None:
-        """As `checkpoint`, with what is durable already: nothing is flushed, so no log waits for the disk."""
+    def note_durable(self) -> None:
+        """As `checkpoint`, with what is durable already: nothing is flushed, so no log waits for the disk. For
+        `write_checkpoints`.
+        """
         # Other threads may open logs meanwhile.
         for key, log in list(self._opened.items()):
             if log.failure is None:
                 self._note(key, log)
-        self._write_checkpoints()
 
-    def remember_starts(self) -> None:
-        """Makes durable where the open logs start: what lies before does not come back after a crash."""
+    def note_starts(self) -> None:
+        """Where the open logs start, for `write_starts`: what lies before does not come back after a crash then."""
         for key, log in list(self._opened.items()):
             self._start_offsets[key] = log.start_offset
-        write_offset_checkpoint(self.file_system, self._checkpoint(LOG_START_OFFSET_FILE), self._moved_starts())
 
     def cleaned_offset(self, topic: str, partition: int) -> int:
         """Up to where the cleaner has been."""
@@ -308,7 +311,7 @@ class LogDir:
         key = (topic, partition)
         if self._recovery_points.get(key, 0) > offset:
             self._recovery_points[key] = offset
-            self._write_checkpoints()
+            self.write_checkpoints()
 
     def _forget_offsets(self, partitions: list[TopicPartition]) -> None:
         """A folder that is made again under an old name must not inherit what was true of the old one."""
@@ -320,15 +323,27 @@ class LogDir:
             self._cleaned_offsets.pop(key, None)
             self._opened.pop(key, None)
         if known:
-            self._write_checkpoints()
+            self.write_checkpoints()
 
-    def _write_checkpoints(self) -> None:
-        # Start offsets first: a recovery point is only ever above a start offset that is on disk.
-        write_offset_checkpoint(self.file_system, self._checkpoint(LOG_START_OFFSET_FILE), self._moved_starts())
-        write_offset_checkpoint(self.file_system, self._checkpoint(RECOVERY_POINT_FILE), self._recovery_points)
+    def write_checkpoints(self) -> None:
+        """Makes durable what is noted at this moment. In any thread, if `writing` is a lock."""
+        with self.writing:
+            if not self._is_closed:
+                # Start offsets first: a recovery point is only ever above a start offset that is on disk.
+                self._write(LOG_START_OFFSET_FILE, self._moved_starts())
+                self._write(RECOVERY_POINT_FILE, dict(self._recovery_points))
+
+    def write_starts(self) -> None:
+        """As `write_checkpoints`, of the start offsets alone."""
+        with self.writing:
+            if not self._is_closed:
+                self._write(LOG_START_OFFSET_FILE, self._moved_starts())
+
+    def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        write_offset_checkpoint(self.file_system, self._checkpoint(name), offsets)
 
     def _moved_starts(self) -> dict[TopicPartition, int]:
-        return {key: offset for key, offset in self._start_offsets.items() if offset > 0}
+        return {key: offset for key, offset in dict(self._start_offsets).items() if offset > 0}
 
     def _checkpoint(self, name: str) -> str:
         return join(self.checkpoint_path or self.path, name)
@@ -349,7 +364,7 @@ class LogDir:
             for key, log in sorted(self._opened.items()):
                 log.close()
                 self._note(key, log)
-            self._write_checkpoints()
+            self.write_checkpoints()
             is_whole = all(
                 log.failure is None and log.flushed_offset == log.end_offset for log in self._opened.values()
             )
@@ -358,6 +373,8 @@ class LogDir:
                 self._write_marker(broker_epoch)
             return is_clean
         finally:
+            with self.writing:
+                self._is_closed = True
             self._lock.release()
 
 

@@ -98,7 +98,7 @@ class WorkerLogDir(LogDir):
             self._gained.discard(key)
             if log.start_offset > self._start_offsets.get(key, 0):
                 self._note(key, log)
-                self._write_checkpoints()
+                self.write_checkpoints()
         return log
 
     def note_gained(self, topic: str, partition: int) -> None:
@@ -178,7 +178,7 @@ class WorkerLogDir(LogDir):
             self._recovery_points[key] = self._start_offsets[key] = self._cleaned_offsets[key] = 0
             self._opened.pop(key, None)
         if partitions:
-            self._write_checkpoints()
+            self.write_checkpoints()
 
     def close(self, *, broker_epoch: int = -1) -> bool:
         try:

@@ -2,15 +2,16 @@
 """The periodic work on partitions: retention, time-based flushes, checkpoints, expired producers, removal of deleted
 folders.
 
-All of it runs in the event loop, so it goes in small steps: a few partitions per tick, the rest at the next one.
+It runs in the event loop, so it goes in small steps: a few partitions per tick, the rest at the next one. Checkpoints
+wait for the disk every time, so they are written in the background.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 from kcoord.storage.errors import StorageError
 from kcoord.storage.log_dir import LogDir
@@ -22,6 +23,9 @@ from protocol.errors import KafkaError
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig
+
+Background: TypeAlias = Callable[[Callable[[], None]], object]
+"""Has something done in another thread, some time."""
 
 PARTITIONS_PER_TICK = 50
 
@@ -37,14 +41,22 @@ class Housekeeping:
         "_doomed",
         "_expiration",
         "_flush",
+        "_in_background",
         "_log_dir",
         "_partitions",
         "_retention",
         "_to_check",
     )
 
-    def __init__(self, config: BrokerConfig, log_dir: LogDir, partitions: Mapping[tuple[str, int], Partition]) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        log_dir: LogDir,
+        partitions: Mapping[tuple[str, int], Partition],
+        in_background: Background,
+    ) -> None:
         self._config = config
+        self._in_background = in_background
         self._log_dir = log_dir
         self._partitions = partitions
         self._retention = Every(config.log_retention_check_interval_ms)
@@ -124,8 +136,12 @@ class Housekeeping:
         """How far all logs are durable already (nothing is flushed for it), and where they start. Those of the
         coordinators and of the metadata are among them.
         """
+        self._log_dir.note_durable()
+        self._in_background(self._store_checkpoints)
+
+    def _store_checkpoints(self) -> None:
         try:
-            self._log_dir.remember()
+            self._log_dir.write_checkpoints()
         except OSError as error:
             _logger.error("The checkpoints cannot be written: %s", error)
 

@@ -20,7 +20,7 @@ from kcoord.storage.log_dir import STRAY_SUFFIX, LogDir
 from kcoord.topics import internal_partition
 from kcoord.topics.fetch_manager import FetchManager, ReadResult
 from kcoord.topics.fetch_session import FetchPartition
-from kcoord.topics.housekeeping import Housekeeping
+from kcoord.topics.housekeeping import Background, Housekeeping
 from kcoord.topics.internal_partition import InternalProducers
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH
 from kcoord.topics.offset_queries import FoundOffset
@@ -47,6 +47,10 @@ def _no_internal_log(topic: str, partition: int) -> Log | None:
     return None
 
 
+def _at_once(work: Callable[[], None]) -> None:
+    work()
+
+
 class TopicStore:
     """See the module's text."""
 
@@ -58,6 +62,7 @@ class TopicStore:
         *,
         internal_log: InternalLog = _no_internal_log,
         settles_folder: bool = True,
+        in_background: Background = _at_once,
     ) -> None:
         self.config = config
         self.producer_ids = ProducerIds()
@@ -69,7 +74,7 @@ class TopicStore:
         self._log_dir = log_dir
         self._image: MetadataImage | None = None
         self._partitions: dict[tuple[str, int], Partition] = {}
-        self._housekeeping = Housekeeping(config, log_dir, self._partitions)
+        self._housekeeping = Housekeeping(config, log_dir, self._partitions, in_background)
 
     # --- metadata -----------------------------------------------------------------------------------------------------
 
@@ -387,17 +392,23 @@ class TopicStore:
         )
 
     def delete_records(self, topic: str, partition: int, offset: int, now_ms: int) -> int:
-        """Moves the start of a partition; returns its low watermark. Durable once `keep_deleted` has returned."""
+        """Moves the start of a partition; returns its low watermark. `note_deleted` and `keep_deleted` make it last."""
         if self._internal(topic, partition) is not None:
             raise KafkaError(
                 Errors.INVALID_TOPIC_EXCEPTION, f"Records of the internal topic {topic} cannot be deleted."
             )
         return self.partition(topic, partition).delete_records(offset, now_ms)
 
+    def note_deleted(self) -> None:
+        """What `delete_records` has deleted so far, for `keep_deleted`."""
+        self._log_dir.note_starts()
+
     def keep_deleted(self) -> None:
-        """What `delete_records` has deleted so far stays deleted, whatever happens. Raises KAFKA_STORAGE_ERROR."""
+        """What is noted stays deleted, whatever happens. Waits for the disk, in any thread; may raise
+        KAFKA_STORAGE_ERROR.
+        """
         try:
-            self._log_dir.remember_starts()
+            self._log_dir.write_starts()
         except OSError as error:
             raise KafkaError(Errors.KAFKA_STORAGE_ERROR, f"The start offsets cannot be written: {error}") from error
 

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from kcoord.storage.checkpoints import RECOVERY_POINT_FILE, read_offset_checkpoint
 from kcoord.storage.errors import (
     CorruptLogError,
     DirectoryLockedError,
@@ -145,6 +148,42 @@ def test_after_a_crash_a_log_is_scanned_from_its_recovery_point(fs: MemoryFileSy
     assert log_dir.open_log("a", 0, new_config(), NOW_MS).end_offset == 110
 
 
+def test_checkpoints_that_two_threads_write_are_never_older_than_what_is_noted(fs: MemoryFileSystem) -> None:
+    """One thread is on its way to the disk with what is noted; meanwhile a partition goes."""
+    log_dir = take(fs)
+    log_dir.writing = threading.Lock()
+    log_dir.open_log("gone", 0, new_config(), NOW_MS).append(batch(0), now_ms=NOW_MS)
+    log_dir.open_log("stays", 0, new_config(), NOW_MS)
+    began, may_go_on = threading.Event(), threading.Event()
+
+    def slow_disk(operation: Operation) -> None:
+        if operation.kind == "datasync" and RECOVERY_POINT_FILE in operation.path and not began.is_set():
+            began.set()
+            assert may_go_on.wait(30)
+
+    fs.fault = slow_disk
+    log_dir.note_durable()
+    with ThreadPoolExecutor() as pool:
+        writing = pool.submit(log_dir.write_checkpoints)
+        assert began.wait(30)
+        deleting = pool.submit(log_dir.delete_partitions, [("gone", 0, "f" * 32)])
+        may_go_on.set()
+        writing.result(30)
+        deleting.result(30)
+    assert read_offset_checkpoint(fs, f"{ROOT}/{RECOVERY_POINT_FILE}") == {("stays", 0): 0}
+
+
+def test_a_folder_that_was_given_back_is_not_written_to(fs: MemoryFileSystem) -> None:
+    log_dir = take(fs)
+    log_dir.open_log("t", 0, new_config(), NOW_MS)
+    log_dir.note_durable()
+    log_dir.close()
+    operations = fs.operations
+    log_dir.write_checkpoints()
+    log_dir.write_starts()
+    assert fs.operations == operations
+
+
 def test_remembered_offsets_and_stored_indexes_save_the_scan(fs: MemoryFileSystem) -> None:
     """As while a broker works: what is durable is noted, and index files reach as far."""
     log_dir = take(fs)
@@ -154,7 +193,8 @@ def test_remembered_offsets_and_stored_indexes_save_the_scan(fs: MemoryFileSyste
     log.flush()
     size_bytes = log.size_bytes
     log.store_indexes()
-    log_dir.remember()
+    log_dir.note_durable()
+    log_dir.write_checkpoints()
     log.append(batch(100), now_ms=NOW_MS)
     fs.crash(keep_everything)
     again = take(fs).open_log("t", 0, new_config(index_interval_bytes=200), NOW_MS)

@@ -192,7 +192,8 @@ def test_others_see_what_the_workers_know(fs: MemoryFileSystem) -> None:
     worker = join(shared, 0)
     log = filled(worker, "a")
     log.advance_start_offset(3)
-    worker.remember()
+    worker.note_durable()
+    worker.write_checkpoints()
     assert read_merged_checkpoint(fs, ROOT, name) == {("a", 0): 3}
     worker.delete_partitions([("a", 0, "0" * 32)])
     assert read_merged_checkpoint(fs, ROOT, name) == {}
@@ -287,7 +288,8 @@ def test_after_the_death_of_its_leader_a_log_is_checked_and_keeps_its_start(fs: 
     old, new = join(shared, 0), join(shared, 1)
     log = filled(old, "a")
     log.advance_start_offset(2)
-    old.remember_starts()
+    old.note_starts()
+    old.write_starts()
     die(old)
     new.note_gained("a", 0)
     taken = new.open_log("a", 0, new_config(), NOW_MS)

@@ -5,6 +5,7 @@ watermark. The answer leaves when the new starts are on disk: Kafka notes them o
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from protocol.api_keys import ApiKey
@@ -12,7 +13,7 @@ from protocol.errors import Errors, KafkaError
 from protocol.messages import DeleteRecordsRequest, DeleteRecordsResponse
 
 if TYPE_CHECKING:
-    from kcoord.server.broker import Broker
+    from kcoord.server.broker import Broker, Reply
     from kcoord.server.request_context import RequestContext
 
 API_KEY = ApiKey.DELETE_RECORDS
@@ -21,7 +22,7 @@ VERSIONS = range(0, 3)
 INVALID_LOW_WATERMARK = -1
 
 
-def handle(broker: Broker, context: RequestContext, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+def handle(broker: Broker, context: RequestContext, request: DeleteRecordsRequest) -> Reply[DeleteRecordsResponse]:
     response = DeleteRecordsResponse(
         topics=[
             DeleteRecordsResponse.DeleteRecordsTopicResult(
@@ -31,7 +32,13 @@ def handle(broker: Broker, context: RequestContext, request: DeleteRecordsReques
             for topic in request.topics
         ]
     )
-    broker.topics.keep_deleted()
+    broker.topics.note_deleted()
+    return broker.spawn(_when_kept(broker, response))
+
+
+async def _when_kept(broker: Broker, response: DeleteRecordsResponse) -> DeleteRecordsResponse:
+    """The disk may take its time: the event loop does not wait for it."""
+    await asyncio.get_running_loop().run_in_executor(None, broker.topics.keep_deleted)
     return response
 
 

@@ -6,6 +6,7 @@ version.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -25,6 +26,8 @@ from kcoord.server.handlers import (
     produce,
 )
 from kcoord.server.request_context import RequestContext
+from kcoord.storage.checkpoints import LOG_START_OFFSET_FILE, read_offset_checkpoint
+from kcoord.storage.memory_file_system import Operation
 from protocol.errors import Errors, KafkaError
 from protocol.messages import (
     DeleteRecordsRequest,
@@ -296,6 +299,34 @@ async def test_delete_records_in_every_version(server: Server, version: int) -> 
     response = await server.call(delete_records, request, version)
     results = [(found.low_watermark, found.error_code) for found in response.topics[0].partitions]
     assert results == [(1, 0), (-1, Errors.OFFSET_OUT_OF_RANGE), (-1, Errors.UNKNOWN_TOPIC_OR_PARTITION)]
+
+
+async def test_delete_records_waits_for_the_disk_and_nobody_else_does(server: Server) -> None:
+    server.cluster.append(batch_of("a", "b"))
+    began, may_go_on = threading.Event(), threading.Event()
+    threads: list[int] = []
+
+    def slow_disk(operation: Operation) -> None:
+        if operation.kind == "datasync" and LOG_START_OFFSET_FILE in operation.path:
+            threads.append(threading.get_ident())
+            began.set()
+            assert may_go_on.wait(30) or threads == [threading.get_ident()]
+
+    server.cluster.fs.fault = slow_disk
+    partition = DeleteRecordsRequest.DeleteRecordsPartition(partition_index=0, offset=1)
+    topic = DeleteRecordsRequest.DeleteRecordsTopic(name=TOPIC, partitions=[partition])
+    deleting = asyncio.ensure_future(server.call(delete_records, DeleteRecordsRequest(topics=[topic]), 2))
+    while not began.is_set():
+        await asyncio.sleep(0)
+    assert threads != [threading.get_ident()]
+    try:
+        assert (await produced(server, batch_of("c"))).error_code == 0
+        assert not deleting.done()
+    finally:
+        may_go_on.set()
+    assert (await deleting).topics[0].partitions[0].low_watermark == 1
+    server.cluster.fs.crash(lambda kind, path, pending: 0)
+    assert read_offset_checkpoint(server.cluster.fs, f"data/{LOG_START_OFFSET_FILE}") == {(TOPIC, 0): 1}
 
 
 @pytest.mark.parametrize("version", range(2, 5))

@@ -197,7 +197,8 @@ async def test_recovery_points_are_noted_while_the_broker_works(broker: Harness)
     size_bytes = log.size_bytes
     broker.groups._logs.store_indexes()
     assert broker._log_dir is not None
-    broker._log_dir.remember()
+    broker._log_dir.note_durable()
+    broker._log_dir.write_checkpoints()
     assert await put(broker, 1000) == 0
     memory(broker).crash(keep_nothing)
     again = await Stored(file_system=memory(broker)).open()

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from kcoord.storage.checkpoints import RECOVERY_POINT_FILE, read_offset_checkpoint
 from kcoord.storage.log import Log
 from kcoord.storage.segment import LogConfig
 from kcoord.topics.fetch_session import FetchPartition
+from kcoord.topics.store import TopicStore
 from protocol.errors import Errors, KafkaError
 from protocol.record_batch import Record, encode_batch
 from tests.unit.topics.helpers import NOW_MS, TOPIC, Cluster, batch_of, image_of, topic_id_of
@@ -175,6 +179,26 @@ def test_deleted_records_free_their_segments() -> None:
     cluster.store.delete_records(TOPIC, 0, 2, cluster.now_ms)
     cluster.tick(CHECK_MS)
     assert segments(cluster) == [2]
+
+
+def test_checkpoints_wait_for_the_disk_in_the_background() -> None:
+    cluster = Cluster()
+    work: list[Callable[[], None]] = []
+    cluster.store = TopicStore(cluster.fs, cluster.log_dir, cluster.config, in_background=work.append)
+    cluster.store.on_metadata_update(cluster.image, cluster.now_ms)
+    cluster.append(batch_of("a"))
+    cluster.store.tick(cluster.now_ms)
+    path = f"data/{RECOVERY_POINT_FILE}"
+    before = read_offset_checkpoint(cluster.fs, path)
+    operations = cluster.fs.operations
+    cluster.now_ms += cluster.config.log_flush_offset_checkpoint_interval_ms
+    cluster.store.partition(TOPIC, 0).flush(cluster.store.partition(TOPIC, 0).open(cluster.now_ms), cluster.now_ms)
+    flushed = cluster.fs.operations
+    assert flushed > operations
+    cluster.store.tick(cluster.now_ms)
+    assert cluster.fs.operations == flushed
+    work.pop()()
+    assert read_offset_checkpoint(cluster.fs, path) == before | {(TOPIC, 0): 1}
 
 
 def test_start_offsets_are_checkpointed() -> None:
