@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the heartbeats of another group notice while a group of 10,000 members gets new targets over 100,000 partitions.
 
-With one subscription for all, the members join while none of their topics exists: a first member with all partitions
-does not fit into one batch, here as in Kafka. Then the topics are made, so that everybody's target changes at once, and
-then one member more joins each time a target is there. A second group with 50 subscriptions drawn by lot joins when they
-exist.
+With one subscription for all, the members join while none of their topics exists: the records of a first member with
+all partitions would not fit into one batch. Then the topics are made, so that everybody's target changes at once, and
+then one member more joins each time a target is there. A second group with 50 subscriptions drawn by lot joins when
+they exist.
 """
 
 from __future__ import annotations
