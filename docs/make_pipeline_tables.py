@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyspark.sql.pandas.types import from_arrow_type
 
-from kcoord.pipeline.schemas import TABLES, Column, Table
+from kcoord.pipeline.schemas import TABLES, VALUES, Column, Table, Value
 
 TARGET = Path(__file__).with_name("pipeline-tables.md")
 
@@ -39,8 +39,24 @@ def section(table: Table) -> str:
     return "\n".join([*head, *map(row, table.columns), ""])
 
 
+def value_row(record_type: int, value: Value) -> str:
+    return f"| {record_type} | `{value.name}` | `{from_arrow_type(value.type).simpleString()}` | {value.doc} |"
+
+
+def values() -> str:
+    head = [
+        "\n## Values in JSON\n",
+        "What `records.value_json` has, by type of the record: read it with `from_json(value_json, TYPE)`.",
+        "Times are in ISO 8601, bytes in base64.",
+        "",
+        "| record type | name | type for `from_json` | meaning |",
+        "|---|---|---|---|",
+    ]
+    return "\n".join([*head, *(value_row(number, value) for number, value in VALUES.items()), ""])
+
+
 def tables() -> str:
-    return HEAD + "".join(map(section, TABLES.values()))
+    return HEAD + "".join(map(section, TABLES.values())) + values()
 
 
 def main() -> int:

@@ -143,7 +143,7 @@ class Chunk:
 
     @property
     def group_values(self) -> dict[int, tuple[object | None, str | None]]:
-        """Row -> (entry of the type's column, error), for the other types that are known."""
+        """Row -> (entry, error), for the other types that are known."""
         if self._values is None:
             known = np.isin(self.keys.types, list(VALUE_READERS)) & (self.records.value_size >= 0) & ~self.is_control
             self._values = {

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values of the records that are few: groups, members, assignments. One by one, by the broker's own decoder, as rows
-of the struct columns of the table `records`.
+of the types in `schemas.VALUES`.
 """
 
 from __future__ import annotations
 
+import json
+from base64 import b64encode
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
@@ -149,21 +151,21 @@ def _classic_member(member: GroupMetadataValue.MemberMetadata, *, is_consumer: b
     }
 
 
-VALUE_READERS: Final[dict[int, tuple[type[Message], str, Callable[[Message], object]]]] = {
-    2: (GroupMetadataValue, "classic_group", _classic_group),
-    3: (ConsumerGroupMetadataValue, "consumer_group", _group),
-    5: (ConsumerGroupMemberMetadataValue, "member", _member),
-    6: (ConsumerGroupTargetAssignmentMetadataValue, "target", _target),
-    7: (ConsumerGroupTargetAssignmentMemberValue, "target_assignment", _target_assignment),
-    8: (ConsumerGroupCurrentMemberAssignmentValue, "current_assignment", _current_assignment),
-    16: (ConsumerGroupRegularExpressionValue, "regular_expression", _regular_expression),
+VALUE_READERS: Final[dict[int, tuple[type[Message], Callable[[Message], object]]]] = {
+    2: (GroupMetadataValue, _classic_group),
+    3: (ConsumerGroupMetadataValue, _group),
+    5: (ConsumerGroupMemberMetadataValue, _member),
+    6: (ConsumerGroupTargetAssignmentMetadataValue, _target),
+    7: (ConsumerGroupTargetAssignmentMemberValue, _target_assignment),
+    8: (ConsumerGroupCurrentMemberAssignmentValue, _current_assignment),
+    16: (ConsumerGroupRegularExpressionValue, _regular_expression),
 }
-"""Record type -> class of its value, column of `records`, and what makes that column's entry of a value."""
+"""Record type -> class of its value, and what makes an entry of a value, of the type in `schemas.VALUES`."""
 
 
 def read_value(record_type: int, data: bytes) -> tuple[object | None, str | None]:
-    """(entry of the type's column, error). Both None for a version that is not known."""
-    cls, _, reader = VALUE_READERS[record_type]
+    """(entry, error). Both None for a version that is not known."""
+    cls, reader = VALUE_READERS[record_type]
     if len(data) < 2:
         return None, f"the value has {len(data)} bytes"
     version = int.from_bytes(data[:2], "big", signed=True)
@@ -173,3 +175,15 @@ def read_value(record_type: int, data: bytes) -> tuple[object | None, str | None
         return reader(cls.decode(data[2:], version)), None
     except DecodeError as error:
         return None, str(error)
+
+
+def to_json(entry: object) -> str:
+    """As `schemas.Value` says."""
+    return json.dumps(entry, default=_plain, ensure_ascii=False, separators=(",", ":"))
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    assert isinstance(value, datetime)
+    return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -23,7 +23,7 @@ from kcoord.pipeline.columns import (
     uuid_column,
     views,
 )
-from kcoord.pipeline.group_values import VALUE_READERS, Row
+from kcoord.pipeline.group_values import to_json
 from kcoord.pipeline.keys import GROUP_TYPES, NO_TYPE
 from kcoord.pipeline.schemas import RECORDS
 from kcoord.pipeline.transactions import OUTCOMES, SUPERSEDED
@@ -170,20 +170,17 @@ def _group_end(chunk: Chunk) -> pa.Array:
     return spread([each not in goes_on for each in groups], ends, len(chunk), pa.bool_())
 
 
-def _value_column(chunk: Chunk, record_type: int, name: str) -> pa.Array:
-    types = chunk.keys.types
-    found = {
-        row: entry for row, (entry, _) in chunk.group_values.items() if entry is not None and types[row] == record_type
-    }
-    values = [*found.values()]
-    if name == "regular_expression":
-        values = [_with_regex(chunk, row, entry) for row, entry in found.items()]
-    return spread(values, np.array([*found], np.int64), len(chunk), _TYPES[name])
+def _value_json(chunk: Chunk) -> pa.Array:
+    found = {}
+    for row, (entry, _) in chunk.group_values.items():
+        if entry is not None:
+            found[row] = to_json(_with_regex(chunk, row, entry))
+    return spread([*found.values()], np.array([*found], np.int64), len(chunk), pa.string())
 
 
-def _with_regex(chunk: Chunk, row: int, entry: object) -> Row:
-    assert isinstance(entry, dict)
-    return {"regex": chunk.keys[row].regex, **entry}
+def _with_regex(chunk: Chunk, row: int, entry: object) -> object:
+    regex = chunk.keys[row].regex
+    return entry if regex is None or not isinstance(entry, dict) else {"regex": regex, **entry}
 
 
 _COLUMNS: Final[dict[str, Callable[[Chunk], pa.Array]]] = {
@@ -217,5 +214,5 @@ _COLUMNS: Final[dict[str, Callable[[Chunk], pa.Array]]] = {
     "expire_timestamp": partial(_offset_time, attribute="expire_timestamp"),
     "member_id": lambda chunk: chunk.keys.texts("member_id"),
     "group_end": _group_end,
-    **{name: partial(_value_column, record_type=number, name=name) for number, (_, name, _) in VALUE_READERS.items()},
+    "value_json": _value_json,
 }

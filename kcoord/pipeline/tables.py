@@ -92,7 +92,7 @@ class _Rows:
         self._ends: list[bool | None] = column(self.chunk, "group_end").to_pylist()
 
     def __iter__(self) -> Iterator[tuple[int, Row, object | None]]:
-        """(type, columns that all tables have, entry of the type's column), without values that cannot be read."""
+        """(type, columns that all tables have, entry of the value), without values that cannot be read."""
         tombstones = self.chunk.is_tombstone.tolist()
         records, keys = self.chunk.records, self.chunk.keys
         for row, is_tombstone in enumerate(tombstones):

@@ -8,6 +8,7 @@ import lzma
 import re
 import tarfile
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -104,17 +105,19 @@ def as_dumped(row: Row) -> tuple[object, object]:
 def _payload(row: Row) -> object:
     if row["record_type"] == 1:
         return _offset(row)
+    value = json.loads(str(row["value_json"]))
     if row["record_type"] == 7:
-        return {"topicPartitions": _by_topic(row["target_assignment"])}
-    names = {2: "classic_group", 3: "consumer_group", 5: "member", 6: "target", 8: "current_assignment"}
-    value = row[names[row["record_type"]]]  # type: ignore[index]
-    assert isinstance(value, dict)
+        return {"topicPartitions": _by_topic(value)}
     makers = {2: _classic, 3: _group, 5: _member, 6: _target, 8: _current}
     return makers[row["record_type"]](value)  # type: ignore[index]
 
 
 def _ms(moment: object) -> int:
-    return -1 if moment is None else round(moment.timestamp() * 1000)  # type: ignore[attr-defined]
+    if moment is None:
+        return -1
+    found = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    assert isinstance(found, datetime)
+    return round(found.timestamp() * 1000)
 
 
 def _offset(row: Row) -> Row:

@@ -27,6 +27,7 @@ from kcoord.pipeline.lake import (
 )
 from kcoord.pipeline.lake.incarnations import group_ends, with_incarnation
 from kcoord.pipeline.lake.settings import Settings
+from kcoord.pipeline.lake.values import with_values
 
 Inputs = Mapping[str, DataFrame]
 Build = Callable[[Inputs, Settings, datetime], DataFrame]
@@ -49,7 +50,7 @@ def topic_names(commits: DataFrame, ends: DataFrame) -> DataFrame:
 
 
 def _group_records(inputs: Inputs) -> DataFrame:
-    return inputs["records"].where("`kind` = 'group'")
+    return with_values(inputs["records"].where("`kind` = 'group'"))
 
 
 def _convergence(inputs: Inputs, settings: Settings, now: datetime) -> DataFrame:

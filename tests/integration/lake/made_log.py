@@ -10,6 +10,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from kcoord.pipeline.group_values import to_json
 from kcoord.pipeline.schemas import RECORDS
 
 BEGIN: Final = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -54,14 +55,16 @@ class MadeLog:
         )
 
     def epoch(self, group: str, epoch: int, at: float, **value: object) -> int:
-        return self._add(3, group, at, consumer_group={"epoch": epoch, **value})
+        return self._add(3, group, at, value_json=to_json({"epoch": epoch, **value}))
 
     def target(self, group: str, epoch: int, at: float) -> int:
-        return self._add(6, group, at, target={"assignment_epoch": epoch, "assignment_timestamp": moment(at)})
+        return self._add(
+            6, group, at, value_json=to_json({"assignment_epoch": epoch, "assignment_timestamp": moment(at)})
+        )
 
     def member(self, group: str, member_id: str, at: float, topics: Iterable[str] = ("orders",), **more: object) -> int:
         said = {"client_id": "c", "client_host": "/127.0.0.1", "subscribed_topics": list(topics), **more}
-        return self._add(5, group, at, member_id=member_id, member=said)
+        return self._add(5, group, at, member_id=member_id, value_json=to_json(said))
 
     def member_gone(self, group: str, member_id: str, at: float) -> int:
         self._add(8, group, at, member_id=member_id, is_tombstone=True)
@@ -69,7 +72,7 @@ class MadeLog:
         return self._add(5, group, at, member_id=member_id, is_tombstone=True)
 
     def wanted(self, group: str, member_id: str, numbers: Iterable[int], at: float) -> int:
-        return self._add(7, group, at, member_id=member_id, target_assignment=partitions(numbers))
+        return self._add(7, group, at, member_id=member_id, value_json=to_json(partitions(numbers)))
 
     def owned(
         self,
@@ -89,11 +92,11 @@ class MadeLog:
             "assigned": partitions(numbers),
             "pending_revocation": partitions(revoking),
         }
-        return self._add(8, group, at, member_id=member_id, current_assignment=value)
+        return self._add(8, group, at, member_id=member_id, value_json=to_json(value))
 
     def regex(self, group: str, regex: str, topics: Iterable[str], at: float) -> int:
         value = {"regex": regex, "topics": list(topics), "metadata_version": 1, "resolved_timestamp": moment(at)}
-        return self._add(16, group, at, regular_expression=value)
+        return self._add(16, group, at, value_json=to_json(value))
 
     def generation(
         self,
@@ -124,7 +127,7 @@ class MadeLog:
                 for member_id, numbers in members.items()
             ],
         }
-        return self._add(2, group, at, classic_group=value)
+        return self._add(2, group, at, value_json=to_json(value))
 
     def group_end(self, group: str, at: float, record_type: int = 3, *, group_end: bool = True) -> int:
         return self._add(record_type, group, at, is_tombstone=True, group_end=group_end)

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
 from pyspark.sql import SparkSession
 
+from kcoord.pipeline.group_values import to_json
 from kcoord.pipeline.lake.ends import End, add_sample
 from kcoord.pipeline.lake.ingest import write_batch
 from kcoord.pipeline.lake.storage import Lake
@@ -133,10 +135,8 @@ WATCHED: Final = (
 def _late_assignment(log: MadeLog) -> dict[str, object]:
     log.owned("late", "l1", 1, [], 80)
     row = log.rows.pop()
-    value = row["current_assignment"]
-    assert isinstance(value, dict)
-    value["assigned"] = partitions([2, 3], "grow-id")
-    return row
+    value = json.loads(str(row["value_json"]))
+    return {**row, "value_json": to_json({**value, "assigned": partitions([2, 3], "grow-id")})}
 
 
 def ends_at(at: int) -> list[End]:
