@@ -16,12 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import crc32c
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bench.report import Report
 from kcoord.coordinator.group.offsets import CommittedOffset
@@ -44,6 +47,7 @@ _FIRST_TIME_AT: Final = 27
 _LAST_TIME_AT: Final = 35
 
 Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
 
 
 def main(report: Report) -> None:
@@ -64,6 +68,44 @@ def run(report: Report, folder: Path, records: int, memory: str) -> None:
         used = _measured(name, [*more, "--lake", str(lake), "--conf", f"spark.driver.memory={memory}"])
         speed = round(records / used.cpu_seconds)
         table.row(name, used.seconds, used.cpu_seconds, speed, round(used.peak_bytes / 1e6))
+    check(lake, records)
+
+
+def check(lake: Path, records: int) -> None:
+    """Every record is in bronze and silver once, and each key has the offset that was committed last."""
+    batches = [_batches(records, number) for number in range(LOG_PARTITIONS)]
+    for name in ("bronze/records", "silver/commits"):
+        places: list[list[Ints]] = [[] for _ in batches]
+        for path in (lake / name).rglob("*.parquet"):
+            for group in _row_groups(path, ["log_partition", "log_offset"]):
+                numbers, offsets = (group.column(each).to_numpy() for each in ("log_partition", "log_offset"))
+                for number in np.unique(numbers).tolist():
+                    places[number].append(offsets[numbers == number])
+        for number, count in enumerate(batches):
+            found = np.sort(np.concatenate(places[number]))
+            if not np.array_equal(found, np.arange(count * RECORDS_PER_BATCH)):
+                raise SystemExit(f"{name} has not each record of log partition {number} once")
+    current = pq.ParquetDataset(lake / "gold" / "current_offsets").read(["group", "partition", "committed_offset"])
+    rows = zip(*(column.to_pylist() for column in current.columns), strict=True)
+    found_offsets = {(group, partition): offset for group, partition, offset in rows}
+    if current.num_rows != len(found_offsets) or found_offsets != _last_offsets(batches):
+        raise SystemExit("current_offsets is not what was committed last")
+
+
+def _row_groups(path: Path, names: list[str]) -> Iterator[pa.Table]:
+    with pq.ParquetFile(path) as file:
+        for number in range(file.num_row_groups):
+            yield file.read_row_group(number, names)
+
+
+def _last_offsets(batches: list[int]) -> dict[tuple[str, int], int]:
+    """What `_segment` writes last for each group and partition."""
+    found = {}
+    for number, count in enumerate(batches):
+        for batch in range(max(count - GROUPS, 0), count):
+            for partition in range(RECORDS_PER_BATCH):
+                found[f"group-{number}-{batch % GROUPS:04d}", partition] = batch // GROUPS + 1
+    return found
 
 
 class Usage(NamedTuple):
@@ -113,17 +155,21 @@ def _look(session: int, ticks: dict[int, int]) -> int:
 def write_log(folder: Path, records: int) -> int:
     """Segments of all log partitions; returns their size in bytes. Records are rounded up to whole batches."""
     template = _template()
-    batches = -(-records // RECORDS_PER_BATCH)
     size = 0
     for number in range(LOG_PARTITIONS):
         place = folder / f"__consumer_offsets-{number}"
         place.mkdir(parents=True, exist_ok=True)
-        count = batches // LOG_PARTITIONS + (number < batches % LOG_PARTITIONS)
+        count = _batches(records, number)
         for first in range(0, count, SEGMENT_BATCHES):
             data = _segment(template, number, first, min(SEGMENT_BATCHES, count - first))
             (place / f"{first * RECORDS_PER_BATCH:020d}.log").write_bytes(data)
             size += len(data)
     return size
+
+
+def _batches(records: int, log_partition: int) -> int:
+    batches = -(-records // RECORDS_PER_BATCH)
+    return batches // LOG_PARTITIONS + (log_partition < batches % LOG_PARTITIONS)
 
 
 def _template() -> bytes:

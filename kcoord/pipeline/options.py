@@ -10,7 +10,7 @@ from typing import Final, cast
 
 from kcoord.pipeline.kernels import DecoderName
 from kcoord.pipeline.log_reader import Checksums
-from kcoord.pipeline.schemas import TABLES, Table
+from kcoord.pipeline.schemas import RANGES, TABLES, Table
 
 KNOWN: Final = (
     "path",
@@ -102,6 +102,8 @@ def _paths(value: str) -> tuple[str, ...]:
 
 
 def _table(value: str) -> Table:
+    if value == RANGES.name:
+        return RANGES
     if value not in TABLES:
         raise OptionError(f"table: there is no {value!r}, only {', '.join(TABLES)}")
     return TABLES[value]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Collection, Iterator
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from kcoord.pipeline.kernels import kernels
 from kcoord.pipeline.keys import KeyTable
 from kcoord.pipeline.options import Options
 from kcoord.pipeline.range_reader import LogRange, read_range
+from kcoord.pipeline.schemas import RANGES
 from kcoord.pipeline.tables import table_batches
 
 
@@ -32,9 +34,20 @@ def read_ranges(
         yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
+def range_row(partition: Ranges) -> pa.RecordBatch:
+    """The row of the table `ranges`."""
+    first = partition.ranges[0]
+    values = first.folder.log_partition, first.start, pickle.dumps(partition)
+    columns = [pa.array([value], each.type) for value, each in zip(values, RANGES.columns, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, [each.name for each in RANGES.columns])
+
+
 def _batches(
     partition: Ranges, options: Options, names: list[str], groups: Collection[str] | None
 ) -> Iterator[pa.RecordBatch]:
+    if options.table.name == RANGES.name:
+        yield range_row(partition)
+        return
     loops = kernels(options.decoder)
     keys = KeyTable(loops.key_index())
     for each in partition.ranges:

@@ -388,3 +388,12 @@ TABLES: Final = {
         REGULAR_EXPRESSIONS,
     )
 }
+
+RANGES: Final = Table(
+    "ranges",
+    "The pieces into which a read of `records` is cut, a row for each task. Workers that want records as Arrow columns "
+    "read them by themselves, as `ingest` does.",
+    ("log_partition", "log_offset"),
+    (*_PLACE, Column("work", pa.binary(), "What `read_ranges` takes, pickled.", True)),
+)
+"""Not for users: what it holds may change."""

@@ -92,7 +92,7 @@ class KcoordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _resolves(self) -> bool:
-        return self._options.is_read_committed and self._options.table.name in ("records", "commits")
+        return self._options.is_read_committed and self._options.table.name in ("records", "commits", "ranges")
 
     def _folders(self) -> list[Folder]:
         """None is no error: a broker makes them when the first group comes."""

@@ -20,3 +20,16 @@ def build(commits: DataFrame, before: DataFrame | None = None) -> DataFrame:
     order = F.struct("effective_offset", "log_offset")
     newest = rows.groupBy(*KEY).agg(F.max_by(F.struct("is_tombstone", *_VALUES), order).alias("newest"))
     return CURRENT_OFFSETS.conform(newest.where("NOT newest.is_tombstone").select(*KEY, "newest.*"))
+
+
+def last_places(commits: DataFrame) -> DataFrame:
+    """`log_partition` and `effective_offset` of the newest commit of each key. A sum over numbers is made in place,
+    while `build` has to sort the rows.
+    """
+    newest = commits.groupBy("log_partition", *KEY).agg(F.max("effective_offset").alias("effective_offset"))
+    return newest.select("log_partition", "effective_offset")
+
+
+def at_places(commits: DataFrame, places: DataFrame) -> DataFrame:
+    """The commits at these places: few of many, and all that `build` needs."""
+    return commits.join(F.broadcast(places), ["log_partition", "effective_offset"], "left_semi")

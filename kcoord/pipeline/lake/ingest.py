@@ -7,17 +7,19 @@ replaced as a whole: a micro-batch that was killed is run again by Spark with th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 import kcoord.pipeline
+from kcoord.pipeline.lake import record_files
 from kcoord.pipeline.lake.gold_tables import TABLES
-from kcoord.pipeline.lake.storage import Lake, LakeError, Note
+from kcoord.pipeline.lake.storage import Format, Lake, LakeError, Note
+from kcoord.pipeline.options import Options
 
 GROUP_OFFSET: Final = "group_offset."
 """Of each log partition: the log offset of its newest group record."""
@@ -50,11 +52,14 @@ def ingest(
             f"bring it back, or remove {lake.path(TABLES['records'])} and {lake.uri}/_kcoord as well"
         )
     kcoord.pipeline.register(lake.spark)
-    source = lake.spark.readStream.format("kcoord").option("table", "records")
-    stream = source.options(**{**_DEFAULTS, **(options or {})}).load(log)
+    given = {**_DEFAULTS, **(options or {})}
+    by_files = lake.format is Format.PARQUET
+    source = lake.spark.readStream.format("kcoord").option("table", "ranges" if by_files else "records")
+    stream = source.options(**given).load(log)
+    parsed = Options.parse({**given, "table": "records", "path": log})
 
     def write(frame: DataFrame, batch: int) -> None:
-        on_batch(write_batch(lake, frame, batch))
+        on_batch(write_files(lake, frame, batch, parsed) if by_files else write_batch(lake, frame, batch))
 
     writer = (
         stream.writeStream.queryName("kcoord-ingest").foreachBatch(write).option("checkpointLocation", lake.checkpoint)
@@ -74,25 +79,35 @@ def bronze(source: DataFrame, batch: int) -> DataFrame:
     return TABLES["records"].conform(source.withColumn("kind", kind).withColumn("batch", F.lit(batch)))
 
 
+def write_files(lake: Lake, ranges: DataFrame, batch: int, options: Options) -> Ingested:
+    """As `write_batch`, for rows of the source's table `ranges`: the workers read them and write the files."""
+    place = lake.path(TABLES["records"])
+    record_files.clear(place, batch)
+    write = record_files.writer(options, place, batch)
+    return _note(lake, batch, ranges.select("work").mapInArrow(write, record_files.FACTS).collect())
+
+
 def write_batch(lake: Lake, frame: DataFrame, batch: int) -> Ingested:
     """Puts one micro-batch in its place and notes how far the lake has come; the same however often it is done."""
     lake.write("records", bronze(frame, batch))
     written = lake.read("records").where(F.col("batch") == batch)
-    facts = (
-        written.groupBy("log_partition")
-        .agg(
-            F.count("*").alias("rows"),
-            F.max(F.when(F.col("kind") == "group", F.col("log_offset"))).alias("group_offset"),
-            F.max(F.unix_millis("timestamp")).alias("newest_ms"),
-        )
-        .collect()
+    facts = written.groupBy("log_partition").agg(
+        F.count("*").alias("rows"),
+        F.max(F.when(F.col("kind") == "group", F.col("log_offset"))).alias("group_offset"),
+        F.max(F.unix_millis("timestamp")).alias("newest_ms"),
     )
+    return _note(lake, batch, facts.collect())
+
+
+def _note(lake: Lake, batch: int, facts: Iterable[Row]) -> Ingested:
     note = lake.note("records") or Note()
     progress = dict(note.progress)
-    rows = sum(int(fact["rows"]) for fact in facts)
+    rows = 0
     for fact in facts:
+        rows += int(fact["rows"])
         if fact["group_offset"] is not None:
-            progress[f"{GROUP_OFFSET}{fact['log_partition']}"] = int(fact["group_offset"])
+            name = f"{GROUP_OFFSET}{fact['log_partition']}"
+            progress[name] = max(progress.get(name, -1), int(fact["group_offset"]))
         progress[MAX_TIMESTAMP_MS] = max(progress.get(MAX_TIMESTAMP_MS, 0), int(fact["newest_ms"] or 0))
     if batch > progress.get("batch", -1):
         progress["rows"] = progress.get("rows", 0) + rows

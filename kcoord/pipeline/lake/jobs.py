@@ -38,6 +38,9 @@ JOBS: Final = {
 
 SILVER: Final = ("commits", "group_epochs", "members", "regexes", "assignments")
 
+_MOST_PLACES: Final = 1_000_000
+"""So many keys go to every worker, about 50 MB."""
+
 Progress = Callable[[str], None]
 
 
@@ -127,6 +130,9 @@ class Jobs:
             return
         self._made("current_offsets")
         rows = self._lake.read("commits").where((F.col("batch") > done) & (F.col("batch") <= newest))
+        places = current.last_places(rows).localCheckpoint()
+        if places.count() <= _MOST_PLACES:
+            rows = current.at_places(rows, places)
         # What it reads from is what it replaces: the rows have to be elsewhere before that.
         before = None if done < 0 else self._lake.read("current_offsets").localCheckpoint()
         table = current.build(rows, before)

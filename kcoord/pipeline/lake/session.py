@@ -17,6 +17,10 @@ SETTINGS: Final = {
     # Timestamps mean the same everywhere, and Parquet readers other than Spark understand them (not INT96).
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # A task writes into few folders of a table at a time: a file for each is cheaper than a sort of all rows by folder.
+    "spark.sql.maxConcurrentOutputFileWriters": "16",
+    # A row takes a few bytes in a file: a task of Spark's usual 128 MB would have some 30 million of them.
+    "spark.sql.files.maxPartitionBytes": "16m",
 }
 _LOCAL: Final = {
     "spark.ui.enabled": "false",

@@ -15,7 +15,6 @@ that was killed in between makes the table again from all there is: the next run
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -23,6 +22,7 @@ from typing import Final
 from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 
+from kcoord.pipeline.lake.files import file_system
 from kcoord.pipeline.lake.gold_tables import TABLES
 from kcoord.pipeline.lake.tables import Table
 
@@ -37,6 +37,13 @@ class Format(StrEnum):
     PARQUET = "parquet"
     DELTA = "delta"
     ICEBERG = "iceberg"
+
+
+_WITHOUT_DICTIONARY: Final = {
+    f"parquet.enable.dictionary#{name}": "false"
+    for name in ("log_offset", "effective_offset", "timestamp", "effective_timestamp", "commit_timestamp")
+}
+"""Nearly every row has another value there, so that a dictionary is begun, filled and given up for nothing."""
 
 
 class LakeError(Exception):
@@ -64,7 +71,7 @@ class Lake:
         self.uri = uri.rstrip("/")
         self.format = table_format
         try:
-            self._files, self._root = _file_system(self.uri)
+            self._files, self._root = file_system(self.uri)
         except (ValueError, OSError) as error:
             raise LakeError(f"lake {uri}: {error}") from error
         self._check_format()
@@ -100,7 +107,7 @@ class Lake:
         if self.format is Format.ICEBERG:
             self._write_iceberg(table, frame)
             return
-        writer = frame.write.format(self.format.value).mode("overwrite")
+        writer = frame.write.format(self.format.value).mode("overwrite").options(**_WITHOUT_DICTIONARY)
         if table.partitioned_by:
             writer = writer.partitionBy(*table.partitioned_by).option("partitionOverwriteMode", "dynamic")
         writer.save(self.path(table))
@@ -189,11 +196,3 @@ class Lake:
         with self._files.open_output_stream(f"{place}.new") as file:
             file.write(text.encode())
         self._files.move(f"{place}.new", place)
-
-
-def _file_system(uri: str) -> tuple[fs.FileSystem, str]:
-    """Where the notes are: the file system and the path in it."""
-    if "://" not in uri:
-        return fs.LocalFileSystem(), os.path.abspath(uri)
-    found, path = fs.FileSystem.from_uri(uri)
-    return found, str(path)
