@@ -41,6 +41,11 @@ def content_bytes(data: Bytes) -> int:
     return len(data) - PADDING_BYTES
 
 
+def overlapping_words(data: Bytes) -> Words:
+    """The 8 bytes at every position of the content and a little more, the first one lowest."""
+    return np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
+
+
 class Gather:
     """Reads big-endian numbers and byte words at the positions in an array. Positions lie in the content, or at its
     end.

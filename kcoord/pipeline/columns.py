@@ -76,6 +76,11 @@ def _inline(data: Bytes, at: Ints, size: Ints) -> npt.NDArray[np.int32]:
     return rows
 
 
+def pieces(data: Bytes, at: Ints, size: Ints) -> pa.Array:
+    """Pieces of the buffer as a binary column. A size below 0 is null."""
+    return views(data, at, size).cast(pa.binary())
+
+
 def empty_texts(present: Flags) -> pa.Array:
     """A column of "" and nulls."""
     offsets = pa.py_buffer(np.zeros(len(present) + 1, np.int32))
@@ -95,7 +100,11 @@ def uuid_column(ids: npt.NDArray[np.void], valid: Flags) -> pa.Array:
     """Uuids in Kafka's text form; all zero is none."""
     if not valid.any():
         return pa.nulls(len(ids), pa.string())
-    raw = pa.Array.from_buffers(pa.binary(16), len(ids), [validity(valid), pa.py_buffer(np.ascontiguousarray(ids))])
+    words = np.ascontiguousarray(ids).view(np.uint64).reshape(-1, 2)
+    if valid.all() and (words == words[0]).all():
+        one = ids[0].tobytes()
+        return pa.repeat(pa.scalar(None if one == ZERO_UUID else uuid_to_string(one), pa.string()), len(ids))
+    raw = pa.Array.from_buffers(pa.binary(16), len(ids), [validity(valid), pa.py_buffer(words)])
     encoded = raw.dictionary_encode()
     texts = [None if each == ZERO_UUID else uuid_to_string(each) for each in encoded.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(encoded.indices)

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Literal, NamedTuple, TypeAlias
 
+import pyarrow as pa
+
 from kcoord.pipeline.batch_table import walk
 from kcoord.pipeline.buffers import Bytes, Gather, Ints
+from kcoord.pipeline.columns import pieces
 from kcoord.pipeline.keys import ArrowKeyIndex, KeyIndex
 from kcoord.pipeline.offset_values import OffsetValues, read_offset_values
 from kcoord.pipeline.record_split import Split, split_records
@@ -18,8 +21,8 @@ DecoderName: TypeAlias = Literal["auto", "numpy", "numba"]
 
 
 class Kernels(NamedTuple):
-    """`walk` finds batches, `split_records` cuts them into records, `read_offset_values` reads offset commits, and
-    `key_index` makes what numbers keys.
+    """`walk` finds batches, `split_records` cuts them into records, `read_offset_values` reads offset commits,
+    `key_index` makes what numbers keys, and `pieces` copies bytes into a column.
     """
 
     name: str
@@ -27,9 +30,10 @@ class Kernels(NamedTuple):
     split_records: Callable[[Bytes, Ints, Ints, Ints], Split]
     read_offset_values: Callable[[Gather, Ints, Ints], OffsetValues]
     key_index: Callable[[], KeyIndex]
+    pieces: Callable[[Bytes, Ints, Ints], pa.Array]
 
 
-NUMPY = Kernels("numpy", walk, split_records, read_offset_values, ArrowKeyIndex)
+NUMPY = Kernels("numpy", walk, split_records, read_offset_values, ArrowKeyIndex, pieces)
 
 
 @cache
@@ -43,4 +47,4 @@ def kernels(name: DecoderName) -> Kernels:
     except ImportError as error:
         raise ImportError("decoder: numba is not installed; pip install 'kcoord[spark-fast]'") from error
     loops = compiled.walk, compiled.split_records, compiled.read_offset_values
-    return Kernels("numba", *loops, HashKeyIndex)
+    return Kernels("numba", *loops, HashKeyIndex, compiled.pieces)

@@ -26,6 +26,8 @@ KEY_CLASSES: Final[dict[int, type[Message]]] = {
 NO_TYPE: Final = -1
 OFFSET_TYPES: Final = (0, 1)
 GROUP_TYPES: Final = (2, 3)
+_OFFSET_COMMIT: Final = b"\0\1"
+_LONGEST_TEXT: Final = 0x7FFF
 _MOST_KEYS: Final = 1 << 20
 """So many keys are remembered, or those of one range."""
 
@@ -52,8 +54,28 @@ RECORD_NAMES: Final = {
 }
 
 
+def _read_offset_key(data: bytes) -> Key | None:
+    """The key of an offset commit, where all is as it should be: other keys are few."""
+    if not data.startswith(_OFFSET_COMMIT) or len(data) > _LONGEST_TEXT:
+        return None
+    group_end = 4 + int.from_bytes(data[2:4], "big")
+    topic_end = group_end + 2 + int.from_bytes(data[group_end : group_end + 2], "big")
+    if topic_end + 4 != len(data):
+        return None
+    partition = int.from_bytes(data[topic_end:], "big", signed=True)
+    try:
+        return Key(1, RECORD_NAMES[1], data[4:group_end].decode(), data[group_end + 2 : topic_end].decode(), partition)
+    except UnicodeDecodeError:
+        return None
+
+
 def read_key(data: bytes) -> Key:
     """Never fails: what cannot be read has an `error`, a type that is not known its number and its group alone."""
+    return _read_offset_key(data) or read_any_key(data)
+
+
+def read_any_key(data: bytes) -> Key:
+    """As `read_key`, by the broker's schemas."""
     if len(data) < 2:
         return Key(error=f"the key has {len(data)} bytes")
     record_type = int.from_bytes(data[:2], "big", signed=True)
@@ -169,7 +191,9 @@ class KeyColumns:
 
     def texts(self, attribute: str) -> pa.Array:
         """A text of each record's key."""
-        numbers = self.numbers
+        numbers, texts = self.numbers, self._table.texts(attribute)
+        if texts.null_count == len(texts):
+            return pa.nulls(len(numbers), pa.string())
         present = numbers >= 0
         index = int_column(numbers, pa.int64(), None if present.all() else present)
-        return self._table.texts(attribute).take(index)
+        return texts.take(index)

@@ -13,9 +13,11 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from numba import njit
 
-from kcoord.pipeline.buffers import Bytes, Gather, Ints, padded_copy
+from kcoord.pipeline.buffers import PADDING_BYTES, Bytes, Gather, Ints, Words, overlapping_words, padded_copy
+from kcoord.pipeline.columns import validity
 from kcoord.pipeline.offset_values import NUMBERS, OffsetValues, finish_slowly
 from kcoord.pipeline.record_split import Split, sane_counts
 from protocol.batch_header import BATCH_OVERHEAD_BYTES, LOG_OVERHEAD_BYTES, MAGIC
@@ -26,7 +28,10 @@ _INT64 = 1
 _TEXT: Final = 2
 _COMPACT_TEXT: Final = 3
 _TAGS: Final = 4
-_UUID_BYTES: Final = 16
+_WORD_BYTES = 8
+_MOST_BYTES: Final = 2**31 - 1
+_ODD_BYTES = np.uint64(0x00FF_00FF_00FF_00FF)
+_ODD_PAIRS = np.uint64(0x0000_FFFF_0000_FFFF)
 
 
 @njit(cache=True, nogil=True)
@@ -36,8 +41,11 @@ def _byte(data: Bytes, at: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _signed(data: Bytes, at: int) -> int:
-    return np.int64(np.int8(data[at]))  # type: ignore[return-value]
+def _big_endian(word: np.uint64) -> int:
+    """The number in 8 bytes that were read as a little-endian word."""
+    word = ((word & _ODD_BYTES) << np.uint64(8)) | ((word >> np.uint64(8)) & _ODD_BYTES)
+    word = ((word & _ODD_PAIRS) << np.uint64(16)) | ((word >> np.uint64(16)) & _ODD_PAIRS)
+    return np.int64((word << np.uint64(32)) | (word >> np.uint64(32)))  # type: ignore[return-value]
 
 
 @njit(cache=True, nogil=True)
@@ -157,6 +165,7 @@ def _layouts() -> tuple[npt.NDArray[np.int64], Ints]:
 @njit(cache=True, nogil=True)
 def _read(
     data: Bytes,
+    words: Words,
     at: Ints,
     size: Ints,
     layouts: npt.NDArray[np.int64],
@@ -164,7 +173,7 @@ def _read(
     numbers: npt.NDArray[np.int64],
     texts: npt.NDArray[np.int64],
     state: npt.NDArray[np.int8],
-    uuids: Bytes,
+    uuids: npt.NDArray[np.uint64],
 ) -> None:
     """`state`: 0 a version that is not known, 1 read, 2 read with a topic id, 3 to be read by the broker's decoder."""
     for row in range(len(at)):
@@ -185,10 +194,7 @@ def _read(
                 if position + width > end:
                     found = 3
                     break
-                value = _signed(data, position)
-                for place in range(position + 1, position + width):
-                    value = value << 8 | _byte(data, place)
-                numbers[column, row] = value
+                numbers[column, row] = _big_endian(words[position]) >> (64 - 8 * width)
                 position += width
             elif kind == _TAGS:
                 if position < end and data[position] == 0:
@@ -199,8 +205,8 @@ def _read(
                     and data[position + 1] == 0
                     and data[position + 2] == 16
                 ):
-                    for place in range(_UUID_BYTES):
-                        uuids[row * _UUID_BYTES + place] = data[position + 3 + place]
+                    uuids[row, 0] = words[position + 3]
+                    uuids[row, 1] = words[position + 11]
                     position += 19
                     found = 2
                 else:
@@ -208,7 +214,7 @@ def _read(
                     break
             else:
                 if kind == _TEXT:
-                    length = _signed(data, position) << 8 | _byte(data, position + 1) if position + 2 <= end else -1
+                    length = _big_endian(words[position]) >> 48 if position + 2 <= end else -1
                     position += 2
                 else:
                     length, position = _uvarint_size(data, position, end)
@@ -240,14 +246,14 @@ def read_offset_values(gather: Gather, at: Ints, size: Ints) -> OffsetValues:
     texts = np.zeros((3, count), np.int64)
     texts[2] = -1
     state = np.zeros(count, np.int8)
-    uuids = np.zeros(count * _UUID_BYTES, np.uint8)
-    _read(gather.data, at, size, *_layouts(), numbers, texts, state, uuids)
+    uuids = np.zeros((count, 2), np.uint64)
+    _read(gather.data, overlapping_words(gather.data), at, size, *_layouts(), numbers, texts, state, uuids)
     values = OffsetValues(
         texts[2],
         dict(zip(NUMBERS, numbers, strict=True)),
         texts[0],
         texts[1],
-        uuids.view("V16"),
+        uuids.view("V16")[:, 0],
         state == 2,
         (state == 1) | (state == 2),
     )
@@ -258,6 +264,29 @@ def read_offset_values(gather: Gather, at: Ints, size: Ints) -> OffsetValues:
     return values
 
 
+@njit(cache=True, nogil=True)
+def _copy(words: Words, at: Ints, offsets: npt.NDArray[np.int32], out: Words) -> None:
+    """Whole words: what is too much is written over by the next piece."""
+    for row in range(len(at)):
+        position = at[row]
+        for place in range(offsets[row], offsets[row + 1], _WORD_BYTES):
+            out[place] = words[position]
+            position += _WORD_BYTES
+
+
+def pieces(data: Bytes, at: Ints, size: Ints) -> pa.Array:
+    """As `columns.pieces`."""
+    offsets = np.zeros(len(at) + 1, np.int64)
+    np.cumsum(np.maximum(size, 0), out=offsets[1:])
+    if offsets[-1] > _MOST_BYTES:
+        raise ValueError("more bytes than a column can have")
+    copied = np.empty(int(offsets[-1]) + PADDING_BYTES, np.uint8)
+    short = offsets.astype(np.int32)
+    _copy(overlapping_words(data), at, short, overlapping_words(copied))
+    buffers = [validity(size >= 0), pa.py_buffer(short), pa.py_buffer(copied)]
+    return pa.Array.from_buffers(pa.binary(), len(at), buffers)
+
+
 def warm_up() -> None:
     """Compiles, or loads what was compiled before."""
     data = padded_copy(bytes(64))
@@ -265,3 +294,4 @@ def warm_up() -> None:
     walk(data, 0, 64)
     split_records(data, nothing, nothing, nothing)
     read_offset_values(Gather(data), nothing, nothing)
+    pieces(data, nothing, nothing)

@@ -78,6 +78,9 @@ def _record_type(chunk: Chunk) -> pa.Array:
 
 def _value_version(chunk: Chunk) -> pa.Array:
     records = chunk.records
+    rows, values = chunk.offset_values
+    if len(rows) == len(chunk):
+        return int_column(values.version, pa.int32(), records.value_size >= 2)
     present = (records.value_size >= 2) & ~chunk.is_control
     return int_column(chunk.gather.int16(np.where(present, records.value_at, 0)), pa.int32(), present)
 
@@ -98,7 +101,7 @@ def _headers(chunk: Chunk) -> pa.Array:
 
 
 def _bytes(chunk: Chunk, at: str, size: str) -> pa.Array:
-    return views(chunk.data, getattr(chunk.records, at), getattr(chunk.records, size)).cast(pa.binary())
+    return chunk.kernels.pieces(chunk.data, getattr(chunk.records, at), getattr(chunk.records, size))
 
 
 def _error(chunk: Chunk) -> pa.Array:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kcoord.pipeline.buffers import Gather, content_bytes, padded_copy, unzigzag, uvarints
 from kcoord.pipeline.kernels import DecoderName, Kernels, kernels
+from kcoord.pipeline.keys import read_any_key, read_key
 from kcoord.pipeline.offset_values import OffsetValues
 from protocol.batch_header import BATCH_OVERHEAD_BYTES
 from protocol.errors import CorruptBatchError, DecodeError
@@ -221,3 +222,37 @@ def test_an_index_of_keys_grows(loops: Kernels) -> None:
     assert [new[number] for number in found.tolist()] == keys
     again, none_new = index.find(data, at, size)
     assert again.tolist() == found.tolist() and none_new == []
+
+
+@given(
+    group=st.binary(max_size=8),
+    topic=st.binary(max_size=8),
+    partition=st.integers(-(2**31), 2**31 - 1),
+    change=st.tuples(st.integers(0, 30), st.integers(0, 255)) | st.none(),
+    tail=st.binary(max_size=2),
+)
+def test_the_short_way_to_offset_keys_says_what_the_schemas_say(
+    group: bytes, topic: bytes, partition: int, change: tuple[int, int] | None, tail: bytes
+) -> None:
+    texts = b"".join(len(each).to_bytes(2, "big") + each for each in (group, topic))
+    key = bytearray(b"\0\1" + texts + partition.to_bytes(4, "big", signed=True) + tail)
+    if change is not None:
+        key[change[0] % len(key)] = change[1]
+    assert read_key(bytes(key)) == read_any_key(bytes(key))
+
+
+def test_keys_with_texts_that_are_too_long_are_errors() -> None:
+    size = 0x8000
+    key = b"\0\1" + size.to_bytes(2, "big") + b"g" * size + b"\0\1t" + bytes(4)
+    assert read_key(key) == read_any_key(key)
+    assert read_key(key).error is not None
+
+
+@given(keys=st.lists(st.none() | st.binary(max_size=40), max_size=40))
+def test_bytes_become_a_column(loops: Kernels, keys: list[bytes | None]) -> None:
+    data = padded_copy(*(key for key in keys if key is not None))
+    size = np.array([-1 if key is None else len(key) for key in keys], np.int64)
+    at = np.cumsum(np.maximum(size, 0)) - np.maximum(size, 0)
+    column = loops.pieces(data, at, size)
+    column.validate(full=True)
+    assert column.to_pylist() == keys
