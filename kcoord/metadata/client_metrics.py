@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import Final, Protocol
 
 from kcoord.config import ConfigError, ConfigKey, ConfigType
 from kcoord.config.key import key_table
@@ -14,6 +14,7 @@ from kcoord.metadata.image import CLIENT_METRICS_RESOURCE, MetadataImage
 from protocol.errors import Errors, KafkaError
 
 DEFAULT_INTERVAL_MS: Final = 300_000
+MAX_PROGRAM_BYTES: Final = 1 << 20
 MIN_INTERVAL_MS = 100
 MAX_INTERVAL_MS = 3_600_000
 MATCH_PARAMETERS = frozenset(
@@ -41,16 +42,37 @@ CLIENT_METRICS_KEYS: Mapping[str, ConfigKey] = key_table(
 )
 
 
+class Pattern(Protocol):
+    """A compiled expression."""
+
+    def fullmatch(self, text: str) -> object | None: ...
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> Pattern:
+    """Whoever may set configs may not stop the broker with an expression: RE2 takes linear time, and bounded memory."""
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = MAX_PROGRAM_BYTES
+    compiled: Pattern = re2.compile(pattern, options)
+    return compiled
+
+
 @dataclass(slots=True, frozen=True)
 class Subscription:
     """What a subscription asks of the clients that it is for: those that match all of `patterns`, by attribute."""
 
     metrics: tuple[str, ...]
     interval_ms: int
-    patterns: tuple[tuple[str, re.Pattern[str]], ...]
+    patterns: tuple[tuple[str, str], ...]
 
     def matches(self, attributes: Mapping[str, str]) -> bool:
-        return all(pattern.fullmatch(attributes.get(name, "")) is not None for name, pattern in self.patterns)
+        """The whole of each attribute has to match."""
+        return all(
+            _compiled(pattern).fullmatch(attributes.get(name, "")) is not None for name, pattern in self.patterns
+        )
 
 
 def subscriptions_of(image: MetadataImage) -> tuple[Subscription, ...]:
@@ -76,8 +98,7 @@ def _subscription(configs: Mapping[str, str]) -> Subscription:
     assert isinstance(match, list)
     assert isinstance(metrics, list)
     pairs = {name.strip(): pattern.strip() for name, _, pattern in (entry.partition("=") for entry in match)}
-    patterns = tuple((name, re.compile(pattern)) for name, pattern in pairs.items())
-    return Subscription(tuple(metrics), interval, patterns)
+    return Subscription(tuple(metrics), interval, tuple(pairs.items()))
 
 
 def check_client_metrics_configs(configs: Mapping[str, str]) -> None:
@@ -101,10 +122,12 @@ def check_client_metrics_configs(configs: Mapping[str, str]) -> None:
 
 
 def _check_match(entry: str) -> None:
+    import re2
+
     parameter, separator, pattern = entry.partition("=")
     try:
-        re.compile(pattern.strip())
-    except re.error:
+        _compiled(pattern.strip())
+    except re2.error:
         separator = ""
     if not separator or parameter.strip() not in MATCH_PARAMETERS:
         raise KafkaError(Errors.INVALID_CONFIG, f"Invalid value {entry} for match: expected name=regex of a known name")

@@ -252,3 +252,8 @@ def test_a_bad_dynamic_config_of_one_broker_is_seen_with_those_of_all() -> None:
     assert cluster.config.group_consumer_assignment_interval_ms == 15000
     assert error(cluster, BROKER, "1", ("group.consumer.assignment.interval.ms", SET, "20")) == 0
     assert cluster.image.effective_broker_configs(1) == {"group.consumer.assignment.interval.ms": "20"}
+
+
+@pytest.mark.parametrize("match", ["client_id=[", "client_id", "client_shoe_size=4", "client_id=(?=x)"])
+def test_matches_of_client_metrics_that_cannot_be_used(cluster: Cluster, match: str) -> None:
+    assert error(cluster, METRICS, "cm", ("match", SET, match)) == Errors.INVALID_CONFIG

@@ -8,6 +8,7 @@ import itertools
 import logging
 import re
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -111,6 +112,14 @@ def test_without_a_subscription_nothing_is_asked_for_every_five_minutes() -> Non
 def test_a_subscription_is_for_the_clients_that_match_all_of_it(match: str, matches: bool) -> None:
     client = Telemetry(image_of(some={"metrics": "m.", "match": match}, fast={"interval.ms": "100"}))
     assert client.get()[2:] == (["m."] if matches else [], 100)
+
+
+def test_an_expression_that_explodes_elsewhere_takes_no_time() -> None:
+    client = Telemetry(image_of(bomb={"metrics": "m.", "match": "client_id=(a|aa)*(a|aa)*(a|aa)*b"}))
+    client.facts.client_id = "a" * 20_000
+    began = time.process_time()
+    assert client.get()[2] == []
+    assert time.process_time() - began < 5
 
 
 def test_an_instance_can_be_asked_by_its_id() -> None:
