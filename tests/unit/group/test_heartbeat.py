@@ -371,6 +371,38 @@ class TestStaticMembers:
             with refused(Errors.UNRELEASED_INSTANCE_ID):
                 context.join("g", member, ["t6"], instance="i1")
 
+    def test_who_is_in_and_takes_over_an_instance_leaves_nothing_behind(self, context: GroupContext) -> None:
+        """Found by the simulation, seeds 94 and 353: the member was in the group already, for other topics."""
+        context.join("g", A, ["t6"], instance="i1")
+        context.heartbeat("g", B, 0, names=[], regex="t3", owned={}, rebalance_timeout_ms=300_000)
+        context.run_tasks()
+        context.heartbeat("g", A, -2, instance="i1")
+        context.join("g", B, ["t6"], instance="i1")
+        (member,) = context.describe("g").members
+        assert (member.member_id, member.instance_id, member.subscribed_topic_regex) == (B, "i1", "")
+        targets = member.target_assignment.topic_partitions
+        assert {topic.topic_name: topic.partitions for topic in targets} == {"t6": [0, 1, 2, 3, 4, 5]}
+        context.heartbeat("g", B, -1, instance="i1")
+        assert context.describe("g").group_state == "Empty"
+        assert not context.shard._groups["g"].resolved_regexes  # type: ignore[attr-defined]
+
+    def test_who_is_in_and_takes_over_an_instance_gives_up_what_it_had(self, context: GroupContext) -> None:
+        context.join("g", A, ["t6"], instance="i1")
+        context.join("g", B, ["t6"])
+        context.join("g", C, ["t6"])
+        for _ in range(2):
+            for member in (A, B, C):
+                context.heartbeat("g", member, 0, names=["t6"], owned={}, rebalance_timeout_ms=300_000, instance=None)
+        context.heartbeat("g", A, -2, instance="i1")
+        context.join("g", B, ["t6"], instance="i1")
+        group = context.describe("g")
+        assert [member.member_id for member in group.members] == [C, B]
+        target = [
+            p for member in group.members for t in member.target_assignment.topic_partitions for p in t.partitions
+        ]
+        assert sorted(target) == [0, 1, 2, 3, 4, 5]
+        assert not [key for key in context.timers if key.member_id == A]
+
     def test_temporary_leave_of_others(self, context: GroupContext) -> None:
         context.join("g", A, ["t6"])
         with refused(Errors.INVALID_REQUEST):

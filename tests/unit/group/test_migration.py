@@ -135,6 +135,25 @@ def test_static_member_changes_protocol_and_keeps_its_assignment(context: GroupC
     assert sorted(other.owned["t6"] + back.owned["t6"]) == [0, 1, 2, 3, 4, 5]
 
 
+def test_a_fenced_classic_member_does_not_take_its_instance_back(context: GroupContext) -> None:
+    """Found by the simulation, seed 94: with the id that it had, it took the place of its own successor (KIP-345)."""
+    context.join("g", NEW, ["t6"])
+    old = ClassicConsumer(context, "g", "b", ["t6"], instance="i1")
+    old.on_joined(old.join())
+    successor = ClassicConsumer(context, "g", "b", ["t6"], instance="i1")
+    successor.on_joined(successor.join())
+    with pytest.raises(KafkaError) as caught:
+        old.join()
+    assert caught.value.error == Errors.FENCED_INSTANCE_ID
+    stranger = ClassicConsumer(context, "g", "c", ["t6"], instance="i2")
+    stranger.member_id = "somebody"
+    with pytest.raises(KafkaError) as caught:
+        stranger.join()
+    assert caught.value.error == Errors.UNKNOWN_MEMBER_ID
+    successor.on_joined(successor.join())
+    assert {member.member_id for member in context.describe("g").members} == {NEW, successor.member_id}
+
+
 def test_a_classic_successor_of_a_member_that_is_behind_gets_where_its_predecessor_would_have(
     context: GroupContext,
 ) -> None:

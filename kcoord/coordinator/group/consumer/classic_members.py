@@ -79,7 +79,11 @@ def join(
         required = refused_join(Errors.MEMBER_ID_REQUIRED, member_id)
         return CoordinatorResult(required)
     subscription = _subscription(group, member_id, protocols)
-    member = transition.find_joining(member_id, request.group_instance_id, classic=True)
+    if request.member_id and request.group_instance_id is not None:
+        # Only who has no id yet takes over an instance id (KIP-345); its former holder is fenced when it comes again.
+        member = find_member(group, member_id, request.group_instance_id)
+    else:
+        member = transition.find_joining(member_id, request.group_instance_id, classic=True)
     updated = replace(
         member,
         instance_id=request.group_instance_id,

@@ -211,11 +211,19 @@ class ConsumerGroup:
     # What a heartbeat asks with one member's description not replayed yet.
 
     def replaced_by(self, changed: ConsumerGroupMember) -> ConsumerGroupMember | None:
-        """The present member whose place `changed` takes: itself as it was, or the holder of its instance id."""
-        present = self.members.get(changed.member_id)
-        if present is None and changed.instance_id is not None:
-            present = self.static_member(changed.instance_id)
-        return present
+        """The present member whose place `changed` takes: the holder of its instance id, or itself as it was."""
+        holder = self.static_member(changed.instance_id) if changed.instance_id is not None else None
+        return self.members.get(changed.member_id) if holder is None else holder
+
+    def _making_room_for(self, changed: ConsumerGroupMember | None) -> Iterator[ConsumerGroupMember]:
+        """The member that is replaced, and the one that had the same id if that is another."""
+        if changed is None:
+            return
+        replaced, own = self.replaced_by(changed), self.members.get(changed.member_id)
+        if replaced is not None:
+            yield replaced
+        if own is not None and own is not replaced:
+            yield own
 
     def members_with(self, changed: ConsumerGroupMember) -> dict[str, ConsumerGroupMember]:
         """All members, with `changed` in its place."""
@@ -236,9 +244,8 @@ class ConsumerGroup:
         counts, regexes = self._name_counts, self._regex_counts
         if changed is not None or removed:
             counts, regexes = counts.copy(), regexes.copy()
-            replaced = self.replaced_by(changed) if changed is not None else None
-            for gone in (*removed, replaced):
-                _recount(counts, gone.subscribed_topic_names if gone else (), ())
+            for gone in (*removed, *self._making_room_for(changed)):
+                _recount(counts, gone.subscribed_topic_names, ())
                 _recount(regexes, _regexes_of(gone), ())
             _recount(counts, (), changed.subscribed_topic_names if changed else ())
             _recount(regexes, (), _regexes_of(changed))

@@ -180,6 +180,8 @@ class ConsumerHeartbeat:
             completions=self.conversion.completions,
             is_refusable=not self.conversion.records,
         )
+        if self._transition.displaced is not None:
+            result.timers += cancel_member_timers(group.group_id, reconciled.member_id)
         session = session_timer(group.group_id, reconciled.member_id)
         result.timers.append(Schedule(session, now_ms + settings.session_timeout_ms))
         if predecessor is not None and predecessor.member_id != reconciled.member_id:

@@ -37,7 +37,10 @@ from protocol.errors import Errors, KafkaError
 
 @dataclass(slots=True)
 class MemberTransition:
-    """`predecessor` is the static member whose place the member takes, under the same or another member id."""
+    """`predecessor` is the static member whose place the member takes, under the same or another member id.
+
+    `displaced` is what the member itself was in this group before, if it takes the place of another: that ends.
+    """
 
     config: BrokerConfig
     image: MetadataImage
@@ -46,6 +49,7 @@ class MemberTransition:
     records: list[CoordinatorRecord] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
     predecessor: ConsumerGroupMember | None = None
+    displaced: ConsumerGroupMember | None = None
 
     @property
     def settings(self) -> GroupSettings:
@@ -63,21 +67,21 @@ class MemberTransition:
         """The member that joins, as it is or as a new one; a static member takes over what its instance id has.
 
         Raises GROUP_MAX_SIZE_REACHED, and UNRELEASED_INSTANCE_ID while a member of the consumer protocol holds the
-        instance id and a second one asks for it. A classic member is fenced instead, as its own protocol does.
+        instance id and a second one asks for it. A classic member asks with an id that is new, and fences the holder.
         """
         self.check_size(member_id)
         group = self.group
         existing = group.static_member(instance_id) if instance_id is not None else None
         if existing is None:
             return group.members.get(member_id) or ConsumerGroupMember(member_id)
-        if classic and existing.member_id == member_id:
-            return existing
         if not classic and existing.classic is None and existing.member_epoch != LEAVE_GROUP_STATIC_MEMBER_EPOCH:
             raise KafkaError(
                 Errors.UNRELEASED_INSTANCE_ID,
                 f"Instance id {instance_id} is in use by member {existing.member_id}, not free for {member_id}.",
             )
         self.predecessor = existing
+        if existing.member_id != member_id:
+            self.displaced = group.members.get(member_id)
         epoch = self._epoch_of_classic_successor(existing) if classic else 0
         return replace(existing, member_id=member_id, member_epoch=epoch, previous_member_epoch=0)
 
@@ -96,8 +100,10 @@ class MemberTransition:
         """All steps; returns the member as it is after them. `owned` is what it says it owns, None where it did not."""
         group = self.group
         # 1. The member, and what changed in its subscription.
-        bump = updated.subscribed_topic_names != member.subscribed_topic_names
+        bump = updated.subscribed_topic_names != member.subscribed_topic_names or self.displaced is not None
         regex_changed, regex_bump = self._update_regex(member, updated)
+        if regex_changed or self.displaced is not None:
+            self._drop_regexes(member, updated)
         if self.predecessor is not None:
             self._replace_static_member(member, updated)
         elif updated is not member or member.member_id not in group.members:
@@ -128,11 +134,19 @@ class MemberTransition:
         bump = bool(new) and new in group.resolved_regexes
         if old and old in group.resolved_regexes:
             bump = bump or bool(group.resolved_regexes[old].topics)
-            if group.regex_subscribers(old) == 1:
+        return True, bump
+
+    def _drop_regexes(self, member: ConsumerGroupMember, updated: ConsumerGroupMember) -> None:
+        """What is known of regular expressions that nobody subscribes to any more goes."""
+        group = self.group
+        left = [one.subscribed_topic_regex for one in (member, self.displaced) if one is not None]
+        for old in dict.fromkeys(left):
+            if not old or old == updated.subscribed_topic_regex or old not in group.resolved_regexes:
+                continue
+            if group.regex_subscribers(old) == left.count(old):
                 self.records.append(
                     records.new_regular_expression_tombstone(group.group_id, old, TombstoneReason.UNSUBSCRIBED)
                 )
-        return True, bump
 
     def _replace_static_member(self, copy: ConsumerGroupMember, updated: ConsumerGroupMember) -> None:
         predecessor = self.predecessor
