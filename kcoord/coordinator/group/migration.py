@@ -2,13 +2,15 @@
 """Online conversion of a group with members between the protocols (KIP-848 Supporting Online Consumer Group Upgrade).
 
 Upgrade: the first member of the consumer protocol finds a classic group; epochs go on from its generation and
-everybody keeps the last assignment. Downgrade: the last member of the consumer protocol has gone; the classic members
+everybody keeps the last assignment. What a cooperative member says it still owns beyond that is left to it until it
+has said that it gave it up. Downgrade: the last member of the consumer protocol has gone; the classic members
 that are left become a classic group, which rebalances at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from kcoord.config import BrokerConfig
@@ -19,6 +21,7 @@ from kcoord.coordinator.group.classic.member import ClassicMember
 from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
 from kcoord.coordinator.group.consumer.member import ClassicMemberMetadata, ConsumerGroupMember, MemberState
 from kcoord.coordinator.group.consumer.timers import cancel_member_timers, session_timer
+from kcoord.coordinator.group.group import GroupState
 from kcoord.coordinator.result import Cancel, Completion, CoordinatorResult, Schedule, TimerKey
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
@@ -49,10 +52,12 @@ def upgrade(
     members = _members_to_upgrade(config, image, group)
     group_id, epoch = group.group_id, max(group.generation, 1)
     names = {name for member in members for name in member.subscribed_topic_names}
+    was_settled = group.state is GroupState.STABLE and not any(member.pending_revocation for member in members)
     new = ConsumerGroup(group_id)
     new.group_epoch = new.assignment_epoch = epoch
     new.creation_time_ms = creation_time_ms
-    new.metadata_hash = metadata_hash(image, names)
+    # An interrupted rebalance leaves members without what they should have. No hash: the next step is a new target.
+    new.metadata_hash = metadata_hash(image, names) if was_settled else 0
     result: CoordinatorResult[object] = CoordinatorResult(
         None, [records.new_classic_group_tombstone(group_id, MIGRATION)]
     )
@@ -85,12 +90,12 @@ def _members_to_upgrade(config: BrokerConfig, image: MetadataImage, group: Class
         raise _refused(group, f"its protocol type is {group.protocol_type!r}, not 'consumer'")
     if len(group.members) > config.group_consumer_max_size:
         raise _refused(group, f"it has more than group.consumer.max.size={config.group_consumer_max_size} members")
-    return [_upgraded(image, group, member) for member in group.members.values()]
+    members = [_upgraded(image, group, member) for member in group.members.values()]
+    return _with_owned(members, _owned_beyond(image, group, members))
 
 
 def _upgraded(image: MetadataImage, group: ClassicGroup, member: ClassicMember) -> ConsumerGroupMember:
-    protocol = group.protocol if group.protocol is not None else member.protocols[0][0]
-    subscription = consumer_protocol.read_subscription(member.metadata(protocol))
+    subscription = consumer_protocol.read_subscription(member.metadata(_protocol_of(group, member)))
     assignment = consumer_protocol.read_assignment(member.assignment)
     if subscription is None or assignment is None:
         part = "subscription" if subscription is None else "assignment"
@@ -117,6 +122,50 @@ def _upgraded(image: MetadataImage, group: ClassicGroup, member: ClassicMember) 
         state=MemberState.STABLE,
         assigned=assigned,
     )
+
+
+def _owned_beyond(
+    image: MetadataImage, group: ClassicGroup, members: Sequence[ConsumerGroupMember]
+) -> Mapping[tuple[bytes, int], str]:
+    """Partitions that no member has been assigned and a cooperative one said it owned when it joined -> its id.
+
+    It has not been told to give them up, or it has and nobody knows. Of several the one of the latest generation
+    counts.
+    """
+    assigned = {(topic_id, each) for member in members for topic_id, some in member.assigned.items() for each in some}
+    claims: dict[tuple[bytes, int], tuple[int, str]] = {}
+    for member in group.members.values():
+        subscription = consumer_protocol.read_subscription(member.metadata(_protocol_of(group, member)))
+        if subscription is None:
+            continue
+        claim = subscription.generation_id, member.member_id
+        for topic in subscription.owned_partitions:
+            known = image.topics.get(topic.topic)
+            keys = [(known.id, partition) for partition in topic.partitions] if known is not None else []
+            for key in keys:
+                if key not in assigned and (key not in claims or claims[key][0] < claim[0]):
+                    claims[key] = claim
+    return {key: member_id for key, (_, member_id) in claims.items()}
+
+
+def _with_owned(
+    members: Sequence[ConsumerGroupMember], owned: Mapping[tuple[bytes, int], str]
+) -> list[ConsumerGroupMember]:
+    """The members, of whom some have yet to revoke what they own beyond their assignment."""
+    pending: dict[str, dict[bytes, dict[int, int]]] = {}
+    epochs = {member.member_id: member.member_epoch for member in members}
+    for (topic_id, partition), member_id in owned.items():
+        pending.setdefault(member_id, {}).setdefault(topic_id, {})[partition] = epochs[member_id]
+    return [
+        replace(member, state=MemberState.UNREVOKED_PARTITIONS, pending_revocation=pending[member.member_id])
+        if member.member_id in pending
+        else member
+        for member in members
+    ]
+
+
+def _protocol_of(group: ClassicGroup, member: ClassicMember) -> str:
+    return group.protocol if group.protocol is not None else member.protocols[0][0]
 
 
 def _refused(group: ClassicGroup, reason: str) -> KafkaError:

@@ -7,8 +7,8 @@ import pytest
 
 from protocol.errors import Errors, KafkaError
 from protocol.messages import DescribeGroupsResponse, JoinGroupResponse
-from tests.unit.group.classic_members import ClassicConsumer, settle
-from tests.unit.group.group_context import Assigned, GroupContext
+from tests.unit.group.classic_members import ClassicConsumer, answered, settle
+from tests.unit.group.group_context import Assigned, GroupContext, Waiting
 
 DELAY = {"group.initial.rebalance.delay.ms": "0"}
 NEW = "member-n"
@@ -29,9 +29,15 @@ def classic(context: GroupContext, count: int, **more: object) -> list[ClassicCo
     return members
 
 
+def answered_join(reply: JoinGroupResponse | Waiting) -> JoinGroupResponse:
+    response = answered(reply)
+    assert isinstance(response, JoinGroupResponse)
+    return response
+
+
 def drive(member: ClassicConsumer) -> Assigned:
     """One turn of a classic consumer: heartbeat, and rejoin and sync when it is told to."""
-    if member.heartbeat() == Errors.REBALANCE_IN_PROGRESS:
+    if member.heartbeat() in (Errors.REBALANCE_IN_PROGRESS, Errors.ILLEGAL_GENERATION):
         if not member.cooperative:
             member.owned = {}
         reply = member.join()
@@ -41,12 +47,14 @@ def drive(member: ClassicConsumer) -> Assigned:
     return member.owned
 
 
-def converge(context: GroupContext, members: list[ClassicConsumer], epoch: int) -> tuple[dict[str, list[int]], int]:
+def converge(
+    context: GroupContext, members: list[ClassicConsumer], epoch: int, owned: Assigned | None = None
+) -> tuple[Assigned, int]:
     """Let everybody work until nothing changes; returns what the new member owns and its epoch.
 
     At every moment no partition has two owners.
     """
-    owned: Assigned = {}
+    owned = owned or {}
     for _ in range(8):
         for member in members:
             drive(member)
@@ -152,6 +160,45 @@ def test_a_fenced_classic_member_does_not_take_its_instance_back(context: GroupC
     assert caught.value.error == Errors.UNKNOWN_MEMBER_ID
     successor.on_joined(successor.join())
     assert {member.member_id for member in context.describe("g").members} == {NEW, successor.member_id}
+
+
+@pytest.mark.parametrize("has_joined", [False, True])
+def test_an_interrupted_rebalance_is_made_up_for_by_the_conversion(context: GroupContext, has_joined: bool) -> None:
+    """Found by the simulation, seed 1284: a static member came back with the other protocol, and nothing changed."""
+    static = ClassicConsumer(context, "g", "a", ["t6"], instance="i1")
+    settle(context, [static], {"t6": 1})
+    other = ClassicConsumer(context, "g", "b", ["t6"])
+    waiting = other.join()
+    if has_joined:
+        static.on_joined(static.join())
+        other.on_joined(waiting)
+    joined = context.join("g", NEW, ["t6"], instance="i1", assignor=None)
+    other.member_id = answered_join(waiting).member_id
+    owned, _ = converge(context, [other], joined.member_epoch, context.assigned(joined))
+    assert sorted(owned["t6"] + other.owned["t6"]) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("moment", ["preparing", "completing", "aborted", "unheard"])
+def test_a_cooperative_member_keeps_what_it_owns_until_it_has_given_it_up(context: GroupContext, moment: str) -> None:
+    """It goes on with its partitions while a rebalance is interrupted, whatever the coordinator knows of it."""
+    first = ClassicConsumer(context, "g", "a", ["t6"], cooperative=True)
+    settle(context, [first], {"t6": 6})
+    second = ClassicConsumer(context, "g", "b", ["t6"], cooperative=True)
+    waiting = second.join()
+    if moment != "preparing":
+        first.on_joined(first.join())
+        second.on_joined(waiting)
+    if moment == "aborted":
+        second.topics = ["t6", "x"]
+        second.join()
+    if moment == "unheard":
+        first.sync({first.member_id: {"t6": [0, 1, 2]}, second.member_id: {}})
+    joined = context.join("g", NEW, ["t6"])
+    assert (context.assigned(joined), first.owned) == ({}, {"t6": [0, 1, 2, 3, 4, 5]})
+    second.member_id = answered_join(waiting).member_id
+    given, _ = converge(context, [first, second], joined.member_epoch)
+    assert sorted(given["t6"] + first.owned["t6"] + second.owned["t6"]) == [0, 1, 2, 3, 4, 5]
+    assert context.describe("g").group_state == "Stable"
 
 
 def test_a_classic_successor_of_a_member_that_is_behind_gets_where_its_predecessor_would_have(

@@ -181,9 +181,10 @@ class Rebalance:
     # Sync phase.
 
     def abort_syncs(self, error: Errors) -> None:
-        """The assignment that these members wait for will not come."""
+        """The assignment that these members wait for will not come. The last one stays: cooperative members go on with
+        it, which counts where the group is converted to the consumer protocol (Kafka forgets it).
+        """
         for member in self.group.members.values():
-            member.assignment = b""
             token, member.sync_token = member.sync_token, None
             self.complete(token, SyncGroupResponse(error_code=error))
 

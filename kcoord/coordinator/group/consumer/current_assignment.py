@@ -41,7 +41,7 @@ class CurrentAssignmentBuilder:
         if member.state is MemberState.UNREVOKED_PARTITIONS:
             if self._still_owns(member.pending_revocation):
                 return self._drop_unsubscribed() if self.subscription_changed else member
-            return self._next(member.member_epoch + 1)
+            return self._next(min(member.member_epoch + 1, self.target_epoch))
         if member.state is MemberState.UNRELEASED_PARTITIONS:
             return self._next(member.member_epoch)
         # A state written by a later version: only a member that owns nothing can be brought to the target safely.
