@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from collections import deque
 from collections.abc import Callable
+from math import ceil
 from random import Random
 from typing import Final
 
@@ -23,7 +25,7 @@ from kcoord.metadata.image import MetadataImage
 from kcoord.simulation.apis import APIS, operation_of, response_of
 from kcoord.simulation.clock import Clock
 from kcoord.simulation.network import Network, Request
-from kcoord.simulation.observer import Observer
+from kcoord.simulation.observer import REPEATABLE, Observer
 from kcoord.simulation.options import Options
 from kcoord.simulation.planted import Fault
 from kcoord.simulation.rude import MISROUTED
@@ -33,7 +35,7 @@ from kcoord.simulation.transactions import TRANSACTION_APIS, TransactionRequests
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, TornWrite, keep_everything
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
-from protocol.messages import ConsumerGroupHeartbeatResponse
+from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, Message
 
 GROUP_TOPIC: Final = "__consumer_offsets"
 TRANSACTION_TOPIC: Final = "__transaction_state"
@@ -42,21 +44,26 @@ _LONGEST_TASK_MS: Final = 500
 _TASK_FAILURE_PROBABILITY: Final = 0.1
 _STEADY_SHARE: Final = 0.7
 _MOST_CLEANING_OPERATIONS: Final = 40
+_REPEATED_SHARE: Final = 0.1
 
 
 class Process:
     """What a crash takes away. Implements `ProcessLife` of the shards."""
 
-    def __init__(self, broker: SimulatedBroker, offset_ms: int) -> None:
+    def __init__(self, broker: SimulatedBroker, offset_ms: int, clock_rate: float) -> None:
         self.trace = broker.trace
         self.random = broker.random
         self.disk = broker.disk
         self.opening = 0
         self.paused_until_ms = 0
+        self._held: deque[Callable[[], None]] = deque()
+        """What came while the process stood still."""
         self.published = broker.image
         """The newest image that all active shards know."""
         self._broker = broker
         self._offset_ms = offset_ms
+        self.clock_rate = clock_rate
+        self._started_ms = broker.clock.now_ms
         options, fault, observer = broker.options, broker.fault, broker.observer
         self.groups: ShardSet[GroupCoordinatorShard] = ShardSet(
             self,
@@ -88,8 +95,9 @@ class Process:
 
     @property
     def now_ms(self) -> int:
-        """What the clock of this process says; another process may have another one."""
-        return self._broker.clock.now_ms + self._offset_ms
+        """What the clock of this process says; another process may have another one, and it may be a slow one."""
+        elapsed_ms = self._broker.clock.now_ms - self._started_ms
+        return self._started_ms + self._offset_ms + int(elapsed_ms * self.clock_rate)
 
     @property
     def image(self) -> MetadataImage:
@@ -100,17 +108,30 @@ class Process:
         return self.groups.is_quiet() and self.transactions.is_quiet()
 
     def after(self, delay_ms: int, action: Callable[[], None]) -> None:
-        self._broker.clock.after(delay_ms, lambda: self.run(action))
+        """The delay is one by the clock of the process."""
+        self._broker.clock.after(ceil(delay_ms / self.clock_rate), lambda: self.run(action))
 
     def run(self, action: Callable[[], None]) -> None:
-        """Runs it if the process is alive; while it stands still, later."""
+        """Runs it if the process is alive; while it stands still, later, and in the order in which it all came."""
         broker = self._broker
         if broker.process is not self:
             return
-        if broker.clock.now_ms < self.paused_until_ms:
-            broker.clock.at(self.paused_until_ms, lambda: self.run(action))
+        if self._held or broker.clock.now_ms < self.paused_until_ms:
+            self._held.append(action)
+            if len(self._held) == 1:
+                broker.clock.at(self.paused_until_ms, self._go_on)
             return
         action()
+
+    def _go_on(self) -> None:
+        """One action at a time, each in a step of its own."""
+        broker = self._broker
+        if broker.process is not self:
+            return
+        if broker.clock.now_ms >= self.paused_until_ms:
+            self._held.popleft()()
+        if self._held:
+            broker.clock.at(self.paused_until_ms, self._go_on)
 
     def disk_delay_ms(self) -> int:
         broker = self._broker
@@ -163,17 +184,18 @@ class SimulatedBroker:
         self._network = network
         self._power_lost_after: int | None = None
         self._made = 0
+        self._repeats = Random(0)
         self.disk.make_dirs(DATA_FOLDER)
         self.disk.sync_dir("")
         network.broker = self._arrived
 
     # The life of the process.
 
-    def start(self, offset_ms: int = 0) -> None:
+    def start(self, offset_ms: int = 0, clock_rate: float = 1.0) -> None:
         """Starts the process, and loads all shards a slice at a time."""
         assert self.process is None
-        process = self.process = Process(self, offset_ms)
-        self.trace.add("start", f"{offset_ms}")
+        process = self.process = Process(self, offset_ms, clock_rate)
+        self.trace.add("start" if clock_rate == 1 else "start-slow-clock", f"{offset_ms}")
         process.groups.load_all()
         process.transactions.load_all()
 
@@ -273,7 +295,17 @@ class SimulatedBroker:
 
         process.groups.run(shard_id, operation_of(request, message), self.context(process, request), on_reply)
         is_now = False
+        if request.api_key in REPEATABLE and self._repeats.random() < _REPEATED_SHARE:
+            self._repeat(process, shard_id, request, message)
         self.observer.end()
+
+    def _repeat(self, process: Process, shard_id: int, request: Request, message: Message) -> None:
+        machine = process.groups.runtime.machine(shard_id)
+        # Who leaves the choice of its member id to the coordinator joins twice (version 0).
+        is_nameless = isinstance(message, ConsumerGroupHeartbeatRequest) and not message.member_id
+        if machine is not None and not is_nameless:
+            context = self.context(process, request)
+            self.observer.check_repeated(request, lambda: operation_of(request, message)(machine, context))
 
     def _interval_ms(self, process: Process, group_id: str) -> int:
         own = process.published.group_configs(group_id).get("consumer.heartbeat.interval.ms")

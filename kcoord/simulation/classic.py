@@ -68,6 +68,8 @@ class ClassicConsumer(Client):
         self.owned: frozenset[TopicPartition] = frozenset()
         self.is_stopped = False
         self.is_fenced = False
+        self._kept: frozenset[TopicPartition] = frozenset()
+        self._has_synced = False
         self._is_cooperative = is_cooperative
         self._promises = promises
         self._protocol: str | None = None
@@ -98,14 +100,18 @@ class ClassicConsumer(Client):
             self.request(ApiKey.LEAVE_GROUP, _LEAVE_VERSION, self.group_id, request, lambda body: None)
 
     def freeze(self, pause_ms: int) -> None:
-        """The process stands still, and so owns nothing; then it goes on, maybe with a late commit."""
+        """The process stands still, and so owns nothing; then it goes on as if nothing had happened, maybe with a late
+        commit. What it had is still its own if the coordinator says so.
+        """
         self._promises.trace.add("freeze", self.name)
-        late = self.owned
+        late = self._kept = self._kept | self.owned
         self._release(self.owned)
         self.reconnect()
 
         def go_on() -> None:
-            if late and self.random.random() < 0.7:
+            if not self._has_synced:
+                self._rejoin()
+            elif late and self.random.random() < 0.7:
                 self._commit(late, self._beat)
             else:
                 self._beat()
@@ -161,6 +167,7 @@ class ClassicConsumer(Client):
         ]
 
     def _join(self) -> None:
+        self._kept, self._has_synced = frozenset(), False
         self._known_topics = self._promises.topics_of(self.subscription)
         request = JoinGroupRequest(
             group_id=self.group_id,
@@ -294,7 +301,7 @@ class ClassicConsumer(Client):
         revoked, new = self.owned - target, target - self.owned
         self._release(revoked)
         self._promises.ownership.grant(self.group_id, self._owner, new)
-        self.owned = target
+        self.owned, self._has_synced = target, True
         self._watch()
         if revoked and self._is_cooperative:
             self._after(0, self._rejoin)
@@ -316,6 +323,10 @@ class ClassicConsumer(Client):
             error = HeartbeatResponse.decode(body, _HEARTBEAT_VERSION).error_code
             if error == Errors.NONE:
                 self._last_good_ms = sent_ms
+                if self._kept and self._is_late():
+                    self._after(0, self._rejoin)
+                    return
+                self._take_back()
                 self._go_on()
             elif error in RETRIABLE:
                 self._after(RETRY_MS, self._beat)
@@ -323,6 +334,14 @@ class ClassicConsumer(Client):
                 self._on_error(error)
 
         self.request(ApiKey.HEARTBEAT, _HEARTBEAT_VERSION, self.group_id, request, on_answer)
+
+    def _take_back(self) -> None:
+        """The generation is that of before the standstill, so nobody else has been given anything."""
+        kept, self._kept = self._kept, frozenset()
+        if kept:
+            self._promises.ownership.grant(self.group_id, self._owner, kept)
+            self.owned = kept
+            self._watch()
 
     def _go_on(self) -> None:
         if self._topics_changed():
@@ -333,8 +352,13 @@ class ClassicConsumer(Client):
             self._after(self.options.heartbeat_interval_ms, self._beat)
 
     def _topics_changed(self) -> bool:
-        """Every member looks for topics and partitions that have come or gone; a rejoin of the leader rebalances."""
-        return self._promises.topics_of(self.subscription) != self._known_topics
+        """Every member looks for topics and partitions that have come, gone or come again; the leader's rejoin starts a
+        rebalance.
+        """
+        promises = self._promises
+        return promises.topics_of(self.subscription) != self._known_topics or any(
+            self._ids.get(name) != promises.topic_id(name) for name in self._known_topics
+        )
 
     def _watch(self) -> None:
         """Gives up in time: the session may end, or the others may have gone on without this member."""

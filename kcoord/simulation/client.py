@@ -57,6 +57,8 @@ class Client:
         self._correlation_id = 0
         self._in_flight: _InFlight | None = None
         self._repeated: _InFlight | None = None
+        self.answers_to_come = 0
+        """More than 0 once a request was answered that was sent twice: the second one may still do something."""
         self._connection = network.connect(name, self._on_response)
 
     @property
@@ -82,7 +84,7 @@ class Client:
         if hears_both:
             self._repeated = self._in_flight
         request = Request(self._connection, correlation_id, api_key, version, group_id, message.encode(version))
-        self._network.send(request)
+        self.answers_to_come = self._network.send(request)
         patience_ms = self.options.request_timeout_ms if timeout_ms is None else timeout_ms
         self.clock.after(patience_ms, lambda: self._expire(correlation_id))
 
@@ -108,8 +110,10 @@ class Client:
         in_flight, repeated = self._in_flight, self._repeated
         if in_flight is not None and in_flight.correlation_id == correlation_id:
             self._in_flight = None
+            self.answers_to_come -= 1
             in_flight.on_answer(body)
         elif repeated is not None and repeated.correlation_id == correlation_id:
+            self.answers_to_come = 0
             repeated.on_answer(body)
         elif correlation_id > self._correlation_id:
             raise ViolationError("I-27 answers come in order", f"{self.name} was answered {correlation_id}")

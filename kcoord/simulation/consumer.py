@@ -226,7 +226,8 @@ class ModelConsumer(Client):
     ) -> None:
         self._promises.epochs.told(self.group_id, self.member_id, response.member_epoch)
         self.epoch = response.member_epoch
-        self._claimed = None
+        if not self.answers_to_come:
+            self._claimed = None
         self._interval_ms = response.heartbeat_interval_ms
         unanswered_since_ms, self._unanswered_since_ms = self._unanswered_since_ms, -1
         self._last_good_ms = sent_ms

@@ -16,9 +16,9 @@ from kcoord.simulation.options import Options
 KINDS: Final[dict[str, tuple[str, ...]]] = {
     "broker": ("crash", "machine-crash", "stop"),
     "pause": ("broker-pause",),
-    "shard": ("give-up-shard",),
+    "shard": ("give-up-shard", "give-up-shard", "worker-loss"),
     "member": ("member-crash", "member-leave", "member-pause", "subscribe", "freeze"),
-    "partition": ("cut-off", "reset-all"),
+    "partition": ("cut-off", "cut-off", "reset-all", "slow-link"),
     "topic": ("topic",),
     "config": ("config",),
     "admin": ("admin",),

@@ -3,7 +3,8 @@
 
 A dropped message takes everything after it on its connection along; the client finds out by its timeout and connects
 anew. A duplicated request is one that the client sent twice in a row; a held-up one arrives much later than its
-client's patience lasts. A client can be cut off in one direction. Requests and responses travel as bytes.
+client's patience lasts. A client can be cut off in one direction, and its link can be slow, down to a byte per
+second; one that reads slowly is slow in one direction. Requests and responses travel as bytes.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class Network:
         self._trace = trace
         self._connections = 0
         self._cut_off: dict[str, tuple[int, bool, bool]] = {}
+        self._slow: dict[str, tuple[int, int, bool]] = {}
         self._open: dict[int, Connection] = {}
 
     def connect(self, client_id: str, on_response: Callable[[int, bytes], None]) -> Connection:
@@ -82,6 +84,11 @@ class Network:
         self._trace.add("cut-off", f"{client_id} {requests} {responses}")
         self._cut_off[client_id] = until_ms, requests, responses
 
+    def slow_down(self, client_id: str, until_ms: int, bytes_per_s: int, *, reads_only: bool) -> None:
+        """All that the client receives, and mostly what it sends, takes its time by its size until then."""
+        self._trace.add("slow-reader" if reads_only else "slow-link", f"{client_id} {bytes_per_s}")
+        self._slow[client_id] = until_ms, bytes_per_s, reads_only
+
     def reset_all(self) -> None:
         """All connections break at once, and all clients come back at once."""
         self._trace.add("reset-all")
@@ -89,19 +96,21 @@ class Network:
             connection.close()
         self._open.clear()
 
-    def send(self, request: Request) -> None:
+    def send(self, request: Request) -> int:
+        """Returns how many times it was sent."""
         connection = request.connection
         if not connection.is_open or self._is_cut_off(connection.client_id, is_request=True):
-            return
+            return 1
         copies = 2 if self._happens(self._options.duplicate_probability, "duplicate", connection) else 1
         for _ in range(copies):
             if self._happens(self._options.drop_probability, "drop", connection):
                 self._close(connection)
-                return
-            at_ms = self._arrival_ms()
+                return copies
+            at_ms = self._arrival_ms() + self._transfer_ms(connection.client_id, len(request.body), is_request=True)
             if self._happens(self._options.delay_probability, "hold-up", connection):
                 at_ms += self._random.randint(0, _LONGEST_HOLD_UP_MS)
             self._clock.at(connection.arrival_at_broker_ms(at_ms), lambda: self._arrive(request))
+        return copies
 
     def respond(self, request: Request, body: bytes) -> None:
         connection = request.connection
@@ -115,7 +124,8 @@ class Network:
             if connection.is_open:
                 connection.on_response(request.correlation_id, body)
 
-        self._clock.at(connection.arrival_at_client_ms(self._arrival_ms()), deliver)
+        at_ms = self._arrival_ms() + self._transfer_ms(connection.client_id, len(body), is_request=False)
+        self._clock.at(connection.arrival_at_client_ms(at_ms), deliver)
 
     def _close(self, connection: Connection) -> None:
         connection.close()
@@ -128,6 +138,12 @@ class Network:
     def _is_cut_off(self, client_id: str, *, is_request: bool) -> bool:
         until_ms, requests, responses = self._cut_off.get(client_id, (0, False, False))
         return self.faults_on and self._clock.now_ms < until_ms and (requests if is_request else responses)
+
+    def _transfer_ms(self, client_id: str, size: int, *, is_request: bool) -> int:
+        until_ms, bytes_per_s, reads_only = self._slow.get(client_id, (0, 1, False))
+        if not self.faults_on or self._clock.now_ms >= until_ms or (is_request and reads_only):
+            return 0
+        return size * 1000 // bytes_per_s
 
     def _arrival_ms(self) -> int:
         delay_ms = self._options.network_delay_ms if self.faults_on else 1

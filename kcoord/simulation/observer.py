@@ -15,15 +15,17 @@ from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.expiration import GROUP_RETENTION_KEY
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import CoordinatorRecord, OperationContext
+from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext
 from kcoord.coordinator.transaction.metadata import LEGAL_PREDECESSORS, TransactionState
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.metadata.image import MetadataImage
 from kcoord.simulation.network import Request
 from kcoord.simulation.trace import Trace, ViolationError
+from protocol.api_keys import ApiKey
 from protocol.control_records import ControlRecordType
 from protocol.errors import Errors, KafkaError
 from protocol.messages import (
+    ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     ConsumerGroupMetadataKey,
@@ -78,6 +80,7 @@ class Observer:
         self._place = 0
         self._before_request = 0
         self._message: object = None
+        self._written: list[CoordinatorRecord] = []
         self._open: dict[int, list[tuple[CommitKey, int]]] = {}
         self._aborted: set[tuple[CommitKey, int]] = set()
         self._creation_times: dict[str, int] = {}
@@ -149,6 +152,8 @@ class Observer:
 
     def _before(self, machine: GroupCoordinatorShard, record: CoordinatorRecord) -> None:
         self._place += 1
+        if self._message is not None:
+            self._written.append(record)
         match record.key, record.value:
             case OffsetCommitKey() as key, OffsetCommitValue() as value:
                 commit_key = CommitKey(key.group, key.topic, key.partition)
@@ -258,6 +263,7 @@ class Observer:
         """A request is about to run."""
         self._before_request = self._place
         self._message = message
+        self._written = []
 
     def end(self) -> None:
         self._message = None
@@ -299,6 +305,29 @@ class Observer:
             text = f"{request.connection.client_id} is told {said}, not {result.response}"
             raise ViolationError("I-9 a repeated answer is still true", text)
 
+    def check_repeated(self, request: Request, repeat: Callable[[], CoordinatorResult[object]]) -> None:
+        """I-9: the same request again, from a client that missed the answer, makes no difference. Nothing of what the
+        shard says to it is carried out. What wrote nothing may have been refused.
+        """
+        if not self._written:
+            return
+        try:
+            again = repeat().records
+        except KafkaError:
+            return
+        if request.api_key is ApiKey.CONSUMER_GROUP_HEARTBEAT:
+            # A member that left for a while may say so again, and gets the same record again.
+            more = [record for record in again if not isinstance(record.key, ConsumerGroupCurrentMemberAssignmentKey)]
+        elif request.api_key is ApiKey.OFFSET_COMMIT:
+            before = [_committed(record) for record in self._written]
+            more = [record for record in again if _committed(record) not in before]
+        else:
+            more = again
+        if more:
+            who = f"{request.connection.client_id}, {request.api_key.name}"
+            text = f"{who} wrote {self._written}, and another time would write {more}"
+            raise ViolationError("I-9 a repeated request makes no difference", text)
+
     # The order of the log.
 
     def place_of(self, key: CommitKey, offset: int) -> int | None:
@@ -315,6 +344,17 @@ class Observer:
         """Whether the commit may be answered: it was no part of a transaction that is open or was aborted."""
         return offset not in self._commits[key].producers and (key, offset) not in self._aborted
 
+
+def _committed(record: CoordinatorRecord) -> tuple[object, object]:
+    """What a commit is but for its time."""
+    value = record.value
+    return record.key, (value.offset, value.metadata) if isinstance(value, OffsetCommitValue) else value
+
+
+REPEATABLE: Final = frozenset(
+    {ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_DELETE, ApiKey.DELETE_GROUPS}
+)
+"""Operations that change nothing but by their records, so that asking again costs nothing."""
 
 _REFUSALS: Final[Mapping[Errors, None]] = dict.fromkeys(
     (

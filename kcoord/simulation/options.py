@@ -61,6 +61,10 @@ class Options:
     """Whether transactional commits of older clients have to be agreed on (KIP-890)."""
     inline_ms: int
     """Targets that take longer are computed in the background; 0 for all of them."""
+    hop_ms: int = 0
+    """How long the answer of one coordinator takes to the other, which may be on another worker."""
+    most_groups: int = 100_000
+    """Of one shard."""
     request_timeout_ms: int = 2_000
     retention_check_ms: int = 5_000
 
@@ -113,6 +117,7 @@ class Options:
             migration_policy=choice(("bidirectional", "bidirectional", "bidirectional", "disabled")),
             verification=choice((True, True, False)),
             inline_ms=choice((0, 10)),
+            hop_ms=choice((0, 0, 20)),
         )
         SCENARIOS[scenario](options)
         if "mixed" in options.protocols:
@@ -141,6 +146,7 @@ class Options:
                 "group.consumer.assignment.interval.ms": str(self.assignment_interval_ms),
                 "group.consumer.migration.policy": self.migration_policy,
                 "kcoord.max.id.bytes": "1000",
+                "kcoord.partition.max.groups": str(self.most_groups),
                 "transaction.partition.verification.enable": str(self.verification).lower(),
                 "group.consumer.max.size": str(self.most_members),
                 "group.max.size": str(self.most_members),
@@ -185,6 +191,13 @@ def _expiration(options: Options) -> None:
     options.every_ms = {**options.every_ms, "lull": 10_000}
 
 
+def _corners(options: Options) -> None:
+    options._keep_only(frozenset())
+    options.protocols, options.shards, options.producers = ("consumer",), 3, 0
+    options.network_delay_ms, options.disk_delay_ms, options.hop_ms, options.most_groups = 2, 2, 200, 100
+    options.migration_policy, options.verification = "bidirectional", False
+
+
 SCENARIOS: Final[Mapping[str, Callable[[Options], None]]] = {
     "": _as_drawn,
     "migration": _migration,
@@ -192,4 +205,5 @@ SCENARIOS: Final[Mapping[str, Callable[[Options], None]]] = {
     "compaction": _compaction,
     "expiration": _expiration,
     "storm": _storm,
+    "corners": _corners,
 }

@@ -16,6 +16,7 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import migration, offset_operations, records
 from kcoord.coordinator.group.consumer import removal, transition
 from kcoord.coordinator.group.consumer.current_assignment import CurrentAssignmentBuilder
+from kcoord.coordinator.group.consumer.heartbeat import ConsumerHeartbeat
 from kcoord.coordinator.group.consumer.member import ConsumerGroupMember
 from kcoord.coordinator.group.consumer.transition import MemberTransition
 from kcoord.coordinator.group.expiration import Aging
@@ -204,6 +205,12 @@ def _aborted_too(
     return _end(self, producer_id, committed=True)
 
 
+def _joins_anew(self: ConsumerHeartbeat) -> ConsumerGroupMember:
+    """Takes whoever joins for somebody whose subscription is new."""
+    member = _find_member(self)
+    return replace(member, subscribed_topic_names=()) if self.request.member_epoch == 0 else member
+
+
 def _no_hash(image: MetadataImage, topic_names: object) -> int:
     """Takes no notice of partitions that topics have grown by."""
     return 7
@@ -228,6 +235,7 @@ _next = CurrentAssignmentBuilder._next
 _downgrade = migration.downgrade
 _replace_static_member = MemberTransition._replace_static_member
 _end = TransactionalOffsets.end
+_find_member = ConsumerHeartbeat._find_member
 
 FAULTS: Final = {
     "aborted-transaction-counts": Fault(patches=[(TransactionalOffsets, "end", _aborted_too)]),
@@ -243,6 +251,7 @@ FAULTS: Final = {
     "grant-before-release": Fault(patches=[(CurrentAssignmentBuilder, "_next", _gives_everything)]),
     "grant-before-revocation": Fault(HastyShard),
     "growth-not-noticed": Fault(patches=[(transition, "metadata_hash", _no_hash)]),
+    "join-counts-twice": Fault(patches=[(ConsumerHeartbeat, "_find_member", _joins_anew)]),
     "memo-not-invalidated": Fault(is_current=_always),
     "no-limit-of-members": Fault(patches=[(MemberTransition, "check_size", _nothing)]),
     "old-snapshot-is-used": Fault(patches=[(shards, "may_miss_deletions", _never)]),

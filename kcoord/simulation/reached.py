@@ -21,7 +21,6 @@ T = TypeVar("T")
 
 PACKAGES: Final = ("kcoord.coordinator.group", "kcoord.coordinator.runtime", "kcoord.coordinator.transaction")
 EXCUSED: Final = {
-    "group.admission.check_new_group POLICY_VIOLATION": "a limit that would keep the other clients out as well",
     "group.classic.join.ClassicJoin._join_existing UNKNOWN_MEMBER_ID": "an Empty group has no member that could ask",
     "group.classic.operations.heartbeat UNKNOWN_MEMBER_ID": "an Empty group has no member that could ask",
     "group.classic.operations.sync UNKNOWN_MEMBER_ID": "an Empty group has no member that could ask",
@@ -31,18 +30,9 @@ EXCUSED: Final = {
     "runtime.shard_context.ShardContext.run NOT_COORDINATOR": "a broken invariant of the product itself",
     "runtime.shard_context.ShardContext.run UNKNOWN_SERVER_ERROR": "an unexpected exception of the product itself",
     "runtime.shard_context.ShardContext._append_and_replay NOT_COORDINATOR": "a replay that fails",
-    "group.migration._upgraded GROUP_ID_NOT_FOUND": "not by the present seeds; see tests/unit/group/test_migration.py",
-    "group.migration._interrupted_requests REBALANCE_IN_PROGRESS #2": (
-        "not by the present seeds; see tests/unit/group/test_migration.py"
-    ),
-    "group.offset_operations._check_classic_commit REBALANCE_IN_PROGRESS": (
-        "not by the present seeds; see tests/unit/group/test_classic.py"
-    ),
     "group.shard_offsets.ShardOffsets.end_transaction INVALID_PRODUCER_EPOCH": (
-        "a marker of an epoch before: only WriteTxnMarkers from elsewhere brings one"
-    ),
-    "group.shard_offsets.ShardOffsets.commit_transactional_offsets INVALID_TXN_STATE": (
-        "a marker between the agreement and the write; see tests/unit/transaction"
+        "a marker of an epoch before: no transaction begins before the markers of the last one are written, so only "
+        "WriteTxnMarkers from elsewhere brings one"
     ),
 }
 """Branches that no run can be asked to reach, and why; unit tests reach them."""

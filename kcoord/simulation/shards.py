@@ -28,7 +28,6 @@ from kcoord.storage.snapshot import (
     SnapshotError,
     may_miss_deletions,
     read_snapshot,
-    remove_snapshot,
     write_snapshot,
 )
 from protocol.errors import KafkaError
@@ -98,7 +97,7 @@ class ShardSet(Generic[M]):
         self._life = life
         self._hooks = hooks
         self._log_config = LogConfig(segment_bytes=segment_bytes)
-        self._waiting: dict[int, Callable[[object], None]] = {}
+        self._waiting: dict[int, tuple[int, Callable[[object], None]]] = {}
         self._tokens = 0
         self._trusted_offsets: dict[int, int] = {}
         self._cleaned_offsets: dict[int, int] = {}
@@ -106,6 +105,7 @@ class ShardSet(Generic[M]):
         self._writes_under_way = 0
         self._disk_free_ms: dict[int, int] = {}
         self._given_up: set[int] = set()
+        self._lost: set[int] = set()
 
     def is_quiet(self) -> bool:
         """Whether the logs hold all that the shards do."""
@@ -122,6 +122,7 @@ class ShardSet(Generic[M]):
             self._life.after(_RELOAD_MS, lambda: self.load(shard_id))
             return
         self._given_up.discard(shard_id)
+        self._lost.discard(shard_id)
         try:
             log = self.logs[shard_id] = self._open(shard_id)
         except OSError as error:
@@ -188,6 +189,14 @@ class ShardSet(Generic[M]):
         self.pump()
         return True
 
+    def lose(self, shard_id: int) -> bool:
+        """The worker that owns the shard dies: nobody is answered, and what the disk did not get it never will."""
+        if self.runtime.state(shard_id) is not ShardState.ACTIVE:
+            return False
+        self._lost.add(shard_id)
+        self._waiting = {token: one for token, one in self._waiting.items() if one[0] != shard_id}
+        return self.give_up(shard_id)
+
     # Operations.
 
     def run(
@@ -207,7 +216,7 @@ class ShardSet(Generic[M]):
             on_reply(error)
         else:
             if outcome is WAIT:
-                self._waiting[token] = on_reply
+                self._waiting[token] = shard_id, on_reply
             else:
                 on_reply(outcome)
         self.pump()
@@ -233,9 +242,9 @@ class ShardSet(Generic[M]):
         for append in ready.appends:
             self._write(append)
         for reply in ready.replies:
-            on_reply = self._waiting.pop(reply.token, None) if isinstance(reply.token, int) else None
-            if on_reply is not None:
-                on_reply(reply.value)
+            waiting = self._waiting.pop(reply.token, None) if isinstance(reply.token, int) else None
+            if waiting is not None:
+                waiting[1](reply.value)
         for shard_id, task in ready.tasks:
             self._hooks.start_task(shard_id, task)
         for shard_id in ready.failed:
@@ -260,6 +269,9 @@ class ShardSet(Generic[M]):
             self._life.after(1, lambda: self._completed(append.shard_id, None))
 
     def _append(self, append: Append, sync_ms: int) -> None:
+        if append.shard_id in self._lost:
+            self._written(append, OSError("the worker is gone"))
+            return
         try:
             self.logs[append.shard_id].append(append.data, now_ms=self._life.now_ms)
         except (OSError, StorageError) as error:
@@ -298,9 +310,9 @@ class ShardSet(Generic[M]):
         if snapshot is None:
             return None
         if snapshot.end_offset > log.end_offset:
-            self._life.trace.add("snapshot-ahead", str(shard_id))
-            remove_snapshot(self._life.disk, log.directory)
-            return None
+            # A server removes it. Here nothing but the tail that was not synced is lost, and that no snapshot holds.
+            text = f"{self.topic}-{shard_id}: the snapshot holds {snapshot.end_offset}, the log {log.end_offset}"
+            raise ViolationError("I-11 what is durable stays", text)
         if snapshot.offset < log.start_offset:
             return None
         if may_miss_deletions(snapshot, log, self._life.now_ms, TOMBSTONES_KEPT_MS):

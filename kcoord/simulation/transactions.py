@@ -150,6 +150,13 @@ class TransactionRequests:
             if isinstance(agreed, dict) and any(agreed.values()):
                 done(KafkaError(Errors.TRANSACTION_ABORTABLE))
                 return
+            hop_ms = self._broker.options.hop_ms
+            if hop_ms and ticket is not None:
+                process.after(hop_ms, write)
+            else:
+                write()
+
+        def write() -> None:
             process.groups.run(
                 shard_id,
                 lambda shard, context: shard.commit_transactional_offsets(context, request, ticket),

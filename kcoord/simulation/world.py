@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import ceil
 from random import Random
 from typing import Final
 
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
+from kcoord.simulation import corners
 from kcoord.simulation.admin import Admin
 from kcoord.simulation.broker import SimulatedBroker
 from kcoord.simulation.checkers import AcknowledgedCommits, Ownership, ToldEpochs, TopicPartition
@@ -93,6 +96,9 @@ class World:
         self.slots = list(self._make_slots())
         self.committer = self._make_committer()
         self.clients: list[ModelClient] = [self.committer, *self._make_producers()]
+        if setup.scenario == "corners":
+            shard_of = self.broker.group_shard
+            self.clients += corners.actors(self.clock, self.stream, self.network, self.options, self.trace, shard_of)
         if setup.make_clients is not None:
             self.clients += setup.make_clients(self)
         self.rude = [
@@ -121,9 +127,7 @@ class World:
         random = self.stream("slots")
         slots = []
         for group_id, protocol in zip(self.group_ids, self.options.protocols, strict=True):
-            # A cooperative member that is converted in the middle of a rebalance may lose what it owns to another: see
-            # docs/simulation.md.
-            is_cooperative = protocol == "classic" and random.random() < 0.5
+            is_cooperative = protocol != "consumer" and random.random() < 0.5
             for number in range(MEMBERS_PER_GROUP):
                 is_static = random.random() < self.options.static_share
                 instance_id = f"{group_id}-instance-{number}" if is_static else None
@@ -209,6 +213,10 @@ class World:
                 self._give_up_shard(random)
             case "cut-off":
                 self._cut_off(random)
+            case "slow-link":
+                self._slow_down(random)
+            case "worker-loss":
+                self._lose_worker(random)
             case "reset-all":
                 self.network.reset_all()
             case "topic":
@@ -237,9 +245,11 @@ class World:
         else:
             self.broker.crash(whole_machine=kind == "machine-crash")
         offset_ms = random.choice((0, 0, 0, 1_500, -1_500))
+        # A clock that runs fast would end sessions before clients can know: no protocol with timeouts stands that.
+        clock_rate = random.choice((1.0, 1.0, 1.0, 0.5))
         self.clock.after(
             random.randint(1, _LONGEST_BROKER_PAUSE_MS),
-            lambda: self.broker.start(offset_ms) if self.broker.process is None else None,
+            lambda: self.broker.start(offset_ms, clock_rate) if self.broker.process is None else None,
         )
 
     def _give_up_shard(self, random: Random) -> None:
@@ -258,6 +268,26 @@ class World:
         requests, responses = random.choice(((True, False), (False, True), (True, True)))
         until_ms = self.clock.now_ms + random.randint(1, 2 * self.options.session_timeout_ms)
         self.network.cut_off(slot.member.name, until_ms, requests=requests, responses=responses)
+
+    def _slow_down(self, random: Random) -> None:
+        slot = random.choice(self.slots)
+        if slot.member is None:
+            return
+        until_ms = self.clock.now_ms + random.randint(1, 2 * self.options.session_timeout_ms)
+        bytes_per_s, reads_only = random.choice((1, 40, 1_000)), random.random() < 0.5
+        self.network.slow_down(slot.member.name, until_ms, bytes_per_s, reads_only=reads_only)
+
+    def _lose_worker(self, random: Random) -> None:
+        """One of two workers is gone: all its shards stop in the middle of what they did, and the other takes them."""
+        process = self.broker.process
+        if process is None:
+            return
+        number = random.randrange(2)
+        self.trace.add("worker-loss", str(number))
+        lost = [(shards, each) for shards in (process.groups, process.transactions) for each in range(shards.count)]
+        for shards, shard_id in lost:
+            if shard_id % 2 == number and shards.lose(shard_id):
+                process.after(random.randint(1, 2_000), partial(shards.load, shard_id))
 
     def _lull(self, random: Random) -> None:
         """Everybody rests for longer than offsets are kept."""
@@ -353,6 +383,8 @@ class World:
             + 6 * options.request_timeout_ms
             + 20_000
         )
+        if self.broker.process is not None:
+            longest_ms = ceil(longest_ms / self.broker.process.clock_rate)
         while self.clock.now_ms < began_ms + longest_ms:
             self._step()
             if all(client.is_settled() for client in self.clients) and all(map(self._is_settled, self.group_ids)):

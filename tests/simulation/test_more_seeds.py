@@ -9,16 +9,8 @@ from kcoord.simulation.options import SCENARIOS
 from kcoord.simulation.runner import report, run, run_seed
 from kcoord.simulation.world import Setup
 
-OPEN = {172: "I-28, a classic group does not settle: not understood yet"}
-"""Seeds that fail; docs/simulation.md lists them."""
 
-
-def open_or_not(seed: int) -> object:
-    marks = [pytest.mark.xfail(reason=OPEN[seed], strict=False)] if seed in OPEN else []
-    return pytest.param(seed, marks=marks)
-
-
-@pytest.mark.parametrize("seed", [open_or_not(seed) for seed in range(100, 200)])
+@pytest.mark.parametrize("seed", range(100, 200))
 def test_no_invariant_is_violated(seed: int) -> None:
     outcome = run_seed(seed)
     assert not outcome.failure, report(outcome)

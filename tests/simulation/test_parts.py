@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -148,6 +150,32 @@ class WatchingClient(Client):
         assert ConsumerGroupDescribeResponse.decode(body, 1) is not None
         self.answers += 1
         self.clock.after(500, self.ask)
+
+
+def test_the_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[2] / "docs/simulation.md").read_text()
+    section = text.split("## Your own consumer logic", 1)[1].split("\n## ", 1)[0]
+    code = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    ") or not line)
+    exec(compile(code, "docs/simulation.md", "exec"), {"__name__": "example"})
+    assert re.fullmatch(r"[0-9a-f]{64}\n", capsys.readouterr().out)
+
+
+def test_what_a_slow_link_carries_takes_time_by_its_size() -> None:
+    clock, network = network_of(1, drop=0.0, duplicate=0.0)
+    answered: list[int] = []
+    network.broker = lambda request: network.respond(request, bytes(30))
+    connection = network.connect("c", lambda correlation_id, body: answered.append(clock.now_ms - START_MS))
+    network.slow_down("c", START_MS + 100_000, 1, reads_only=True)
+    network.send(Request(connection, 1, ApiKey.OFFSET_COMMIT, 9, "g", bytes(50)))
+    while clock.step():
+        pass
+    network.slow_down("c", START_MS + 100_000, 1, reads_only=False)
+    network.send(Request(connection, 2, ApiKey.OFFSET_COMMIT, 9, "g", bytes(50)))
+    while clock.step():
+        pass
+    reading, both = answered[0], answered[1] - answered[0]
+    assert 30_000 < reading < 31_000
+    assert 80_000 < both < 81_000
 
 
 def test_clients_of_a_users_own_take_part() -> None:

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scenario `corners`: dialogues that chance hardly ever strikes up, each to one error branch or transition.
+
+A script is a generator: it yields what to send, or how long to wait, and gets the answer back. Nothing fails around it,
+so every answer is known beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from random import Random
+from typing import Final, TypeAlias
+
+from kcoord.simulation.client import Client
+from kcoord.simulation.clock import Clock
+from kcoord.simulation.network import Network
+from kcoord.simulation.options import Options
+from kcoord.simulation.topics import FIRST_TOPIC
+from kcoord.simulation.trace import Trace, ViolationError
+from protocol.api_keys import ApiKey
+from protocol.errors import Errors
+from protocol.messages import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    Message,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+)
+
+Step: TypeAlias = "int | tuple[ApiKey, int, str, Message]"
+Script: TypeAlias = Generator[Step, bytes, None]
+_HEARTBEAT: Final = 1
+_JOIN: Final = 3
+_SYNC: Final = 5
+_COMMIT: Final = 8
+_INIT: Final = 4
+_ADD: Final = 3
+_TXN_COMMIT: Final = 3
+_END: Final = 3
+_FIRST_MS: Final = 1_000
+_LATER_MS: Final = 3_000
+_NEVER: Final = 600_000
+_SESSION_MS: Final = 10_000
+_LIMIT_OF_GROUPS: Final = 100
+_TOO_LARGE: Final = 2 << 20
+
+
+class Actor(Client):
+    """Plays one script, once."""
+
+    def __init__(
+        self, script: Script, name: str, clock: Clock, random: Random, network: Network, options: Options, trace: Trace
+    ) -> None:
+        super().__init__(name, clock, random, network, options)
+        self._script = script
+        self._trace = trace
+        self._has_ended = False
+
+    def start(self) -> None:
+        self.clock.after(_FIRST_MS, lambda: self._take(next(self._script)))
+
+    def settle(self) -> None:
+        """It goes on as before."""
+
+    def is_settled(self) -> bool:
+        return self._has_ended
+
+    def on_timeout(self) -> None:
+        raise ViolationError("I-28 every request is answered", self.name)
+
+    def _go_on(self, body: bytes) -> None:
+        try:
+            step = self._script.send(body)
+        except StopIteration:
+            self._trace.add("corner", self.name)
+            self._has_ended = True
+        else:
+            self._take(step)
+
+    def _take(self, step: Step) -> None:
+        if isinstance(step, int):
+            self.clock.after(step, lambda: self._go_on(b""))
+        else:
+            self.request(*step, self._go_on, timeout_ms=_NEVER)
+
+
+def actors(
+    clock: Clock,
+    stream: Callable[[str], Random],
+    network: Network,
+    options: Options,
+    trace: Trace,
+    shard_of: Callable[[str], int],
+) -> Iterator[Actor]:
+    """All corners. `shard_of` tells the shard of a group: one of them is filled up."""
+    producer: list[int] = []
+    scripts = {
+        "custom-assignor": _custom_assignor(),
+        "large-assignment": _large_assignment(),
+        "commit-before-sync": _commit_before_sync(),
+        "leader": _leader(),
+        "follower": _follower(),
+        "newcomer": _newcomer(),
+        "commits-twice": _begins_again_after_a_commit(),
+        "commits-with-an-old-epoch": _commits_with_an_old_epoch(),
+        "commits-late": _commits_late(producer),
+        "ends-early": _ends_early(producer),
+        "many-groups": _many_groups(shard_of),
+    }
+    for name, script in scripts.items():
+        yield Actor(script, f"corner-{name}", clock, stream(f"corner-{name}"), network, options, trace)
+
+
+def _expect(error: int, wanted: Errors, what: str) -> None:
+    if error != wanted:
+        raise ViolationError("I-0 no unexpected error", f"{what}: {Errors(error).name}, not {wanted.name}")
+
+
+# Groups.
+
+
+def _join(group_id: str) -> Step:
+    metadata = b"\x00\x01" + ConsumerProtocolSubscription(topics=[FIRST_TOPIC]).encode(1)
+    request = JoinGroupRequest(
+        group_id=group_id,
+        session_timeout_ms=_SESSION_MS,
+        rebalance_timeout_ms=_SESSION_MS,
+        protocol_type="consumer",
+        protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=metadata)],
+    )
+    return ApiKey.JOIN_GROUP, _JOIN, group_id, request
+
+
+def _joined(group_id: str) -> Generator[Step, bytes, JoinGroupResponse]:
+    joined = JoinGroupResponse.decode((yield _join(group_id)), _JOIN)
+    _expect(joined.error_code, Errors.NONE, "JoinGroup")
+    return joined
+
+
+def _synced(group_id: str, joined: JoinGroupResponse, user_data: bytes | None) -> Generator[Step, bytes, int]:
+    """The leader's assignment is empty but for the user data."""
+    data = b"\x00\x01" + ConsumerProtocolAssignment(user_data=user_data).encode(1)
+    given = [SyncGroupRequest.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=data)]
+    request = SyncGroupRequest(
+        group_id=group_id,
+        generation_id=joined.generation_id,
+        member_id=joined.member_id,
+        assignments=given if joined.leader == joined.member_id else [],
+    )
+    return SyncGroupResponse.decode((yield ApiKey.SYNC_GROUP, _SYNC, group_id, request), _SYNC).error_code
+
+
+def _converted(group_id: str) -> Generator[Step, bytes, int]:
+    """A member of the consumer protocol comes to a group of classic ones."""
+    request = ConsumerGroupHeartbeatRequest(
+        group_id=group_id,
+        member_id=f"{group_id}-new",
+        rebalance_timeout_ms=_SESSION_MS,
+        subscribed_topic_names=[FIRST_TOPIC],
+        topic_partitions=[],
+    )
+    body = yield ApiKey.CONSUMER_GROUP_HEARTBEAT, _HEARTBEAT, group_id, request
+    return ConsumerGroupHeartbeatResponse.decode(body, _HEARTBEAT).error_code
+
+
+def _commit(group_id: str, member_id: str = "", generation: int = -1) -> Generator[Step, bytes, int]:
+    partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(name=FIRST_TOPIC, partitions=[partition])
+    request = OffsetCommitRequest(
+        group_id=group_id, generation_id_or_member_epoch=generation, member_id=member_id, topics=[topic]
+    )
+    body = yield ApiKey.OFFSET_COMMIT, _COMMIT, group_id, request
+    return OffsetCommitResponse.decode(body, _COMMIT).topics[0].partitions[0].error_code
+
+
+def _custom_assignor() -> Script:
+    """An assignment with user data is that of an assignor which nobody else can take over from."""
+    group_id = "corner-assignor"
+    joined = yield from _joined(group_id)
+    _expect((yield from _synced(group_id, joined, b"mine")), Errors.NONE, "SyncGroup")
+    _expect((yield from _converted(group_id)), Errors.GROUP_ID_NOT_FOUND, "a custom assignor")
+
+
+def _large_assignment() -> Script:
+    """A generation that is larger than a record may be never begins."""
+    group_id = "corner-large"
+    joined = yield from _joined(group_id)
+    error = yield from _synced(group_id, joined, bytes(_TOO_LARGE))
+    _expect(error, Errors.UNKNOWN_SERVER_ERROR, "SyncGroup with too much")
+
+
+def _commit_before_sync() -> Script:
+    """Between its join and its assignment nobody knows what a member may commit."""
+    group_id = "corner-commit"
+    joined = yield from _joined(group_id)
+    error = yield from _commit(group_id, joined.member_id, joined.generation_id)
+    _expect(error, Errors.REBALANCE_IN_PROGRESS, "OffsetCommit before SyncGroup")
+    _expect((yield from _synced(group_id, joined, None)), Errors.NONE, "SyncGroup")
+    error = yield from _commit(group_id, joined.member_id, joined.generation_id)
+    _expect(error, Errors.NONE, "OffsetCommit after SyncGroup")
+
+
+_INTERRUPTED: Final = "corner-interrupted"
+
+
+def _leader() -> Script:
+    """Joins first, and never assigns."""
+    yield from _joined(_INTERRUPTED)
+
+
+def _follower() -> Script:
+    """Waits for its assignment when the group is converted."""
+    yield 100
+    joined = yield from _joined(_INTERRUPTED)
+    error = yield from _synced(_INTERRUPTED, joined, None)
+    _expect(error, Errors.REBALANCE_IN_PROGRESS, "SyncGroup")
+
+
+def _newcomer() -> Script:
+    yield _LATER_MS
+    _expect((yield from _converted(_INTERRUPTED)), Errors.NONE, "ConsumerGroupHeartbeat")
+
+
+def _many_groups(shard_of: Callable[[str], int]) -> Script:
+    """Fills up one shard, which is none of those that other clients need."""
+    yield _LATER_MS
+    used = {shard_of("committers"), shard_of("group-0")}
+    names = (f"corner-many-{number}" for number in range(_LIMIT_OF_GROUPS * 100))
+    error = Errors.NONE.value
+    for group_id in names:
+        if shard_of(group_id) not in used:
+            error = yield from _commit(group_id)
+        if error:
+            break
+    _expect(error, Errors.POLICY_VIOLATION, "one group too many")
+
+
+# Transactions.
+
+
+def _begun(transactional_id: str) -> Generator[Step, bytes, tuple[int, int]]:
+    request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=60_000)
+    while True:
+        body = yield ApiKey.INIT_PRODUCER_ID, _INIT, "", request
+        response = InitProducerIdResponse.decode(body, _INIT)
+        if response.error_code != Errors.CONCURRENT_TRANSACTIONS:
+            _expect(response.error_code, Errors.NONE, "InitProducerId")
+            return response.producer_id, response.producer_epoch
+        yield 100
+
+
+def _added(transactional_id: str, producer: tuple[int, int], group_id: str) -> Generator[Step, bytes, None]:
+    request = AddOffsetsToTxnRequest(
+        transactional_id=transactional_id, producer_id=producer[0], producer_epoch=producer[1], group_id=group_id
+    )
+    body = yield ApiKey.ADD_OFFSETS_TO_TXN, _ADD, group_id, request
+    _expect(AddOffsetsToTxnResponse.decode(body, _ADD).error_code, Errors.NONE, "AddOffsetsToTxn")
+
+
+def _committed(transactional_id: str, producer: tuple[int, int], group_id: str) -> Generator[Step, bytes, int]:
+    partition = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=1)
+    request = TxnOffsetCommitRequest(
+        transactional_id=transactional_id,
+        group_id=group_id,
+        producer_id=producer[0],
+        producer_epoch=producer[1],
+        topics=[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=FIRST_TOPIC, partitions=[partition])],
+    )
+    body = yield ApiKey.TXN_OFFSET_COMMIT, _TXN_COMMIT, group_id, request
+    return TxnOffsetCommitResponse.decode(body, _TXN_COMMIT).topics[0].partitions[0].error_code
+
+
+def _ended(transactional_id: str, producer: tuple[int, int], *, committed: bool) -> Generator[Step, bytes, None]:
+    request = EndTxnRequest(
+        transactional_id=transactional_id, producer_id=producer[0], producer_epoch=producer[1], committed=committed
+    )
+    body = yield ApiKey.END_TXN, _END, "", request
+    _expect(EndTxnResponse.decode(body, _END).error_code, Errors.NONE, "EndTxn")
+
+
+def _begins_again_after_a_commit() -> Script:
+    """A producer that is started anew after a transaction that was committed."""
+    transactional_id, group_id = "corner-tx-0", "corner-producer"
+    producer = yield from _begun(transactional_id)
+    yield from _added(transactional_id, producer, group_id)
+    _expect((yield from _committed(transactional_id, producer, group_id)), Errors.NONE, "TxnOffsetCommit")
+    yield from _ended(transactional_id, producer, committed=True)
+    yield from _begun(transactional_id)
+
+
+def _commits_with_an_old_epoch() -> Script:
+    """A producer that does not know that it has a successor, where nobody asks the transaction's coordinator."""
+    transactional_id, group_id = "corner-tx-2", "corner-old"
+    old = yield from _begun(transactional_id)
+    producer = yield from _begun(transactional_id)
+    yield from _added(transactional_id, producer, group_id)
+    _expect((yield from _committed(transactional_id, producer, group_id)), Errors.NONE, "TxnOffsetCommit")
+    error = yield from _committed(transactional_id, old, group_id)
+    _expect(error, Errors.INVALID_PRODUCER_EPOCH, "TxnOffsetCommit of an older epoch")
+    yield from _ended(transactional_id, producer, committed=True)
+
+
+def _commits_late(shared: list[int]) -> Script:
+    """The transaction ends while its coordinator's agreement to the commit is on its way."""
+    transactional_id, group_id = "corner-tx-1", "corner-late"
+    producer = yield from _begun(transactional_id)
+    yield from _added(transactional_id, producer, group_id)
+    shared += producer
+    error = yield from _committed(transactional_id, producer, group_id)
+    _expect(error, Errors.INVALID_TXN_STATE, "TxnOffsetCommit of a transaction that was ended")
+
+
+def _ends_early(shared: list[int]) -> Script:
+    while not shared:
+        yield 10
+    yield 10
+    yield from _ended("corner-tx-1", (shared[0], shared[1]), committed=False)
