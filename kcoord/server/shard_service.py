@@ -244,7 +244,7 @@ class ShardService(Generic[M]):
             try:
                 await self._replay(shard_id, log, snapshot)
             except LoadError as error:
-                if snapshot is None:
+                if snapshot is None or not self._is_to_load(shard_id):
                     raise
                 _logger.warning("The snapshot of %s is not used, the whole log is read: %s", log.directory, error)
                 snapshot = None

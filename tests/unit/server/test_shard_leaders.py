@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Coordinator shards follow the leaders of their partitions: given up with their logs, loaded when they come back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kcoord.coordinator.runtime.runtime import LoadError
+from kcoord.metadata.image import PartitionImage, TopicImage
+from kcoord.storage.errors import PartitionHeldError
+from kcoord.storage.log import Log
+from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord.storage.snapshot import Snapshot
+from protocol.errors import Errors
+from protocol.messages import OffsetCommitRequest, OffsetFetchRequest
+
+from .harness import SHARDS, Harness
+
+ME, OTHER = 1, 2
+GROUP = "g"
+
+
+def topic(*led: int) -> TopicImage:
+    """The offsets topic, of which this broker leads some partitions."""
+    partitions = [PartitionImage(index, ME if index in led else OTHER, 0, 0, [ME], [ME]) for index in range(SHARDS)]
+    return TopicImage("__consumer_offsets", b"o" * 16, partitions)
+
+
+class Moving(Harness):
+    """A coordinator whose logs may still be with another broker."""
+
+    def __init__(self, file_system: MemoryFileSystem) -> None:
+        super().__init__(file_system=file_system)
+        self.handed_over: list[list[int]] = []
+        self.held: set[int] = set()
+        self.groups._logs._hand_over_logs = self.handed_over.append
+
+    def _open_log(self, shard_id: int) -> Log:
+        if shard_id in self.held:
+            raise PartitionHeldError("another broker has it")
+        return super()._open_log(shard_id)
+
+    async def lead(self, *led: int) -> None:
+        await self.groups.load(self.groups.follow(topic(*led), ME))
+
+    async def commit(self, offset: int) -> int:
+        partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
+        topics = [OffsetCommitRequest.OffsetCommitRequestTopic(name="t1", partitions=[partition])]
+        answer = await self.call(OffsetCommitRequest(group_id=GROUP, topics=topics), 8)
+        return int(answer.topics[0].partitions[0].error_code)
+
+    async def committed(self) -> tuple[int, int]:
+        """Error and offset."""
+        group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=GROUP, topics=None)
+        answer = (await self.call(OffsetFetchRequest(groups=[group]), 8)).groups[0]
+        return answer.error_code, answer.topics[0].partitions[0].committed_offset if answer.topics else -1
+
+
+async def until_handed_over(harness: Moving, count: int) -> None:
+    async with asyncio.timeout(5):
+        while len(harness.handed_over) < count:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_shard_that_others_lead_is_given_up_with_its_log() -> None:
+    harness = Moving(MemoryFileSystem())
+    mine = harness.groups.shard_of(GROUP)
+    others = [shard for shard in range(SHARDS) if shard != mine]
+    await harness.lead(*range(SHARDS))
+    assert await harness.commit(7) == 0
+    await harness.lead(*others)
+    assert sorted(harness.groups.shard_ids) == others
+    assert await harness.commit(8) == Errors.NOT_COORDINATOR
+    assert (await harness.committed())[0] == Errors.NOT_COORDINATOR
+    await until_handed_over(harness, 1)
+    assert harness.handed_over == [[mine]]
+    assert mine not in harness.groups._logs.open_logs()
+    await harness.lead(*range(SHARDS))
+    assert await harness.committed() == (0, 7)
+    assert await harness.commit(8) == 0
+
+
+async def test_a_shard_whose_log_another_broker_has_is_loading_until_it_is_free() -> None:
+    harness = Moving(MemoryFileSystem())
+    mine = harness.groups.shard_of(GROUP)
+    await harness.lead(*range(SHARDS))
+    assert await harness.commit(7) == 0
+    await harness.lead()
+    await until_handed_over(harness, 1)
+    harness.held.add(mine)
+    await harness.lead(mine)
+    assert (await harness.committed())[0] == Errors.COORDINATOR_LOAD_IN_PROGRESS
+    harness.held.clear()
+    async with asyncio.timeout(5):
+        while (await harness.committed())[0]:
+            await asyncio.sleep(0.01)
+    assert await harness.committed() == (0, 7)
+
+
+async def test_a_shard_that_comes_back_at_once_waits_for_its_own_log() -> None:
+    harness = Moving(MemoryFileSystem())
+    mine = harness.groups.shard_of(GROUP)
+    await harness.lead(*range(SHARDS))
+    assert await harness.commit(7) == 0
+    harness.groups.follow(topic(), ME)
+    assert harness.groups.follow(topic(*range(SHARDS)), ME) == [], "the logs are not closed yet"
+    assert mine not in harness.groups.shard_ids
+    await until_handed_over(harness, 1)
+    await harness.lead(*range(SHARDS))
+    assert await harness.committed() == (0, 7)
+
+
+async def test_a_shard_that_is_lost_while_it_is_loaded_is_not_loaded_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Moving(MemoryFileSystem())
+    mine = harness.groups.shard_of(GROUP)
+    await harness.lead(*range(SHARDS))
+    assert await harness.commit(7) == 0
+    assert await harness.groups._snapshots.take(mine)
+    await harness.lead()
+    await until_handed_over(harness, 1)
+    tries = []
+
+    async def lost_meanwhile(shard_id: int, log: Log, snapshot: Snapshot | None) -> None:
+        tries.append(snapshot is not None)
+        harness.groups.follow(topic(), ME)
+        raise LoadError("no longer loaded")
+
+    monkeypatch.setattr(harness.groups, "_replay", lost_meanwhile)
+    await harness.lead(mine)
+    await until_handed_over(harness, 2)
+    assert tries == [True]
