@@ -6,8 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from kcoord.pipeline.lake.gold_tables import TABLES
-from kcoord.pipeline.lake.tables import Table
+from kcoord.pipeline.lake.tables import TABLES, Table
 
 TARGET = Path(__file__).with_name("lake-tables.md")
 HEAD = """# Tables of the lake

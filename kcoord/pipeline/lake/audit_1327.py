@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 from kcoord.pipeline.lake.commits import KEY
 from kcoord.pipeline.lake.ends_lines import TOPIC_PARTITION, newest, with_end_at
 from kcoord.pipeline.lake.frames import unique
-from kcoord.pipeline.lake.gold_tables import AUDIT_1327
 from kcoord.pipeline.lake.groups import group_states, subscriptions
+from kcoord.pipeline.lake.tables import TABLES
 
 
 def build(
@@ -48,7 +48,7 @@ def build(
     # Before the first sample of a partition that is new, it was empty.
     end_then = F.when(F.col("first_assigned").isNotNull(), F.coalesce("end_at_assignment", F.col("start_offset")))
     pairs = pairs.withColumn("end_then", end_then).withColumn("verdict", _verdict())
-    return AUDIT_1327.conform(pairs.withColumn("records", _records()))
+    return TABLES["audit_1327"].conform(pairs.withColumn("records", _records()))
 
 
 def _partitions(ends: DataFrame) -> DataFrame:

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from kcoord.pipeline.lake.frames import unique
 from kcoord.pipeline.lake.incarnations import group_ends, with_incarnation
 from kcoord.pipeline.lake.settings import Settings
-from kcoord.pipeline.lake.tables import COMMITS
+from kcoord.pipeline.lake.tables import TABLES
 
 KEY = ("group", "topic", "partition")
 
@@ -33,7 +33,7 @@ def build(new: DataFrame, records: DataFrame, history: DataFrame, settings: Sett
     place = ["log_partition", "log_offset"]
     rows = rows.join(F.broadcast(reasons), place, "left")
     recorded = F.col("tombstone_reason").isNotNull() | ~F.col("is_tombstone")
-    return COMMITS.conform(
+    return TABLES["commits"].conform(
         rows.withColumn(
             "reason",
             F.when(~F.col("is_tombstone"), "commit").otherwise(F.coalesce("tombstone_reason", "inferred_reason")),

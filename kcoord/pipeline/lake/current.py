@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.commits import KEY
-from kcoord.pipeline.lake.gold_tables import CURRENT_OFFSETS
+from kcoord.pipeline.lake.tables import TABLES
 
 _VALUES = tuple(column.name for column in CURRENT_OFFSETS.columns if column.name not in KEY)
 
@@ -19,7 +19,7 @@ def build(commits: DataFrame, before: DataFrame | None = None) -> DataFrame:
         rows = rows.unionByName(before.select(*KEY, *_VALUES, F.lit(False).alias("is_tombstone")))
     order = F.struct("effective_offset", "log_offset")
     newest = rows.groupBy(*KEY).agg(F.max_by(F.struct("is_tombstone", *_VALUES), order).alias("newest"))
-    return CURRENT_OFFSETS.conform(newest.where("NOT newest.is_tombstone").select(*KEY, "newest.*"))
+    return TABLES["current_offsets"].conform(newest.where("NOT newest.is_tombstone").select(*KEY, "newest.*"))
 
 
 def last_places(commits: DataFrame) -> DataFrame:

@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 import kcoord.pipeline
 from kcoord.pipeline.lake import commits, current
 from kcoord.pipeline.lake.builders import BY_LOG_PARTITION, WHOLE, Builder
-from kcoord.pipeline.lake.gold_tables import TABLES
 from kcoord.pipeline.lake.ingest import bronze
 from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
+from kcoord.pipeline.lake.tables import TABLES
 
 
 def define() -> None:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import OffsetSpec
 from kcoord.client.types import TopicPartition
-from kcoord.pipeline.lake.gold_tables import TABLES
 from kcoord.pipeline.lake.ingest import MAX_TIMESTAMP_MS
 from kcoord.pipeline.lake.storage import Lake, Note
+from kcoord.pipeline.lake.tables import TABLES
 from protocol.errors import KafkaError
 
 

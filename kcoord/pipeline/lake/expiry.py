@@ -21,9 +21,9 @@ from pyspark.sql import functions as F
 from kcoord.pipeline.lake.commits import KEY
 from kcoord.pipeline.lake.ends_lines import newest
 from kcoord.pipeline.lake.frames import unique
-from kcoord.pipeline.lake.gold_tables import EXPIRY, ORPHANS
 from kcoord.pipeline.lake.groups import group_states, subscriptions
 from kcoord.pipeline.lake.settings import ExpiryPolicy, Settings
+from kcoord.pipeline.lake.tables import TABLES
 
 
 def build_expiry(
@@ -39,7 +39,7 @@ def build_expiry(
     )
     rows = rows.withColumn("expires_at", due)
     left = F.unix_millis("expires_at") - F.unix_millis(F.lit(now))
-    return EXPIRY.conform(rows.withColumn("expires_in_ms", left))
+    return TABLES["expiry"].conform(rows.withColumn("expires_in_ms", left))
 
 
 def _with_group(current: DataFrame, epochs: DataFrame, members: DataFrame, regexes: DataFrame) -> DataFrame:
@@ -73,4 +73,4 @@ def build_orphans(
     rows = rows.join(F.broadcast(topics), "topic", "left").join(F.broadcast(sampled), how="left")
     is_missing = F.col("is_sampled") & F.col("is_there").isNull()
     reason = F.when(is_missing, "topic-missing").when(F.col("has_members") & ~F.col("is_wanted"), "unsubscribed")
-    return ORPHANS.conform(rows.withColumn("reason", reason).where("reason IS NOT NULL"))
+    return TABLES["orphans"].conform(rows.withColumn("reason", reason).where("reason IS NOT NULL"))

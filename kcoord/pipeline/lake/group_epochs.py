@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.incarnations import group_ends, with_incarnation
 from kcoord.pipeline.lake.members import CLASSIC_GROUP, GROUP_EPOCH, MEMBER, TARGET_EPOCH
-from kcoord.pipeline.lake.tables import GROUP_EPOCHS
+from kcoord.pipeline.lake.tables import TABLES
 
 
 def build(records: DataFrame) -> DataFrame:
@@ -28,7 +28,7 @@ def build(records: DataFrame) -> DataFrame:
     rows = rows.withColumn("previous_timestamp", F.lag("timestamp").over(order)).withColumn("since_previous_ms", since)
     rows = _with_times(rows)
     recorded = F.coalesce(F.col("consumer_group.epoch_reason"), F.col("tombstone_reason"))
-    return GROUP_EPOCHS.conform(
+    return TABLES["group_epochs"].conform(
         rows.select("*", "classic_group.protocol_type", "classic_group.protocol", "classic_group.state_timestamp")
         .withColumn("reason", F.coalesce(recorded, _reason()))
         .withColumn("reason_source", F.when(recorded.isNotNull(), "recorded").when(_reason().isNotNull(), "inferred"))

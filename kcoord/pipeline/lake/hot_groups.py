@@ -6,7 +6,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from kcoord.pipeline.lake.gold_tables import HOT_GROUPS
+from kcoord.pipeline.lake.tables import TABLES
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -25,6 +25,6 @@ def build(commits: DataFrame) -> DataFrame:
     )
     all_commits = F.sum("commits").over(Window.partitionBy("hour"))
     share = F.when(all_commits > 0, F.col("commits") / all_commits).otherwise(0.0)
-    return HOT_GROUPS.conform(
+    return TABLES["hot_groups"].conform(
         rows.withColumn("commits_per_s", F.col("commits") / SECONDS_PER_HOUR).withColumn("share", share)
     )

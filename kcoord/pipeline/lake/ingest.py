@@ -17,8 +17,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import kcoord.pipeline
 from kcoord.pipeline.lake import record_files
-from kcoord.pipeline.lake.gold_tables import TABLES
 from kcoord.pipeline.lake.storage import Format, Lake, LakeError, Note
+from kcoord.pipeline.lake.tables import TABLES
 from kcoord.pipeline.options import Options
 
 GROUP_OFFSET: Final = "group_offset."

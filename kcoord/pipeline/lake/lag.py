@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from kcoord.pipeline.lake.commits import KEY
 from kcoord.pipeline.lake.ends_lines import TOPIC_PARTITION, lines, seconds_since
 from kcoord.pipeline.lake.frames import unique
-from kcoord.pipeline.lake.gold_tables import LAG
+from kcoord.pipeline.lake.tables import TABLES
 
 
 def build(commits: DataFrame, ends: DataFrame) -> DataFrame:
@@ -35,7 +35,7 @@ def build(commits: DataFrame, ends: DataFrame) -> DataFrame:
     order = Window.partitionBy(*KEY, "timestamp").orderBy(F.col("t0").desc_nulls_last())
     rows = rows.withColumn("choice", F.row_number().over(order)).where("choice = 1")
     behind = F.col("lag") > 0
-    return LAG.conform(
+    return TABLES["lag"].conform(
         rows.withColumn("seconds_behind", F.when(behind, seconds).otherwise(0.0)).withColumn(
             "is_lower_bound", behind & is_longer
         )

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.incarnations import group_ends, with_incarnation
 from kcoord.pipeline.lake.spells import spells, with_next
-from kcoord.pipeline.lake.tables import ASSIGNMENTS, MEMBERS, REGEXES
+from kcoord.pipeline.lake.tables import TABLES
 
 CLASSIC_GROUP: Final = 2
 GROUP_EPOCH: Final = 3
@@ -43,7 +43,7 @@ def build_members(records: DataFrame) -> DataFrame:
         F.lit(None).cast("string").alias("subscribed_regex"),
         F.lit(None).cast("string").alias("server_assignor"),
     )
-    return MEMBERS.conform(spells(own.unionByName(classic), [*_PLACE, "kind", "member_id", *said]))
+    return TABLES["members"].conform(spells(own.unionByName(classic), [*_PLACE, "kind", "member_id", *said]))
 
 
 def build_assignments(records: DataFrame, topic_names: DataFrame) -> DataFrame:
@@ -56,7 +56,7 @@ def build_assignments(records: DataFrame, topic_names: DataFrame) -> DataFrame:
     owned = spells(exploded, key, first=["epoch"])
     names = topic_names.select("topic_id", F.col("topic").alias("known_topic"))
     named = owned.join(F.broadcast(names), "topic_id", "left")
-    return ASSIGNMENTS.conform(named.withColumn("topic", F.coalesce("topic", "known_topic")))
+    return TABLES["assignments"].conform(named.withColumn("topic", F.coalesce("topic", "known_topic")))
 
 
 def build_regexes(records: DataFrame) -> DataFrame:
@@ -66,7 +66,7 @@ def build_regexes(records: DataFrame) -> DataFrame:
     newest = rows.groupBy("log_partition", "group", "regex").agg(
         F.max_by(F.struct("is_tombstone", "topics", "resolved_timestamp"), "log_offset").alias("newest")
     )
-    return REGEXES.conform(newest.where("NOT newest.is_tombstone").select("*", "newest.*"))
+    return TABLES["regexes"].conform(newest.where("NOT newest.is_tombstone").select("*", "newest.*"))
 
 
 def _of_type(records: DataFrame, record_type: int) -> DataFrame:

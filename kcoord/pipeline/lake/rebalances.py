@@ -7,8 +7,8 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.frames import with_zeros
-from kcoord.pipeline.lake.gold_tables import CHURN, CONVERGENCE, STORMS
 from kcoord.pipeline.lake.settings import Settings
+from kcoord.pipeline.lake.tables import TABLES
 
 _LIFE = ("group", "incarnation", "kind")
 
@@ -33,7 +33,7 @@ def build_storms(epochs: DataFrame, settings: Settings) -> DataFrame:
     counted = _reasons(rows, [*_LIFE, "storm"])
     storms = storms.join(counted, [*_LIFE, "storm"])
     duration = F.unix_millis("to_timestamp") - F.unix_millis("from_timestamp")
-    return STORMS.conform(storms.withColumn("duration_ms", duration))
+    return TABLES["storms"].conform(storms.withColumn("duration_ms", duration))
 
 
 def build_convergence(epochs: DataFrame, records: DataFrame) -> DataFrame:
@@ -66,7 +66,7 @@ def build_convergence(epochs: DataFrame, records: DataFrame) -> DataFrame:
     is_converged = F.col("members_reached") >= F.col("members")
     began = F.unix_millis("timestamp")
     took = F.when(F.col("members") == 0, 0).otherwise(F.greatest(F.unix_millis("last") - began, F.lit(0)))
-    return CONVERGENCE.conform(
+    return TABLES["convergence"].conform(
         rows.withColumn("target_ms", F.greatest(F.unix_millis("target_timestamp") - began, F.lit(0)))
         .withColumn("target_ms", F.when(F.col("target_timestamp").isNotNull(), F.col("target_ms")))
         .withColumn("is_converged", is_converged)
@@ -94,7 +94,7 @@ def build_churn(members: DataFrame, epochs: DataFrame) -> DataFrame:
     counted = hourly.groupBy("group", "hour").agg(F.count("*").alias("epochs"))
     counted = counted.join(_reasons(hourly, ["group", "hour"]), ["group", "hour"])
     rows = joins.join(leaves, ["group", "hour"], "outer").join(counted, ["group", "hour"], "outer")
-    return CHURN.conform(with_zeros(rows, "joins", "leaves", "epochs"))
+    return TABLES["churn"].conform(with_zeros(rows, "joins", "leaves", "epochs"))
 
 
 def _epochs(epochs: DataFrame) -> DataFrame:

@@ -21,8 +21,8 @@ from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.commits import KEY
 from kcoord.pipeline.lake.ends_lines import TOPIC_PARTITION, newest, with_end_at
-from kcoord.pipeline.lake.gold_tables import STATUS
 from kcoord.pipeline.lake.settings import BURROW_WINDOW
+from kcoord.pipeline.lake.tables import TABLES
 
 
 def build(commits: DataFrame, current: DataFrame, ends: DataFrame, now: datetime) -> DataFrame:
@@ -50,7 +50,7 @@ def build(commits: DataFrame, current: DataFrame, ends: DataFrame, now: datetime
     severity = F.when(F.col("status") == "OK", 0).when(F.col("status") == "WARN", 1).otherwise(2)
     worst = F.max(severity).over(Window.partitionBy("group"))
     name = F.element_at(F.array(F.lit("OK"), F.lit("WARN"), F.lit("ERR")), worst + 1)
-    return STATUS.conform(rows.withColumn("group_status", name))
+    return TABLES["status"].conform(rows.withColumn("group_status", name))
 
 
 def _recent(commits: DataFrame, current: DataFrame) -> DataFrame:

@@ -23,8 +23,7 @@ from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 
 from kcoord.pipeline.lake.files import file_system
-from kcoord.pipeline.lake.gold_tables import TABLES
-from kcoord.pipeline.lake.tables import Table
+from kcoord.pipeline.lake.tables import TABLES, Table
 
 NOTES: Final = "_kcoord"
 ICEBERG_CATALOG: Final = "kcoord"

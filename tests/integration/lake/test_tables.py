@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kcoord.pipeline.lake.asof import snapshot
 from kcoord.pipeline.lake.builders import WHOLE
-from kcoord.pipeline.lake.gold_tables import TABLES
 from kcoord.pipeline.lake.jobs import SILVER, Jobs
 from kcoord.pipeline.lake.report.page import write_report
 from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
 from kcoord.pipeline.lake.storage import Lake
+from kcoord.pipeline.lake.tables import TABLES
 from tests.integration.lake.made_log import moment
 from tests.integration.lake.scenario import DAY, SAMPLES, add_samples, fill, first_half, second_half
 from tests.support.shared import missing
