@@ -109,7 +109,7 @@ docker-test: $(DEV) ## build the image and use it with a real client (starts a D
 lock: $(DEV) ## resolve the dependencies again and write requirements/*.lock
 	$(LOCK) --upgrade --output-file requirements/run.lock
 	$(LOCK) --constraint requirements/run.lock --extra dev --output-file requirements/dev.lock
-	$(LOCK) --constraint requirements/dev.lock --extra spark-fast --output-file requirements/spark.lock
+	$(LOCK) --constraint requirements/dev.lock --extra spark-fast --extra delta --extra iceberg --output-file requirements/spark.lock
 	echo hatchling | $(subst pyproject.toml,-,$(LOCK)) --constraint requirements/dev.lock --output-file requirements/build.lock
 
 env: $(DEV) ## make the development environment only

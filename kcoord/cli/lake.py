@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         from pyspark.errors import PySparkException
 
-        from kcoord.pipeline.lake.storage import LakeError
+        from kcoord.pipeline.lake.errors import LakeError
     except ImportError as error:
         print(f"kcoord lake: {error.name} is missing: pip install 'kcoord[spark]'", file=sys.stderr)
         return EXIT_FAILED
@@ -207,10 +207,11 @@ def _report(options: argparse.Namespace) -> int:
 def _open(options: argparse.Namespace) -> tuple[Lake, Jobs]:
     from dataclasses import replace
 
+    from kcoord.pipeline.lake.formats import Format
     from kcoord.pipeline.lake.jobs import Jobs
     from kcoord.pipeline.lake.session import get_session
     from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
-    from kcoord.pipeline.lake.storage import Format, Lake
+    from kcoord.pipeline.lake.storage import Lake
 
     spark = get_session(options.master, _pairs(options.conf), progress=sys.stderr.isatty())
     spark.sparkContext.setLogLevel("ERROR")

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from kcoord.pipeline.lake.commits import KEY
 from kcoord.pipeline.lake.tables import TABLES
 
-_VALUES = tuple(column.name for column in CURRENT_OFFSETS.columns if column.name not in KEY)
+_VALUES = tuple(column.name for column in TABLES["current_offsets"].columns if column.name not in KEY)
 
 
 def build(commits: DataFrame, before: DataFrame | None = None) -> DataFrame:

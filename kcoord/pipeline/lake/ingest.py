@@ -17,7 +17,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import kcoord.pipeline
 from kcoord.pipeline.lake import record_files
-from kcoord.pipeline.lake.storage import Format, Lake, LakeError, Note
+from kcoord.pipeline.lake.errors import LakeError
+from kcoord.pipeline.lake.formats import Format
+from kcoord.pipeline.lake.storage import Lake, Note
 from kcoord.pipeline.lake.tables import TABLES
 from kcoord.pipeline.options import Options
 

@@ -22,9 +22,10 @@ from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake import commits, current
 from kcoord.pipeline.lake.builders import BY_LOG_PARTITION, WHOLE, Builder, topic_names
+from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.ingest import GROUP_OFFSET, MAX_TIMESTAMP_MS
 from kcoord.pipeline.lake.settings import Settings
-from kcoord.pipeline.lake.storage import Lake, LakeError, Note
+from kcoord.pipeline.lake.storage import Lake, Note
 
 JOBS: Final = {
     "current": ("current_offsets",),

@@ -11,7 +11,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from kcoord.pipeline.lake.storage import LakeError
+from kcoord.pipeline.lake.errors import LakeError
 
 SETTINGS: Final = {
     # Timestamps mean the same everywhere, and Parquet readers other than Spark understand them (not INT96).

@@ -16,37 +16,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final
 
-from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 
-from kcoord.pipeline.lake.files import file_system
+from kcoord.pipeline.lake.errors import LakeError
+from kcoord.pipeline.lake.formats import Format, open_store
+from kcoord.pipeline.lake.formats.place import Place
 from kcoord.pipeline.lake.tables import TABLES, Table
 
 NOTES: Final = "_kcoord"
-ICEBERG_CATALOG: Final = "kcoord"
-"""Name of the Iceberg catalog that a session is expected to have (`spark.sql.catalog.kcoord`)."""
-
-
-class Format(StrEnum):
-    """How tables are kept. Delta and Iceberg need their libraries in the session."""
-
-    PARQUET = "parquet"
-    DELTA = "delta"
-    ICEBERG = "iceberg"
-
-
-_WITHOUT_DICTIONARY: Final = {
-    f"parquet.enable.dictionary#{name}": "false"
-    for name in ("log_offset", "effective_offset", "timestamp", "effective_timestamp", "commit_timestamp")
-}
-"""Nearly every row has another value there, so that a dictionary is begun, filled and given up for nothing."""
-
-
-class LakeError(Exception):
-    """What the user of a lake is told."""
 
 
 @dataclass(slots=True)
@@ -70,10 +49,12 @@ class Lake:
         self.uri = uri.rstrip("/")
         self.format = table_format
         try:
-            self._files, self._root = file_system(self.uri)
+            self._place = Place.of(self.uri)
         except (ValueError, OSError) as error:
             raise LakeError(f"lake {uri}: {error}") from error
+        self._files = self._place.files
         self._check_format()
+        self._store = open_store(spark, self._place, table_format)
 
     def path(self, table: Table) -> str:
         return f"{self.uri}/{table.layer}/{table.name}"
@@ -83,88 +64,45 @@ class Lake:
         return f"{self.uri}/{NOTES}/checkpoint"
 
     def has_checkpoint(self) -> bool:
-        return self._exists(f"{self._root}/{NOTES}/checkpoint/offsets")
+        return self._place.exists(f"{NOTES}/checkpoint/offsets")
 
     # Tables.
 
     def read(self, name: str) -> DataFrame:
         """The table; without rows where it was never made."""
         table = TABLES[name]
-        if not self._is_there(table):
-            return self.spark.createDataFrame([], table.schema)
-        if self.format is Format.ICEBERG:
-            return self.spark.table(self._identifier(table))
-        reader = self.spark.read.format(self.format.value)
-        if self.format is Format.PARQUET:
-            reader = reader.schema(table.schema)
-        return table.conform(reader.load(self.path(table)))
+        found = self._store.read(table)
+        return self.spark.createDataFrame([], table.schema) if found is None else table.conform(found)
 
     def write(self, name: str, frame: DataFrame) -> None:
         """Replaces those partitions of the table's layout that the frame has rows of; all of an unpartitioned table."""
         table = TABLES[name]
-        frame = table.conform(frame)
-        if self.format is Format.ICEBERG:
-            self._write_iceberg(table, frame)
-            return
-        writer = frame.write.format(self.format.value).mode("overwrite").options(**_WITHOUT_DICTIONARY)
-        if table.partitioned_by:
-            writer = writer.partitionBy(*table.partitioned_by).option("partitionOverwriteMode", "dynamic")
-        writer.save(self.path(table))
+        self._store.replace(table, table.conform(frame))
 
     def append(self, name: str, frame: DataFrame) -> None:
         """Adds rows; for samples, which nothing else can give again."""
         table = TABLES[name]
-        frame = table.conform(frame)
-        if self.format is Format.ICEBERG and self.spark.catalog.tableExists(self._identifier(table)):
-            frame.writeTo(self._identifier(table)).append()
-        elif self.format is Format.ICEBERG:
-            self._write_iceberg(table, frame)
-        else:
-            writer = frame.write.format(self.format.value).mode("append").partitionBy(*table.partitioned_by)
-            writer.save(self.path(table))
-
-    def _write_iceberg(self, table: Table, frame: DataFrame) -> None:
-        writer = frame.writeTo(self._identifier(table))
-        if self.spark.catalog.tableExists(self._identifier(table)):
-            writer.overwritePartitions()
-            return
-        self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {ICEBERG_CATALOG}.{table.layer}")
-        writer = writer.using("iceberg")
-        if table.partitioned_by:
-            writer = writer.partitionedBy(*(frame[name] for name in table.partitioned_by))
-        writer.create()
-
-    def _identifier(self, table: Table) -> str:
-        return f"{ICEBERG_CATALOG}.{table.layer}.{table.name}"
-
-    def _is_there(self, table: Table) -> bool:
-        if self.format is Format.ICEBERG:
-            return bool(self.spark.catalog.tableExists(self._identifier(table)))
-        return self._exists(f"{self._root}/{table.layer}/{table.name}")
+        self._store.append(table, table.conform(frame))
 
     def _check_format(self) -> None:
         """A lake keeps the format with which it was begun."""
-        place = f"{self._root}/{NOTES}/format"
-        if self._exists(place):
-            with self._files.open_input_stream(place) as file:
-                known = file.read().decode()
-            if known != self.format:
-                raise LakeError(f"lake {self.uri} is kept as {known}, not as {self.format}")
-        else:
-            self._replace(place, self.format.value)
+        known = self._text("format")
+        if known is None:
+            self._replace("format", self.format.value)
+        elif known != self.format:
+            raise LakeError(f"lake {self.uri} is kept as {known}, not as {self.format}")
 
     # Notes.
 
     def note(self, name: str) -> Note | None:
-        place = self._note_place(name)
-        if not self._exists(place):
+        text = self._text(f"{name}.json")
+        if text is None:
             return None
-        with self._files.open_input_stream(place) as file:
-            content = json.loads(file.read())
+        content = json.loads(text)
         return Note(content["version"], content["made_from"], content["progress"])
 
     def set_note(self, name: str, note: Note) -> None:
-        self._replace(self._note_place(name), note.to_json())
+        self._replace(f"{name}.json", note.to_json())
 
     def begin(self, name: str) -> None:
         """From here on until `set_note` the table may be half old."""
@@ -173,25 +111,23 @@ class Lake:
 
     def stored_settings(self) -> dict[str, str]:
         """The settings with which the lake was last made; empty for a new one."""
-        place = f"{self._root}/{NOTES}/settings.json"
-        if not self._exists(place):
-            return {}
-        with self._files.open_input_stream(place) as file:
-            content = json.loads(file.read())
-        return {str(key): str(value) for key, value in content.items()}
+        text = self._text("settings.json")
+        return {} if text is None else {str(key): str(value) for key, value in json.loads(text).items()}
 
     def store_settings(self, settings: dict[str, str]) -> None:
-        self._replace(f"{self._root}/{NOTES}/settings.json", json.dumps(settings, indent=1, sort_keys=True))
+        self._replace("settings.json", json.dumps(settings, indent=1, sort_keys=True))
 
-    def _note_place(self, name: str) -> str:
-        return f"{self._root}/{NOTES}/{name}.json"
+    def _text(self, name: str) -> str | None:
+        """The text of a note's file; None where there is none."""
+        if not self._place.exists(f"{NOTES}/{name}"):
+            return None
+        with self._files.open_input_stream(f"{self._place.root}/{NOTES}/{name}") as file:
+            return str(file.read().decode())
 
-    def _exists(self, place: str) -> bool:
-        return self._files.get_file_info(place).type is not fs.FileType.NotFound
-
-    def _replace(self, place: str, text: str) -> None:
+    def _replace(self, name: str, text: str) -> None:
         """A reader sees the old text or the new one."""
-        self._files.create_dir(place.rpartition("/")[0])
-        with self._files.open_output_stream(f"{place}.new") as file:
+        folder = f"{self._place.root}/{NOTES}"
+        self._files.create_dir(folder)
+        with self._files.open_output_stream(f"{folder}/{name}.new") as file:
             file.write(text.encode())
-        self._files.move(f"{place}.new", place)
+        self._files.move(f"{folder}/{name}.new", f"{folder}/{name}")

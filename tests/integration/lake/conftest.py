@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.session import check_java, get_session
-from kcoord.pipeline.lake.storage import LakeError
 from tests.support.shared import missing
 
 _SMALL = {

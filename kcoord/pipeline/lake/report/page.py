@@ -15,10 +15,11 @@ from plotly.offline import get_plotlyjs
 
 from kcoord import __version__
 from kcoord.pipeline.lake.builders import WHOLE
+from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.jobs import SILVER, Jobs
 from kcoord.pipeline.lake.report import figures, markup
 from kcoord.pipeline.lake.report.data import ReportData, collect
-from kcoord.pipeline.lake.storage import Lake, LakeError
+from kcoord.pipeline.lake.storage import Lake
 
 _NO_SAMPLES: Final = "Lag needs samples of where partitions end: <code>kcoord lake ends</code> takes them."
 

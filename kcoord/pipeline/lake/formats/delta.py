@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of Delta Lake, whose log `deltalake` writes: a change is there as a whole or not at all, and older versions
+stay readable until they are vacuumed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction, RemoveAction
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from kcoord.pipeline.lake.errors import LakeError
+from kcoord.pipeline.lake.formats.data_files import DataFile, read_files, replaced_values, write_files
+from kcoord.pipeline.lake.formats.place import Place
+from kcoord.pipeline.lake.tables import Table
+
+
+class DeltaStore:
+    def __init__(self, spark: SparkSession, place: Place) -> None:
+        self._spark = spark
+        self._place = place
+
+    def read(self, table: Table) -> DataFrame | None:
+        uri = self._place.table_uri(table)
+        if not DeltaTable.is_deltatable(uri):
+            return None
+        found = DeltaTable(uri)
+        if "deletionVectors" in (found.protocol().reader_features or []):
+            # Spark would read the rows that another program has marked as deleted in the files.
+            raise LakeError(f"{uri} has deletion vectors; run REORG TABLE ... APPLY (PURGE) and switch them off")
+        return read_files(self._spark, table, found.file_uris())
+
+    def replace(self, table: Table, frame: DataFrame) -> None:
+        files = write_files(self._place, table, frame)
+        if table.partitioned_by and not files:
+            return
+        filters = [(name, "in", values) for name, values in replaced_values(table, files).items()]
+        self._commit(table, files, "overwrite", filters or None)
+
+    def append(self, table: Table, frame: DataFrame) -> None:
+        self._commit(table, write_files(self._place, table, frame), "append", None)
+
+    def _commit(
+        self, table: Table, files: list[DataFile], mode: str, filters: list[tuple[str, str, list[str]]] | None
+    ) -> None:
+        uri, layout = self._place.table_uri(table), list(table.partitioned_by)
+        schema = to_arrow_schema(table.schema, timezone="UTC")
+        known = DeltaTable.create(uri, schema, mode="ignore", partition_by=layout)
+        now_ms = round(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(each.path, each.size_bytes, each.layout, now_ms, True, json.dumps({"numRecords": each.rows}))
+            for each in files
+        ]
+        known.create_write_transaction(actions, mode, schema, layout, filters)

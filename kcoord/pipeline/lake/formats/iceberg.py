@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of Iceberg, whose metadata `pyiceberg` writes: a change is there as a whole or not at all, and older
+snapshots stay readable until they are expired.
+
+The catalog is pyiceberg's of the name `kcoord` (`PYICEBERG_CATALOG__KCOORD__URI` and so on, or `.pyiceberg.yaml`). A
+lake on a local disk does without: its catalog is a file of its own then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, And, BooleanExpression, EqualTo, Or, Reference
+from pyiceberg.expressions.literals import literal
+from pyiceberg.table import Table as IcebergTable
+from pyiceberg.utils.config import Config
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from kcoord.pipeline.lake.errors import LakeError
+from kcoord.pipeline.lake.formats.data_files import DataFile, read_files, replaced_values, write_files
+from kcoord.pipeline.lake.formats.place import Place
+from kcoord.pipeline.lake.tables import Table
+
+CATALOG: Final = "kcoord"
+OWN_CATALOG: Final = "_kcoord/iceberg.db"
+
+
+class IcebergStore:
+    def __init__(self, spark: SparkSession, place: Place) -> None:
+        self._spark = spark
+        self._place = place
+        configured = Config().get_catalog_config(CATALOG)
+        self._catalog_properties = {} if configured is None else {key: str(configured[key]) for key in configured}
+        if configured is None:
+            if not place.is_local:
+                raise LakeError(
+                    f"--format iceberg needs a catalog for {place.uri}: set PYICEBERG_CATALOG__{CATALOG.upper()}__URI "
+                    f"and what else it needs, or name it in .pyiceberg.yaml"
+                )
+            place.files.create_dir(f"{place.root}/{OWN_CATALOG.rpartition('/')[0]}")
+            own = {"type": "sql", "uri": f"sqlite:///{place.root}/{OWN_CATALOG}", "warehouse": place.root}
+            self._catalog_properties = own
+
+    def read(self, table: Table) -> DataFrame | None:
+        with self._catalog() as catalog:
+            found = self._load(catalog, table)
+            if found is None:
+                return None
+            uris = []
+            for task in found.scan().plan_files():
+                if task.delete_files:
+                    # Spark would read the rows that another program has marked as deleted.
+                    raise LakeError(f"{found.location()} has delete files; rewrite its data files")
+                uris.append(task.file.file_path)
+        return read_files(self._spark, table, uris)
+
+    def replace(self, table: Table, frame: DataFrame) -> None:
+        files = write_files(self._place, table, frame)
+        if table.partitioned_by and not files:
+            return
+        replaced: BooleanExpression = AlwaysTrue()
+        for name, values in replaced_values(table, files).items():
+            replaced = And(
+                replaced, Or(*(EqualTo(term=Reference(name), value=literal(value)) for value in values), AlwaysFalse())
+            )
+        self._commit(table, files, replaced)
+
+    def append(self, table: Table, frame: DataFrame) -> None:
+        self._commit(table, write_files(self._place, table, frame), None)
+
+    def _commit(self, table: Table, files: list[DataFile], replaced: BooleanExpression | None) -> None:
+        uri = self._place.table_uri(table)
+        with self._catalog() as catalog:
+            found = self._load(catalog, table) or self._create(catalog, table)
+            with found.transaction() as change:
+                if replaced is not None and any(found.scan(row_filter=replaced).plan_files()):
+                    change.delete(replaced)
+                if files:
+                    change.add_files([f"{uri}/{each.path}" for each in files], check_duplicate_files=False)
+
+    def _create(self, catalog: Catalog, table: Table) -> IcebergTable:
+        catalog.create_namespace_if_not_exists(table.layer)
+        schema = to_arrow_schema(table.schema, timezone="UTC")
+        creation = catalog.create_table_transaction(_identifier(table), schema, location=self._place.table_uri(table))
+        with creation, creation.update_spec() as layout:
+            for name in table.partitioned_by:
+                layout.add_identity(name)
+        return catalog.load_table(_identifier(table))
+
+    def _load(self, catalog: Catalog, table: Table) -> IcebergTable | None:
+        try:
+            found = catalog.load_table(_identifier(table))
+        except NoSuchTableError:
+            return None
+        if found.location() != self._place.table_uri(table):
+            raise LakeError(
+                f"catalog {CATALOG} has another lake's {table.layer}.{table.name}, at {found.location()}: "
+                "one catalog is for one lake"
+            )
+        return found
+
+    @contextmanager
+    def _catalog(self) -> Iterator[Catalog]:
+        catalog = load_catalog(CATALOG, **self._catalog_properties)
+        try:
+            yield catalog
+        finally:
+            catalog.close()
+
+
+def _identifier(table: Table) -> tuple[str, str]:
+    return table.layer, table.name

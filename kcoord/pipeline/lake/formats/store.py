@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a format has to be able to do."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pyspark.sql import DataFrame
+
+from kcoord.pipeline.lake.tables import Table
+
+
+class Store(Protocol):
+    """Frames have the table's columns and types."""
+
+    def read(self, table: Table) -> DataFrame | None:
+        """All rows as of now; None where the table was never made."""
+        ...
+
+    def replace(self, table: Table, frame: DataFrame) -> None:
+        """Replaces those parts of the table's layout that the frame has rows of; all of a table without a layout."""
+        ...
+
+    def append(self, table: Table, frame: DataFrame) -> None:
+        """Adds rows."""
+        ...

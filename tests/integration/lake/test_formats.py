@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lake in Delta Lake and in Iceberg: the same answers as in Parquet, whole changes, and versions that stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from pyarrow import fs
+from pyiceberg.catalog import load_catalog
+from pyspark.sql import SparkSession
+
+from kcoord.coordinator.service import partition_for
+from kcoord.pipeline.lake.errors import LakeError
+from kcoord.pipeline.lake.formats import Format, open_store
+from kcoord.pipeline.lake.formats.place import Place
+from kcoord.pipeline.lake.ingest import ingest
+from kcoord.pipeline.lake.jobs import Jobs
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
+from kcoord.pipeline.lake.storage import Lake
+from tests.support.offsets_sample import Key, described_offsets, unpack_sample
+
+LOG_PARTITIONS = 8
+FORMATS = (Format.DELTA, Format.ICEBERG)
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return unpack_sample(tmp_path_factory.mktemp("sample"))
+
+
+def _told(*log_partitions: int) -> dict[Key, int]:
+    """What Kafka's tool says of the groups in these log partitions."""
+    told = described_offsets()
+    return {key: told[key] for key in told if partition_for(key[0], LOG_PARTITIONS) in log_partitions}
+
+
+def _ingest(lake: Lake, log: str, log_partitions: str) -> None:
+    options = {"logPartitions": log_partitions, "checksums": "none"}
+    ingest(lake, log, options=options).awaitTermination()
+
+
+def _current(lake: Lake) -> dict[Key, int]:
+    Jobs(lake, Settings(retention_ms=MS_PER_MINUTE)).run("current")
+    rows = lake.read("current_offsets").collect()
+    return {(row["group"], row["topic"], row["partition"]): row["committed_offset"] for row in rows}
+
+
+def _versions(lake: Lake) -> list[int]:
+    """How many rows each version of `current_offsets` has for a reader that is not Spark, oldest first."""
+    folder = f"{lake.uri}/gold/current_offsets"
+    if lake.format is Format.DELTA:
+        newest = DeltaTable(folder).version()
+        return [DeltaTable(folder, version=each).to_pyarrow_table().num_rows for each in range(1, newest + 1)]
+    catalog = load_catalog("kcoord", type="sql", uri=f"sqlite:///{lake.uri}/_kcoord/iceberg.db", warehouse=lake.uri)
+    table = catalog.load_table(("gold", "current_offsets"))
+    found = [table.scan(snapshot_id=each.snapshot_id).to_arrow().num_rows for each in table.snapshots()]
+    catalog.close()
+    return found
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_lake_grows_by_whole_changes_each_of_them_once(
+    spark: SparkSession, sample: str, tmp_path: Path, table_format: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(spark, str(tmp_path / "lake"), table_format)
+    _ingest(lake, sample, "3")
+    assert _current(lake) == _told(3) != {}
+
+    # A job that dies between the files and the change of the table has changed nothing.
+    before = lake.read("current_offsets").toArrow()
+    with monkeypatch.context() as broken:
+        broken.setattr(pq, "read_metadata", lambda *arguments, **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            lake.write("current_offsets", lake.read("current_offsets").limit(1))
+    assert lake.read("current_offsets").toArrow().equals(before)
+
+    _ingest(lake, sample, "1,3")
+    # As after a kill just before Spark notes that the second micro-batch is done: it is done again.
+    places = sorted(map(tuple, lake.read("records").select("log_partition", "log_offset").collect()))
+    commits = tmp_path / "lake" / "_kcoord" / "checkpoint" / "commits"
+    for name in ("1", ".1.crc"):
+        (commits / name).unlink()
+    _ingest(lake, sample, "1,3")
+    assert sorted(map(tuple, lake.read("records").select("log_partition", "log_offset").collect())) == places
+    assert len(places) == len(set(places)) > 0
+    assert _current(lake) == _told(1, 3)
+
+    # The first answer is still there for whoever asks for that version.
+    counts = _versions(lake)
+    assert counts[0] == len(_told(3)) and counts[-1] == len(_told(1, 3)) > counts[0]
+
+
+def test_a_format_without_its_library_is_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for table_format in FORMATS:
+        with pytest.raises(LakeError, match=rf"pip install 'kcoord\[{table_format}\]'"):
+            open_store(spark, Place.of(str(tmp_path)), table_format)
+
+
+def test_iceberg_on_object_storage_needs_a_catalog(spark: SparkSession, tmp_path: Path) -> None:
+    elsewhere = Place("s3://bucket/lake", fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "lake")
+    with pytest.raises(LakeError, match="PYICEBERG_CATALOG__KCOORD__URI"):
+        open_store(spark, elsewhere, Format.ICEBERG)
+
+
+def test_a_catalog_is_for_one_lake(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__KCOORD__TYPE", "sql")
+    monkeypatch.setenv("PYICEBERG_CATALOG__KCOORD__URI", f"sqlite:///{tmp_path}/catalog.db")
+    first = Lake(spark, str(tmp_path / "one"), Format.ICEBERG)
+    first.write("regexes", first.read("regexes"))
+    first.append("ends", first.read("ends"))
+    assert first.read("ends").count() == 0
+    with pytest.raises(LakeError, match=r"another lake's silver\.ends"):
+        Lake(spark, str(tmp_path / "two"), Format.ICEBERG).read("ends")
