@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 
 from kcoord.cli.lake_output import print_frame, print_made
 from kcoord.cli.session import EXIT_FAILED, EXIT_INTERRUPTED, add_connection_options, client_config
+from kcoord.cli.stopping import stop_on_signals
 from kcoord.cli.table import parse_time
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from kcoord.client.config import AdminConfig
     from kcoord.pipeline.lake.ends import End
@@ -38,6 +40,10 @@ _HELP = {
     "audit-1327": "what `latest` lost, or will lose, on new partitions (KIP-1327)",
 }
 _DEFAULT_LIMIT = 50
+_STOP_STEP_S = 1
+"""How long a stream that is followed may not notice a signal."""
+_STOP_PATIENCE_S = 60.0
+"""How long the micro-batch may take that is under way then."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,6 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         from pyspark.errors import PySparkException
 
         from kcoord.pipeline.lake.errors import LakeError
+
     except ImportError as error:
         print(f"kcoord lake: {error.name} is missing: pip install 'kcoord[spark]'", file=sys.stderr)
         return EXIT_FAILED
@@ -71,11 +78,18 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="JOB")
     ingest = _add(commands, "ingest", "copy the log into the lake, and what it means", _ingest)
     ingest.add_argument("--log", required=True, metavar="URI", help="folder that holds __consumer_offsets-N")
-    ingest.add_argument("--follow", type=float, metavar="SECONDS", help="go on, and look so often for new records")
+    ingest.add_argument(
+        "--follow",
+        type=float,
+        metavar="SECONDS",
+        help="go on until SIGINT or SIGTERM, and look so often for new records",
+    )
     ingest.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the data source")
     ends = _add(commands, "ends", "sample where partitions end, from a broker", _ends)
     add_connection_options(ends)
-    ends.add_argument("--every", type=float, metavar="SECONDS", help="go on, with a sample every so often")
+    ends.add_argument(
+        "--every", type=float, metavar="SECONDS", help="go on until SIGINT or SIGTERM, with a sample every so often"
+    )
     ends.add_argument("--samples", type=int, metavar="N", help="with --every: end after so many")
     for name, text in _HELP.items():
         command = _add(commands, name, text, _answer)
@@ -131,15 +145,26 @@ def _ingest(options: argparse.Namespace) -> int:
 
     interval_ms = None if options.follow is None else round(options.follow * 1000)
     query = ingest(lake, options.log, follow_interval_ms=interval_ms, options=_pairs(options.option), on_batch=on_batch)
-    try:
+    if options.follow is None:
         query.awaitTermination()
-    except KeyboardInterrupt:
-        query.stop()
-        if options.follow is None:
-            raise
+    else:
+        _follow(query)
     if lake.note("records") is not None:
         jobs.again().ensure_all(SILVER)
     return 0
+
+
+def _follow(query: StreamingQuery) -> None:
+    """Returns after a signal, between two micro-batches. One that takes too long is broken off, and is done again by
+    the next run.
+    """
+    with stop_on_signals() as stop:
+        while not stop.is_set() and not query.awaitTermination(_STOP_STEP_S):
+            pass
+    patience = time.monotonic() + _STOP_PATIENCE_S
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < patience:
+        time.sleep(_STOP_STEP_S / 50)
+    query.stop()
 
 
 def _ends(options: argparse.Namespace) -> int:
@@ -151,14 +176,14 @@ def _ends(options: argparse.Namespace) -> int:
     lake, _ = _open(options)
     samples = options.samples if options.every is not None else 1
     taken = 0
-    while samples is None or taken < samples:
-        if taken:
-            time.sleep(options.every)
-        ends = asyncio.run(_sample(config))
-        add_sample(lake, ends, datetime.now(UTC))
-        taken += 1
-        print(f"sample {taken}: {len(ends)} partitions", file=sys.stderr)
-    return 0
+    with stop_on_signals() as stop:
+        while True:
+            ends = asyncio.run(_sample(config))
+            add_sample(lake, ends, datetime.now(UTC))
+            taken += 1
+            print(f"sample {taken}: {len(ends)} partitions", file=sys.stderr)
+            if taken == samples or stop.wait(options.every):
+                return 0
 
 
 async def _sample(config: AdminConfig) -> list[End]:

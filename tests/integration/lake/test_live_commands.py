@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that go on beside a running broker: `ingest --follow` and `ends --every`, and how they are stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from kcoord.cli.lake import main
+from kcoord.client.admin.client import AdminClient
+from kcoord.client.admin.model import NewTopic
+from kcoord.client.types import OffsetAndMetadata, TopicPartition
+from kcoord.pipeline.lake.storage import Lake
+from tests.support.confluent import produce
+from tests.support.kcoord_process import KcoordProcess
+from tests.support.waiting import wait_until
+
+START_SECONDS = 300.0
+STOP_SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KcoordProcess]:
+    running = KcoordProcess(tmp_path_factory.mktemp("broker")).start()
+    asyncio.run(_create_topic(running.address))
+    yield running
+    running.stop()
+
+
+async def _create_topic(address: str) -> None:
+    async with AdminClient(bootstrap_servers=address) as admin:
+        (await admin.create_topics([NewTopic("orders", 3)])).all()
+
+
+def _commit(address: str, offset: int) -> None:
+    async def alter() -> None:
+        async with AdminClient(bootstrap_servers=address) as admin:
+            offsets = {TopicPartition("orders", 0): OffsetAndMetadata(offset)}
+            (await admin.alter_consumer_group_offsets("followed", offsets)).all()
+
+    asyncio.run(alter())
+
+
+def test_a_stream_is_followed_and_ends_well_when_it_is_told_to(
+    spark: SparkSession, broker: KcoordProcess, tmp_path: Path
+) -> None:
+    """Twice, by each of the signals: the second run goes on where the first one was."""
+    folder = tmp_path / "lake"
+    for run, number in enumerate((signal.SIGTERM, signal.SIGINT)):
+        _commit(broker.address, 10 * run)
+        with _followed(str(broker.data), folder, tmp_path / "err") as process:
+            _wait_for_commits(process, folder, 2 * run + 1)
+            _commit(broker.address, 10 * run + 1)
+            _wait_for_commits(process, folder, 2 * run + 2)
+            process.send_signal(number)
+            assert process.wait(STOP_SECONDS) == 0, (tmp_path / "err").read_text()
+    said = (tmp_path / "err").read_text()
+    assert said.count(" records, ") >= 4
+    assert "Traceback" not in said and "Exception" not in said
+    assert "[Stage" not in said  # a file is no terminal: no bars
+    commits = Lake(spark, str(folder)).read("commits").where("`group` = 'followed'").orderBy("log_offset").collect()
+    assert [row["committed_offset"] for row in commits] == [0, 1, 10, 11]
+
+
+class _Followed:
+    """`kcoord lake ingest --follow` in a process of its own; what it says goes to a file."""
+
+    def __init__(self, command: list[str], said: Path) -> None:
+        self._said = said.open("ab")
+        self.process = subprocess.Popen(command, stderr=self._said, start_new_session=True)
+
+    def __enter__(self) -> subprocess.Popen[bytes]:
+        return self.process
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)  # its own session: Spark's JVM and workers with it
+            self.process.wait()
+        self._said.close()
+
+
+def _followed(log: str, lake: Path, said: Path) -> _Followed:
+    command = [sys.executable, "-m", "kcoord", "lake", "ingest", "--log", log, "--lake", str(lake), "--follow", "0.2"]
+    command += ["--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=1"]
+    command += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
+    return _Followed(command, said)
+
+
+def _wait_for_commits(process: subprocess.Popen[bytes], lake: Path, batches: int) -> None:
+    """Until that many micro-batches, and the commits in them, are in the lake."""
+
+    def are_there() -> bool:
+        assert process.poll() is None, "the command ended"
+        note = lake / "_kcoord" / "commits.json"
+        return note.exists() and int(json.loads(note.read_text())["progress"]["batch"]) >= batches - 1
+
+    wait_until(are_there, f"{batches} micro-batches are in the lake", START_SECONDS)
+
+
+def test_ends_are_sampled_until_it_is_told_to_stop(
+    spark: SparkSession, broker: KcoordProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--lake", str(tmp_path), "--master", "local[2]", "--bootstrap-server", broker.address]
+    produce(broker.address, "orders", 2, 3)
+    assert main(["ends", *options]) == 0
+    lake = Lake(spark, str(tmp_path))
+    rows = lake.read("ends").orderBy("partition").collect()
+    assert [(row["topic"], row["partition"], row["start_offset"], row["end_offset"]) for row in rows] == [
+        ("orders", 0, 0, 3),
+        ("orders", 1, 0, 3),
+        ("orders", 2, 0, 0),
+    ]
+    assert all(row["created_timestamp"] <= row["timestamp"] for row in rows)
+    assert main(["ends", *options, "--every", "0.01", "--samples", "2"]) == 0
+    assert "sample 2: 3 partitions" in capsys.readouterr().err
+
+    def stop_after_the_next() -> None:
+        wait_until(lambda: _samples(tmp_path) == 4, "the fourth sample is taken", STOP_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop_after_the_next)
+    stopper.start()
+    assert main(["ends", *options, "--every", str(STOP_SECONDS)]) == 0
+    stopper.join()
+    assert lake.read("ends").select("timestamp").distinct().count() == 4
+
+
+def _samples(lake: Path) -> int:
+    return int(json.loads((lake / "_kcoord" / "ends.json").read_text())["version"])
+
+
+def test_a_broker_that_is_not_there_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--bootstrap-server", "127.0.0.1:1", "--timeout", "300"]
+    assert main(["ends", "--lake", str(tmp_path / "lake"), *options]) == 1
+    assert "kcoord lake: " in capsys.readouterr().err
+    assert not (tmp_path / "lake").exists()

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals that end a command well."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from kcoord.cli.stopping import stop_on_signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_the_second_one_does_what_it_did(number: signal.Signals) -> None:
+    heard: list[int] = []
+    before = signal.signal(number, lambda each, frame: heard.append(each))
+    try:
+        with stop_on_signals() as stop:
+            assert not stop.is_set()
+            os.kill(os.getpid(), number)
+            assert stop.wait(10)
+            assert heard == []
+            os.kill(os.getpid(), number)
+        assert heard == [number]
+        os.kill(os.getpid(), number)
+        assert heard == [number, number]
+    finally:
+        signal.signal(number, before)
+
+
+def test_without_a_signal_everything_is_as_before() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_on_signals() as stop:
+        assert not stop.wait(0)
+    assert signal.getsignal(signal.SIGTERM) is before
