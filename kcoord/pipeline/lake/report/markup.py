@@ -108,15 +108,21 @@ def status(data: ReportData) -> str:
     return f'<div class="groups"><div class="row head">{head}</div>{lists}</div>'
 
 
+def _count(value: object, one: str, many: str) -> str:
+    """Labels are for phones, where the columns have no heads; what is not known is left out there."""
+    known = pd.to_numeric(value)
+    label = "" if pd.isna(known) else one if known == 1 else many
+    return f'<span class="n" data-label="{label}">{number(value)}</span>'
+
+
 def _group(row: pd.Series, partitions: pd.DataFrame | None) -> str:
     kind = row["kind"] if isinstance(row["kind"], str) else "offsets"
     state = row["state"] if isinstance(row["state"], str) else NOTHING
     summary = (
         f'<span class="name">{escape(str(row["group"]))}</span><span>{chip(row["group_status"])}</span>'
         f'<span class="wide soft">{escape(kind)}</span><span class="wide soft">{escape(state)}</span>'
-        f'<span class="n" data-label="members">{number(row["members"])}</span>'
-        f'<span class="n" data-label="partitions">{number(row["partitions"])}</span>'
-        f'<span class="n" data-label="behind">{number(row["lag"])}</span>'
+        f"{_count(row['members'], 'member', 'members')}{_count(row['partitions'], 'partition', 'partitions')}"
+        f"{_count(row['lag'], 'behind', 'behind')}"
         f'<span class="wide soft">{moment(row["last_commit"])}</span>'
     )
     inner = empty("No committed offsets.") if partitions is None else table(partitions, _PARTITION)
