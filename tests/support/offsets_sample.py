@@ -12,10 +12,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from pyspark.sql import Row as SparkRow
+
+from kcoord.coordinator.service import partition_for
 from tests.support.shared import shared
 
 Row: TypeAlias = dict[str, object]
 Key: TypeAlias = tuple[str, str, int]
+
+LOG_PARTITIONS = 8
 
 _STATES = {"stable": 0, "unrevoked_partitions": 1, "unreleased_partitions": 2}
 
@@ -27,14 +32,22 @@ def unpack_sample(folder: Path) -> str:
     return str(folder)
 
 
-def described_offsets() -> dict[Key, int]:
-    """(group, topic, partition) -> committed offset, as `kafka-consumer-groups --describe --all-groups` shows them."""
+def described_offsets(*log_partitions: int) -> dict[Key, int]:
+    """(group, topic, partition) -> committed offset, as `kafka-consumer-groups --describe --all-groups` shows them; of
+    the groups in these log partitions, or of all.
+    """
     found = {}
     for line in shared("spark-sample", "describe-offsets.txt").read_text().splitlines():
         words = line.split()
         if len(words) >= 6 and words[0] != "GROUP" and words[3].isdigit():
             found[words[0], words[1], int(words[2])] = int(words[3])
-    return found
+    chosen = log_partitions or range(LOG_PARTITIONS)
+    return {key: found[key] for key in found if partition_for(key[0], LOG_PARTITIONS) in chosen}
+
+
+def committed_offsets(rows: Iterable[SparkRow]) -> dict[Key, int]:
+    """The same of rows of `current_offsets`, as Spark gives them."""
+    return {(row["group"], row["topic"], row["partition"]): row["committed_offset"] for row in rows}
 
 
 class Dumped(NamedTuple):

@@ -5,13 +5,33 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final, TypeVar
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import kcoord.pipeline
 from kcoord.pipeline.java import JavaNotFoundError, require_java
 from tests.support.shared import missing
+
+Result = TypeVar("Result")
+
+TOO_BUSY: Final = "Python worker failed to connect back"
+"""Spark gives a new Python process 10 s, which a loaded machine may not have."""
+ATTEMPTS: Final = 5
+
+
+def unless_too_busy(work: Callable[[], Result]) -> Result:
+    """Does it again where a Python process of Spark had no time to start; nothing is lost then."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return work()
+        except PySparkException as error:
+            if TOO_BUSY not in str(error):
+                raise
+    return work()
 
 
 def start_spark(folder: Path) -> SparkSession:

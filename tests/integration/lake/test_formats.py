@@ -12,7 +12,6 @@ from pyarrow import fs
 from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
-from kcoord.coordinator.service import partition_for
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats import Format, open_store
 from kcoord.pipeline.lake.formats.place import Place
@@ -20,9 +19,9 @@ from kcoord.pipeline.lake.ingest import ingest
 from kcoord.pipeline.lake.jobs import Jobs
 from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
 from kcoord.pipeline.lake.storage import Lake
-from tests.support.offsets_sample import Key, described_offsets, unpack_sample
+from tests.support.offsets_sample import Key, committed_offsets, described_offsets, unpack_sample
+from tests.support.spark import unless_too_busy
 
-LOG_PARTITIONS = 8
 FORMATS = (Format.DELTA, Format.ICEBERG)
 
 
@@ -31,21 +30,14 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> str:
     return unpack_sample(tmp_path_factory.mktemp("sample"))
 
 
-def _told(*log_partitions: int) -> dict[Key, int]:
-    """What Kafka's tool says of the groups in these log partitions."""
-    told = described_offsets()
-    return {key: told[key] for key in told if partition_for(key[0], LOG_PARTITIONS) in log_partitions}
-
-
 def _ingest(lake: Lake, log: str, log_partitions: str) -> None:
     options = {"logPartitions": log_partitions, "checksums": "none"}
-    ingest(lake, log, options=options).awaitTermination()
+    unless_too_busy(lambda: ingest(lake, log, options=options).awaitTermination())
 
 
 def _current(lake: Lake) -> dict[Key, int]:
     Jobs(lake, Settings(retention_ms=MS_PER_MINUTE)).run("current")
-    rows = lake.read("current_offsets").collect()
-    return {(row["group"], row["topic"], row["partition"]): row["committed_offset"] for row in rows}
+    return committed_offsets(lake.read("current_offsets").collect())
 
 
 def _versions(lake: Lake) -> list[int]:
@@ -67,7 +59,7 @@ def test_a_lake_grows_by_whole_changes_each_of_them_once(
 ) -> None:
     lake = Lake(spark, str(tmp_path / "lake"), table_format)
     _ingest(lake, sample, "3")
-    assert _current(lake) == _told(3) != {}
+    assert _current(lake) == described_offsets(3) != {}
 
     # A job that dies between the files and the change of the table has changed nothing.
     before = lake.read("current_offsets").toArrow()
@@ -86,11 +78,11 @@ def test_a_lake_grows_by_whole_changes_each_of_them_once(
     _ingest(lake, sample, "1,3")
     assert sorted(map(tuple, lake.read("records").select("log_partition", "log_offset").collect())) == places
     assert len(places) == len(set(places)) > 0
-    assert _current(lake) == _told(1, 3)
+    assert _current(lake) == described_offsets(1, 3)
 
     # The first answer is still there for whoever asks for that version.
     counts = _versions(lake)
-    assert counts[0] == len(_told(3)) and counts[-1] == len(_told(1, 3)) > counts[0]
+    assert counts[0] == len(described_offsets(3)) and counts[-1] == len(described_offsets(1, 3)) > counts[0]
 
 
 def test_a_format_without_its_library_is_refused(
