@@ -69,7 +69,7 @@ class Disorder:
         time.sleep(self._chance.random() / 2)
 
     def move(self) -> bool:
-        """Other replicas for all partitions of a topic, and so other leaders for most."""
+        """Other replicas for all partitions of a topic, two at least: one may be away."""
         topic = self._chance.choice(list(TOPICS))
         request = AlterPartitionReassignmentsRequest(
             topics=[
@@ -78,7 +78,7 @@ class Disorder:
                     partitions=[
                         AlterPartitionReassignmentsRequest.ReassignablePartition(
                             partition_index=index,
-                            replicas=self._chance.sample(NODES, self._chance.randint(1, WORKERS)),
+                            replicas=self._chance.sample(NODES, self._chance.randint(2, WORKERS)),
                         )
                         for index in range(TOPICS[topic])
                     ],
