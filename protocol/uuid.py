@@ -17,6 +17,13 @@ def uuid_to_string(uuid: bytes) -> str:
     return urlsafe_b64encode(uuid).decode("ascii").rstrip("=")
 
 
+def hyphenated_uuid(uuid: bytes) -> str:
+    """Write a uuid in the common form of 36 characters."""
+    if len(uuid) != UUID_BYTES:
+        raise ValueError(f"a uuid has {UUID_BYTES} bytes, not {len(uuid)}")
+    return "-".join(part.hex() for part in (uuid[:4], uuid[4:6], uuid[6:8], uuid[8:10], uuid[10:]))
+
+
 def uuid_from_string(text: str) -> bytes:
     """Read the 22-character form; anything that Kafka's tools would not print is a ValueError."""
     try:

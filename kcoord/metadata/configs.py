@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from kcoord.config import (
     BROKER_KEYS,
@@ -38,12 +38,10 @@ from kcoord.metadata.image import (
 )
 from kcoord.metadata.names import check_topic_name
 from protocol.errors import Errors, KafkaError
-from protocol.messages import (
-    AlterConfigsRequest,
-    AlterConfigsResponse,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-)
+from protocol.messages import AlterConfigsResponse, IncrementalAlterConfigsResponse
+
+if TYPE_CHECKING:
+    from protocol.messages import AlterConfigsRequest, IncrementalAlterConfigsRequest
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.result import CoordinatorResult, OperationContext
@@ -19,12 +20,10 @@ from kcoord.metadata.image import MetadataImage, PartitionImage, TopicImage
 from kcoord.metadata.placement import Placement, directories_of
 from kcoord.metadata.records import new_leader_record, new_reassignment_record
 from protocol.errors import Errors, KafkaError
-from protocol.messages import (
-    AlterPartitionReassignmentsRequest,
-    AlterPartitionReassignmentsResponse,
-    ElectLeadersRequest,
-    ElectLeadersResponse,
-)
+from protocol.messages import AlterPartitionReassignmentsResponse, ElectLeadersResponse
+
+if TYPE_CHECKING:
+    from protocol.messages import AlterPartitionReassignmentsRequest, ElectLeadersRequest
 
 FIRST_VERSION_WITH_ELECTION_TYPE = 1
 

@@ -7,7 +7,7 @@ A topic that fails has its own error and costs the others nothing. `placement` s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig, ConfigError, check_topic_configs
 from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext
@@ -20,7 +20,6 @@ from kcoord.metadata.names import check_topic_name, collision_form, may_collide
 from kcoord.metadata.placement import Placement, partition_records
 from protocol.errors import Errors, KafkaError
 from protocol.messages import (
-    CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreateTopicsRequest,
     CreateTopicsResponse,
@@ -28,6 +27,9 @@ from protocol.messages import (
     DeleteTopicsResponse,
 )
 from protocol.uuid import ZERO_UUID
+
+if TYPE_CHECKING:
+    from protocol.messages import CreatePartitionsRequest
 
 CONSUMER_OFFSETS_TOPIC: Final = placement.CONSUMER_OFFSETS_TOPIC
 TRANSACTION_STATE_TOPIC: Final = placement.TRANSACTION_STATE_TOPIC

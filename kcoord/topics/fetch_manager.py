@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kcoord.topics.fetch_session import FetchContext, FetchPartition, FetchSessions
 from kcoord.topics.producer_state import AbortedTransaction
 from protocol.errors import Errors, KafkaError
-from protocol.messages import FetchRequest, FetchResponse
+from protocol.messages import FetchResponse
 from protocol.uuid import ZERO_UUID
+
+if TYPE_CHECKING:
+    from protocol.messages import FetchRequest
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1

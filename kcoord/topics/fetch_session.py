@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from protocol.errors import Errors, KafkaError
-from protocol.messages import FetchRequest, FetchResponse
+from protocol.messages import FetchResponse
+
+if TYPE_CHECKING:
+    from protocol.messages import FetchRequest
 
 NO_SESSION: Final = 0
 INITIAL_EPOCH: Final = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ import protocol
 from protocol import primitives, stubs
 from protocol.errors import Errors, KafkaError
 from protocol.schema import MessageSchema, SchemaError, attribute_name, parse_versions
-from protocol.uuid import ZERO_UUID, uuid_from_string, uuid_to_string
+from protocol.uuid import ZERO_UUID, hyphenated_uuid, uuid_from_string, uuid_to_string
 from tests.support.shared import shared
 
 
@@ -57,6 +58,7 @@ def test_uuids(uuid: bytes) -> None:
     text = uuid_to_string(uuid)
     assert len(text) == 22
     assert uuid_from_string(text) == uuid
+    assert hyphenated_uuid(uuid) == str(UUID(bytes=uuid))
 
 
 @pytest.mark.parametrize("text", ["", "x", "A" * 21, "A" * 21 + "B", "A" * 23, "!" * 22, "é" * 22, "A" * 20 + "+/"])
@@ -69,6 +71,8 @@ def test_uuid_of_zeroes() -> None:
     assert uuid_to_string(ZERO_UUID) == "A" * 22
     with pytest.raises(ValueError, match="16 bytes"):
         uuid_to_string(b"")
+    with pytest.raises(ValueError, match="16 bytes"):
+        hyphenated_uuid(bytes(17))
 
 
 def test_error_codes() -> None:

@@ -6,7 +6,7 @@ per partition.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import records
@@ -21,17 +21,11 @@ from kcoord.coordinator.group.transactional_offsets import TransactionalOffsets
 from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext, Producer, Schedule
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
-from protocol.messages import (
-    OffsetCommitRequest,
-    OffsetCommitResponse,
-    OffsetDeleteRequest,
-    OffsetDeleteResponse,
-    OffsetFetchRequest,
-    OffsetFetchResponse,
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
-)
+from protocol.messages import OffsetCommitResponse, OffsetDeleteResponse, OffsetFetchResponse, TxnOffsetCommitResponse
 from protocol.uuid import ZERO_UUID
+
+if TYPE_CHECKING:
+    from protocol.messages import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest, TxnOffsetCommitRequest
 
 INVALID_OFFSET = -1
 NO_LEADER_EPOCH = -1

@@ -9,16 +9,18 @@ The rows of the partitions are remembered for as long as they stay where they ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kcoord.coordinator.group.group import Group
 from kcoord.coordinator.group.offset_operations import INVALID_OFFSET, NO_LEADER_EPOCH, may_fetch
 from kcoord.coordinator.group.offsets import CELL, CELL_BYTES, CELL_END, CommittedOffsets, TopicOffsets
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import KafkaError
-from protocol.messages import OffsetFetchRequest
 from protocol.primitives import encode_uvarint
 from protocol.uuid import ZERO_UUID
+
+if TYPE_CHECKING:
+    from protocol.messages import OffsetFetchRequest
 
 FIRST_VERSION: Final = 8
 FIRST_VERSION_WITH_TOPIC_IDS: Final = 10

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from kcoord.coordinator.group import describe, snapshot
 from kcoord.coordinator.group.classic.group import ClassicGroup
@@ -29,12 +29,10 @@ from kcoord.coordinator.snapshot_part import PackedState, SnapshotPart
 from kcoord.metadata.delta import TopicDelta
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors
-from protocol.messages import (
-    ConsumerGroupDescribeResponse,
-    DeleteGroupsResponse,
-    DescribeGroupsResponse,
-    ListGroupsResponse,
-)
+from protocol.messages import ConsumerGroupDescribeResponse, DeleteGroupsResponse, ListGroupsResponse
+
+if TYPE_CHECKING:
+    from protocol.messages import DescribeGroupsResponse
 
 DescribedGroups: TypeAlias = list[ConsumerGroupDescribeResponse.DescribedGroup]
 

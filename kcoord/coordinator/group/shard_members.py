@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from kcoord.coordinator.group import migration, records
 from kcoord.coordinator.group.admission import check_new_member
@@ -33,18 +33,20 @@ from kcoord.coordinator.group.shard_state import ShardState
 from kcoord.coordinator.group.steady import SteadyHeartbeat
 from kcoord.coordinator.result import Cancel, CoordinatorResult, OperationContext, Schedule, TimerKey
 from protocol.errors import Errors, KafkaError
-from protocol.messages import (
-    ConsumerGroupHeartbeatRequest,
-    ConsumerGroupHeartbeatResponse,
-    HeartbeatRequest,
-    HeartbeatResponse,
-    JoinGroupRequest,
-    JoinGroupResponse,
-    LeaveGroupRequest,
-    LeaveGroupResponse,
-    SyncGroupRequest,
-    SyncGroupResponse,
-)
+
+if TYPE_CHECKING:
+    from protocol.messages import (
+        ConsumerGroupHeartbeatRequest,
+        ConsumerGroupHeartbeatResponse,
+        HeartbeatRequest,
+        HeartbeatResponse,
+        JoinGroupRequest,
+        JoinGroupResponse,
+        LeaveGroupRequest,
+        LeaveGroupResponse,
+        SyncGroupRequest,
+        SyncGroupResponse,
+    )
 
 
 def _unknown_member(group_id: str, member_id: str) -> KafkaError:

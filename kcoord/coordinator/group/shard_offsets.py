@@ -8,6 +8,7 @@ of `packed_commit` and `packed_fetch`, and `*_verification` is soft state.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import offset_operations
@@ -25,16 +26,18 @@ from kcoord.coordinator.result import (
 from kcoord.coordinator.verification import Verifications
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
-from protocol.messages import (
-    OffsetCommitRequest,
-    OffsetCommitResponse,
-    OffsetDeleteRequest,
-    OffsetDeleteResponse,
-    OffsetFetchRequest,
-    OffsetFetchResponse,
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
-)
+
+if TYPE_CHECKING:
+    from protocol.messages import (
+        OffsetCommitRequest,
+        OffsetCommitResponse,
+        OffsetDeleteRequest,
+        OffsetDeleteResponse,
+        OffsetFetchRequest,
+        OffsetFetchResponse,
+        TxnOffsetCommitRequest,
+        TxnOffsetCommitResponse,
+    )
 
 
 class ShardOffsets(ShardState):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-import uuid
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.classic import consumer_protocol
@@ -26,7 +26,11 @@ from kcoord.coordinator.group.classic.rebalance import (
 from kcoord.coordinator.group.group import GroupState
 from kcoord.coordinator.result import PENDING, CoordinatorResult, OperationContext
 from protocol.errors import Errors, KafkaError
-from protocol.messages import JoinGroupRequest, JoinGroupResponse, SyncGroupResponse
+from protocol.messages import SyncGroupResponse
+from protocol.uuid import UUID_BYTES, hyphenated_uuid
+
+if TYPE_CHECKING:
+    from protocol.messages import JoinGroupRequest, JoinGroupResponse
 
 KNOWN_MEMBER_ID_VERSION = 4
 """From this version on a dynamic member must come back with the id that it is given (KIP-394)."""
@@ -59,7 +63,7 @@ def rebalance_timeout_of(request: JoinGroupRequest) -> int:
 def new_member_id(context: OperationContext, instance_id: str | None) -> str:
     """The client id, or the instance id of a static member, and a UUID: the form that tools and logs expect."""
     try:
-        unique = str(uuid.UUID(bytes=base64.urlsafe_b64decode(context.candidate_id + "==")[:16]))
+        unique = hyphenated_uuid(base64.urlsafe_b64decode(context.candidate_id + "==")[:UUID_BYTES])
     except (ValueError, binascii.Error):
         unique = context.candidate_id
     return f"{context.client_id if instance_id is None else instance_id}-{unique}"

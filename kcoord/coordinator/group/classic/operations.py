@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
 from kcoord.coordinator.group.classic.rebalance import (
@@ -14,14 +16,10 @@ from kcoord.coordinator.group.classic.rebalance import (
 from kcoord.coordinator.group.group import GroupState
 from kcoord.coordinator.result import PENDING, OperationContext, TimerKey
 from protocol.errors import Errors, KafkaError
-from protocol.messages import (
-    HeartbeatRequest,
-    HeartbeatResponse,
-    LeaveGroupRequest,
-    LeaveGroupResponse,
-    SyncGroupRequest,
-    SyncGroupResponse,
-)
+from protocol.messages import HeartbeatResponse, LeaveGroupResponse, SyncGroupResponse
+
+if TYPE_CHECKING:
+    from protocol.messages import HeartbeatRequest, LeaveGroupRequest, SyncGroupRequest
 
 
 def check_member(group: ClassicGroup, member_id: str, instance_id: str | None) -> ClassicMember:

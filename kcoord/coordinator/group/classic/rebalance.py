@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.classic.group import NO_GENERATION, ClassicGroup
@@ -24,7 +24,10 @@ from kcoord.coordinator.result import (
     TimerKey,
 )
 from protocol.errors import Errors
-from protocol.messages import GroupMetadataKey, GroupMetadataValue, JoinGroupResponse, SyncGroupResponse
+from protocol.messages import GroupMetadataKey, JoinGroupResponse, SyncGroupResponse
+
+if TYPE_CHECKING:
+    from protocol.messages import GroupMetadataValue
 
 HEARTBEAT_TIMER: Final = "classic-heartbeat"
 JOIN_TIMER: Final = "classic-join"

@@ -9,6 +9,7 @@ for it.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.classic import consumer_protocol
@@ -40,17 +41,16 @@ from kcoord.coordinator.group.records import EpochReason
 from kcoord.coordinator.result import Cancel, CoordinatorResult, OperationContext, Schedule
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
-from protocol.messages import (
-    ConsumerProtocolSubscription,
-    HeartbeatRequest,
-    HeartbeatResponse,
-    JoinGroupRequest,
-    JoinGroupResponse,
-    LeaveGroupRequest,
-    LeaveGroupResponse,
-    SyncGroupRequest,
-    SyncGroupResponse,
-)
+from protocol.messages import HeartbeatResponse, JoinGroupResponse, LeaveGroupResponse, SyncGroupResponse
+
+if TYPE_CHECKING:
+    from protocol.messages import (
+        ConsumerProtocolSubscription,
+        HeartbeatRequest,
+        JoinGroupRequest,
+        LeaveGroupRequest,
+        SyncGroupRequest,
+    )
 
 
 def join(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import regex
@@ -34,7 +34,10 @@ from kcoord.coordinator.result import (
 )
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
-from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from protocol.messages import ConsumerGroupHeartbeatResponse
+
+if TYPE_CHECKING:
+    from protocol.messages import ConsumerGroupHeartbeatRequest
 
 REGEX_TASK: Final = "consumer-regex"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
@@ -20,7 +20,10 @@ from kcoord.coordinator.group.records import EpochReason
 from kcoord.coordinator.result import Cancel, CoordinatorResult
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
-from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from protocol.messages import ConsumerGroupHeartbeatResponse
+
+if TYPE_CHECKING:
+    from protocol.messages import ConsumerGroupHeartbeatRequest
 
 RemoveMembers: TypeAlias = Callable[
     [ConsumerGroup, Sequence[ConsumerGroupMember], EpochReason], CoordinatorResult[None]
