@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Final, Generic, Protocol, TypeVar
@@ -228,7 +229,11 @@ class ShardSet(Generic[M]):
 
     def _update_image(self, shard_id: int, image: MetadataImage) -> None:
         context = OperationContext(self._life.now_ms)
-        self.runtime.run_write(shard_id, lambda shard, context: shard.on_metadata_update(context, image), context, None)
+        # Where the disk is full the shard fails, and sees the image when it is loaded again.
+        with suppress(KafkaError):
+            self.runtime.run_write(
+                shard_id, lambda shard, context: shard.on_metadata_update(context, image), context, None
+            )
 
     def complete_task(self, shard_id: int, task: Task, value: object) -> None:
         self.runtime.complete_task(shard_id, task, value, OperationContext(self._life.now_ms))
