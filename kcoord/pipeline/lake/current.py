@@ -23,8 +23,8 @@ def build(commits: DataFrame, before: DataFrame | None = None) -> DataFrame:
 
 
 def last_places(commits: DataFrame) -> DataFrame:
-    """`log_partition` and `effective_offset` of the newest commit of each key. A sum over numbers is made in place,
-    while `build` has to sort the rows.
+    """`log_partition` and `effective_offset` of the newest commit of each key. The greatest of numbers is kept in
+    place, while `build` has to sort the rows.
     """
     newest = commits.groupBy("log_partition", *KEY).agg(F.max("effective_offset").alias("effective_offset"))
     return newest.select("log_partition", "effective_offset")

@@ -138,8 +138,8 @@ class _Writer:
     def finish(self) -> None:
         if self._open is not None:
             self._open.close()
-            self._open = None
             self.files.move(self._unfinished, f"{self.folder}/{self.name}")
+            self._open = None
 
     def discard(self) -> None:
         """After a failure: takes away what is not finished."""
