@@ -257,8 +257,13 @@ def _reject(errors: list[tuple[int, Errors, str]]) -> None:
 
 
 def _recompress(data: bytes, header: BatchHeader, rules: BatchRules) -> bytes:
+    try:
+        records = decode_records(data, max_bytes=rules.max_decompressed_bytes)
+    except DecodeError as error:
+        # The walk over the records leaves alone what is in their headers.
+        raise KafkaError(Errors.INVALID_RECORD, f"The records of the batch cannot be read: {error}") from error
     return encode_batch(
-        decode_records(data, max_bytes=rules.max_decompressed_bytes),
+        records,
         compression=rules.compression or Compression.NONE,
         producer_id=header.producer_id,
         producer_epoch=header.producer_epoch,

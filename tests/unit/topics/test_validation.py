@@ -217,3 +217,12 @@ def test_zstd_came_with_version_7() -> None:
     batch = batch_of("a", compression=Compression.ZSTD)
     assert set_refusal(batch, 6) is Errors.UNSUPPORTED_COMPRESSION_TYPE
     assert single_batch(batch, 7) == batch
+
+
+def test_a_header_of_impossible_length_in_a_batch_that_is_compressed_anew() -> None:
+    batch = bytearray(encode_batch([Record(value=b"v", headers=[("h", b"12")], timestamp_ms=NOW_MS)]))
+    position = batch.index(b"h", 61) + 1
+    assert batch[position] == 4, "the length of the header's value, in zigzag"
+    batch[position] = 0x7F
+    batch[17:21] = crc32c(bytes(batch[21:])).to_bytes(4, "big")
+    assert refusal(bytes(batch), BatchRules(1000, 10_000, compression=Compression.GZIP)).error is Errors.INVALID_RECORD
