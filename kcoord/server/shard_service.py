@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 FIRST_RELOAD_SECONDS = 1.0
 LONGEST_RELOAD_SECONDS = 60.0
+_FULL_DISK_RELOAD_SECONDS = 0.25
 INDEX_STORE_INTERVAL_MS = 30_000
 """Half of what lies between two recovery points (log.flush.offset.checkpoint.interval.ms)."""
 _WRITE_CHECK_SECONDS = 0.005
@@ -299,10 +300,10 @@ class ShardService(Generic[M]):
         """A full disk can be read: there the shard is loaded at once, but not again and again."""
         self._logs.close(shard_id)
         now = self._loop.time()
-        is_quiet = now - self._last_failed.get(shard_id, -LONGEST_RELOAD_SECONDS) >= FIRST_RELOAD_SECONDS
+        since = now - self._last_failed.get(shard_id, -LONGEST_RELOAD_SECONDS)
         self._last_failed[shard_id] = now
-        if is_quiet and self._runtime.is_read_only(shard_id, self._owner.now_ms()):
-            self._loop.call_soon(self._reload, shard_id)
+        if self._runtime.is_read_only(shard_id, self._owner.now_ms()):
+            self._loop.call_later(max(_FULL_DISK_RELOAD_SECONDS - since, 0.0), self._reload, shard_id)
         else:
             self._reload_later(shard_id)
 

@@ -39,12 +39,12 @@ SETTINGS = {
     "group.consumer.session.timeout.ms": str(SESSION_MS),
     "offsets.topic.num.partitions": "4",
 }
-END_SECONDS = 60.0
+END_SECONDS = 120.0
 """The most that members need to find together again; seconds, where nothing is wrong."""
 LEAVE_SECONDS = 5.0
 WATCH_SECONDS = 0.1
 PRODUCE_PAUSE_SECONDS = 0.02
-PYTHON_SESSION_MS = 1500
+PYTHON_SESSION_MS = 3000
 
 
 class PythonMember(Worker):

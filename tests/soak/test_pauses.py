@@ -18,13 +18,13 @@ from protocol.errors import Errors
 from protocol.messages import ListGroupsRequest, ListGroupsResponse
 from tests.integration.wire import WireClient
 from tests.soak.committer import Committer
-from tests.soak.crowd import END_SECONDS, SESSION_MS, SETTINGS, TOPIC, Crowd, rest
+from tests.soak.crowd import END_SECONDS, PYTHON_SESSION_MS, SESSION_MS, SETTINGS, TOPIC, Crowd, rest
 from tests.support.confluent import committed
 from tests.support.kcoord_process import KcoordProcess
 from tests.support.waiting import wait_until
 
 ROUNDS = int(os.environ.get("KCOORD_SOAK_ROUNDS", "1"))
-PAUSE_SECONDS = 2 * SESSION_MS / 1000
+PAUSE_SECONDS = max(SESSION_MS, PYTHON_SESSION_MS) / 1000 + 0.5
 
 
 @contextmanager

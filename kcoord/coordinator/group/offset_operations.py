@@ -348,4 +348,4 @@ def delete_offsets(
             )
         if answers:
             response.topics.append(OffsetDeleteResponse.OffsetDeleteResponseTopic(name=topic.name, partitions=answers))
-    return CoordinatorResult(response, deleted)
+    return CoordinatorResult(response, deleted, is_refusable=True)

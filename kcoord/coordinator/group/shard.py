@@ -180,7 +180,9 @@ class GroupCoordinatorShard(ShardMembers, ShardOffsets):
         self, context: OperationContext, group_ids: list[str]
     ) -> CoordinatorResult[list[DeleteGroupsResponse.DeletableGroupResult]]:
         """KIP-229: an empty group goes with its offsets; one result per distinct id."""
-        result: CoordinatorResult[list[DeleteGroupsResponse.DeletableGroupResult]] = CoordinatorResult([])
+        result: CoordinatorResult[list[DeleteGroupsResponse.DeletableGroupResult]] = CoordinatorResult(
+            [], is_refusable=True
+        )
         for group_id in dict.fromkeys(group_ids):
             group = self._groups.get(group_id)
             error = Errors.NONE
