@@ -14,6 +14,7 @@ BASE_IMAGE ?= python:3.13-slim-bookworm
 BIN := $(VENV)/bin
 RUN := $(VENV)/.run-stamp
 DEV := $(VENV)/.dev-stamp
+FUZZ := $(VENV)/.fuzz-stamp
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Byte code ahead of time: a start must not pay for it where PYTHONDONTWRITEBYTECODE is set or the folder is read-only.
 COMPILE := $(BIN)/python -m compileall -q kcoord protocol
@@ -23,7 +24,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-versio
 export KCOORD_SHARED := $(abspath $(SHARED))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients peersuite check lint types imports format generate generate-check simulate model-check soak conformance vectors schemas-check bench bench-check bench-peers \
+.PHONY: help run test test-clients peersuite check lint types imports format generate generate-check simulate model-check soak fuzz conformance vectors schemas-check bench bench-check bench-peers \
 	docker docker-test lock env clean
 
 help: ## this list
@@ -73,6 +74,9 @@ generate-check: $(DEV) ## fail where a generated file is not what its source say
 soak: $(DEV) ## real faults under real clients: kill -9 1000 times, the others 10 times; half an hour (KILLS=1000 ROUNDS=10; KCOORD_SOAK_SEED=... repeats)
 	KCOORD_SOAK_KILLS=$(KILLS) KCOORD_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/soak $(ARGS)
 
+fuzz: $(FUZZ) ## coverage-guided fuzzing of the decoders with atheris, a minute each (ARGS="requests --seconds 600 --keep"; Linux on x86-64)
+	$(BIN)/python -m tests.fuzz.guided $(ARGS)
+
 simulate: $(RUN) ## the deterministic simulation on all cores until stopped (SEED=0 to begin with; ARGS="--scenario storm")
 	$(BIN)/kcoord simulate --forever $(SEED) --processes 0 $(ARGS)
 
@@ -110,6 +114,7 @@ lock: $(DEV) ## resolve the dependencies again and write requirements/*.lock
 	$(LOCK) --upgrade --output-file requirements/run.lock
 	$(LOCK) --constraint requirements/run.lock --extra dev --output-file requirements/dev.lock
 	$(LOCK) --constraint requirements/dev.lock --extra spark-fast --extra delta --extra iceberg --output-file requirements/spark.lock
+	$(LOCK) --constraint requirements/dev.lock --extra fuzz --output-file requirements/fuzz.lock
 	echo hatchling | $(subst pyproject.toml,-,$(LOCK)) --constraint requirements/dev.lock --output-file requirements/build.lock
 
 env: $(DEV) ## make the development environment only
@@ -130,4 +135,8 @@ $(RUN): requirements/run.lock requirements/build.lock pyproject.toml | $(BIN)/py
 
 $(DEV): requirements/dev.lock requirements/spark.lock $(RUN)
 	$(PIP) install --require-hashes -r requirements/dev.lock -r requirements/spark.lock
+	@touch $@
+
+$(FUZZ): requirements/fuzz.lock $(DEV)
+	$(PIP) install --require-hashes -r requirements/fuzz.lock
 	@touch $@

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the coverage-guided fuzzer calls with bytes: a function for each decoder that strangers reach. Any exception but
+the refusals that a decoder may give is a finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from kcoord.coordinator.group import regex
+from kcoord.coordinator.group.classic import consumer_protocol
+from kcoord.server.apis import SERVED_VERSIONS
+from kcoord.topics.validation import BatchRules, single_batch, stamp_batch
+from protocol.api_keys import ApiKey, request_class
+from protocol.batch_header import crc32c
+from protocol.compression import Compression
+from protocol.errors import DecodeError, KafkaError
+from protocol.headers import decode_request_header, encode_request
+from protocol.message import Decoder, Message
+from protocol.messages import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from protocol.record_batch import Record, encode_batch
+from tests.fuzz.corpus import findings, recorded
+from tests.protocol.samples import full_sample
+from tests.protocol.test_malformed import decodes_alike
+
+CORPUS: Final = Path(__file__).parent / "inputs" / "guided"
+_RULES: Final = (
+    BatchRules(max_message_bytes=1 << 20, segment_bytes=1 << 20),
+    BatchRules(max_message_bytes=1 << 20, segment_bytes=1 << 20, compacted=True, log_append_time=True),
+    BatchRules(max_message_bytes=1 << 20, segment_bytes=1 << 20, compression=Compression.GZIP),
+)
+_CRC_END: Final = 21
+
+
+def requests(data: bytes) -> None:
+    """A frame without its length: the header, then the body in compiled code and by the reference codec."""
+    try:
+        key = ApiKey(int.from_bytes(data[:2], "big"))
+    except ValueError:
+        return
+    version = int.from_bytes(data[2:4], "big")
+    if version not in SERVED_VERSIONS.get(key, ()) or version not in request_class(key).valid_versions:
+        return
+    try:
+        _, position = decode_request_header(data)
+    except DecodeError:
+        return
+    cls = request_class(key)
+    body = data[position:]
+    if decodes_alike(cls, body, version):
+        message = cls.decode(body, version)
+        assert cls.decode(message.encode(version), version) == message or "nan" in repr(message)
+
+
+def batches(data: bytes) -> None:
+    """A partition's records in a Produce request, with a CRC that is right."""
+    if len(data) > _CRC_END:
+        data = data[:17] + crc32c(data[_CRC_END:]).to_bytes(4, "big") + data[_CRC_END:]
+    for rules in _RULES:
+        try:
+            stamp_batch(single_batch(data, 9), rules, base_offset=7, leader_epoch=1, now_ms=1_700_000_000_000)
+        except KafkaError:
+            continue
+
+
+def subscriptions(data: bytes) -> None:
+    """What members of classic groups put into JoinGroup and SyncGroup."""
+    subscription = consumer_protocol.read_subscription(data)
+    assignment = consumer_protocol.read_assignment(data)
+    assert subscription is None or isinstance(subscription.topics, list)
+    assert assignment is None or isinstance(assignment.assigned_partitions, list)
+
+
+def regexes(data: bytes) -> None:
+    """A subscription by regular expression."""
+    try:
+        matches = regex.compile_pattern(data.decode())
+    except (UnicodeDecodeError, KafkaError):
+        return
+    for name in ("orders", "a" * 249, ""):
+        matches(name)
+
+
+def _request_seeds() -> list[bytes]:
+    found = [*recorded(), *findings()]
+    for key, versions in SERVED_VERSIONS.items():
+        cls = request_class(key)
+        version = max(set(versions) & set(cls.valid_versions))
+        found.append(encode_request(key, version, 1, "c", full_sample(cls, version).encode(version))[4:])
+    return found
+
+
+def _batch_seeds() -> list[bytes]:
+    records = [Record(key=b"k", value=b"v" * 20, timestamp_ms=1000), Record(value=None, headers=[("h", b"1")])]
+    return [encode_batch(records, compression=codec) for codec in Compression]
+
+
+def _subscription_seeds() -> list[bytes]:
+    return [
+        version.to_bytes(2, "big") + full_sample(cls, version).encode(version)
+        for cls in (ConsumerProtocolSubscription, ConsumerProtocolAssignment)
+        for version in cls.valid_versions
+    ]
+
+
+def _regex_seeds() -> list[bytes]:
+    return [b"orders", b"(a|b)*c{2,5}", b"[[:alpha:]]+\\pN", b"(?i:x)\\bz$", b"^.{1,100}?[^a-z]"]
+
+
+TARGETS: Final[dict[str, tuple[Callable[[bytes], None], Callable[[], list[bytes]]]]] = {
+    "requests": (requests, _request_seeds),
+    "batches": (batches, _batch_seeds),
+    "subscriptions": (subscriptions, _subscription_seeds),
+    "regexes": (regexes, _regex_seeds),
+}
+
+
+def seeds_of(name: str) -> list[bytes]:
+    return TARGETS[name][1]()
+
+
+def compiled_decoders() -> list[dict[int, Decoder]]:
+    """Those of all requests and of the consumer protocol, made now: version -> decoder, to be replaced in place."""
+    classes: list[type[Message]] = [ConsumerProtocolAssignment, ConsumerProtocolSubscription]
+    classes += [request_class(key) for key in SERVED_VERSIONS]
+    for cls in classes:
+        for version in cls.valid_versions:
+            assert callable(cls._decoders[version])
+    return [cls._decoders for cls in classes]
+
+
+def kept(name: str) -> list[bytes]:
+    """The inputs that earlier runs have found, each of which reaches something that the others do not."""
+    path = CORPUS / f"{name}.txt"
+    return [bytes.fromhex(line) for line in path.read_text().splitlines()] if path.exists() else []
