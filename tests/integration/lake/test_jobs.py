@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -30,21 +30,22 @@ from kcoord.pipeline.lake.ingest import ingest
 from kcoord.pipeline.lake.jobs import SILVER, Jobs
 from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
 from kcoord.pipeline.lake.storage import Lake
+from tests.integration.lake.replay import replay
 from tests.support.kcoord_process import KcoordProcess
-from tests.support.shared import ROOT, shared
+from tests.support.offsets_sample import committed_offsets, described_offsets, dumped_records, unpack_sample
+from tests.support.shared import ROOT
+from tests.support.spark import unless_too_busy
 from tests.support.waiting import wait_until
 
 SAMPLE_RECORDS = 24_368
+DUMPED = "log_partition IN (0, 5, 6) AND `group` IS NOT NULL"
 SAMPLE_SETTINGS = Settings(retention_ms=MS_PER_MINUTE)
 
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The log that Kafka 4.3.1 wrote."""
-    folder = tmp_path_factory.mktemp("sample")
-    with tarfile.open(shared("spark-sample", "consumer_offsets.tar.xz")) as archive:
-        archive.extractall(folder, filter="data")
-    return str(folder)
+    return unpack_sample(tmp_path_factory.mktemp("sample"))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def lake(spark: SparkSession, sample: str, tmp_path_factory: pytest.TempPathFact
     made = Lake(spark, str(tmp_path_factory.mktemp("lake")))
     _ingest_until_killed(sample, made.uri)
     assert made.has_checkpoint()
-    ingest(made, sample).awaitTermination()
+    unless_too_busy(lambda: ingest(made, sample).awaitTermination())
     yield made
 
 
@@ -85,12 +86,9 @@ def test_a_killed_ingest_loses_and_doubles_nothing(lake: Lake) -> None:
 
 def test_current_offsets_are_those_of_kafkas_tool(lake: Lake) -> None:
     Jobs(lake, SAMPLE_SETTINGS).run("current")
-    lines = [line.split() for line in shared("spark-sample", "describe-offsets.txt").read_text().splitlines()]
-    told = {(row[0], row[1], int(row[2])): int(row[3]) for row in lines if len(row) > 5 and row[3].isdigit()}
-    rows = lake.read("current_offsets").collect()
-    found = {(row["group"], row["topic"], row["partition"]): row["committed_offset"] for row in rows}
+    told = described_offsets()
     assert len(told) == 68
-    assert found == told
+    assert committed_offsets(lake.read("current_offsets").collect()) == told
 
 
 def test_the_second_run_of_a_job_changes_nothing(lake: Lake, sample: str) -> None:
@@ -118,7 +116,24 @@ def test_the_samples_history_is_what_happened(lake: Lake) -> None:
     assert sorted(row["incarnation"] for row in lives.collect()) == [0, 1]
 
 
-def test_the_command_line_answers(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_asof_is_what_a_replay_up_to_that_moment_leaves(lake: Lake) -> None:
+    """At the first and the last moment, and at some in between; for the groups that Kafka's own dump has."""
+    dumped = list(dumped_records())
+    moments = sorted({each.timestamp_ms for each in dumped})
+    jobs = Jobs(lake, SAMPLE_SETTINGS)
+    groups = tuple({row[0] for row in lake.read("records").where(DUMPED).select("group").distinct().collect()})
+    for moment_ms in [moments[0], *random.Random(848).sample(moments, 3), moments[-1]]:
+        state = replay(dumped, moment_ms)
+        found = snapshot(lake, jobs, datetime.fromtimestamp(moment_ms / 1000, UTC), groups)
+        assert committed_offsets(found.offsets.collect()) == state.offsets, moment_ms
+        assert {(row["group"], row["member_id"]) for row in found.members.collect()} == state.members, moment_ms
+        owned = found.assignments.where("kind != 'target'").selectExpr(
+            "group", "member_id", "coalesce(topic_id, topic)", "partition", "coalesce(is_revoking, false)"
+        )
+        assert set(map(tuple, owned.collect())) == state.owned, moment_ms
+
+
+def test_the_command_line_answers(lake: Lake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--lake", lake.uri, "--master", "local[2]", "--retention-minutes", "1"]
     assert main(["current", *options, "--json", "--limit", "100"]) == 0
     assert len(json.loads(capsys.readouterr().out)["current_offsets"]) == 68
@@ -127,6 +142,10 @@ def test_the_command_line_answers(lake: Lake, capsys: pytest.CaptureFixture[str]
     assert "offsets\n" in table and "billing-848" in table
     assert main(["asof", "yesterday", *options]) == 1
     assert "yesterday" in capsys.readouterr().err
+    page = tmp_path / "page.html"
+    assert main(["report", *options, "--output", str(page), "--title", "Sample"]) == 0
+    assert "<title>Sample</title>" in page.read_text()
+    assert "page.html: " in capsys.readouterr().err
     assert main(["status", "--lake", lake.uri, "--format", "delta"]) == 1
     assert "is kept as parquet, not as delta" in capsys.readouterr().err
 
@@ -152,8 +171,7 @@ def test_asof_is_the_snapshot_that_was_taken_then(spark: SparkSession, tmp_path:
         broker.stop()
     ingest(lake, str(broker.data)).awaitTermination()
     found = snapshot(lake, Jobs(lake, Settings()), moment)
-    rows = {(row["group"], row["topic"], row["partition"]): row["committed_offset"] for row in found.offsets.collect()}
-    assert rows == offsets
+    assert committed_offsets(found.offsets.collect()) == offsets
     owned = {
         (row["member_id"], row["topic"], row["partition"])
         for row in found.assignments.where("kind = 'current'").collect()
