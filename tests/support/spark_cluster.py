@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A standalone cluster of Spark with one worker, out of pyspark's own jars, and the commands that pyspark installs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from tests.support.shared import ROOT
+from tests.support.spark import ATTEMPTS, TOO_BUSY
+from tests.support.waiting import wait_until
+
+START_SECONDS = 180.0
+RUN_SECONDS = 580
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For processes that live for seconds."""
+LOOPBACK = ("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1")
+
+
+def spark_environment() -> dict[str, str]:
+    """What the commands of the environment of these tests need to find each other."""
+    binaries = Path(sys.executable).parent
+    return {
+        **os.environ,
+        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": JVM,
+    }
+
+
+def run_spark(folder: Path, *command: str) -> None:
+    """Runs one of Spark's commands to its end, in the folder; again where the machine was too busy for it."""
+    for attempt in range(ATTEMPTS):
+        done = subprocess.run(
+            command, cwd=folder, env=spark_environment(), capture_output=True, text=True, timeout=RUN_SECONDS
+        )
+        if done.returncode == 0:
+            return
+        said = f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+        assert TOO_BUSY in done.stderr and attempt < ATTEMPTS - 1, f"{command}: {done.returncode}\n{said}"
+
+
+class SparkCluster:
+    """Master and worker on free ports of the loopback."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.master = ""
+
+    def __enter__(self) -> SparkCluster:
+        try:
+            self.master = self._start("master.Master", r"Starting Spark master at (spark://\S+)")
+            work = str(self._folder / "work")
+            self._start(
+                "worker.Worker",
+                r"Successfully registered with master (\S+)",
+                *("--cores", "1", "--memory", "1g", "--work-dir", work, self.master),
+            )
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _start(self, name: str, ready: str, *arguments: str) -> str:
+        log = self._folder / f"{name}.log"
+        command = ["spark-class", f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1"]
+        command += ["--port", "0", "--webui-port", "0", *arguments]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, cwd=self._folder, env=spark_environment(), stdout=out, stderr=subprocess.STDOUT
+            )
+        self._processes.append(process)
+        found: list[str] = []
+
+        def is_ready() -> bool:
+            text = log.read_text(errors="replace")
+            assert process.poll() is None, text
+            found.extend(re.findall(ready, text))
+            return bool(found)
+
+        wait_until(is_ready, f"Spark's {name} is ready", START_SECONDS)
+        return found[0]
+
+    def _stop(self) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+            process.wait(60)
