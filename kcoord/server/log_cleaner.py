@@ -165,6 +165,9 @@ class LogCleaner:
 
     def _clean(self, target: CleanableLog, found: Assessment) -> None:
         began = time.monotonic()
+        if not self._log_dir.cleaned_offset(target.topic, target.partition):
+            # Before the first segment is replaced: whoever finds gaps must be able to know that this log is compacted.
+            self._log_dir.note_cleaned(target.topic, target.partition, found.first_dirty_offset)
         cleaner = Cleaner(
             self._file_system, max_map_bytes=self._config.log_cleaner_dedupe_buffer_size, pause=self._pause
         )

@@ -39,10 +39,12 @@ TOO_BUSY = "Python worker failed to connect back"
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Starting one takes 10 s and more: all tests share it."""
+    """Starting one takes 10 s and more: all tests share it. That of other tests in this process is left to them."""
+    is_shared = SparkSession.getActiveSession() is not None
     session = start_spark(tmp_path_factory.mktemp("spark"))
     yield session
-    session.stop()
+    if not is_shared:
+        session.stop()
 
 
 @pytest.fixture(scope="module")
