@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -45,7 +46,7 @@ class _InFlight:
     on_answer: Callable[[bytes], None]
 
 
-class Client:
+class Client(ABC):
     """Subclasses call `request` and get their callback, or `on_timeout`, and never both."""
 
     def __init__(self, name: str, clock: Clock, random: Random, network: Network, options: Options) -> None:
@@ -98,9 +99,9 @@ class Client:
         """No answer is of interest any more; what was sent may still arrive."""
         self._in_flight = self._repeated = None
 
+    @abstractmethod
     def on_timeout(self) -> None:
         """The answer did not come; the connection is a new one."""
-        raise NotImplementedError
 
     def unexpected(self, error: int, text: str | None) -> ViolationError:
         """A client that obeys the protocol is never told this."""

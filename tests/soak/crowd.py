@@ -25,7 +25,8 @@ from protocol.messages import (
 )
 from tests.integration.wire import ConnectionClosed, WireClient
 from tests.soak.registers import Register
-from tests.soak.streams import COMMIT_EVERY, GroupMember, Records, Worker
+from tests.soak.streams import COMMIT_EVERY, GroupMember, Records
+from tests.soak.worker import Worker
 from tests.support.confluent import committed, create_topic
 from tests.support.kcoord_process import FAST, KcoordProcess
 from tests.support.waiting import wait_until
@@ -190,7 +191,7 @@ class Crowd:
         for worker in self._workers():
             worker.join(LEAVE_SECONDS)
 
-    def _workers(self) -> list[Worker | Register]:
+    def _workers(self) -> list[Worker]:
         return [self.records, *(each for group in self.members.values() for each in group), self.register, self.watch]
 
     def check(self) -> None:

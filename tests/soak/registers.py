@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 
 from protocol.errors import Errors
@@ -21,6 +20,7 @@ from protocol.messages import (
     OffsetFetchResponse,
 )
 from tests.integration.wire import ConnectionClosed, WireClient
+from tests.soak.worker import Worker
 
 RETRIED = (Errors.NOT_COORDINATOR, Errors.COORDINATOR_LOAD_IN_PROGRESS, Errors.COORDINATOR_NOT_AVAILABLE)
 RETRY_SECONDS = 0.02
@@ -32,42 +32,24 @@ class NotReady(Exception):
     """The coordinator is not there yet; nothing was done."""
 
 
-class Register:
+class Register(Worker):
     """The offsets of all partitions of a topic in one group. Each request sets or deletes all of them together, so they
     are equal at any time. A request without an answer may have been done or not.
     """
 
     def __init__(self, port: int, group_id: str, topic: str, partitions: int, seed: int) -> None:
+        super().__init__()
         self.group_id = group_id
         self.possible: set[int | None] = {None}
         self.done = 0
-        self.failure: str | None = None
         self._port = port
         self._topic = topic
         self._partitions = range(partitions)
         self._random = random.Random(seed)
         self._next = 0
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self) -> None:
-        """Asks it to end, and waits for nothing."""
-        self._ending.set()
-
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
-
-    def finish(self, seconds: float) -> None:
-        """Ends after a last look at what the broker holds."""
-        self._ending.set()
-        self._thread.join(seconds)
-        assert not self._thread.is_alive(), f"{self.group_id} did not end"
-        assert self.failure is None, self.failure
 
     def _run(self) -> None:
+        """Ends after a last look at what the broker holds."""
         while True:
             is_last = self._ending.is_set()
             try:
@@ -78,8 +60,7 @@ class Register:
             except (OSError, ConnectionClosed, NotReady):
                 time.sleep(RETRY_SECONDS)
             except Exception as error:
-                self.failure = f"{self.group_id}, after {self.done} requests: {error!r}"
-                return
+                raise AssertionError(f"{self.group_id}, after {self.done} requests: {error!r}") from error
 
     def _work(self, client: WireClient) -> None:
         find = FindCoordinatorRequest(coordinator_keys=[self.group_id])

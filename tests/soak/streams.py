@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from tests.soak.worker import Worker
 from tests.support.confluent import consumer_config
 
 QUICK: dict[str, str | int | bool] = {
@@ -29,41 +29,6 @@ READ_SECONDS = 60.0
 COMMIT_EVERY = 4
 Place = tuple[int, int]
 """Partition and offset."""
-
-
-class Worker:
-    """A thread whose failure is told by `finish`."""
-
-    def __init__(self) -> None:
-        self.failure: BaseException | None = None
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._guarded, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self) -> None:
-        """Asks it to end, and waits for nothing."""
-        self._ending.set()
-
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
-
-    def finish(self, seconds: float) -> None:
-        self._ending.set()
-        self._thread.join(seconds)
-        assert not self._thread.is_alive(), f"{type(self).__name__} did not end"
-        if self.failure is not None:
-            raise self.failure
-
-    def _guarded(self) -> None:
-        try:
-            self._run()
-        except BaseException as error:
-            self.failure = error
-
-    def _run(self) -> None:
-        raise NotImplementedError
 
 
 class Records(Worker):

@@ -16,7 +16,8 @@ import pytest
 
 from kcoord.cli import main
 from tests.soak.registers import Register
-from tests.soak.streams import GroupMember, Records, Transactions, Worker, read_all
+from tests.soak.streams import GroupMember, Records, Transactions, read_all
+from tests.soak.worker import Worker
 from tests.support.confluent import committed, create_topic
 from tests.support.kcoord_process import FAST, KcoordProcess
 from tests.support.waiting import wait_until
@@ -60,7 +61,7 @@ def test_kill_9(server: KcoordProcess) -> None:
     members[1].delivered = members[0].delivered
     records.behind = lambda: len(records.acknowledged) - len(members[0].delivered)
     transactions = Transactions(server.address, "transactions", PARTITIONS, "transfers", SEED)
-    workers: list[Register | Worker] = [*registers, records, *members, transactions]
+    workers: list[Worker] = [*registers, records, *members, transactions]
     for worker in workers:
         worker.start()
     kill_again_and_again(server, lambda: [worker.failure for worker in workers if worker.failure is not None])

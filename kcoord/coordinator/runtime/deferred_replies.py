@@ -6,6 +6,7 @@ Offsets only grow, so a queue in arrival order is also a queue in order of offse
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -15,18 +16,18 @@ if TYPE_CHECKING:
     from protocol.errors import KafkaError
 
 
-class Waiter:
+class Waiter(ABC):
     """Who waits for records to be durable and needs no more than that: an answer that is known before it may leave."""
 
     __slots__ = ()
 
+    @abstractmethod
     def settle(self) -> None:
         """What was waited for is durable."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fail(self, error: KafkaError) -> None:
         """The shard failed before that."""
-        raise NotImplementedError
 
 
 @dataclass(slots=True)
