@@ -25,6 +25,8 @@ TIME: Final = Struct(">q")
 TIME_BYTES: Final = TIME.size
 NO_EXPIRE_TIMESTAMP: Final = -1
 _PARTITION: Final = Struct(">i")
+_VALUE: Final = Struct(">qi")
+"""Offset and leader epoch."""
 
 
 class Note(NamedTuple):
@@ -139,13 +141,7 @@ class TopicOffsets(Mapping[int, CommittedOffset]):
 
     def put(self, partition: int, offset: CommittedOffset) -> None:
         """The last commit wins."""
-        row, found = self._find(partition)
-        after = row + 1 if found else row
-        if not found:
-            self.layout += 1
-        cell = CELL.pack(partition, offset.offset, offset.leader_epoch, CELL_END)
-        self.cells[row * CELL_BYTES : after * CELL_BYTES] = cell
-        self.times[row * TIME_BYTES : after * TIME_BYTES] = TIME.pack(offset.commit_timestamp_ms)
+        self.put_cell(partition, _VALUE.pack(offset.offset, offset.leader_epoch), offset.commit_timestamp_ms)
         if len(self.cells) == CELL_BYTES:
             self.topic_id, self.notes = offset.topic_id, None
         if offset.metadata or offset.topic_id != self.topic_id or offset.expire_timestamp_ms != NO_EXPIRE_TIMESTAMP:
