@@ -5,12 +5,16 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
+
+// retryAfter is how long a poll waits for records before what is kept is committed again.
+const retryAfter = 100 * time.Millisecond
 
 type protocol int
 
@@ -25,7 +29,8 @@ type record struct {
 	offset    int64
 }
 
-// member is polled all the time; it commits what it polled before that counts as seen.
+// member is polled all the time; it commits what it polled before that counts as seen. A commit that crosses a rebalance is
+// refused (Kafka 4.3.1 refuses it likewise): what it held is committed again, unless its partition was lost meanwhile.
 type member struct {
 	client  *kgo.Client
 	group   *fleet
@@ -34,6 +39,7 @@ type member struct {
 	lock    sync.Mutex
 	has     map[int32]bool
 	read    map[record]bool
+	kept    []*kgo.Record
 	revoked int
 }
 
@@ -89,17 +95,31 @@ func (f *fleet) add(how protocol, instance string) error {
 func (m *member) poll(ctx context.Context) {
 	defer close(m.done)
 	for ctx.Err() == nil {
-		fetched := m.client.PollFetches(ctx)
-		records := fetched.Records()
-		if len(records) > 0 && m.client.CommitRecords(context.Background(), records...) == nil {
-			m.lock.Lock()
-			for _, each := range records {
-				m.read[record{each.Partition, each.Offset}] = true
-			}
-			m.lock.Unlock()
-		}
+		soon, cancel := context.WithTimeout(ctx, retryAfter)
+		m.keep(m.client.PollFetches(soon).Records())
+		cancel()
+		m.commit()
 		m.client.AllowRebalance()
 	}
+}
+
+func (m *member) keep(records []*kgo.Record) {
+	m.lock.Lock()
+	defer m.lock.Unlock()
+	m.kept = append(m.kept, records...)
+}
+
+// commit runs between a poll and AllowRebalance, so that no partition is lost in the middle of it.
+func (m *member) commit() {
+	if len(m.kept) == 0 || m.client.CommitRecords(context.Background(), m.kept...) != nil {
+		return
+	}
+	m.lock.Lock()
+	defer m.lock.Unlock()
+	for _, each := range m.kept {
+		m.read[record{each.Partition, each.Offset}] = true
+	}
+	m.kept = nil
 }
 
 func (m *member) assigned(_ context.Context, _ *kgo.Client, got map[string][]int32) {
@@ -130,6 +150,7 @@ func (m *member) lost(_ context.Context, _ *kgo.Client, gone map[string][]int32)
 		if m.group.owners[partition] == m {
 			delete(m.group.owners, partition)
 		}
+		m.kept = slices.DeleteFunc(m.kept, func(each *kgo.Record) bool { return each.Partition == partition })
 	}
 }
 
