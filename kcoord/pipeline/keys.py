@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -69,8 +70,11 @@ def _read_offset_key(data: bytes) -> Key | None:
         return None
 
 
+@lru_cache(maxsize=1 << 16)
 def read_key(data: bytes) -> Key:
-    """Never fails: what cannot be read has an `error`, a type that is not known its number and its group alone."""
+    """Never fails: what cannot be read has an `error`, a type that is not known its number and its group alone. The
+    tasks of a worker meet the same keys one after the other.
+    """
     return _read_offset_key(data) or read_any_key(data)
 
 
