@@ -28,7 +28,7 @@ from kcoord.pipeline.buffers import Bytes, Gather, content_bytes, padded_copy
 from kcoord.pipeline.decode import Decoder
 from kcoord.pipeline.kernels import DecoderName, kernels
 from kcoord.pipeline.keys import KeyTable
-from kcoord.pipeline.lake.session import QUICK_WORKERS
+from kcoord.pipeline.lake.session import ARROW_UNCHECKED
 from kcoord.pipeline.range_reader import Part
 from kcoord.pipeline.schemas import TABLES
 from kcoord.pipeline.tables import table_batches
@@ -122,8 +122,8 @@ def session(cores: int, folder: str) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(f"local[{cores}]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
-    for key, value in QUICK_WORKERS.items():
-        builder = builder.config(key, value)
+    builder = builder.config("spark.driver.extraJavaOptions", ARROW_UNCHECKED)
+    builder = builder.config("spark.python.unix.domain.socket.enabled", "true")
     builder = builder.config("spark.local.dir", folder).config("spark.ui.showConsoleProgress", "false")
     spark = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

@@ -22,14 +22,10 @@ SETTINGS: Final = {
     # A row takes a few bytes in a file: a task of Spark's usual 128 MB would have some 30 million of them.
     "spark.sql.files.maxPartitionBytes": "16m",
 }
-QUICK_WORKERS: Final = {
-    # Spark itself asks whether a value is there before it takes it from Arrow's columns.
-    "spark.driver.extraJavaOptions": "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false",
-    "spark.python.unix.domain.socket.enabled": "true",
-}
-"""For a session whose workers are on this machine."""
+ARROW_UNCHECKED: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+"""For a JVM that makes rows from Arrow's columns: Spark itself asks whether a value is there before it takes it."""
 _LOCAL: Final = {
-    **QUICK_WORKERS,
+    "spark.driver.extraJavaOptions": ARROW_UNCHECKED,
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "8",
     "spark.driver.bindAddress": "127.0.0.1",
