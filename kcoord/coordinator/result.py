@@ -169,17 +169,22 @@ class CoordinatorResult(Generic[T]):
 class PackedRecords(Protocol):
     """The records and timers of a common result in the bytes of the log: a runtime appends them without looking inside.
 
-    The same contract as with CoordinatorRecord: `encode_batch` is the batch of the records that the result stands for,
-    and `replay` changes the state machine just as their replay would. `count` is the number of records.
+    The same contract as with CoordinatorRecord: `encode_records` gives what the result stands for, and `replay` changes
+    the state machine just as its replay would. `count` is the number of records.
     """
 
     @property
     def count(self) -> int: ...
 
     @property
+    def timestamp_ms(self) -> int: ...
+
+    @property
     def timer(self) -> Schedule | None: ...
 
-    def encode_batch(self, base_offset: int) -> bytes: ...
+    def encode_records(self, first_delta: int) -> bytes:
+        """For a batch that has so many records already."""
+        ...
 
     def replay(self) -> None: ...
 

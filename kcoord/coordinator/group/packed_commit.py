@@ -26,11 +26,9 @@ from kcoord.coordinator.group.offset_operations import may_commit
 from kcoord.coordinator.group.offsets import CELL_BYTES, TIME, TIME_BYTES, CommittedOffsets, TopicOffsets
 from kcoord.coordinator.result import Schedule
 from kcoord.metadata.image import MetadataImage
-from protocol.batch_header import frame_batch
 from protocol.errors import KafkaError
 from protocol.messages import OffsetCommitKey, OffsetCommitRequest
 from protocol.primitives import encode_varint
-from protocol.record_batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 from protocol.uuid import ZERO_UUID
 
 FIRST_VERSION: Final = 6
@@ -45,23 +43,18 @@ _BEFORE_TIMESTAMP: Final = b"\1"
 _TOPIC_ID_TAG: Final = b"\x01\x00\x10"
 _NO_HEADERS: Final = b"\0"
 
-_BATCH_START: Final = Struct(">hi")
-"""Attributes, last offset delta; two timestamps follow."""
-_BATCH_PRODUCER: Final = Struct(">qhii")
-"""Producer id, epoch and sequence, number of records."""
 _PARTITION: Final = Struct(">i")
-_FIRST_RECORD: Final = 4
 _RECORD_PARTS: Final = 5
 """Start, key, partition and start of the value, offset and leader epoch, rest."""
-_CELL_PART: Final = _FIRST_RECORD + 3
-_REST_PART: Final = _FIRST_RECORD + 4
+_CELL_PART: Final = 3
+_REST_PART: Final = 4
 
 
-@lru_cache(maxsize=4096)
-def _record_start(record_bytes: int, delta: int) -> bytes:
-    """Length, attributes, timestamp delta and offset delta. Shared by all plans, as is the next."""
-    delta_varint = encode_varint(delta)
-    return encode_varint(record_bytes + 2 + len(delta_varint)) + b"\0\0" + delta_varint
+@lru_cache(maxsize=1024)
+def _record_starts(record_bytes: int, first_delta: int, count: int) -> tuple[bytes, ...]:
+    """Length, attributes, timestamp delta and offset delta of so many records. Shared by all plans, as is the next."""
+    deltas = [encode_varint(delta) for delta in range(first_delta, first_delta + count)]
+    return tuple(encode_varint(record_bytes + 2 + len(delta)) + b"\0\0" + delta for delta in deltas)
 
 
 @lru_cache(maxsize=4096)
@@ -96,12 +89,24 @@ class CommitShape:
 class TopicPlan:
     """One topic of a CommitPlan: its partitions, and the rows that they had when they were last looked for."""
 
-    __slots__ = ("cells_at", "layout", "name", "partitions", "place", "record_rest", "times_at", "topic_id")
+    __slots__ = (
+        "cells_at",
+        "layout",
+        "name",
+        "partitions",
+        "place",
+        "record_bytes",
+        "record_rest",
+        "times_at",
+        "topic_id",
+    )
 
     def __init__(self, shape: TopicShape) -> None:
         self.name = shape.name
         self.topic_id = shape.topic_id
         self.partitions = tuple(shape.partitions)
+        self.record_bytes = 0
+        """Of a record but for its length and deltas."""
         self.record_rest = b""
         self.place: TopicOffsets | None = None
         self.layout = -1
@@ -129,7 +134,6 @@ class CommitPlan:
         "_group",
         "_group_version",
         "_image",
-        "_now_ms",
         "_offsets",
         "_parts",
         "_timer_key",
@@ -138,6 +142,7 @@ class CommitPlan:
         "group_id",
         "request",
         "timer",
+        "timestamp_ms",
         "version",
     )
 
@@ -159,7 +164,7 @@ class CommitPlan:
         self._parts: list[bytes] = []
         self._timer_key = heartbeat_timer(shape.group_id, shape.member_id)
         self._cells: Sequence[bytes] = ()
-        self._now_ms = 0
+        self.timestamp_ms = 0
         self._offsets: CommittedOffsets | None = None
         """Where some partitions have no row yet."""
 
@@ -180,21 +185,14 @@ class CommitPlan:
         return True
 
     def _lay_out(self) -> None:
-        parts = [
-            _BATCH_START.pack(0, self.count - 1),
-            b"",
-            b"",
-            _BATCH_PRODUCER.pack(NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE, self.count),
-        ]
-        delta = 0
+        parts: list[bytes] = []
         for topic in self._topics:
             key = _KEY_TYPE + OffsetCommitKey(group=self.group_id, topic=topic.name).encode(0)
             key_start = encode_varint(len(key)) + key[: -_PARTITION.size]
-            record_bytes = len(key_start) + _PARTITION.size + 2 + _VALUE_BYTES
+            topic.record_bytes = len(key_start) + _PARTITION.size + 2 + _VALUE_BYTES
             topic.record_rest = _TOPIC_ID_TAG + topic.topic_id + _NO_HEADERS
             for partition in topic.partitions:
-                parts += _record_start(record_bytes, delta), key_start, _value_start(partition), b"", b""
-                delta += 1
+                parts += b"", key_start, _value_start(partition), b"", b""
         self._parts = parts
 
     def prepare(
@@ -233,7 +231,7 @@ class CommitPlan:
             if member is not None:
                 self.timer = Schedule(self._timer_key, now_ms + member.session_timeout_ms)
         self._cells = cells
-        self._now_ms = now_ms
+        self.timestamp_ms = now_ms
         return True
 
     def _is_accepted(self, group: Group, image: MetadataImage) -> bool:
@@ -249,24 +247,28 @@ class CommitPlan:
         self._group, self._group_version = group, group.version
         return True
 
-    def encode_batch(self, base_offset: int) -> bytes:
-        parts = self._parts
-        timestamp = TIME.pack(self._now_ms)
-        parts[1] = parts[2] = timestamp
-        parts[_CELL_PART::_RECORD_PARTS] = self._cells
-        before_rest = _BEFORE_TIMESTAMP + timestamp
+    def encode_records(self, first_delta: int) -> bytes:
+        """See `PackedRecords`."""
+        before_rest = _BEFORE_TIMESTAMP + TIME.pack(self.timestamp_ms)
+        starts: list[bytes] = []
         rests: list[bytes] = []
         for topic in self._topics:
-            rests += [before_rest + topic.record_rest] * len(topic.partitions)
+            count = len(topic.partitions)
+            starts += _record_starts(topic.record_bytes, first_delta, count)
+            rests += [before_rest + topic.record_rest] * count
+            first_delta += count
+        parts = self._parts
+        parts[::_RECORD_PARTS] = starts
+        parts[_CELL_PART::_RECORD_PARTS] = self._cells
         parts[_REST_PART::_RECORD_PARTS] = rests
-        return frame_batch(base_offset, 0, b"".join(parts))
+        return b"".join(parts)
 
     def replay(self) -> None:
         """Into the rows that `prepare` has just found, or has not."""
         if self._offsets is not None:
             self._put(self._offsets)
             return
-        now_ms = self._now_ms
+        timestamp_ms = self.timestamp_ms
         values = iter(self._cells)
         for topic in self._topics:
             place = topic.place
@@ -274,7 +276,7 @@ class CommitPlan:
             cells, times = place.cells, place.times
             for cell_at, time_at, value in zip(topic.cells_at, topic.times_at, values, strict=False):
                 _put_cell(cells, cell_at, value)
-                _put_time(times, time_at, now_ms)
+                _put_time(times, time_at, timestamp_ms)
 
     def _put(self, offsets: CommittedOffsets) -> None:
         values = iter(self._cells)
@@ -283,4 +285,4 @@ class CommitPlan:
             if not place.cells:
                 place.topic_id = topic.topic_id
             for partition, value in zip(topic.partitions, values, strict=False):
-                place.put_cell(partition, value, self._now_ms)
+                place.put_cell(partition, value, self.timestamp_ms)

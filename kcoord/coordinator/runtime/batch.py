@@ -119,6 +119,29 @@ class OpenBatch:
         )
 
 
+class PackedBatch:
+    """A batch of packed results that still takes more; its records carry the time of its first one."""
+
+    __slots__ = ("_bodies", "base_offset", "count", "size_bytes", "timestamp_ms")
+
+    def __init__(self, base_offset: int, timestamp_ms: int) -> None:
+        self.base_offset = base_offset
+        self.timestamp_ms = timestamp_ms
+        self.count = 0
+        self.size_bytes = BATCH_OVERHEAD_BYTES
+        self._bodies: list[bytes] = []
+
+    def add(self, body: bytes, count: int) -> None:
+        """Takes one result, which was encoded to stand behind `self.count` records."""
+        self._bodies.append(body)
+        self.count += count
+        self.size_bytes += len(body)
+
+    def encode(self) -> bytes:
+        body = b"".join(self._bodies)
+        return encode_batch_around(body, self.count, timestamp_ms=self.timestamp_ms, base_offset=self.base_offset)
+
+
 def encode_behind(
     encoded: EncodedRecords, records: list[SerializedRecord], base_offset: int, timestamp_ms: int
 ) -> bytes:

@@ -31,6 +31,7 @@ from kcoord.coordinator.result import (
 from kcoord.coordinator.runtime.batch import (
     BatchStamp,
     OpenBatch,
+    PackedBatch,
     check_size,
     encode_behind,
     serialize_control,
@@ -131,8 +132,8 @@ class ShardContext(Generic[M]):
         self._deferred_tasks: deque[tuple[int, Task]] = deque()
         self._pending: dict[Hashable, Hashable] = {}
         self._running_tasks: dict[TimerKey, Task] = {}
-        self._batches: list[OpenBatch | bytes] = []
-        """What is to be written next; a packed result comes as a batch of its own."""
+        self._batches: list[OpenBatch | PackedBatch | bytes] = []
+        """What is to be written next."""
         self._batches_offset = 0
         self._next_offset = 0
         self._durable_offset = 0
@@ -269,10 +270,8 @@ class ShardContext(Generic[M]):
         """Appends and replays what an operation on this shard's machine has just given. `waiter` hears when it is
         durable, or of the failure of the shard; False where nothing has happened.
         """
-        data = packed.encode_batch(self._next_offset)
-        if self.machine is None or len(data) > self._max_batch_bytes:
+        if self.machine is None or not self._pack(packed):
             return False
-        self._append_batch(data, packed.count)
         self._deferred.add_waiter(self._next_offset, waiter)
         try:
             packed.replay()
@@ -427,13 +426,32 @@ class ShardContext(Generic[M]):
             batch = OpenBatch(self._next_offset, now_ms, stamp)
             batches.append(batch)
         batch.add(records, bound_bytes)
-        self._next_offset += len(records)
-        self._statistics.records_appended += len(records)
+        self._appended(len(records))
 
-    def _append_batch(self, batch: bytes, count: int) -> None:
+    def _pack(self, packed: PackedRecords) -> bool:
+        """Appends to the last batch, if that is one of packed results and has room; False where no batch has."""
+        batches, count = self._batches, packed.count
+        batch = batches[-1] if batches else None
+        if type(batch) is PackedBatch:
+            body = packed.encode_records(batch.count)
+            if batch.size_bytes + len(body) <= self._max_batch_bytes:
+                batch.add(body, count)
+                self._appended(count)
+                return True
+        alone = PackedBatch(self._next_offset, packed.timestamp_ms)
+        alone.add(packed.encode_records(0), count)
+        if alone.size_bytes > self._max_batch_bytes:
+            return False
+        self._append_batch(alone, count)
+        return True
+
+    def _append_batch(self, batch: PackedBatch | bytes, count: int) -> None:
         if not self._batches:
             self._begin_batches()
         self._batches.append(batch)
+        self._appended(count)
+
+    def _appended(self, count: int) -> None:
         self._next_offset += count
         self._statistics.records_appended += count
 

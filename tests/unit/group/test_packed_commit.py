@@ -12,8 +12,9 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.packed_commit import CommitPlan
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.result import OperationContext
+from kcoord.coordinator.runtime.batch import PackedBatch
 from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
+from kcoord.coordinator.runtime.serde import CoordinatorSerde, SerializedRecord
 from kcoord.server.commit_frame import CommitFrame, read_commit
 from kcoord.server.handlers.offset_commit import success_response
 from protocol.messages import OffsetCommitRequest
@@ -69,13 +70,22 @@ SHAPES = st.builds(
 )
 
 
-def commit(shard: GroupCoordinatorShard, request: OffsetCommitRequest, now_ms: int, base_offset: int) -> bytes:
-    """A commit by the general way, and the batch that it gives."""
+def records_of(shard: GroupCoordinatorShard, request: OffsetCommitRequest, now_ms: int) -> list[SerializedRecord]:
+    """A commit by the general way, and the records that it gives."""
     result = shard.commit_offset(OperationContext(now_ms, 9), request)
     for record in result.records:
         shard.replay(record)
-    pairs = [SERDE.serialize(record) for record in result.records]
-    return encode_batch_from_parts(pairs, base_offset=base_offset, timestamp_ms=now_ms)
+    return [SERDE.serialize(record) for record in result.records]
+
+
+def commit(shard: GroupCoordinatorShard, request: OffsetCommitRequest, now_ms: int, base_offset: int) -> bytes:
+    return encode_batch_from_parts(records_of(shard, request, now_ms), base_offset=base_offset, timestamp_ms=now_ms)
+
+
+def batch_of(plan: CommitPlan, base_offset: int) -> bytes:
+    batch = PackedBatch(base_offset, plan.timestamp_ms)
+    batch.add(plan.encode_records(0), plan.count)
+    return batch.encode()
 
 
 def new_shard() -> GroupCoordinatorShard:
@@ -110,7 +120,7 @@ def test_bytes_and_state_are_those_of_the_general_way(
     for offset, leader_epoch, now_ms in commits:
         request = shape.request(offset, leader_epoch)
         assert fast.commit_packed(plan, cells_of(request, version), now_ms)
-        data = plan.encode_batch(base_offset)
+        data = batch_of(plan, base_offset)
         plan.replay()
         assert data == commit(slow, request, now_ms, base_offset)
         written.append((decode_header(data), data))
@@ -121,6 +131,26 @@ def test_bytes_and_state_are_those_of_the_general_way(
     rebuilt = runtime.machine(0)
     assert rebuilt is not None
     assert rebuilt.hard_state() == fast.hard_state()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(SHAPES, OFFSETS, st.integers(0, 2**53)), min_size=2, max_size=5))
+def test_commits_share_a_batch_as_results_of_the_general_way_do(commits: list[tuple[Shape, int, int]]) -> None:
+    fast, slow = new_shard(), new_shard()
+    batch = PackedBatch(7, commits[0][2])
+    pairs: list[SerializedRecord] = []
+    for shape, offset, now_ms in commits:
+        before = records_of(fast, shape.request(0, 0), 1)
+        assert before == records_of(slow, shape.request(0, 0), 1)
+        request = shape.request(offset, 3)
+        plan = CommitPlan(read(request).shape, 9)
+        assert fast.commit_packed(plan, cells_of(request), now_ms)
+        batch.add(plan.encode_records(batch.count), plan.count)
+        plan.replay()
+        pairs += records_of(slow, request, now_ms)
+    assert batch.encode() == encode_batch_from_parts(pairs, base_offset=7, timestamp_ms=commits[0][2])
+    assert batch.size_bytes == len(batch.encode())
+    assert fast.hard_state() == slow.hard_state()
 
 
 @settings(max_examples=100, deadline=None)

@@ -6,10 +6,15 @@ from __future__ import annotations
 import pytest
 
 from kcoord.coordinator.result import CoordinatorResult, OperationContext, Schedule, Task, TimerKey
+from kcoord.coordinator.runtime.deferred_replies import Waiter
 from kcoord.coordinator.runtime.runtime import WAIT, ShardState
+from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from protocol.errors import Errors, KafkaError
-from protocol.record_batch import decode_header, decode_records, verify_crc
+from protocol.messages import OffsetCommitKey
+from protocol.record_batch import decode_header, decode_records, encode_records, verify_crc
 from tests.unit.runtime.ledger import SHARD, Bench, Ledger, entry, replies
+
+SERDE = CoordinatorSerde()
 
 
 @pytest.fixture
@@ -121,6 +126,68 @@ def test_a_result_never_spans_two_batches() -> None:
     assert all(count % 5 == 0 for count in counts)
     assert all(len(data) <= 1_000 for _, data in bench.batches())
     assert [header.base_offset for header, _ in bench.batches()] == [sum(counts[:i]) for i in range(len(counts))]
+
+
+class PackedPut:
+    """`Ledger.put` as a packed result."""
+
+    timer = None
+    timestamp_ms = 5
+
+    def __init__(self, ledger: Ledger, name: str, padding: int, count: int = 1) -> None:
+        self.count = count
+        self._ledger = ledger
+        self._records = [entry(f"{name}{number}", number, padding) for number in range(count)]
+
+    def encode_records(self, first_delta: int) -> bytes:
+        return encode_records([SERDE.serialize(record) for record in self._records], first_delta)
+
+    def replay(self) -> None:
+        for record in self._records:
+            self._ledger.replay(record)
+
+
+class Nobody(Waiter):
+    """Is told of nothing here."""
+
+    def settle(self) -> None:
+        raise AssertionError("whoever polls settles the waiters")
+
+    def fail(self, error: KafkaError) -> None:
+        raise AssertionError(error)
+
+
+def test_packed_results_share_batches_up_to_their_size_and_keep_to_the_order_of_all_results() -> None:
+    bench = Bench(max_batch_bytes=1_000)
+    bench.load()
+    shard = bench.runtime.active(SHARD)
+    assert shard is not None
+
+    def put(name: str, padding: int, count: int = 1) -> bool:
+        return shard.append_packed(PackedPut(bench.ledger, name, padding, count), Nobody())
+
+    assert not put("huge", 1_000)
+    assert bench.ledger.balance == {}
+    assert put("a", 50, 3)
+    assert put("b", 50)
+    bench.run(Ledger.put, "general", 9)
+    assert put("c", 50)
+    assert not put("huge", 1_000)
+    assert put("d", 400, 2), "in a batch of its own: there is no room behind c"
+    bench.written(bench.poll())
+    names = [[record_name(record.key) for record in decode_records(batch)] for _, batch in bench.batches()]
+    assert names == [["a0", "a1", "a2", "b0"], ["general"], ["c0"], ["d0", "d1"]]
+    assert [header.base_offset for header, _ in bench.batches()] == [0, 4, 5, 6]
+    assert all(verify_crc(batch) and len(batch) <= 1_000 for _, batch in bench.batches())
+    again = Bench(max_batch_bytes=1_000)
+    again.disk = bench.disk
+    again.load()
+    assert again.ledger.balance == bench.ledger.balance
+
+
+def record_name(key: bytes | None) -> str:
+    assert key is not None
+    return OffsetCommitKey.decode(key[2:], 0).topic
 
 
 def test_a_failed_write_fails_the_shard_until_it_is_loaded_again(bench: Bench) -> None:
