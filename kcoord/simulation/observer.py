@@ -56,8 +56,8 @@ class Commits:
 
     places: dict[int, int] = field(default_factory=dict)
     """Offset -> the place of its last record."""
-    producers: dict[int, int] = field(default_factory=dict)
-    """Offset -> the producer whose transaction it was part of, while and after that is open."""
+    counted: set[int] = field(default_factory=set)
+    """Offsets that were committed, outside of a transaction or by the end of one."""
     latest: tuple[int, int] | None = None
     """Commit and expire timestamp of the last one, if they are known."""
     deleted_at: int = -1
@@ -82,7 +82,6 @@ class Observer:
         self._message: object = None
         self._written: list[CoordinatorRecord] = []
         self._open: dict[int, list[tuple[CommitKey, int]]] = {}
-        self._aborted: set[tuple[CommitKey, int]] = set()
         self._creation_times: dict[str, int] = {}
         self._given_creation_times: dict[str, set[int]] = {}
         self._transactions: dict[str, int] = {}
@@ -177,24 +176,17 @@ class Observer:
         commits = self._commits.setdefault(key, Commits())
         commits.places[value.offset] = self._place
         if record.producer is None:
-            commits.producers.pop(value.offset, None)
+            commits.counted.add(value.offset)
             commits.latest = value.commit_timestamp, value.expire_timestamp
             return
-        producer_id = record.producer.producer_id
-        commits.producers[value.offset] = producer_id
-        self._open.setdefault(producer_id, []).append((key, value.offset))
+        self._open.setdefault(record.producer.producer_id, []).append((key, value.offset))
 
     def _marker(self, record: CoordinatorRecord, *, committed: bool) -> None:
         assert record.producer is not None
         for key, offset in self._open.pop(record.producer.producer_id, []):
-            commits = self._commits[key]
-            if commits.producers.pop(offset, None) is None:
-                continue
             if committed:
-                commits.latest = None
-                self._aborted.discard((key, offset))
-            else:
-                self._aborted.add((key, offset))
+                self._commits[key].counted.add(offset)
+                self._commits[key].latest = None
 
     def _offset_deleted(self, machine: GroupCoordinatorShard, key: CommitKey, reason: str) -> None:
         self.records[f"offset tombstone: {reason}"] += 1
@@ -341,8 +333,8 @@ class Observer:
         return commits is not None and offset in commits.places
 
     def is_visible(self, key: CommitKey, offset: int) -> bool:
-        """Whether the commit may be answered: it was no part of a transaction that is open or was aborted."""
-        return offset not in self._commits[key].producers and (key, offset) not in self._aborted
+        """Whether the commit may be answered: not if only transactions that are open or were aborted have it."""
+        return offset in self._commits[key].counted
 
 
 def _committed(record: CoordinatorRecord) -> tuple[object, object]:

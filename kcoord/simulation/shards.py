@@ -98,7 +98,7 @@ class ShardSet(Generic[M]):
         self._life = life
         self._hooks = hooks
         self._log_config = LogConfig(segment_bytes=segment_bytes)
-        self._waiting: dict[int, tuple[int, Callable[[object], None]]] = {}
+        self._waiting: dict[int, tuple[int, Callable[[object], None], bool]] = {}
         self._tokens = 0
         self._trusted_offsets: dict[int, int] = {}
         self._cleaned_offsets: dict[int, int] = {}
@@ -191,11 +191,11 @@ class ShardSet(Generic[M]):
         return True
 
     def lose(self, shard_id: int) -> bool:
-        """The worker that owns the shard dies: nobody is answered, and what the disk did not get it never will."""
+        """The worker that owns the shard dies: no client is answered, and what the disk did not get it never will."""
         if self.runtime.state(shard_id) is not ShardState.ACTIVE:
             return False
         self._lost.add(shard_id)
-        self._waiting = {token: one for token, one in self._waiting.items() if one[0] != shard_id}
+        self._waiting = {token: one for token, one in self._waiting.items() if one[0] != shard_id or one[2]}
         return self.give_up(shard_id)
 
     # Operations.
@@ -206,8 +206,10 @@ class ShardSet(Generic[M]):
         operation: Callable[[M, OperationContext], CoordinatorResult[T]],
         context: OperationContext,
         on_reply: Callable[[object], None],
+        *,
+        is_worker: bool = False,
     ) -> None:
-        """`on_reply` gets the response or the KafkaError, now or later."""
+        """`on_reply` gets the response or the KafkaError, now or later. A worker sees that the one it asked died."""
         self._tokens += 1
         token = self._tokens
         context.token = token
@@ -217,7 +219,7 @@ class ShardSet(Generic[M]):
             on_reply(error)
         else:
             if outcome is WAIT:
-                self._waiting[token] = shard_id, on_reply
+                self._waiting[token] = shard_id, on_reply, is_worker
             else:
                 on_reply(outcome)
         self.pump()

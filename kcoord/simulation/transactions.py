@@ -254,7 +254,13 @@ class TransactionRequests:
                 return
             partition = waiting.pop(0)
             context = OperationContext(process.now_ms)
-            process.groups.run(partition, lambda shard, context: _end_in_group(shard, context, work), context, told)
+            process.groups.run(
+                partition,
+                lambda shard, context: _end_in_group(shard, context, work),
+                context,
+                told,
+                is_worker=True,
+            )
 
         process.after(self._broker.random.randint(0, 5), tell_next)
 
