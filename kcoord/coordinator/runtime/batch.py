@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from kcoord.coordinator.result import CoordinatorRecord, EncodedRecords, Producer
+from kcoord.coordinator.result import CoordinatorRecord, Producer
 from kcoord.coordinator.runtime.serde import SerializedRecord
 from protocol.control_records import ControlRecordType, control_key, end_txn_marker
 from protocol.errors import Errors, KafkaError
@@ -22,7 +22,6 @@ from protocol.record_batch import (
     encode_batch,
     encode_batch_around,
     encode_batch_from_parts,
-    encode_records,
 )
 
 # Lengths, deltas, flags and the reason of a tombstone around a record's key and value take at most this much.
@@ -120,7 +119,7 @@ class OpenBatch:
 
 
 class PackedBatch:
-    """A batch of packed results that still takes more; its records carry the time of its first one."""
+    """As OpenBatch, of results whose records are bytes already."""
 
     __slots__ = ("_bodies", "base_offset", "count", "size_bytes", "timestamp_ms")
 
@@ -132,7 +131,7 @@ class PackedBatch:
         self._bodies: list[bytes] = []
 
     def add(self, body: bytes, count: int) -> None:
-        """Takes one result, which was encoded to stand behind `self.count` records."""
+        """Takes records of one result, which were encoded to stand behind `self.count` others."""
         self._bodies.append(body)
         self.count += count
         self.size_bytes += len(body)
@@ -140,14 +139,6 @@ class PackedBatch:
     def encode(self) -> bytes:
         body = b"".join(self._bodies)
         return encode_batch_around(body, self.count, timestamp_ms=self.timestamp_ms, base_offset=self.base_offset)
-
-
-def encode_behind(
-    encoded: EncodedRecords, records: list[SerializedRecord], base_offset: int, timestamp_ms: int
-) -> bytes:
-    """One batch of `encoded` and the records behind them."""
-    body = encoded.body + encode_records(records, encoded.count)
-    return encode_batch_around(body, encoded.count + len(records), timestamp_ms=timestamp_ms, base_offset=base_offset)
 
 
 def size_bound_bytes(records: list[SerializedRecord]) -> int:

@@ -33,7 +33,6 @@ from kcoord.coordinator.runtime.batch import (
     OpenBatch,
     PackedBatch,
     check_size,
-    encode_behind,
     serialize_control,
     size_bound_bytes,
     stamp_of,
@@ -44,6 +43,7 @@ from kcoord.coordinator.runtime.outbox import Append, Outbox, Statistics
 from kcoord.coordinator.runtime.serde import RecordSerde, SerializedRecord
 from kcoord.coordinator.runtime.timers import ShardTimers, TimerQueue
 from protocol.errors import Errors, KafkaError
+from protocol.record_batch import encode_records
 
 _logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class ShardContext(Generic[M]):
         self._deferred_tasks: deque[tuple[int, Task]] = deque()
         self._pending: dict[Hashable, Hashable] = {}
         self._running_tasks: dict[TimerKey, Task] = {}
-        self._batches: list[OpenBatch | PackedBatch | bytes] = []
+        self._batches: list[OpenBatch | PackedBatch] = []
         """What is to be written next."""
         self._batches_offset = 0
         self._next_offset = 0
@@ -382,8 +382,10 @@ class ShardContext(Generic[M]):
         if encoded is None:
             self._append(serialized, stamp_of(records), now_ms)
         else:
-            batch = encode_behind(encoded, serialized, self._next_offset, now_ms)
-            self._append_batch(batch, encoded.count + len(serialized))
+            batch = PackedBatch(self._next_offset, now_ms)
+            batch.add(encoded.body, encoded.count)
+            batch.add(encode_records(serialized, batch.count), len(serialized))
+            self._append_batch(batch)
         try:
             if encoded is not None:
                 encoded.replay()
@@ -442,14 +444,14 @@ class ShardContext(Generic[M]):
         alone.add(packed.encode_records(0), count)
         if alone.size_bytes > self._max_batch_bytes:
             return False
-        self._append_batch(alone, count)
+        self._append_batch(alone)
         return True
 
-    def _append_batch(self, batch: PackedBatch | bytes, count: int) -> None:
+    def _append_batch(self, batch: PackedBatch) -> None:
         if not self._batches:
             self._begin_batches()
         self._batches.append(batch)
-        self._appended(count)
+        self._appended(batch.count)
 
     def _appended(self, count: int) -> None:
         self._next_offset += count
@@ -465,7 +467,7 @@ class ShardContext(Generic[M]):
         batches = self._batches
         if not batches or self._in_flight_offset is not None:
             return None
-        data = b"".join([batch if isinstance(batch, bytes) else batch.encode() for batch in batches])
+        data = b"".join([batch.encode() for batch in batches])
         append = Append(self.shard_id, self._batches_offset, self._next_offset, data)
         self._statistics.batches_appended += len(batches)
         self._statistics.bytes_appended += len(data)

@@ -29,7 +29,7 @@ from kcoord.coordinator.result import (
     Task,
     TimerKey,
 )
-from kcoord.coordinator.runtime.batch import encode_behind
+from kcoord.coordinator.runtime.batch import PackedBatch
 from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
 from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.coordinator.runtime.snapshot import make_chunks
@@ -43,7 +43,7 @@ from protocol.messages import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
-from protocol.record_batch import decode_records
+from protocol.record_batch import decode_records, encode_records
 from tests.unit.group.images import image_of
 
 T = TypeVar("T")
@@ -121,7 +121,10 @@ class GroupContext:
 
     def _replay_encoded(self, encoded: EncodedRecords, behind: list[CoordinatorRecord]) -> list[CoordinatorRecord]:
         """As the runtime does it; returns what a reader of the log finds."""
-        batch = encode_behind(encoded, [SERDE.serialize(record) for record in behind], 5, self.now_ms)
+        packed = PackedBatch(5, self.now_ms)
+        packed.add(encoded.body, encoded.count)
+        packed.add(encode_records([SERDE.serialize(record) for record in behind], packed.count), len(behind))
+        batch = packed.encode()
         encoded.replay()
         for record in behind:
             self.shard.replay(record)
