@@ -14,9 +14,19 @@ from kcoord.logtools.decode import Json, kind_of
 from kcoord.logtools.dump import Selection, dump_file
 from kcoord.logtools.folders import partition_at
 from kcoord.storage.file_system import RealFileSystem
+from protocol.api_keys import ApiKey
+from protocol.headers import encode_request
+from protocol.messages import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+)
 from tests.integration.clients.conftest import StartBroker
+from tests.integration.wire import WireClient
 from tests.support.confluent import PolledConsumer, create_topic, produce
 from tests.support.kafka_jars import KafkaJars
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.java
 
@@ -131,6 +141,50 @@ def test_every_file_is_read_and_every_record_is_the_same(start_broker: StartBrok
         for place, row in theirs.items():
             assert row == ours[place], place
     check_indexes(jars, broker.data)
+
+
+def test_commits_that_arrive_together_are_one_batch_to_kafka(start_broker: StartBroker, name: str) -> None:
+    """What the tool prints is held against what was sent."""
+    jars = KafkaJars()
+    broker = start_broker(offsets_topic_num_partitions="1")
+    create_topic(broker.address, name, 2)
+    offsets = range(100, 120)
+    with WireClient(broker.port) as client:
+        wait_until(lambda: has_committed(client, name, 99), "the commit that makes the group")
+        # One segment of TCP, so that the broker reads all of them in one turn.
+        requests = [commit_request(name, offset).encode(9) for offset in offsets]
+        frames = [encode_request(ApiKey.OFFSET_COMMIT, 9, 1_000, "wire", body) for body in requests]
+        client.socket.sendall(b"".join(frames))
+        for offset in offsets:
+            answer = client.receive(1_000, ApiKey.OFFSET_COMMIT, 9, OffsetCommitResponse)
+            assert [each.error_code for each in answer.topics[0].partitions] == [0, 0], offset
+    assert broker.stop() == 0
+    (log,) = broker.data.glob("__consumer_offsets-0/*.log")
+    text = jars.tool("dump-log", "--offsets-decoder", "--deep-iteration", "--files", str(log))
+    assert "isvalid: false" not in text and "Exception" not in text, text
+    assert max(int(count) for count in re.findall(r"^baseOffset: .* count: (\d+) ", text, re.MULTILINE)) > 2
+    rows = [(row["key"], row["value"]) for row in printed_by_kafka(jars, "--offsets-decoder", [log]).values()]
+    found = [
+        (key["data"]["partition"], value["data"]["offset"])  # type: ignore[index]
+        for key, value in rows
+        if key["data"]["group"] == name  # type: ignore[index]
+    ]
+    assert found == [(partition, offset + partition) for offset in (99, *offsets) for partition in (0, 1)]
+
+
+def commit_request(name: str, offset: int) -> OffsetCommitRequest:
+    partitions = [
+        OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=number, committed_offset=offset + number)
+        for number in (0, 1)
+    ]
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(name=name, partitions=partitions)
+    return OffsetCommitRequest(group_id=name, generation_id_or_member_epoch=-1, topics=[topic])
+
+
+def has_committed(client: WireClient, name: str, offset: int) -> bool:
+    client.call(FindCoordinatorRequest(coordinator_keys=[name]), 4, FindCoordinatorResponse)
+    answer = client.call(commit_request(name, offset), 9, OffsetCommitResponse)
+    return not answer.topics[0].partitions[0].error_code
 
 
 def check_indexes(jars: KafkaJars, data: Path) -> None:
