@@ -65,11 +65,18 @@ def group_epochs(server: KcoordProcess) -> dict[str, int]:
 
 
 def expiry(server: KcoordProcess, capsys: pytest.CaptureFixture[str]) -> list[dict[str, int]]:
-    capsys.readouterr()
-    assert main(["groups", "expiry", "--bootstrap-server", server.address, "--json", "--group", "register"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert isinstance(rows, list)
-    return [row for row in rows if row["topic"] is not None]
+    """Of the offsets of the register, which deletes its group now and then and commits again."""
+    arguments = ["groups", "expiry", "--bootstrap-server", server.address, "--json", "--group", "register"]
+
+    def found() -> list[dict[str, int]]:
+        capsys.readouterr()
+        if main(arguments):
+            return []
+        rows = json.loads(capsys.readouterr().out)
+        assert isinstance(rows, list)
+        return [row for row in rows if row["topic"] is not None]
+
+    return wait_until(found, "the register has offsets")
 
 
 def told_seconds(server: KcoordProcess) -> float:

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 STEP_SECONDS = 0.02
+_T = TypeVar("_T")
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
-    """Returns as soon as `condition()` is true; fails with `what` after `seconds`."""
+def wait_until(condition: Callable[[], _T], what: str, seconds: float = 20.0) -> _T:
+    """The first true answer of `condition()`; fails with `what` after `seconds`."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
         time.sleep(STEP_SECONDS)
+    return found
