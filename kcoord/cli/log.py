@@ -247,10 +247,14 @@ def _repair(options: argparse.Namespace) -> int:
     from kcoord.logtools.verify import FolderCheck
     from kcoord.storage.errors import DirectoryLockedError
     from kcoord.storage.file_system import RealFileSystem
+    from kcoord.storage.worker_checkpoints import restore_journals
 
     fs = RealFileSystem()
     if _is_in_use(options.path):
         raise DirectoryLockedError(f"{options.path}: a broker is using it; stop it first")
+    if options.yes:
+        # What a journal would put into a log later has to be there when the log is judged and cut.
+        restore_journals(fs, options.path)
     findings = list(FolderCheck(fs, options.path).run())
     keep = options.keep or f"{options.path}.repair-{now_ms()}"
     repair = Repair(fs, options.path, RepairMode(options.mode), keep, findings)

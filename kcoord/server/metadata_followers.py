@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kcoord.coordinator.result import CoordinatorResult, OperationContext
     from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
     from kcoord.metadata.machine import MetadataMachine
+    from kcoord.server.shard_logs import ShardLogs
     from kcoord.storage.log import Log
 
 _logger = logging.getLogger(__name__)
@@ -115,9 +116,9 @@ class MetadataFollowers:
 class ControllerMetadataService(LocalMetadataService):
     """Serves `Broker.metadata` in the controller of several workers."""
 
-    def __init__(self, runtime: CoordinatorRuntime[MetadataMachine], log: Log, owner: MetadataOwner) -> None:
-        super().__init__(runtime, log, owner)
-        self.followers = MetadataFollowers(log)
+    def __init__(self, runtime: CoordinatorRuntime[MetadataMachine], logs: ShardLogs, owner: MetadataOwner) -> None:
+        super().__init__(runtime, logs, owner)
+        self.followers = MetadataFollowers(logs.open(METADATA_SHARD))
 
     def run(
         self,
@@ -153,7 +154,6 @@ class ControllerMetadataService(LocalMetadataService):
         super().on_append_durable(shard_id, size_bytes)
         self.followers.publish()
 
-    def _reload(self) -> None:
-        super()._reload()
-        self.followers.log = self.log_of(METADATA_SHARD)
+    def _on_reloaded(self, log: Log) -> None:
+        self.followers.log = log
         self.followers.publish()

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
     from kcoord.metadata.image import MetadataImage
     from kcoord.metadata.machine import MetadataMachine
+    from kcoord.server.shard_logs import ShardLogs
+    from kcoord.storage.durable_appends import JournaledLog
     from kcoord.storage.log import Log
 
 _logger = logging.getLogger(__name__)
@@ -44,8 +46,6 @@ class MetadataOwner(Protocol):
 
     def publish(self, image: MetadataImage) -> None: ...
 
-    def reopen_metadata_log(self) -> Log: ...
-
     def latest_group_creation_time_ms(self) -> int:
         """Of the groups that this process coordinates, -1 where there was none."""
 
@@ -53,9 +53,9 @@ class MetadataOwner(Protocol):
 class LocalMetadataService:
     """Serves `Broker.metadata`. The runtime's only shard is loaded already."""
 
-    def __init__(self, runtime: CoordinatorRuntime[MetadataMachine], log: Log, owner: MetadataOwner) -> None:
+    def __init__(self, runtime: CoordinatorRuntime[MetadataMachine], logs: ShardLogs, owner: MetadataOwner) -> None:
         self._runtime = runtime
-        self._log = log
+        self._logs = logs
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._closing = False
@@ -98,8 +98,8 @@ class LocalMetadataService:
         future.set_result(outcome)
         return future
 
-    def log_of(self, shard_id: int) -> Log:
-        return self._log
+    def log_of(self, shard_id: int) -> JournaledLog:
+        return self._logs.writable(shard_id)
 
     def on_append_started(self, shard_id: int) -> None:
         self._image_under_way = self.image
@@ -120,15 +120,21 @@ class LocalMetadataService:
         if self._closing:
             return
         try:
-            self._log = self._owner.reopen_metadata_log()
-            batches = self._log.batches(self._log.start_offset)
-            self._runtime.load(METADATA_SHARD, batches, self._owner.now_ms(), self._log.end_offset)
+            # What was written last is unknown until the log is opened again.
+            self._logs.close(METADATA_SHARD)
+            log = self._logs.open(METADATA_SHARD)
+            batches = log.batches(log.start_offset)
+            self._runtime.load(METADATA_SHARD, batches, self._owner.now_ms(), log.end_offset)
         except (OSError, StorageError, LoadError) as error:
             _logger.error("The metadata log cannot be read again: %s", error)
             self._reload_later()
             return
         _logger.info("The metadata log was read again")
         self._owner.publish(self.image)
+        self._on_reloaded(log)
+
+    def _on_reloaded(self, log: Log) -> None:
+        """The log is another object now."""
 
     def close(self) -> None:
         self._closing = True

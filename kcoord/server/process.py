@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from kcoord.metadata.image import MetadataImage
     from kcoord.server.broker_metrics import BrokerMetrics
     from kcoord.server.log_cleaner import LogCleaner
-    from kcoord.storage.log import Log
 
 _logger = logging.getLogger(__name__)
 
@@ -122,7 +121,7 @@ async def _run(config: BrokerConfig, on_ready: Callable[[Ready], None]) -> None:
 def load_metadata(config: BrokerConfig, storage: Storage, now_ms: int) -> CoordinatorRuntime[MetadataMachine]:
     """Replays the metadata log: nothing can be served before it is known which topics exist."""
     runtime = CoordinatorRuntime(lambda _: MetadataMachine(config), MetadataSerde())
-    log = storage.metadata_log
+    log = storage.metadata_logs.open(METADATA_SHARD)
     try:
         runtime.load(METADATA_SHARD, log.batches(log.start_offset), now_ms, log.end_offset)
     except (OSError, StorageError, LoadError) as error:
@@ -162,7 +161,7 @@ class BrokerProcess:
         self._dynamic_configs: Mapping[str, str] = {}
         self._clock = clock
         self.now_ms = clock.now_ms
-        self._worker = Worker(self._loop, clock.now_ms, flush_policy=config.kcoord_log_flush_policy)
+        self._worker = Worker(self._loop, clock.now_ms, storage.journal)
         self.wake = self._worker.wake
         self._metadata = self._new_metadata_service(metadata)
         runtime = CoordinatorRuntime(self._new_group_shard, CoordinatorSerde())
@@ -205,7 +204,7 @@ class BrokerProcess:
 
     def _new_metadata_service(self, runtime: CoordinatorRuntime[MetadataMachine] | None) -> MetadataSource:
         assert runtime is not None, "the metadata log is here"
-        return LocalMetadataService(runtime, self._storage.metadata_log, self)
+        return LocalMetadataService(runtime, self._storage.metadata_logs, self)
 
     def _new_peers(self) -> PeerCalls:
         return NoPeers()
@@ -246,9 +245,6 @@ class BrokerProcess:
 
     def on_coordinator_append(self, shard_id: int, size_bytes: int) -> None:
         self._storage.topics.on_internal_append(GROUP_METADATA_TOPIC, shard_id, size_bytes)
-
-    def reopen_metadata_log(self) -> Log:
-        return self._storage.reopen_metadata_log(self.now_ms())
 
     def latest_group_creation_time_ms(self) -> int:
         return self._groups.latest_creation_time_ms()

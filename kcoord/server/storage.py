@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kcoord.metadata.image import MetadataImage
     from kcoord.server.log_cleaner import CleanableLog, LogCleaner
     from kcoord.storage.file_system import FileSystem
+    from kcoord.storage.journal import Journal
     from kcoord.storage.log import Log
 
 _logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 METADATA_TOPIC = "__cluster_metadata"
+FLUSH_POLICY_FSYNC = "fsync"
 
 
 class StorageNotUsable(Exception):
@@ -68,14 +70,18 @@ class Storage:
         self.log_dir: LogDir = self._open(log_dir or (lambda: LogDir.open(self._fs, folder, candidate)))
         self.log_dir.writing = threading.Lock()
         self._fs = self.log_dir.file_system
+        if self.log_dir.restored_bytes:
+            _logger.warning("The machine stopped: %d bytes came back from the journal", self.log_dir.restored_bytes)
         self._shard_logs: dict[str, ShardLogs] = {}
-        self._metadata_log: Log | None = None
+        self._metadata_logs: ShardLogs | None = None
+        self.journal: Journal | None = None
+        """Where the coordinators' logs wait for the disk."""
         try:
+            if config.kcoord_log_flush_policy == FLUSH_POLICY_FSYNC:
+                self.journal = self._open(lambda: self.log_dir.begin_journal(threading.Lock()))
             if owns_metadata:
-                metadata_config = LogConfig(segment_bytes=config.metadata_log_segment_bytes)
-                self._metadata_log = self._open(
-                    lambda: self.log_dir.open_log(METADATA_TOPIC, 0, metadata_config, now_ms)
-                )
+                metadata_logs = self._metadata_logs = self._new_metadata_logs(config, now_ms)
+                self._open(lambda: metadata_logs.open(0))
             self.topics = self._open(
                 lambda: TopicStore(
                     self._fs,
@@ -91,9 +97,18 @@ class Storage:
             raise
 
     @property
-    def metadata_log(self) -> Log:
-        assert self._metadata_log is not None, "another worker has the metadata log"
-        return self._metadata_log
+    def metadata_logs(self) -> ShardLogs:
+        """The log of the only partition, opened."""
+        assert self._metadata_logs is not None, "another worker has the metadata log"
+        return self._metadata_logs
+
+    def _new_metadata_logs(self, config: BrokerConfig, now_ms: int) -> ShardLogs:
+        log_config = LogConfig(segment_bytes=config.metadata_log_segment_bytes)
+
+        def open_log(partition: int) -> Log:
+            return self.log_dir.open_log(METADATA_TOPIC, partition, log_config, now_ms)
+
+        return ShardLogs(METADATA_TOPIC, open_log, lambda partition: True, self._fs)
 
     @property
     def cluster_id(self) -> str:
@@ -125,7 +140,9 @@ class Storage:
             present.difference_update(shard_ids)
             self.topics.retire_internal(topic, topic_id, shard_ids, now_ms())
 
-        logs = self._shard_logs[topic] = ShardLogs(open_log, exists, self._fs, delete_logs, hand_over_logs, note_gained)
+        logs = self._shard_logs[topic] = ShardLogs(
+            topic, open_log, exists, self._fs, delete_logs, hand_over_logs, note_gained, self.log_dir.note_closed
+        )
         return logs
 
     def cleaner(
@@ -152,15 +169,6 @@ class Storage:
         """For readers of internal topics: a log that nothing was written to yet does not exist."""
         logs = self._shard_logs.get(topic)
         return logs.open_logs().get(partition) if logs is not None else None
-
-    def reopen_metadata_log(self, now_ms: int) -> Log:
-        """After a failure: what was written last is unknown until the log is opened again."""
-        try:
-            self.metadata_log.close()
-        except (OSError, StorageError) as error:
-            _logger.warning("Closing %s failed: %s", self.metadata_log.directory, error)
-        self._metadata_log = self.log_dir.open_log(METADATA_TOPIC, 0, self.metadata_log.config, now_ms)
-        return self._metadata_log
 
     def close(self, now_ms: int, *, clean: bool) -> None:
         """Closes everything; only a clean end tells the next start that nothing needs to be checked."""

@@ -2,8 +2,8 @@
 """The pump of a process: once per turn of the event loop, what the runtimes have ready is written, answered and
 started.
 
-One timer handle stands for the earliest deadline of all runtimes. With `kcoord.log.flush.policy=fsync` a dedicated
-thread writes and syncs; with `os` the page cache is as far as a write has to go, which needs no thread.
+One timer handle stands for the earliest deadline of all runtimes. With a journal (`kcoord.log.flush.policy=fsync`) a
+dedicated thread syncs; without one the page cache is as far as a write has to go, which needs no thread.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from kcoord.server.log_writer import LogWriter, WriteJob, WriteResult, write
 if TYPE_CHECKING:
     from kcoord.metrics.measures import WriteMeasures
     from kcoord.server.runtime_driver import RuntimeDriver
+    from kcoord.storage.journal import Journal
 
 _logger = logging.getLogger(__name__)
-
-FLUSH_POLICY_FSYNC = "fsync"
 
 
 class Worker:
     """See the module's text. Drivers are added once, before the first request."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, now_ms: Callable[[], int], *, flush_policy: str) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, now_ms: Callable[[], int], journal: Journal | None) -> None:
         self._loop = loop
         self._now_ms = now_ms
         self._drivers: dict[str, RuntimeDriver[Any]] = {}
@@ -37,7 +36,7 @@ class Worker:
         self._timer_deadline_ms = 0
         self._writes_under_way = 0
         self._measures: WriteMeasures | None = None
-        self._writer = LogWriter(self._deliver) if flush_policy == FLUSH_POLICY_FSYNC else None
+        self._writer = LogWriter(loop, self._written, journal) if journal is not None else None
 
     def measure_writes(self, measures: WriteMeasures) -> None:
         """From now on the writes are timed."""
@@ -103,10 +102,6 @@ class Worker:
                     # What was collected before is still written, and the next turn goes on with the rest.
                     _logger.exception("Collecting what the runtime of %s has ready failed", driver.name)
         return jobs
-
-    def _deliver(self, results: list[WriteResult]) -> None:
-        """Called in the writer thread."""
-        self._loop.call_soon_threadsafe(self._written, results)
 
     def _written(self, results: list[WriteResult]) -> None:
         now_ms = self._now_ms()

@@ -147,7 +147,7 @@ class WorkerProcess(BrokerProcess):
 
     def _new_metadata_service(self, runtime: CoordinatorRuntime[MetadataMachine] | None) -> MetadataSource:
         if runtime is not None:
-            return ControllerMetadataService(runtime, self._storage.metadata_log, self)
+            return ControllerMetadataService(runtime, self._storage.metadata_logs, self)
         controller = self._place.workers[CONTROLLER]
         return MetadataFollower(
             self._config, self._peers, controller.config.node_id, controller.peer_path, self.publish, self._give_up

@@ -32,6 +32,8 @@ from kcoord.simulation.rude import MISROUTED
 from kcoord.simulation.shards import DATA_FOLDER, Hooks, PowerLost, ShardSet
 from kcoord.simulation.trace import Trace, ViolationError
 from kcoord.simulation.transactions import TRANSACTION_APIS, TransactionRequests
+from kcoord.storage.durable_appends import DurableAppends
+from kcoord.storage.journal import JOURNAL_FILE, Journal, restore
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, TornWrite, keep_everything
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
@@ -40,6 +42,7 @@ from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartb
 GROUP_TOPIC: Final = "__consumer_offsets"
 TRANSACTION_TOPIC: Final = "__transaction_state"
 TRANSACTION_SHARDS: Final = 2
+_JOURNAL: Final = f"{DATA_FOLDER}/{JOURNAL_FILE}"
 _LONGEST_TASK_MS: Final = 500
 _TASK_FAILURE_PROBABILITY: Final = 0.1
 _STEADY_SHARE: Final = 0.7
@@ -54,6 +57,9 @@ class Process:
         self.trace = broker.trace
         self.random = broker.random
         self.disk = broker.disk
+        self.restored_bytes = restore(self.disk, DATA_FOLDER, _JOURNAL)
+        self.journal = Journal(self.disk, _JOURNAL)
+        self.appends = DurableAppends(self.journal, renewal_bytes=broker.options.segment_bytes)
         self.opening = 0
         self.paused_until_ms = 0
         self._held: deque[Callable[[], None]] = deque()
@@ -196,6 +202,8 @@ class SimulatedBroker:
         assert self.process is None
         process = self.process = Process(self, offset_ms, clock_rate)
         self.trace.add("start" if clock_rate == 1 else "start-slow-clock", f"{offset_ms}")
+        if process.restored_bytes:
+            self.trace.add("restored", str(process.restored_bytes))
         process.groups.load_all()
         process.transactions.load_all()
 

@@ -28,6 +28,8 @@ from kcoord.coordinator.group.transactional_offsets import OffsetKey, Transactio
 from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext
 from kcoord.metadata.image import MetadataImage
 from kcoord.simulation import shards
+from kcoord.storage import journal
+from kcoord.storage.durable_appends import DurableAppends
 from kcoord.storage.offset_map import OffsetMap
 from protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentValue,
@@ -224,6 +226,16 @@ def _always(*arguments: object) -> bool:
     return True
 
 
+def _restores_nothing(*arguments: object) -> int:
+    return 0
+
+
+def _flushes_nothing(self: DurableAppends) -> bool:
+    """Begins the journal anew, though the logs are not on the disk."""
+    self._journal.begin_anew()
+    return True
+
+
 def _nothing(*arguments: object) -> None:
     """Checks nothing."""
 
@@ -252,6 +264,8 @@ FAULTS: Final = {
     "grant-before-revocation": Fault(HastyShard),
     "growth-not-noticed": Fault(patches=[(transition, "metadata_hash", _no_hash)]),
     "join-counts-twice": Fault(patches=[(ConsumerHeartbeat, "_find_member", _joins_anew)]),
+    "journal-begun-anew-too-early": Fault(patches=[(DurableAppends, "renew", _flushes_nothing)]),
+    "journal-not-read": Fault(patches=[(journal, "_restore", _restores_nothing)]),
     "memo-not-invalidated": Fault(is_current=_always),
     "no-limit-of-members": Fault(patches=[(MemberTransition, "check_size", _nothing)]),
     "old-snapshot-is-used": Fault(patches=[(shards, "may_miss_deletions", _never)]),

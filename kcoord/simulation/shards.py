@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shards of one internal topic in one simulated process: logs, loading, writing, snapshots and cleaning.
 
-The simulator is in the place of event loop and threads. A write takes two steps in virtual time, append and sync, as in
-the writer thread of the server; the process may end between any two events, and then only what the disk kept is left.
+The simulator is in the place of event loop and threads. A write takes two steps in virtual time, append and sync of the
+journal, as in the server; the process may end between any two events, and then only what the disk kept is left.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from kcoord.coordinator.runtime.serde import RecordSerde
 from kcoord.metadata.image import MetadataImage
 from kcoord.simulation.trace import Trace, ViolationError
 from kcoord.storage.cleaner import Cleaner, CleaningRules, assess
+from kcoord.storage.durable_appends import Appended, DurableAppends
 from kcoord.storage.errors import StorageError
-from kcoord.storage.log import Log
+from kcoord.storage.journal import Journal
+from kcoord.storage.log import AppendInfo, Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord.storage.recovery import Recovery
 from kcoord.storage.segment import LogConfig
 from kcoord.storage.snapshot import (
     Snapshot,
@@ -60,6 +63,8 @@ class ProcessLife(Protocol):
     trace: Trace
     random: Random
     disk: MemoryFileSystem
+    journal: Journal
+    appends: DurableAppends
     opening: int
     """More than 0 while logs are opened: a failed sync would leave nobody who knows what reached the disk."""
 
@@ -87,6 +92,27 @@ class Hooks(Generic[M]):
     early_replies: bool = False
 
 
+class _ShardLog:
+    """The log of a shard that is open at the time. `folder` is the name of its folder."""
+
+    def __init__(self, logs: dict[int, Log], shard_id: int, folder: str) -> None:
+        self._logs = logs
+        self._shard_id = shard_id
+        self.folder = folder
+
+    def append(self, data: bytes, *, now_ms: int) -> AppendInfo:
+        return self._logs[self._shard_id].append(data, now_ms=now_ms)
+
+    def append_at_once(self, data: bytes, *, now_ms: int) -> AppendInfo | None:
+        return self._logs[self._shard_id].append_without_sync(data, now_ms=now_ms)
+
+    def sync_names(self) -> None:
+        self._logs[self._shard_id].sync_names()
+
+    def flush(self) -> None:
+        self._logs[self._shard_id].flush()
+
+
 class ShardSet(Generic[M]):
     """See the module's text."""
 
@@ -100,7 +126,8 @@ class ShardSet(Generic[M]):
         self._log_config = LogConfig(segment_bytes=segment_bytes)
         self._waiting: dict[int, tuple[int, Callable[[object], None], bool]] = {}
         self._tokens = 0
-        self._trusted_offsets: dict[int, int] = {}
+        self._reopening: dict[int, Recovery] = {}
+        """What is known of logs that failed."""
         self._cleaned_offsets: dict[int, int] = {}
         self._pump_at_ms = -1
         self._writes_under_way = 0
@@ -139,23 +166,26 @@ class ShardSet(Generic[M]):
         self._load_slice(self.runtime.start_load(shard_id, log.batches(start_offset), log.end_offset, chunks))
 
     def _open(self, shard_id: int) -> Log:
-        """Opens a log. What a failed sync left is cut off: it can be read, but it may never reach the disk (D-3)."""
+        """Opens a log. What a failed sync left can be read, but may never reach the disk: it is written again (D-3)."""
+        life, name = self._life, self._folder(shard_id)
         old = self.logs.pop(shard_id, None)
         if old is not None:
             if old.failure is not None:
-                self._trusted_offsets.setdefault(shard_id, old.flushed_offset)
+                self._reopening.setdefault(shard_id, old.reopening())
             old.close()
-        self._life.opening += 1
+        recovery = self._reopening.get(shard_id, Recovery())
+        life.opening += 1
         try:
-            log = Log.open(self._life.disk, self._folder(shard_id), self._log_config, self._life.now_ms)
-            log.truncate_to(self._trusted_offsets.get(shard_id, log.end_offset))
+            if recovery.rewrite:
+                life.journal.restore(DATA_FOLDER, name)
+            log = Log.open(life.disk, f"{DATA_FOLDER}/{name}", self._log_config, life.now_ms, recovery=recovery)
         finally:
-            self._life.opening -= 1
-        self._trusted_offsets.pop(shard_id, None)
+            life.opening -= 1
+        self._reopening.pop(shard_id, None)
         return log
 
     def _folder(self, shard_id: int) -> str:
-        return f"{DATA_FOLDER}/{self.topic}-{shard_id}"
+        return f"{self.topic}-{shard_id}"
 
     def _retry_load(self, shard_id: int) -> None:
         if self.runtime.state(shard_id) is ShardState.INITIAL:
@@ -279,27 +309,28 @@ class ShardSet(Generic[M]):
         if append.shard_id in self._lost:
             self._written(append, OSError("the worker is gone"))
             return
+        log = _ShardLog(self.logs, append.shard_id, self._folder(append.shard_id))
         try:
-            self.logs[append.shard_id].append(append.data, now_ms=self._life.now_ms)
+            info = log.append(append.data, now_ms=self._life.now_ms)
         except (OSError, StorageError) as error:
             self._written(append, error)
             return
-        self._life.after(max(sync_ms - self._life.now_ms, 0), lambda: self._sync(append))
+        appended = Appended(log, info, append.data)
+        self._life.after(max(sync_ms - self._life.now_ms, 0), lambda: self._sync(append, appended))
 
-    def _sync(self, append: Append) -> None:
-        error: OSError | StorageError | None = None
-        try:
-            self.logs[append.shard_id].flush()
-        except (OSError, StorageError) as failure:
-            error = failure
+    def _sync(self, append: Append, appended: Appended) -> None:
+        appends = self._life.appends
+        (error,) = appends.settle([appended])
         self._written(append, error)
+        if appends.is_renewal_due:
+            self._life.trace.add("renew", f"{appends.renew()}")
 
-    def _written(self, append: Append, error: OSError | StorageError | None) -> None:
+    def _written(self, append: Append, error: Exception | None) -> None:
         self._writes_under_way -= 1
         if not self._hooks.early_replies:
             self._completed(append.shard_id, error)
 
-    def _completed(self, shard_id: int, error: OSError | StorageError | None) -> None:
+    def _completed(self, shard_id: int, error: Exception | None) -> None:
         self._life.trace.add("written", f"{self.topic} {shard_id} {error}")
         as_os_error = error if error is None or isinstance(error, OSError) else OSError(str(error))
         self.runtime.on_append_completed(shard_id, self._life.now_ms, as_os_error)

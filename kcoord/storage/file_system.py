@@ -21,6 +21,10 @@ _REWRITE_BYTES = 1 << 20
 class File(Protocol):
     """An open file. Closing twice is allowed; a file that nobody refers to any more closes itself."""
 
+    @property
+    def descriptor(self) -> int | None:
+        """What the kernel knows it by, if it does."""
+
     def write(self, data: Bytes) -> int:
         """Append, and return how many bytes were taken, which may be fewer than given."""
 
@@ -74,6 +78,9 @@ class FileSystem(Protocol):
         After a failed sync the system may take bytes for written that are not; these are waiting to be written again.
         """
 
+    def write_at(self, path: str, position: int, data: Bytes) -> None:
+        """Write over what the file holds from `position` on, and behind it."""
+
     def sync_dir(self, path: str) -> None:
         """Make the entries of this folder durable."""
 
@@ -93,6 +100,10 @@ class RealFile:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+
+    @property
+    def descriptor(self) -> int | None:
+        return self._fd
 
     def write(self, data: Bytes) -> int:
         return os.write(self._fd, data)
@@ -203,6 +214,17 @@ class RealFileSystem:
         try:
             while data := os.pread(fd, _REWRITE_BYTES, position):
                 position += os.pwrite(fd, data, position)
+        finally:
+            os.close(fd)
+
+    def write_at(self, path: str, position: int, data: Bytes) -> None:
+        rest = memoryview(data)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            while rest:
+                written = os.pwrite(fd, rest, position)
+                position += written
+                rest = rest[written:]
         finally:
             os.close(fd)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A log of record batches in segments: what was appended is there after `flush()`, whatever happens then.
 
-Threads: everything that changes a log (append, flush, checkpoint, roll, truncate_to, advance_start_offset,
+Threads: everything that changes a log (append, flush, checkpoint, roll, advance_start_offset,
 delete_old_segments, close, delete) is called by one thread at a time. What is of `ReadableLog`, and the properties, may
 run in another thread meanwhile: they see a batch once `end_offset` has passed it and never part of one.
 """
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kcoord.storage.errors import (
-    CorruptLogError,
     InvalidAppendError,
     LogFailedError,
     OffsetOutOfRangeError,
@@ -173,11 +172,22 @@ class Log(ReadableLog):
 
         After an OSError nothing was appended; where the file could not be put right, the log has failed.
         """
+        info = self._append(data, now_ms, may_sync=True)
+        assert info is not None
+        return info
+
+    def append_without_sync(self, data: Bytes, *, now_ms: int) -> AppendInfo | None:
+        """As `append`; None, and nothing is done, where a new segment or its name would wait for the disk."""
+        return self._append(data, now_ms, may_sync=False)
+
+    def _append(self, data: Bytes, now_ms: int, *, may_sync: bool) -> AppendInfo | None:
         self._check_usable()
         base_offset, entries = self._parse(data)
         last_offset = entries[-1][2]
         max_timestamp = max([entry[3] for entry in entries])
         rolled = self._segments[-1].should_roll(len(data), last_offset, max_timestamp, now_ms)
+        if not may_sync and (rolled or self._is_folder_unsynced or self._is_entry_unsynced):
+            return None
         if rolled:
             self._roll(base_offset, now_ms)
         segment = self._segments[-1]
@@ -228,10 +238,11 @@ class Log(ReadableLog):
         except OSError as error:
             self._failure = error
             raise
-        self._sync_folders()
+        self.sync_names()
         self._flushed_offset = end_offset
 
-    def _sync_folders(self) -> None:
+    def sync_names(self) -> None:
+        """Make the names of the files durable that `append` made."""
         try:
             if self._is_folder_unsynced:
                 self._fs.sync_dir(self.directory)
@@ -261,7 +272,7 @@ class Log(ReadableLog):
     def _write_indexes(self) -> None:
         if self._segments[-1].write_indexes():
             self._is_folder_unsynced = True
-            self._sync_folders()
+            self.sync_names()
 
     def roll(self, now_ms: int) -> bool:
         """Begin a new segment; False where the active one is empty."""
@@ -285,40 +296,6 @@ class Log(ReadableLog):
             self._is_folder_unsynced = True
         self._segments = (*self._segments, self._new_segment(base_offset, now_ms))
         old.become_inactive()
-
-    def truncate_to(self, offset: int) -> None:
-        """Remove the batch that holds `offset` and all later ones, durably.
-
-        A stored recovery point above `offset` must go down first.
-        """
-        self._check_usable()
-        if offset >= self._end_offset:
-            return
-        if self._replaced and offset < self._segments[-1].base_offset:
-            raise StorageError(f"{self.directory}: closed segments are being replaced, none can be cut now")
-        number = max(segment_number(self._segments, offset), 0)
-        try:
-            for segment in reversed(self._segments[number + 1 :]):
-                self._segments = self._segments[:-1]
-                segment.delete()
-                self._fs.sync_dir(self.directory)
-            self._truncate_active(offset)
-        except (OSError, CorruptLogError) as error:
-            self._failure = error
-            raise
-        self._end_offset = self._segments[-1].next_offset
-        self._start_offset = min(self._start_offset, self._end_offset)
-        self._flushed_offset = min(self._flushed_offset, self._end_offset)
-
-    def _truncate_active(self, offset: int) -> None:
-        segment = self._segments[-1]
-        place = segment.locate(offset)
-        size = place.position if place is not None else segment.size_bytes
-        position = segment.rewind(offset - 1)
-        segment.cut(size)
-        segment.sync()
-        for frame in segment.batches(position, segment.base_offset, size):
-            segment.note(frame.position, frame.size_bytes, frame.last_offset, frame.max_timestamp)
 
     def advance_start_offset(self, offset: int) -> int:
         """Records below `offset` are gone for readers; their files follow with `delete_old_segments`."""
@@ -347,7 +324,7 @@ class Log(ReadableLog):
         if count == len(segments):
             self._roll(self._end_offset, now_ms)
             # The new file must outlive the old ones.
-            self._sync_folders()
+            self.sync_names()
         if count:
             self._segments = self._segments[count:]
             self._start_offset = max(self._start_offset, self._segments[0].base_offset)

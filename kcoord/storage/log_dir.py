@@ -33,6 +33,7 @@ from kcoord.storage.errors import MalformedCheckpointError, MetaPropertiesError
 from kcoord.storage.file_cache import FileCache
 from kcoord.storage.file_system import FileSystem, Lock, join, make_durable_dirs, write_file_atomically
 from kcoord.storage.handover import Handover, has_handover, read_handover, remove_handover, write_handover
+from kcoord.storage.journal import JOURNAL_FILE, Journal, restore
 from kcoord.storage.log import Log
 from kcoord.storage.recovery import Recovery
 from kcoord.storage.segment import LogConfig
@@ -90,7 +91,10 @@ class LogDir:
     """Where the checkpoints and the marker are written, if not in the folder itself."""
     writing: AbstractContextManager[object] = field(default_factory=nullcontext)
     """Held while checkpoints are written. What is written is what is noted then, so an older state never follows."""
+    restored_bytes: int = 0
+    """What the logs lacked when the folder was opened, and journals held."""
     _is_closed: bool = False
+    _journal: Journal | None = None
     _recovery_points: dict[TopicPartition, int] = field(default_factory=dict)
     _start_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     _cleaned_offsets: dict[TopicPartition, int] = field(default_factory=dict)
@@ -107,10 +111,13 @@ class LogDir:
         lock = file_system.lock(join(path, LOCK_FILE))
         try:
             identity = _read_identity(file_system, path, candidate, cluster_id)
-            merge_worker_checkpoints(file_system, path)
+            restored_bytes = restore(file_system, path, join(path, JOURNAL_FILE))
+            restored_bytes += merge_worker_checkpoints(file_system, path)
             marker = join(path, CLEAN_SHUTDOWN_FILE)
             has_marker = file_system.exists(marker)
-            log_dir = cls(file_system, path, identity, True, FileCache(file_system), lock)
+            log_dir = cls(
+                file_system, path, identity, True, FileCache(file_system), lock, restored_bytes=restored_bytes
+            )
             present = log_dir.partitions()
             log_dir.had_clean_shutdown = has_marker or not present
             log_dir._read_checkpoints(present)
@@ -138,6 +145,16 @@ class LogDir:
         known = self._recovery_points.keys() | self._start_offsets.keys() | self._cleaned_offsets.keys()
         self._forget_offsets(sorted(known.difference(present)))
 
+    def begin_journal(self, lock: AbstractContextManager[object] | None = None) -> Journal:
+        """Of this process. `close` removes it, unless a log is left that it may be needed for."""
+        self._journal = Journal(self.file_system, self._checkpoint(JOURNAL_FILE), lock)
+        return self._journal
+
+    def note_closed(self, folder: str) -> None:
+        """The log in the folder was made durable and closed: another process, or a new topic, may use it next."""
+        if self._journal is not None:
+            self._journal.forget(folder)
+
     # -- partitions ----------------------------------------------------------------------------------------------------
 
     def partitions(self) -> list[TopicPartition]:
@@ -155,6 +172,8 @@ class LogDir:
             self._forget_offsets([key])
         handover = self._take_over(key, path)
         recovery = self.recovery_of(topic, partition)
+        if recovery.rewrite and self._journal is not None:
+            self._journal.restore(self.path, partition_folder(topic, partition))
         recovery.repair = repair
         if handover is not None:
             recovery.clean = handover.is_clean
@@ -306,13 +325,6 @@ class LogDir:
         self._cleaned_offsets[topic, partition] = offset
         write_offset_checkpoint(self.file_system, self._checkpoint(CLEANER_OFFSET_FILE), dict(self._cleaned_offsets))
 
-    def lower_recovery_point(self, topic: str, partition: int, offset: int) -> None:
-        """Must come before `Log.truncate_to(offset)`: what is cut on purpose is not missed at the next start."""
-        key = (topic, partition)
-        if self._recovery_points.get(key, 0) > offset:
-            self._recovery_points[key] = offset
-            self.write_checkpoints()
-
     def _forget_offsets(self, partitions: list[TopicPartition]) -> None:
         """A folder that is made again under an old name must not inherit what was true of the old one."""
         known = [key for key in partitions if key in self._recovery_points or key in self._start_offsets]
@@ -368,6 +380,8 @@ class LogDir:
             is_whole = all(
                 log.failure is None and log.flushed_offset == log.end_offset for log in self._opened.values()
             )
+            if is_whole and self._journal is not None:
+                self._journal.remove()
             is_clean = is_whole and self._are_all_verified()
             if is_clean:
                 self._write_marker(broker_epoch)

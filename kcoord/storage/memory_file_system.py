@@ -21,7 +21,7 @@ from kcoord.storage.file_system import Bytes, File, Lock
 class Operation:
     """One call in which a fault may be planted.
 
-    Kinds: write, read_at, truncate, rewrite, datasync, sync_dir, rename, remove, create, make_dirs, lock.
+    Kinds: write, write_at, read_at, truncate, rewrite, datasync, sync_dir, rename, remove, create, make_dirs, lock.
     """
 
     kind: str
@@ -98,6 +98,14 @@ class _Content:
         self.dropped = [(start, min(end, position)) for start, end in self.dropped if start < position]
         self.touch(min(position, len(self.volatile)))
 
+    def write_at(self, position: int, data: Bytes) -> None:
+        end = position + len(data)
+        self.volatile[position:end] = data
+        # What was dropped there is new to the kernel now.
+        kept = [((start, min(stop, position)), (max(start, end), stop)) for start, stop in self.dropped]
+        self.dropped = [part for parts in kept for part in parts if part[0] < part[1]]
+        self.touch(position)
+
     def crash(self, path: str, keep: Keep) -> None:
         if self.changed_from is not None:
             changed_from = min(self.changed_from, len(self.volatile))
@@ -171,6 +179,10 @@ class MemoryFile:
         self._path = path
         self._content = content
         self._epoch = file_system.crashes
+
+    @property
+    def descriptor(self) -> int | None:
+        return None
 
     def write(self, data: Bytes) -> int:
         size = len(data)
@@ -318,6 +330,12 @@ class MemoryFileSystem:
         content = self._file(path)
         self.begin("rewrite", path)
         content.rewrite(position)
+
+    def write_at(self, path: str, position: int, data: Bytes) -> None:
+        content = self._file(path)
+        self.begin("write_at", path, len(data))
+        assert position <= len(content.volatile), "a hole"
+        content.write_at(position, data)
 
     def sync_dir(self, path: str) -> None:
         self.begin("sync_dir", path)

@@ -24,6 +24,7 @@ from kcoord.storage.checkpoints import (
 )
 from kcoord.storage.errors import MalformedCheckpointError
 from kcoord.storage.file_system import FileSystem, join, make_durable_dirs, read_file, write_file_atomically
+from kcoord.storage.journal import JOURNAL_FILE, restore
 
 WORKERS_FOLDER = ".workers"
 _PARTITION_LOCKS = "partitions.lock"
@@ -54,15 +55,16 @@ def worker_folder(path: str, number: int) -> str:
     return join(join(path, WORKERS_FOLDER), str(number))
 
 
-def merge_worker_checkpoints(file_system: FileSystem, path: str) -> None:
+def merge_worker_checkpoints(file_system: FileSystem, path: str) -> int:
     """Takes over what workers of an earlier run knew, and removes their folders. DirectoryLockedError where one of them
-    still runs.
+    still runs. Returns how many bytes their journals gave the logs.
     """
     folders = _worker_folders(file_system, path)
     locks = []
     try:
         for folder in folders:
             locks.append(file_system.lock(join(folder, LOCK_FILE)))
+        restored = sum(restore(file_system, path, join(folder, JOURNAL_FILE)) for folder in folders)
         for name in (LOG_START_OFFSET_FILE, RECOVERY_POINT_FILE, CLEANER_OFFSET_FILE):
             _merge(file_system, path, folders, name)
     finally:
@@ -77,6 +79,15 @@ def merge_worker_checkpoints(file_system: FileSystem, path: str) -> None:
             file_system.remove(join(join(path, WORKERS_FOLDER), name))
     if file_system.exists(join(path, WORKERS_FOLDER)):
         file_system.remove_dir(join(path, WORKERS_FOLDER))
+    return restored
+
+
+def restore_journals(file_system: FileSystem, path: str) -> int:
+    """Gives the logs what an earlier run has left in journals, before somebody changes them without opening the folder.
+    Nobody may be using it. Returns how many bytes that were.
+    """
+    folders = [path, *_worker_folders(file_system, path)]
+    return sum(restore(file_system, path, join(folder, JOURNAL_FILE)) for folder in folders)
 
 
 def are_known_to_be_whole(file_system: FileSystem, path: str, count: int, needed: Collection[TopicPartition]) -> bool:

@@ -24,6 +24,7 @@ from kcoord.storage.checkpoints import (
 from kcoord.storage.errors import DirectoryLockedError, MalformedCheckpointError, PartitionHeldError
 from kcoord.storage.file_cache import FileCache
 from kcoord.storage.file_system import Lock, join, make_durable_dirs
+from kcoord.storage.journal import JOURNAL_FILE, make_named_logs_durable
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import DELETE_SUFFIX, LogDir
 from kcoord.storage.recovery import Recovery
@@ -68,6 +69,7 @@ class WorkerLogDir(LogDir):
         worker._inherited_starts = dict(shared._start_offsets)
         worker._inherited_cleaned = dict(shared._cleaned_offsets)
         worker._read_own()
+        make_named_logs_durable(file_system, shared.path, join(path, JOURNAL_FILE))
         return worker
 
     def _read_own(self) -> None:
@@ -167,10 +169,6 @@ class WorkerLogDir(LogDir):
     def cleaned_offset(self, topic: str, partition: int) -> int:
         key = (topic, partition)
         return self._cleaned_offsets.get(key, self._inherited_cleaned.get(key, 0))
-
-    def lower_recovery_point(self, topic: str, partition: int, offset: int) -> None:
-        self.recovery_of(topic, partition)
-        super(WorkerLogDir, self).lower_recovery_point(topic, partition, offset)
 
     def _forget_offsets(self, partitions: list[TopicPartition]) -> None:
         """Zero tells whoever merges the checkpoints that the folder's own entries are out of date."""

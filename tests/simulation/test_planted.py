@@ -24,6 +24,8 @@ FOUND_BY = {
     "grant-before-revocation": {"I-1", "I-7", "I-17"},
     "growth-not-noticed": {"I-28", "I-2"},
     "join-counts-twice": {"I-9"},
+    "journal-begun-anew-too-early": {"I-11", "I-17", "I-29"},
+    "journal-not-read": {"I-11", "I-17", "I-29"},
     "memo-not-invalidated": {"I-9"},
     "no-limit-of-members": {"I-26"},
     "old-snapshot-is-used": {"I-1", "I-17", "I-21", "I-5", "I-8"},

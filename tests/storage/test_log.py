@@ -75,7 +75,7 @@ def test_a_closed_log_takes_nothing(fs: MemoryFileSystem) -> None:
     log = filled_log(fs, batches(2))
     log.close()
     log.close()
-    for call in (lambda: log.append(batch(2), now_ms=0), log.flush, lambda: log.roll(0), lambda: log.truncate_to(0)):
+    for call in (lambda: log.append(batch(2), now_ms=0), log.flush, lambda: log.roll(0)):
         with pytest.raises(StorageError, match="closed"):
             call()
 
@@ -355,34 +355,6 @@ def test_timestamps_of_an_empty_log(fs: MemoryFileSystem) -> None:
 # -- removing ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("offset", range(0, 41, 3))
-def test_truncation_removes_the_batch_that_holds_the_offset_and_all_later_ones(
-    fs: MemoryFileSystem, offset: int
-) -> None:
-    data = batches(20, records=2)
-    config = new_config(segment_bytes=700)
-    log = filled_log(fs, data, config)
-    log.truncate_to(offset)
-    kept = data[: offset // 2]
-    assert content(log) == kept
-    assert log.end_offset == 2 * len(kept)
-    log.append(batch(log.end_offset, 2, timestamp_ms=1000), now_ms=NOW_MS)
-    log.close()
-    reopened = open_log(fs, config)
-    assert content(reopened)[:-1] == kept
-    best = reopened.max_timestamp()
-    assert best is not None
-    assert best.timestamp == 1001
-    assert reopened.offset_for_timestamp(100 + 2 * len(kept)) is not None
-
-
-def test_truncation_is_durable_on_return(fs: MemoryFileSystem) -> None:
-    log = filled_log(fs, batches(20), new_config(segment_bytes=700))
-    log.truncate_to(3)
-    fs.crash()
-    assert content(open_log(fs)) == batches(3)
-
-
 def test_moving_the_start_hides_records_and_then_deletes_segments(fs: MemoryFileSystem) -> None:
     data = batches(20)
     log = filled_log(fs, data, new_config(segment_bytes=4 * len(data[0])))
@@ -452,16 +424,3 @@ def test_an_idle_log_holds_few_files(tmp_path: Path) -> None:
         assert name.endswith((".log", ".index", ".timeindex"))
     reopened = Log.open(fs, str(tmp_path / "t-0"), new_config(), 0)
     assert content(reopened) == batches(100)
-
-
-def test_truncation_forgets_the_timestamps_that_it_removes(fs: MemoryFileSystem) -> None:
-    log = filled_log(fs, batches(20), new_config(index_interval_bytes=0))
-    log.truncate_to(5)
-    best = log.max_timestamp()
-    assert best is not None
-    assert (best.timestamp, best.offset) == (104, 4)
-    assert log.offset_for_timestamp(105) is None
-    log.close()
-    best = open_log(fs, clean=1, recovery_point=5).max_timestamp()
-    assert best is not None
-    assert (best.timestamp, best.offset) == (104, 4)

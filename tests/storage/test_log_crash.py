@@ -166,13 +166,6 @@ def crash_everywhere(prepare: Callable[[MemoryFileSystem], Log], action: Callabl
     return outcomes
 
 
-def test_a_crash_at_every_step_of_a_truncation() -> None:
-    outcomes = crash_everywhere(lambda fs: filled_log(fs, DATA, config()), lambda log: log.truncate_to(5))
-    assert all(found == DATA[: len(found)] and len(found) >= 5 for found in outcomes)
-    assert DATA[:5] in outcomes
-    assert DATA in outcomes
-
-
 def test_a_crash_at_every_step_of_retention() -> None:
     def retain(log: Log) -> None:
         log.delete_old_segments(lambda segment: segment.base_offset < 12, NOW_MS)

@@ -421,16 +421,6 @@ def test_lost_segments_are_noticed(fs: MemoryFileSystem) -> None:
     assert log_dir.open_log("a", 0, new_config(), NOW_MS, repair=True).end_offset == 0
 
 
-def test_lowering_the_recovery_point_allows_a_truncation(fs: MemoryFileSystem) -> None:
-    log_dir = take(fs)
-    log = filled(log_dir, "a", 10)
-    log_dir.checkpoint()
-    log_dir.lower_recovery_point("a", 0, 4)
-    log.truncate_to(4)
-    fs.crash()
-    assert content(take(fs).open_log("a", 0, new_config(), NOW_MS)) == [batch(offset) for offset in range(4)]
-
-
 def test_long_topic_names_keep_the_folder_name_legal() -> None:
     name = retired_folder("t" * 249, 12345, "f" * 32, "-delete")
     assert len(name) == 255

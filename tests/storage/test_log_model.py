@@ -58,20 +58,6 @@ class LogAndList(RuleBasedStateMachine):
     def checkpoint(self) -> None:
         self.recovery_point = self.durable_end = self.log.checkpoint()
 
-    @rule(back=st.integers(0, 12))
-    def truncate(self, back: int) -> None:
-        offset = max(self.end - back, self.start)
-        self.recovery_point = min(self.recovery_point, offset)
-        while self.model and self.model[-1][1] > offset:
-            self.model.pop()
-        self.log.truncate_to(offset)
-        assert self.log.end_offset <= offset or self.end <= offset
-        self.end = self.log.end_offset
-        self.durable_end = min(self.durable_end, self.end)
-        self.recovery_point = min(self.recovery_point, self.end)
-        self.start = self.log.start_offset
-        assert all(last <= self.end for _, last, _, _ in self.model)
-
     @rule(part=st.floats(0, 1))
     def move_start(self, part: float) -> None:
         offset = self.start + int((self.end - self.start) * part)

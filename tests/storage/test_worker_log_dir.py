@@ -13,9 +13,10 @@ from kcoord.storage.checkpoints import read_offset_checkpoint
 from kcoord.storage.errors import DirectoryLockedError, MalformedCheckpointError, PartitionHeldError
 from kcoord.storage.file_system import RealFileSystem, write_file_atomically
 from kcoord.storage.handover import HANDOVER_FILE, Handover, read_handover, write_handover
+from kcoord.storage.journal import JOURNAL_FILE, Extent
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
-from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord.storage.memory_file_system import MemoryFileSystem, keep_nothing
 from kcoord.storage.worker_checkpoints import read_merged_checkpoint
 from kcoord.storage.worker_log_dir import SharedLogDir, WorkerLogDir
 from tests.storage.support import NOW_MS, batch, new_config
@@ -368,3 +369,44 @@ def _try(fd, position):
     other.release()
     assert seen() == "free free free"
     first.lock_byte(path, 7).release()
+
+
+def journaled(worker: WorkerLogDir, topic: str) -> None:
+    """A batch that is durable by the worker's journal alone."""
+    log = worker.open_log(topic, 0, new_config(), NOW_MS)
+    data = batch(0)
+    info = log.append(data, now_ms=NOW_MS)
+    log.sync_names()
+    journal = worker.begin_journal()
+    journal.write([Extent(f"{topic}-0", info.segment_base_offset, info.position, data)])
+    journal.sync()
+
+
+def test_the_journals_of_workers_outlive_the_machine(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    for number, topic in enumerate(("a", "b")):
+        journaled(join(shared, number), topic)
+    fs.crash(keep_nothing)
+    shared = take(fs)
+    assert shared.restored_bytes == 2 * len(batch(0))
+    assert not fs.exists(f"{ROOT}/.workers")
+    worker = join(shared, 0)
+    assert [worker.open_log(topic, 0, new_config(), NOW_MS).end_offset for topic in ("a", "b")] == [1, 1]
+
+
+def test_a_worker_that_is_started_again_syncs_what_its_journal_names_and_changes_nothing(fs: MemoryFileSystem) -> None:
+    shared = take(fs)
+    worker = join(shared, 0)
+    journaled(worker, "a")
+    die(worker)
+    size = fs.size(f"{ROOT}/a-0/{0:020d}.log")
+    log = join(shared, 1).open_log("a", 0, new_config(), NOW_MS)
+    log.append(batch(1), now_ms=NOW_MS)
+    log.roll(NOW_MS)
+    log.sync_names()
+    again = join(shared, 0, is_restart=True)
+    assert not fs.exists(f"{ROOT}/.workers/0/{JOURNAL_FILE}")
+    die(again)
+    fs.crash(keep_nothing)
+    assert fs.size(f"{ROOT}/a-0/{0:020d}.log") == 2 * size
+    assert take(fs).open_log("a", 0, new_config(), NOW_MS).end_offset == 2

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from kcoord.cli import main
+from kcoord.storage.file_system import RealFileSystem
+from kcoord.storage.journal import JOURNAL_FILE, Extent, Journal
 from tests.unit.logtools.support import make_small_folder
 from tests.unit.logtools.test_repair import flip
 from tests.unit.logtools.test_verify import logs
@@ -40,6 +42,22 @@ def test_verify_and_repair(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["log", "verify", str(folder)]) == 0
     assert main(["log", "repair", str(folder), "--yes"]) == 0
     assert "nothing to repair" in capsys.readouterr().err
+
+
+def test_a_repair_begins_with_what_only_the_journal_has(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Put back after the repair, it would be written over what is somewhere else by then."""
+    path = logs(folder, "orders-0")[-1]
+    whole = path.read_bytes()
+    end = len(whole) // 2
+    path.write_bytes(whole[:end])
+    journal = Journal(RealFileSystem(), str(folder / JOURNAL_FILE))
+    journal.write([Extent("orders-0", int(path.stem), end, whole[end:])])
+    journal.sync()
+    assert main(["log", "verify", str(folder)]) == 1
+    assert main(["log", "repair", str(folder), "--yes"]) == 0
+    assert "nothing to repair" in capsys.readouterr().err
+    assert path.read_bytes() == whole
+    assert not (folder / JOURNAL_FILE).exists()
 
 
 def test_dump_as_a_table_and_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,8 +19,10 @@ from kcoord.server.broker import Broker
 from kcoord.server.group_service import LocalGroupService
 from kcoord.server.request_context import RequestContext
 from kcoord.server.shard_logs import ShardLogs
+from kcoord.server.storage import FLUSH_POLICY_FSYNC
 from kcoord.server.worker import Worker
-from kcoord.storage.file_system import FileSystem
+from kcoord.storage.file_system import FileSystem, make_durable_dirs
+from kcoord.storage.journal import JOURNAL_FILE, Journal
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.storage.segment import LogConfig
@@ -58,9 +60,10 @@ class Harness:
         self.config = BrokerConfig.from_properties(properties)
         self.now = 1_700_000_000_000
         self.image = image_of(TOPICS)
-        self.worker = Worker(asyncio.get_running_loop(), self.now_ms, flush_policy=self.config.kcoord_log_flush_policy)
+        is_journaled = self.config.kcoord_log_flush_policy == FLUSH_POLICY_FSYNC
+        self.worker = Worker(asyncio.get_running_loop(), self.now_ms, self._begin_journal() if is_journaled else None)
         self.runtime = CoordinatorRuntime(self._new_shard, CoordinatorSerde())
-        logs = ShardLogs(self._open_log, self._has_log, self.file_system)
+        logs = ShardLogs("__consumer_offsets", self._open_log, self._has_log, self.file_system)
         self.groups = LocalGroupService(self.runtime, logs, self, configured_shards=SHARDS, background_threads=1)
         self.worker.add(self.groups.driver)
         self.broker = Broker(
@@ -82,6 +85,10 @@ class Harness:
 
     def _open_log(self, shard_id: int) -> Log:
         return Log.open(self.file_system, f"data/__consumer_offsets-{shard_id}", LogConfig(), self.now)
+
+    def _begin_journal(self) -> Journal:
+        make_durable_dirs(self.file_system, "data")
+        return Journal(self.file_system, f"data/{JOURNAL_FILE}")
 
     def _has_log(self, shard_id: int) -> bool:
         return self.file_system.exists(f"data/__consumer_offsets-{shard_id}")

@@ -7,12 +7,14 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator
+from functools import cached_property
 from pathlib import Path
 
 import pytest
 
 from kcoord.server import shard_service
 from kcoord.storage.file_system import RealFileSystem, make_durable_dirs
+from kcoord.storage.journal import Journal
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, keep_nothing, no_fault
@@ -32,12 +34,15 @@ SESSION_TIMEOUT_MS = 3000
 class Stored(Harness):
     """With its logs in a data folder, which knows after a failure how a log has to be opened again."""
 
-    def _open_log(self, shard_id: int) -> Log:
-        if self._log_dir is None:
-            self._log_dir = LogDir.open(self.file_system, "data", Identity("cluster", 1, "directory"))
-        return self._log_dir.open_log("__consumer_offsets", shard_id, LogConfig(), self.now)
+    @cached_property
+    def log_dir(self) -> LogDir:
+        return LogDir.open(self.file_system, "data", Identity("cluster", 1, "directory"))
 
-    _log_dir: LogDir | None = None
+    def _begin_journal(self) -> Journal:
+        return self.log_dir.begin_journal()
+
+    def _open_log(self, shard_id: int) -> Log:
+        return self.log_dir.open_log("__consumer_offsets", shard_id, LogConfig(), self.now)
 
 
 @pytest.fixture
@@ -69,6 +74,12 @@ def memory(broker: Harness) -> MemoryFileSystem:
 async def put(broker: Harness, offset: int) -> int:
     (errors,) = errors_of(await broker.call(commit(GROUP, ("t3", {0: offset})), 9)).values()
     return errors[0]
+
+
+def sync_logs(broker: Harness) -> None:
+    """What the writer thread, which has nothing to do, does after a while."""
+    assert broker.worker._writer is not None
+    assert broker.worker._writer._appends.renew()
 
 
 async def until_served(broker: Harness) -> object:
@@ -195,10 +206,10 @@ async def test_recovery_points_are_noted_while_the_broker_works(broker: Harness)
         assert await put(broker, offset) == 0
     log = next(iter(broker.groups._logs.open_logs().values()))
     size_bytes = log.size_bytes
+    sync_logs(broker)
     broker.groups._logs.store_indexes()
-    assert broker._log_dir is not None
-    broker._log_dir.note_durable()
-    broker._log_dir.write_checkpoints()
+    broker.log_dir.note_durable()
+    broker.log_dir.write_checkpoints()
     assert await put(broker, 1000) == 0
     memory(broker).crash(keep_nothing)
     again = await Stored(file_system=memory(broker)).open()
@@ -211,6 +222,7 @@ async def test_recovery_points_are_noted_while_the_broker_works(broker: Harness)
 async def test_indexes_are_stored_by_the_tick(broker: Harness) -> None:
     for offset in range(200):
         assert await put(broker, offset) == 0
+    sync_logs(broker)
     broker.groups.tick()
     broker.now += shard_service.INDEX_STORE_INTERVAL_MS
     broker.groups.tick()

@@ -1,23 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writer thread writes in order, syncs after writing, tells errors, and outlives them."""
+"""The writer writes in order, syncs after writing, tells errors, and outlives them."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import platform
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+
+from kcoord.server import log_writer
+from kcoord.server.kernel_sync import KernelSync
 from kcoord.server.log_writer import SYNC_THREADS, LogWriter, SideBySide, WriteJob, WriteResult, write_durably
+from kcoord.storage.durable_appends import Appended, DurableAppends
+from kcoord.storage.file_system import RealFileSystem
+from kcoord.storage.journal import Journal
+from kcoord.storage.log import AppendInfo
+from kcoord.storage.memory_file_system import MemoryFileSystem, Operation
 
 
 class MemoryLog:
     def __init__(self) -> None:
+        self.folder = f"topic-{id(self)}"
         self.events: list[object] = []
+        self.would_wait = False
         self.append_error: Exception | None = None
         self.flush_error: Exception | None = None
 
-    def append(self, data: bytes, *, now_ms: int) -> None:
+    def append_at_once(self, data: bytes, *, now_ms: int) -> AppendInfo | None:
+        return None if self.would_wait else self.append(data, now_ms=now_ms)
+
+    def append(self, data: bytes, *, now_ms: int) -> AppendInfo:
         if self.append_error is not None:
             raise self.append_error
         self.events.append(data)
+        return AppendInfo(0, 0, 0, 0, 0, len(data), False)
+
+    def sync_names(self) -> None:
+        self.events.append("names")
 
     def flush(self) -> None:
         if self.flush_error is not None:
@@ -25,28 +48,62 @@ class MemoryLog:
         self.events.append("sync")
 
 
+class Disk(MemoryFileSystem):
+    """Where the journal lies. It can be made to fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: Exception | None = None
+        self.syncs = 0
+        self.journal = Journal(self, "journal")
+        self.fault = self._fault
+
+    def _fault(self, operation: Operation) -> Exception | None:
+        self.syncs += operation.kind == "datasync"
+        return self.error
+
+
+def durable(disk: Disk | None = None) -> DurableAppends:
+    return DurableAppends((disk or Disk()).journal)
+
+
+def without_journal() -> DurableAppends:
+    """Every log is synced by itself."""
+    disk = Disk()
+    disk.error = OSError(5, "Input/output error")
+    return durable(disk)
+
+
+def test_one_sync_makes_all_logs_durable() -> None:
+    first, second, disk = MemoryLog(), MemoryLog(), Disk()
+    results = write_durably([WriteJob("a", first, b"1", 0), WriteJob("b", second, b"2", 0)], durable(disk))
+    assert results == [WriteResult("a", None, 1), WriteResult("b", None, 1)]
+    assert first.events == [b"1", "names"]
+    assert disk.syncs == 1
+
+
 def test_all_logs_are_written_before_the_first_is_synced() -> None:
     first, second = MemoryLog(), MemoryLog()
     order: list[str] = []
     first.flush = lambda: order.append(f"first synced with {second.events}")  # type: ignore[method-assign]
-    write_durably([WriteJob("a", first, b"1", 0), WriteJob("b", second, b"2", 0)])
-    assert order == ["first synced with [b'2']"]
-    assert second.events == [b"2", "sync"]
+    write_durably([WriteJob("a", first, b"1", 0), WriteJob("b", second, b"2", 0)], without_journal())
+    assert order == ["first synced with [b'2', 'names']"]
+    assert second.events == [b"2", "names", "sync"]
 
 
 def test_a_failed_write_is_told_and_not_synced() -> None:
     good, bad = MemoryLog(), MemoryLog()
     bad.append_error = OSError(28, "No space left on device")
-    results = write_durably([WriteJob("bad", bad, b"1", 0), WriteJob("good", good, b"2", 0)])
+    results = write_durably([WriteJob("bad", bad, b"1", 0), WriteJob("good", good, b"2", 0)], durable())
     assert results == [WriteResult("bad", bad.append_error, 1), WriteResult("good", None, 1)]
     assert bad.events == []
-    assert good.events == [b"2", "sync"]
+    assert good.events == [b"2", "names"]
 
 
 def test_a_failed_sync_is_an_error_of_the_write() -> None:
     log = MemoryLog()
     log.flush_error = OSError(5, "Input/output error")
-    assert write_durably([WriteJob("a", log, b"1", 0)]) == [WriteResult("a", log.flush_error, 1)]
+    assert write_durably([WriteJob("a", log, b"1", 0)], without_journal()) == [WriteResult("a", log.flush_error, 1)]
 
 
 class MeetingLog(MemoryLog):
@@ -70,7 +127,9 @@ def test_logs_are_synced_side_by_side_and_each_error_stays_with_its_log() -> Non
     threads = SideBySide()
     try:
         jobs = [WriteJob(number, log, b"1", 0) for number, log in enumerate(logs)]
-        results = write_durably([jobs[-1], *jobs[:-1]], flush_all=threads.flush)
+        disk = Disk()
+        disk.error = OSError(5, "Input/output error")
+        results = write_durably([jobs[-1], *jobs[:-1]], DurableAppends(disk.journal, threads.flush))
     finally:
         threads.close()
     assert [result.key for result in results] == [len(logs) - 1, *range(len(logs) - 1)]
@@ -80,44 +139,181 @@ def test_logs_are_synced_side_by_side_and_each_error_stays_with_its_log() -> Non
         len(logs) - 2: logs[-2].flush_error,
         len(logs) - 1: logs[-1].append_error,
     }
-    assert [log.events for log in logs[:3]] == [[b"1", "sync"]] * 3
+    assert [log.events for log in logs[:3]] == [[b"1", "names", "sync"]] * 3
 
 
 def test_a_defect_in_a_log_becomes_an_error_of_that_log() -> None:
     log = MemoryLog()
     log.append_error = ZeroDivisionError("oops")
-    (result,) = write_durably([WriteJob("a", log, b"1", 0)])
+    (result,) = write_durably([WriteJob("a", log, b"1", 0)], durable())
     assert isinstance(result.error, OSError)
     assert "ZeroDivisionError: oops" in str(result.error)
 
 
-def test_the_thread_serves_all_that_waits_in_one_pass_and_ends_after_the_queue() -> None:
+class Writer:
+    """A LogWriter with its passes. `end` closes it when nothing is under way."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.passes: list[list[WriteResult]] = []
+        self.writer = LogWriter(asyncio.get_running_loop(), self.passes.append, journal)
+
+    async def until_passes(self, count: int) -> None:
+        await until(lambda: len(self.passes) >= count)
+
+    async def end(self) -> None:
+        await until(lambda: not self.writer._is_busy)
+        assert self.writer.close(5)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("not in time")
+
+
+@pytest.fixture(params=["thread", "kernel"])
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Journal:
+    """In memory, where only the thread can sync it, or in a file."""
+    return Disk().journal if request.param == "thread" else Journal(RealFileSystem(), f"{tmp_path}/journal")
+
+
+async def test_one_pass_serves_all_that_waits_and_the_last_ends_after_all(journal: Journal) -> None:
     log = MemoryLog()
-    passes: list[list[WriteResult]] = []
-    gate = threading.Event()
-
-    def deliver(results: list[WriteResult]) -> None:
-        passes.append(results)
-        gate.wait(5)
-
-    writer = LogWriter(deliver)
-    writer.submit([WriteJob("a", log, b"1", 0)])
-    while not passes:
-        gate.wait(0.001)
-    writer.submit([WriteJob("a", log, b"2", 0)])
-    writer.submit([WriteJob("a", log, b"3", 0)])
-    gate.set()
-    assert writer.close(5)
-    assert [len(results) for results in passes] == [1, 2]
-    assert log.events == [b"1", "sync", b"2", b"3", "sync", "sync"]
+    writer = Writer(journal)
+    for data in (b"1", b"2", b"3"):
+        writer.writer.submit([WriteJob("a", log, data, 0)])
+    await writer.until_passes(2)
+    assert [len(results) for results in writer.passes] == [1, 2]
+    assert [event for event in log.events if event != "names"] == [b"1", b"2", b"3"]
+    assert journal.size_bytes
+    await writer.end()
 
 
-def test_the_thread_outlives_a_deliver_without_event_loop() -> None:
-    def deliver(results: list[WriteResult]) -> None:
+async def test_what_would_wait_is_written_by_the_thread(journal: Journal) -> None:
+    log = MemoryLog()
+    log.would_wait = True
+    writer = Writer(journal)
+    writer.writer.submit([WriteJob("a", log, b"1", 0)])
+    assert log.events == []
+    await writer.until_passes(1)
+    assert log.events == [b"1", "names"]
+    await writer.end()
+
+
+async def test_a_defect_in_the_event_loop_is_an_error_of_that_log(journal: Journal) -> None:
+    good, bad = MemoryLog(), MemoryLog()
+    bad.append_error = ZeroDivisionError("oops")
+    writer = Writer(journal)
+    writer.writer.submit([WriteJob("bad", bad, b"1", 0), WriteJob("good", good, b"2", 0)])
+    await writer.until_passes(1)
+    ((told, fine),) = writer.passes
+    assert isinstance(told.error, OSError)
+    assert fine == WriteResult("good", None, 1)
+    await writer.end()
+
+
+async def test_a_sync_that_the_kernel_refuses_is_done_by_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(KernelSync, "start", refuse)
+    log = MemoryLog()
+    writer = Writer(Journal(RealFileSystem(), f"{tmp_path}/journal"))
+    writer.writer.submit([WriteJob("a", log, b"1", 0)])
+    await writer.until_passes(1)
+    assert writer.passes == [[WriteResult("a", None, 1)]]
+    assert writer.writer._kernel is None
+    await writer.end()
+
+
+async def test_after_a_failed_sync_of_the_journal_the_logs_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: KernelSync, descriptor: int, done: Callable[[OSError | None], None]) -> None:
+        asyncio.get_running_loop().call_soon(done, OSError(5, "Input/output error"))
+
+    monkeypatch.setattr(KernelSync, "start", fail)
+    first, second = MemoryLog(), MemoryLog()
+    journal = Journal(RealFileSystem(), f"{tmp_path}/journal")
+    writer = Writer(journal)
+    writer.writer._appends.note([Appended(first, AppendInfo(0, 0, 0, 0, 0, 1, False), b"0")])
+    writer.writer.submit([WriteJob("b", second, b"1", 0)])
+    await writer.until_passes(1)
+    assert writer.passes == [[WriteResult("b", None, 1)]]
+    assert first.events == ["sync"], "only a torn journal had it"
+    assert not journal.is_torn
+    await writer.end()
+
+
+async def test_no_machine_without_the_queue_of_linux_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(OSError, match="not known"):
+        KernelSync(asyncio.get_running_loop())
+    writer = Writer(Journal(RealFileSystem(), f"{tmp_path}/journal"))
+    assert writer.writer._kernel is None
+    await writer.end()
+
+
+async def test_the_kernel_tells_what_became_of_a_sync(tmp_path: Path) -> None:
+    kernel = KernelSync(asyncio.get_running_loop())
+    told: list[OSError | None] = []
+    with open(tmp_path / "file", "wb") as file:
+        file.write(b"content")
+        file.flush()
+        for count in (1, 2, 3):
+            kernel.start(file.fileno(), told.append)
+            await until(lambda count=count: len(told) == count)  # type: ignore[misc]
+    assert told == [None] * 3
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        kernel.start(file.fileno() if not file.closed else 999_999, told.append)
+    read_end, write_end = os.pipe()
+    with pytest.raises(OSError, match="Invalid argument"):
+        kernel.start(write_end, told.append)
+    os.close(read_end)
+    os.close(write_end)
+    kernel.close()
+
+
+async def test_the_logs_are_synced_when_the_journal_is_old(monkeypatch: pytest.MonkeyPatch, journal: Journal) -> None:
+    monkeypatch.setattr(log_writer, "RENEWAL_SECONDS", 0.0)
+    log = MemoryLog()
+    writer = Writer(journal)
+    writer.writer.submit([WriteJob("a", log, b"1", 0)])
+    await until(lambda: "sync" in log.events)
+    await writer.end()
+    assert journal.size_bytes == 0
+    assert writer.passes == [[WriteResult("a", None, 1)]]
+
+
+async def test_the_logs_are_synced_when_the_journal_has_grown(
+    monkeypatch: pytest.MonkeyPatch, journal: Journal
+) -> None:
+    monkeypatch.setattr(DurableAppends, "is_renewal_due", property(lambda self: journal.size_bytes > 300))
+    log = MemoryLog()
+    writer = Writer(journal)
+    for number in range(10):
+        writer.writer.submit([WriteJob("a", log, b"12345", 0)])
+        await writer.until_passes(number + 1)
+    await writer.end()
+    assert 1 <= log.events.count("sync") < 5
+    assert journal.size_bytes < 500
+
+
+async def test_the_thread_outlives_an_event_loop_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryLog()
+    writer = Writer(Disk().journal)
+
+    def refuse(*_: object) -> None:
         raise RuntimeError("Event loop is closed")
 
-    log = MemoryLog()
-    writer = LogWriter(deliver)
-    writer.submit([WriteJob("a", log, b"1", 0)])
-    assert writer.close(5)
-    assert log.events == [b"1", "sync"]
+    monkeypatch.setattr(writer.writer._loop, "call_soon_threadsafe", refuse)
+    writer.writer.submit([WriteJob("a", log, b"1", 0)])
+    assert writer.writer.close(5), "it is on disk"
+    assert log.events == [b"1", "names"]
+    assert not writer.writer._thread.is_alive()

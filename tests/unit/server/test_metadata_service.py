@@ -19,6 +19,7 @@ from kcoord.server import metadata_service
 from kcoord.server.metadata_operations import AutoCreateTopics
 from kcoord.server.metadata_service import METADATA_SHARD, LocalMetadataService
 from kcoord.server.request_context import internal_operation_context, random_uuid
+from kcoord.server.shard_logs import ShardLogs
 from kcoord.server.worker import Worker
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem, no_fault
@@ -37,8 +38,9 @@ class Owner:
         config = BrokerConfig.from_properties({})
         self.runtime = CoordinatorRuntime(lambda _: MetadataMachine(config), MetadataSerde())
         self.runtime.load(METADATA_SHARD, (), self.now_ms())
-        self.worker = Worker(asyncio.get_running_loop(), self.now_ms, flush_policy="os")
-        self.service = LocalMetadataService(self.runtime, self.reopen_metadata_log(), self)
+        self.worker = Worker(asyncio.get_running_loop(), self.now_ms, None)
+        logs = ShardLogs("__cluster_metadata", self._open_log, lambda partition: True, self.file_system)
+        self.service = LocalMetadataService(self.runtime, logs, self)
         self.worker.add(self.service.driver)
 
     def wake(self) -> None:
@@ -54,7 +56,7 @@ class Owner:
     def latest_group_creation_time_ms(self) -> int:
         return self.latest_group_ms
 
-    def reopen_metadata_log(self) -> Log:
+    def _open_log(self, partition: int) -> Log:
         return Log.open(self.file_system, "data/__cluster_metadata-0", LogConfig(), self.now_ms())
 
     def create(self, name: str) -> asyncio.Future[CreateTopicsResponse]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from kcoord.server.peer_frames import FrameKind, PeerRequest, decode_offset, enc
 from kcoord.server.peer_link import Peers
 from kcoord.server.peer_listener import PeerListener
 from kcoord.server.request_context import internal_operation_context, random_uuid
+from kcoord.server.shard_logs import ShardLogs
 from kcoord.server.worker import Worker
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
@@ -48,8 +49,9 @@ class Controller:
         config = BrokerConfig.from_properties({})
         runtime = CoordinatorRuntime(lambda _: MetadataMachine(config), MetadataSerde())
         runtime.load(METADATA_SHARD, (), NOW_MS)
-        self.worker = Worker(asyncio.get_running_loop(), self.now_ms, flush_policy="os")
-        self.service = ControllerMetadataService(runtime, self.reopen_metadata_log(), self)
+        self.worker = Worker(asyncio.get_running_loop(), self.now_ms, None)
+        logs = ShardLogs("__cluster_metadata", self._open_log, lambda partition: True, self.file_system)
+        self.service = ControllerMetadataService(runtime, logs, self)
         self.worker.add(self.service.driver)
         self.broker = broker_of(Cluster())
         self.broker.metadata = self.service
@@ -72,6 +74,12 @@ class Controller:
         self.listener.close()
         self.listener = self.listen()
 
+    async def close(self) -> None:
+        self.listener.stop_accepting()
+        self.listener.close()
+        # The transports close their sockets in the next turn.
+        await asyncio.sleep(0)
+
     def wake(self) -> None:
         self.worker.wake()
 
@@ -81,7 +89,7 @@ class Controller:
     def publish(self, image: MetadataImage) -> None:
         self.images.append(image)
 
-    def reopen_metadata_log(self) -> Log:
+    def _open_log(self, partition: int) -> Log:
         return Log.open(self.file_system, "data/__cluster_metadata-0", LogConfig(), NOW_MS)
 
     def latest_group_creation_time_ms(self) -> int:
@@ -89,6 +97,13 @@ class Controller:
 
     def create(self, name: str) -> asyncio.Future[CreateTopicsResponse]:
         return self.service.run(creation(name), internal_operation_context(NOW_MS))
+
+
+@pytest.fixture
+async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
+    made = await Controller(tmp_path).start()
+    yield made
+    await made.close()
 
 
 class Follower:
@@ -135,8 +150,7 @@ def test_frames() -> None:
     assert decode_offset(encode_offset(FrameKind.BATCHES, 5, b"data")[4:]) == (5, b"data")
 
 
-async def test_an_answer_comes_when_all_followers_have_published(tmp_path: Path) -> None:
-    controller = await Controller(tmp_path).start()
+async def test_an_answer_comes_when_all_followers_have_published(controller: Controller) -> None:
     await asyncio.wait_for(controller.create("before"), 5)
     followers = [await Follower(controller).start() for _ in range(2)]
     assert all("before" in follower.metadata.image.topics for follower in followers)
@@ -153,8 +167,7 @@ async def test_an_answer_comes_when_all_followers_have_published(tmp_path: Path)
         follower.close()
 
 
-async def test_an_answer_waits_for_a_follower_and_not_for_one_that_is_gone(tmp_path: Path) -> None:
-    controller = await Controller(tmp_path).start()
+async def test_an_answer_waits_for_a_follower_and_not_for_one_that_is_gone(controller: Controller) -> None:
     slow = controller.service.followers.add(0, lambda data: None)
     waiting = controller.create("a")
     while not controller.images:
@@ -168,15 +181,13 @@ async def test_an_answer_waits_for_a_follower_and_not_for_one_that_is_gone(tmp_p
     assert (await asyncio.wait_for(waiting, 5)).topics[0].error_code == 0
 
 
-async def test_an_answer_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_does_not_wait_for_ever(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata_followers, "APPLY_SECONDS", 0.01)
-    controller = await Controller(tmp_path).start()
     controller.service.followers.add(0, lambda data: None)
     assert (await asyncio.wait_for(controller.create("a"), 5)).topics[0].error_code == 0
 
 
-async def test_a_follower_goes_on_after_the_controller_was_away(tmp_path: Path) -> None:
-    controller = await Controller(tmp_path).start()
+async def test_a_follower_goes_on_after_the_controller_was_away(controller: Controller) -> None:
     follower = await Follower(controller).start()
     await asyncio.wait_for(follower.create("a"), 5)
     controller.restart()
@@ -190,8 +201,7 @@ async def test_a_follower_goes_on_after_the_controller_was_away(tmp_path: Path) 
     follower.close()
 
 
-async def test_what_is_under_way_when_the_controller_ends_is_not_answered_wrongly(tmp_path: Path) -> None:
-    controller = await Controller(tmp_path).start()
+async def test_what_is_under_way_when_the_controller_ends_is_not_answered_wrongly(controller: Controller) -> None:
     follower = await Follower(controller).start()
     await asyncio.wait_for(follower.create("a"), 5)
     controller.service.followers.add(0, lambda data: None)
@@ -205,8 +215,7 @@ async def test_what_is_under_way_when_the_controller_ends_is_not_answered_wrongl
     follower.close()
 
 
-async def test_a_follower_that_knows_more_than_the_controller_gives_up(tmp_path: Path) -> None:
-    controller = await Controller(tmp_path).start()
+async def test_a_follower_that_knows_more_than_the_controller_gives_up(controller: Controller) -> None:
     follower = await Follower(controller).start()
     await asyncio.wait_for(follower.create("a"), 5)
     controller.restart()
@@ -218,8 +227,7 @@ async def test_a_follower_that_knows_more_than_the_controller_gives_up(tmp_path:
     follower.close()
 
 
-async def test_producer_ids_come_from_the_controller(tmp_path: Path) -> None:
-    controller = await Controller(tmp_path).start()
+async def test_producer_ids_come_from_the_controller(controller: Controller) -> None:
     follower = await Follower(controller).start()
     blocks = [
         await asyncio.wait_for(
@@ -231,7 +239,7 @@ async def test_producer_ids_come_from_the_controller(tmp_path: Path) -> None:
     follower.close()
 
 
-async def test_a_worker_that_does_not_exist_is_not_available(tmp_path: Path) -> None:
+async def test_a_worker_that_does_not_exist_is_not_available() -> None:
     peers = Peers({}, lambda coroutine: asyncio.ensure_future(coroutine))
     with pytest.raises(KafkaError) as caught:
         await asyncio.wait_for(peers.ask(9, CreateTopicsRequest(topics=[]), 7), 5)

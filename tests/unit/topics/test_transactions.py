@@ -94,9 +94,9 @@ def test_a_transaction_index_that_is_ahead_of_the_log_is_cut() -> None:
     write(cluster, P, 0, "a")
     end(cluster, after(P), committed=False)
     index = cluster.log_dir.partition_path(TOPIC, 0) + "/00000000000000000000.txnindex"
-    opened = cluster.store.partition(TOPIC, 0).open(cluster.now_ms)
-    opened.log.truncate_to(1)
+    size = len(cluster.store.partition(TOPIC, 0).open(cluster.now_ms).log.read(0, 1))
     cluster.crash()
+    cluster.fs.damage(cluster.log_dir.partition_path(TOPIC, 0) + f"/{0:020d}.log", lambda found: found[:size])
     assert (stable(cluster), aborted(cluster)) == ((1, 1), [])
     assert cluster.fs.size(index) == 0
     write(cluster, Q, 0, "b")

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A write-ahead journal for the logs of a data folder: one sync makes the appends of many logs durable.
+
+The logs stay the truth. Each append goes to its log first, as far as the page cache, and then, with its place, to the
+journal; the reply needs the sync of the journal alone. Only a machine that stops between two syncs of a log needs the
+journal: the next start writes what it holds over the ends of the logs, before anybody opens them. Appends are only ever
+behind one another, so doing that twice does no harm; segments that others follow were synced, and are left alone.
+
+The file is a row of frames: CRC-32C and length of the body, then extents. The first damaged frame ends it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import NamedTuple
+
+from kcoord.storage.file_system import Bytes, File, FileSystem, join, parent, write_all
+from kcoord.storage.recovery import base_offset_of
+from kcoord.storage.segment import LOG_SUFFIX, segment_name
+from protocol.batch_header import crc32c
+
+JOURNAL_FILE = "journal"
+_FRAME = struct.Struct(">II")
+_EXTENT = struct.Struct(">HqqI")
+_FORGET = -1
+"""The position of an extent that makes all earlier ones of its folder void."""
+
+
+class Extent(NamedTuple):
+    """Bytes of a log: the name of its folder, the base offset of the segment, and where in that file they begin."""
+
+    folder: str
+    segment_base_offset: int
+    position: int
+    data: Bytes
+
+
+class Journal:
+    """The journal that a process writes. Any thread may call it, if `lock` is one. After a failed write it takes
+    nothing until it was begun anew: what follows a torn frame would not be found.
+    """
+
+    def __init__(self, file_system: FileSystem, path: str, lock: AbstractContextManager[object] | None = None) -> None:
+        """Begins an empty one; what an earlier process left was to be restored."""
+        self._fs = file_system
+        self._path = path
+        self._lock = lock if lock is not None else nullcontext()
+        self._folders: set[str] = set()
+        self._size = 0
+        self._is_torn = False
+        self._file: File = file_system.open_append(path)
+        self._file.truncate(0)
+        self._file.datasync()
+        file_system.sync_dir(parent(path))
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size
+
+    @property
+    def is_torn(self) -> bool:
+        """A write failed: nothing more is taken before `begin_anew`."""
+        return self._is_torn
+
+    @property
+    def descriptor(self) -> int | None:
+        """The file, for whoever syncs it instead of `sync`."""
+        return self._file.descriptor
+
+    def write(self, extents: Sequence[Extent]) -> None:
+        """Durable after a sync. After an OSError the extents may be found or not."""
+        with self._lock:
+            self._write(extents)
+            self._folders.update([extent.folder for extent in extents])
+
+    def sync(self) -> None:
+        """Makes what was written durable."""
+        with self._lock:
+            self._sync()
+
+    def tear(self) -> None:
+        """A sync by somebody else failed."""
+        self._is_torn = True
+
+    def forget(self, folder: str) -> None:
+        """The log of the folder was made durable and closed. From now on others may do with it what they like."""
+        with self._lock:
+            if folder in self._folders:
+                self._write([Extent(folder, 0, _FORGET, b"")])
+                self._sync()
+                self._folders.discard(folder)
+
+    def begin_anew(self) -> None:
+        """All that was written here is durable in the logs."""
+        with self._lock:
+            self._is_torn = True
+            self._file.truncate(0)
+            self._file.datasync()
+            self._folders.clear()
+            self._size = 0
+            self._is_torn = False
+
+    def restore(self, log_dir: str, folder: str) -> None:
+        """Writes what is here to one log, which failed and is about to be opened again."""
+        with self._lock:
+            _restore(self._fs, log_dir, self._path, folder)
+
+    def remove(self) -> None:
+        """As `begin_anew`, for good."""
+        with self._lock:
+            self._is_torn = True
+            self._file.close()
+            _remove(self._fs, self._path)
+
+    def _write(self, extents: Sequence[Extent]) -> None:
+        if self._is_torn:
+            raise OSError("an earlier write to the journal failed")
+        parts: list[Bytes] = []
+        for folder, base_offset, position, data in extents:
+            name = folder.encode()
+            parts += (_EXTENT.pack(len(name), base_offset, position, len(data)), name, data)
+        body = b"".join(parts)
+        self._is_torn = True
+        write_all(self._file, _FRAME.pack(crc32c(body), len(body)) + body)
+        self._is_torn = False
+        self._size += _FRAME.size + len(body)
+
+    def _sync(self) -> None:
+        was_torn, self._is_torn = self._is_torn, True
+        self._file.datasync()
+        self._is_torn = was_torn
+
+
+def restore(file_system: FileSystem, log_dir: str, path: str) -> int:
+    """After the end of a process: gives the logs in `log_dir` what they lack and the journal at `path` holds, durably.
+    Then the journal is gone. Returns how many bytes it gave them.
+    """
+    if not file_system.exists(path):
+        return 0
+    restored = _restore(file_system, log_dir, path)
+    _remove(file_system, path)
+    return restored
+
+
+def make_named_logs_durable(file_system: FileSystem, log_dir: str, path: str) -> None:
+    """As `restore` while the machine has not stopped, so the files hold all of it, and others may have gone on with
+    some of them.
+    """
+    if not file_system.exists(path):
+        return
+    for folder, segments in _found(file_system, path).items():
+        for base_offset in segments:
+            # Who took the segment away has synced what stands for it.
+            with suppress(FileNotFoundError):
+                _sync(file_system, _segment_path(log_dir, folder, base_offset))
+    _remove(file_system, path)
+
+
+def _restore(file_system: FileSystem, log_dir: str, path: str, only_folder: str | None = None) -> int:
+    restored = 0
+    for folder, segments in _found(file_system, path).items():
+        if only_folder is None or folder == only_folder:
+            active = _active_segment(file_system, join(log_dir, folder))
+            if active in segments:
+                segment_path = _segment_path(log_dir, folder, active)
+                restored += _restore_segment(file_system, segment_path, segments[active])
+    return restored
+
+
+def _restore_segment(file_system: FileSystem, path: str, extents: list[tuple[int, bytes]]) -> int:
+    restored = 0
+    file = file_system.open_read(path)
+    try:
+        for position, data in extents:
+            if position > file.size():
+                # What lies between was on disk before. Opening the log tells about it.
+                break
+            if file.read_at(position, len(data)) != data:
+                file_system.write_at(path, position, data)
+                restored += len(data)
+    finally:
+        file.close()
+    _sync(file_system, path)
+    return restored
+
+
+def _found(file_system: FileSystem, path: str) -> dict[str, dict[int, list[tuple[int, bytes]]]]:
+    """Positions and bytes in the order of their writing, by folder and by base offset of the segment."""
+    found: dict[str, dict[int, list[tuple[int, bytes]]]] = {}
+    for body in _frames(file_system, path):
+        at = 0
+        while at < len(body):
+            name_size, base_offset, position, size = _EXTENT.unpack_from(body, at)
+            at += _EXTENT.size + name_size
+            folder = body[at - name_size : at].decode()
+            if position == _FORGET:
+                found.pop(folder, None)
+            else:
+                found.setdefault(folder, {}).setdefault(base_offset, []).append((position, body[at : at + size]))
+            at += size
+    return found
+
+
+def _frames(file_system: FileSystem, path: str) -> Iterator[bytes]:
+    file = file_system.open_read(path)
+    try:
+        end = file.size()
+        at = 0
+        while at + _FRAME.size <= end:
+            crc, size = _FRAME.unpack(file.read_at(at, _FRAME.size))
+            at += _FRAME.size
+            if not 0 < size <= end - at:
+                return
+            body = file.read_at(at, size)
+            if crc32c(body) != crc:
+                return
+            yield body
+            at += size
+    finally:
+        file.close()
+
+
+def _active_segment(file_system: FileSystem, folder: str) -> int | None:
+    try:
+        names = file_system.list_dir(folder)
+    except FileNotFoundError:
+        return None
+    return max((base for name in names if (base := base_offset_of(name)) is not None), default=None)
+
+
+def _segment_path(log_dir: str, folder: str, base_offset: int) -> str:
+    return join(join(log_dir, folder), segment_name(base_offset) + LOG_SUFFIX)
+
+
+def _sync(file_system: FileSystem, path: str) -> None:
+    if not file_system.exists(path):
+        raise FileNotFoundError(path)
+    file = file_system.open_append(path)
+    try:
+        file.datasync()
+    finally:
+        file.close()
+
+
+def _remove(file_system: FileSystem, path: str) -> None:
+    file_system.remove(path)
+    file_system.sync_dir(parent(path))
