@@ -71,7 +71,7 @@ class Storage:
         self.log_dir.writing = threading.Lock()
         self._fs = self.log_dir.file_system
         if self.log_dir.restored_bytes:
-            _logger.warning("The machine stopped: %d bytes came back from the journal", self.log_dir.restored_bytes)
+            _logger.warning("%d bytes came back from the journal: the machine stopped", self.log_dir.restored_bytes)
         self._shard_logs: dict[str, ShardLogs] = {}
         self._metadata_logs: ShardLogs | None = None
         self.journal: Journal | None = None

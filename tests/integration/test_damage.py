@@ -13,6 +13,7 @@ import pytest
 
 from kcoord.cli import main
 from kcoord.coordinator.service import partition_for
+from kcoord.storage.journal import JOURNAL_FILE
 from kcoord.storage.snapshot import SNAPSHOT_FILE
 from protocol.errors import Errors
 from protocol.messages import (
@@ -77,8 +78,9 @@ def test_d8_a_damaged_partition_of_groups_is_refused_alone(
     server.stop(ending)
     damaged, path = GROUPS[2], server.data / "__consumer_offsets-2" / f"{0:020d}.log"
     damage(path)
-    for snapshot in server.data.glob(f"*/{SNAPSHOT_FILE}"):
-        snapshot.unlink()
+    # The bytes are nowhere else.
+    for other in (*server.data.glob(f"*/{SNAPSHOT_FILE}"), *server.data.glob(JOURNAL_FILE)):
+        other.unlink()
     server.start()
     with WireClient(server.port) as client:
         for group_id in GROUPS:
@@ -100,6 +102,28 @@ def test_d8_a_damaged_partition_of_groups_is_refused_alone(
     with WireClient(server.port) as client:
         wait_until(lambda: offsets(client, damaged) == [COMMITS - 1] * 3, "the repaired partition is served")
         assert offsets(client, GROUPS[0]) == [COMMITS] * 3
+
+
+def test_d8_bytes_that_the_journal_still_has_are_put_back(
+    make_server: MakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = make_server(log_cleaner_enable="false", offsets_topic_num_partitions=str(SHARDS)).start()
+    with WireClient(server.port) as client:
+        create_topic(client)
+        for offset in range(COMMITS):
+            commit(client, offset, GROUPS[2])
+    server.stop(signal.SIGKILL)
+    path = server.data / "__consumer_offsets-2" / f"{0:020d}.log"
+    whole = path.read_bytes()
+    flip(18)(path)
+    server.start()
+    with WireClient(server.port) as client:
+        wait_until(lambda: offsets(client, GROUPS[2]) == [COMMITS - 1] * 3, "the partition is served")
+    assert "bytes came back from the journal" in server.log
+    assert server.stop() == 0
+    assert path.read_bytes() == whole
+    assert main(["log", "verify", str(server.data)]) == 0
+    assert "sound" in capsys.readouterr().err
 
 
 def test_d8_a_damaged_partition_of_a_topic_is_refused_alone(make_server: MakeServer) -> None:
