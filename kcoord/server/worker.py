@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pump of a process: once per turn of the event loop, what the runtimes have ready is written, answered and
+"""The pump of a process: once per turn or two of the event loop, what the runtimes have ready is written, answered and
 started.
 
 One timer handle stands for the earliest deadline of all runtimes. With a journal (`kcoord.log.flush.policy=fsync`) a
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from kcoord.server.log_writer import LogWriter, WriteJob, WriteResult, write
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from kcoord.storage.journal import Journal
 
 _logger = logging.getLogger(__name__)
+
+MOST_GATHERING_TURNS: Final = 2
+"""While every turn of the event loop brings several writes, so many more are waited for: a log is written to once for
+all of them. A write that comes alone does not wait.
+"""
 
 
 class Worker:
@@ -32,6 +37,7 @@ class Worker:
         self._drivers: dict[str, RuntimeDriver[Any]] = {}
         self._all_drivers: tuple[RuntimeDriver[Any], ...] = ()
         self._pump_scheduled = False
+        self._wakes = self._gathering_turns = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline_ms = 0
         self._writes_under_way = 0
@@ -54,7 +60,8 @@ class Worker:
         return not self._writes_under_way and not self._pump_scheduled
 
     def wake(self) -> None:
-        """Pumps at the end of this turn of the event loop."""
+        """Pumps in the next turn of the event loop, or a little later where much is coming."""
+        self._wakes += 1
         if not self._pump_scheduled:
             self._pump_scheduled = True
             self._loop.call_soon(self._pump)
@@ -78,6 +85,12 @@ class Worker:
         return self._writer is None or self._writer.close(timeout_seconds)
 
     def _pump(self) -> None:
+        if self._wakes > 1 and self._gathering_turns < MOST_GATHERING_TURNS:
+            self._wakes = 0
+            self._gathering_turns += 1
+            self._loop.call_soon(self._pump)
+            return
+        self._wakes = self._gathering_turns = 0
         self._pump_scheduled = False
         self._turn(self._now_ms())
 
