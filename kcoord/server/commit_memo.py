@@ -14,7 +14,7 @@ from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from kcoord.coordinator.group.packed_commit import CommitPlan
+from kcoord.coordinator.group.packed_commit import CommitPlan, shared
 from kcoord.server.commit_frame import CELL_BYTES, read_commit
 from kcoord.server.exchange import ExchangeOwner, KnownExchange
 from protocol.headers import encode_response
@@ -45,14 +45,14 @@ class _KnownCommit:
         self, frame: bytes, cells_at: list[int], plan: CommitPlan, committer: Committer, answer: bytes
     ) -> None:
         ends = [*cells_at[1:], len(frame)]
-        self.start = frame[:_BEFORE_ID]
+        self.start = shared(frame[:_BEFORE_ID])
         self.unpack = _layout(
             tuple([end - at - CELL_BYTES for at, end in zip(cells_at, ends, strict=True)])
         ).unpack_from
-        self.fixed = self.unpack(frame, cells_at[0])[1::2]
+        self.fixed = tuple([shared(part) for part in self.unpack(frame, cells_at[0])[1::2]])
         self.plan = plan
         self.committer = committer
-        self.head, self.tail = answer[:_BEFORE_ID], answer[_AFTER_ID:]
+        self.head, self.tail = shared(answer[:_BEFORE_ID]), shared(answer[_AFTER_ID:])
 
 
 class CommitMemo:
