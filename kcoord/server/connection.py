@@ -183,7 +183,9 @@ class KafkaConnection(asyncio.Protocol):
             self._frame_started = now
         self._frames.extend(frames)
         self._process_frames()
-        self._flush()
+        if self._output:
+            # When all connections of this turn were read: a client that is woken by each answer costs more than a turn.
+            self._flush_soon()
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -264,7 +266,8 @@ class KafkaConnection(asyncio.Protocol):
             if frames and not left and not self._muted():
                 self._waits_for_turn = True
                 self._call_soon(self._take_turn)
-        if self._reading_paused or self._muted():
+        # Whatever else mutes has paused reading by itself.
+        if self._reading_paused or self._waits_for_turn or len(exchanges) >= MAX_IN_FLIGHT_REQUESTS:
             self._pause_or_resume_reading()
 
     def _take_turn(self) -> None:
@@ -389,9 +392,7 @@ class KafkaConnection(asyncio.Protocol):
     # --- called by exchanges ------------------------------------------------------------------------------------------
 
     def on_answer(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._call_soon(self._flush_and_continue)
+        self._flush_soon()
 
     def error_answer(self, frame: bytes, error: KafkaError) -> bytes:
         bound = self._apis.bound(frame[:4])
@@ -421,13 +422,18 @@ class KafkaConnection(asyncio.Protocol):
 
     # --- output -------------------------------------------------------------------------------------------------------
 
+    def _flush_soon(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._call_soon(self._flush_and_continue)
+
     def _flush_and_continue(self) -> None:
         self._flush_scheduled = False
         self._flush()
         if self._frames:
             self._process_frames()
             self._flush()
-        else:
+        elif self._reading_paused:
             self._pause_or_resume_reading()
 
     def _flush(self) -> None:
