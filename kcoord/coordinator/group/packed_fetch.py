@@ -84,28 +84,31 @@ class _AskedTopic:
 class PackedFetch:
     """What one group is asked for. `names` resolves the ids of v10; a request with an unknown one is not packed."""
 
-    __slots__ = ("_request", "_start", "_topics", "group_id", "version")
+    __slots__ = ("_by_id", "_names_member", "_request", "_start", "_topics", "_topics_start", "group_id", "version")
 
     def __init__(self, request: OffsetFetchRequest.OffsetFetchRequestGroup, version: int) -> None:
         self.group_id = request.group_id
         self.version = version
         self._request = request
         self._start = _compact(request.group_id)
+        self._names_member = request.member_id is not None or request.member_epoch >= 0
+        self._by_id = version >= FIRST_VERSION_WITH_TOPIC_IDS
         self._topics = None if request.topics is None else [_AskedTopic(topic, version) for topic in request.topics]
+        self._topics_start = self._start + encode_uvarint(len(self._topics or ()) + 1)
 
     def encode(self, group: Group | None, offsets: CommittedOffsets, image: MetadataImage) -> bytes | None:
         """The encoded OffsetFetchResponseGroup while no transaction is to be waited for."""
-        try:
-            may_fetch(group, self._request)
-        except KafkaError:
-            return None
+        if self._names_member:
+            try:
+                may_fetch(group, self._request)
+            except KafkaError:
+                return None
         places = offsets.packed(self.group_id)
         if self._topics is None:
             return self._all(places, image)
-        answer = [self._start, encode_uvarint(len(self._topics) + 1)]
-        by_id = self.version >= FIRST_VERSION_WITH_TOPIC_IDS
+        answer = [self._topics_start]
         for topic in self._topics:
-            if by_id:
+            if self._by_id:
                 known = image.topics_by_id.get(topic.topic_id)
                 if known is None:
                     return None
