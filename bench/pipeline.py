@@ -203,6 +203,8 @@ def latency(report: Report) -> None:
         query.stop()
         waits = np.array(waiting_seconds(out))
         spark.stop()
+    if not len(waits):
+        raise SystemExit(f"no row came in {STREAM_SECONDS} s behind the warm-up: the machine has too much else to do")
     head = "rows", "p50 s", "p90 s", "p99 s", "worst s", "load average"
     table = report.table(f"from commit to row, {COMMITS_PER_SECOND} commits per s", *head)
     table.row(len(waits), *map(float, np.percentile(waits, (50, 90, 99, 100))), os.getloadavg()[0])
