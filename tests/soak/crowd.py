@@ -11,6 +11,8 @@ from collections import Counter
 
 from kafka import KafkaConsumer
 from kafka import TopicPartition as PythonTopicPartition
+from kafka.consumer.fetcher import ConsumerRecord
+from kafka.errors import KafkaConnectionError as PythonConnectionError
 from kafka.errors import KafkaError as PythonKafkaError
 from kafka.structs import OffsetAndMetadata
 
@@ -71,10 +73,17 @@ class PythonMember(Worker):
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            for found in self._consumer.poll(timeout_ms=300).values():
+            for found in self._poll():
                 self.delivered |= {(record.partition, record.offset) for record in found}
                 self._commit(found[-1].partition, found[-1].offset + 1)
         self._consumer.close()
+
+    def _poll(self) -> list[list[ConsumerRecord]]:
+        try:
+            return list(self._consumer.poll(timeout_ms=300).values())
+        except PythonConnectionError:
+            # That the broker is away this client sometimes tells, instead of trying again by itself.
+            return []
 
     def _commit(self, partition: int, offset: int) -> None:
         place = PythonTopicPartition(self._topic, partition)
