@@ -69,6 +69,8 @@ class PythonMember(Worker):
             request_timeout_ms=5000,
             max_poll_interval_ms=5000,
             reconnect_backoff_max_ms=200,
+            # A refresh that was under way when it subscribed leaves it without the topic until the next one.
+            metadata_max_age_ms=1000,
         )
 
     def _run(self) -> None:
