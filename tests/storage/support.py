@@ -66,6 +66,15 @@ def content(log: Log) -> list[bytes]:
     return [data for _, data in log.batches()]
 
 
+def runs_through(action: Callable[..., object], *arguments: object, **named: object) -> bool:
+    """Whether it came to its end before the machine stopped."""
+    try:
+        action(*arguments, **named)
+    except MachineCrash:
+        return False
+    return True
+
+
 def crash_at(step: int, kinds: frozenset[str] | None = None) -> Callable[[Operation], BaseException | None]:
     """A fault: the machine stops before the `step`-th operation that changes anything."""
     seen = 0

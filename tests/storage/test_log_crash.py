@@ -38,6 +38,7 @@ from tests.storage.support import (
     filled_log,
     new_config,
     open_log,
+    runs_through,
 )
 
 DATA = [batch(number, value_size=10 + number % 7, timestamp_ms=100 + number) for number in range(24)]
@@ -103,12 +104,7 @@ def test_d5_a_crash_at_every_step_of_writing(keep: str) -> None:
         fs = MemoryFileSystem()
         script = Script(fs)
         fs.fault = crash_at(step)
-        try:
-            script.run()
-        except MachineCrash:
-            finished = False
-        else:
-            finished = True
+        finished = runs_through(script.run)
         fs.fault = no_fault
         fs.crash(KEEPS[keep])
         script.check((keep, step))
@@ -131,12 +127,7 @@ def test_a_crash_at_every_step_of_recovery(keep: str) -> None:
             fs.fault = no_fault
             fs.crash(KEEPS["all but one"])
             fs.fault = crash_at(step)
-            try:
-                open_log(fs, config(), recovery_point=script.recovery_point)
-            except MachineCrash:
-                finished = False
-            else:
-                finished = True
+            finished = runs_through(open_log, fs, config(), recovery_point=script.recovery_point)
             fs.fault = no_fault
             fs.crash(KEEPS[keep])
             script.check((keep, first, step))
@@ -152,12 +143,7 @@ def crash_everywhere(prepare: Callable[[MemoryFileSystem], Log], action: Callabl
             fs = MemoryFileSystem()
             log = prepare(fs)
             fs.fault = crash_at(step)
-            try:
-                action(log)
-            except MachineCrash:
-                finished = False
-            else:
-                finished = True
+            finished = runs_through(action, log)
             fs.fault = no_fault
             fs.crash(keep)
             outcomes.append(content(open_log(fs, config())))
@@ -191,12 +177,7 @@ def test_a_crash_at_every_step_of_deleting_everything() -> None:
             fs = MemoryFileSystem()
             log = filled_log(fs, DATA, config())
             fs.fault = crash_at(step)
-            try:
-                retain(log)
-            except MachineCrash:
-                finished = False
-            else:
-                finished = True
+            finished = runs_through(retain, log)
             fs.fault = no_fault
             fs.crash(keep)
             # The end never goes back: offsets are not given twice.
