@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kcoord.server.kernel_sync import KernelSync
 from kcoord.storage.durable_appends import Appended, DurableAppends, JournaledLog, flush_each
@@ -35,12 +35,21 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
+class WritableLog(JournaledLog, Protocol):
+    """A log that is written to in the event loop or in the thread."""
+
+    def append(self, data: bytes, *, now_ms: int) -> AppendInfo: ...
+
+    def append_at_once(self, data: bytes, *, now_ms: int) -> AppendInfo | None:
+        """None, and nothing is done, where that would have to wait for the disk or for another thread."""
+
+
 @dataclass(slots=True)
 class WriteJob:
     """One append: `key` names the log to whoever asked, `data` is whole batches whose offsets are final."""
 
     key: Hashable
-    log: JournaledLog
+    log: WritableLog
     data: bytes
     now_ms: int
     written: AppendInfo | None = None

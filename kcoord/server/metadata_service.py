@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
     from kcoord.metadata.image import MetadataImage
     from kcoord.metadata.machine import MetadataMachine
+    from kcoord.server.log_writer import WritableLog
     from kcoord.server.shard_logs import ShardLogs
-    from kcoord.storage.durable_appends import JournaledLog
     from kcoord.storage.log import Log
 
 _logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class LocalMetadataService:
         future.set_result(outcome)
         return future
 
-    def log_of(self, shard_id: int) -> JournaledLog:
+    def log_of(self, shard_id: int) -> WritableLog:
         return self._logs.writable(shard_id)
 
     def on_append_started(self, shard_id: int) -> None:

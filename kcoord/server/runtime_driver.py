@@ -13,13 +13,12 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
 from kcoord.coordinator.runtime.runtime import Wait, Waiter
-from kcoord.server.log_writer import WriteJob, WriteResult
+from kcoord.server.log_writer import WritableLog, WriteJob, WriteResult
 from protocol.errors import KafkaError
 
 if TYPE_CHECKING:
     from kcoord.coordinator.result import CoordinatorResult, OperationContext, StateMachine, Task
     from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, Reply
-    from kcoord.storage.durable_appends import JournaledLog
 
 _logger = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ T = TypeVar("T")
 class DriverHooks(Protocol):
     """What the owner of a driver adds."""
 
-    def log_of(self, shard_id: int) -> JournaledLog: ...
+    def log_of(self, shard_id: int) -> WritableLog: ...
 
     def on_append_started(self, shard_id: int) -> None: ...
 

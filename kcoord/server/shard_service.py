@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
     from kcoord.metadata.image import MetadataImage, TopicImage
     from kcoord.server.broker import Reply
+    from kcoord.server.log_writer import WritableLog
     from kcoord.server.shard_logs import ShardLogs
-    from kcoord.storage.durable_appends import JournaledLog
     from kcoord.storage.errors import CorruptLogError
     from kcoord.storage.log import Log
     from kcoord.storage.snapshot import Snapshot
@@ -345,7 +345,7 @@ class ShardService(Generic[M]):
 
     # --- what the driver asks -----------------------------------------------------------------------------------------
 
-    def log_of(self, shard_id: int) -> JournaledLog:
+    def log_of(self, shard_id: int) -> WritableLog:
         return self._logs.writable(shard_id)
 
     def on_append_started(self, shard_id: int) -> None:

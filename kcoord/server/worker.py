@@ -2,8 +2,8 @@
 """The pump of a process: once per turn or two of the event loop, what the runtimes have ready is written, answered and
 started.
 
-One timer handle stands for the earliest deadline of all runtimes. With a journal (`kcoord.log.flush.policy=fsync`) a
-dedicated thread syncs; without one the page cache is as far as a write has to go, which needs no thread.
+One timer handle stands for the earliest deadline of all runtimes. With a journal (`kcoord.log.flush.policy=fsync`) the
+writer makes durable what is written; without one the page cache is as far as a write has to go.
 """
 
 from __future__ import annotations

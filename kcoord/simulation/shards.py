@@ -23,7 +23,7 @@ from kcoord.storage.cleaner import Cleaner, CleaningRules, assess
 from kcoord.storage.durable_appends import Appended, DurableAppends
 from kcoord.storage.errors import StorageError
 from kcoord.storage.journal import Journal
-from kcoord.storage.log import AppendInfo, Log
+from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.storage.recovery import Recovery
 from kcoord.storage.segment import LogConfig
@@ -99,12 +99,6 @@ class _ShardLog:
         self._logs = logs
         self._shard_id = shard_id
         self.folder = folder
-
-    def append(self, data: bytes, *, now_ms: int) -> AppendInfo:
-        return self._logs[self._shard_id].append(data, now_ms=now_ms)
-
-    def append_at_once(self, data: bytes, *, now_ms: int) -> AppendInfo | None:
-        return self._logs[self._shard_id].append_without_sync(data, now_ms=now_ms)
 
     def sync_names(self) -> None:
         self._logs[self._shard_id].sync_names()
@@ -311,7 +305,7 @@ class ShardSet(Generic[M]):
             return
         log = _ShardLog(self.logs, append.shard_id, self._folder(append.shard_id))
         try:
-            info = log.append(append.data, now_ms=self._life.now_ms)
+            info = self.logs[append.shard_id].append(append.data, now_ms=self._life.now_ms)
         except (OSError, StorageError) as error:
             self._written(append, error)
             return

@@ -25,11 +25,6 @@ class JournaledLog(Protocol):
     def folder(self) -> str:
         """The name of its folder."""
 
-    def append(self, data: bytes, *, now_ms: int) -> AppendInfo: ...
-
-    def append_at_once(self, data: bytes, *, now_ms: int) -> AppendInfo | None:
-        """None, and nothing is done, where that would have to wait for the disk or for another thread."""
-
     def sync_names(self) -> None:
         """Makes the names of the log's files durable."""
 
