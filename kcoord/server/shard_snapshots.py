@@ -39,12 +39,16 @@ _logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=StateMachine)
 
-LEAST_GROWTH_BYTES = 512 << 10
+LEAST_GROWTH_BYTES = 1 << 20
 """A log that grew by less is not worth a snapshot while the process runs."""
 MOST_PER_TICK = 8
 LEAST_GROWTH_AT_STOP_BYTES = 16 << 10
 STOP_SECONDS = 0.7
 """How long the snapshots of an orderly stop may take."""
+_SLICE_REST_SECONDS = 0.001
+"""Between two slices, which take a quarter of that: an answer takes several turns of the event loop, and must not wait
+for a slice in each.
+"""
 _DURABLE_CHECK_SECONDS = 0.01
 _VERIFY_SLICE_BYTES = 64 << 10
 _VERIFY_REST_SECONDS = 0.002
@@ -183,7 +187,7 @@ class ShardSnapshots(Generic[M]):
         snapshot = Snapshot(self._runtime.offsets(shard_id)[1], 0, self._now_ms(), [])
         for chunks in slices:
             snapshot.chunks += chunks
-            await asyncio.sleep(0)
+            await asyncio.sleep(_SLICE_REST_SECONDS)
             if self._runtime.machine(shard_id) is not machine:
                 return False
         snapshot.end_offset = self._runtime.offsets(shard_id)[1]

@@ -17,7 +17,7 @@ from protocol.record_batch import encode_batch_from_parts
 RECORDS: Final = 0
 """The kind of a chunk that is a record batch. All other kinds are the state machine's."""
 
-_SLICE_PARTS: Final = 100
+_SLICE_PARTS: Final = 25
 _BATCH_BYTES: Final = 64 * 1024
 
 
