@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench import assignors, classic, compaction, memory, offload, recovery, requests, startup, storm
+from bench import assignors, classic, compaction, memory, mixed, offload, recovery, requests, startup, storm
 from bench.report import Report
 
 
@@ -29,6 +29,7 @@ MEASUREMENTS = {
     "startup": startup.main,
     "requests": requests.main,
     "storm": storm.main,
+    "mixed": mixed.main,
     "assignors": assignors.main,
     "offload": offload.main,
     "classic": classic.main,
