@@ -2,8 +2,8 @@
 """The thread that cleans compacted logs: those of the coordinators, and topics with cleanup.policy=compact.
 
 It takes the log with the largest dirty share first, and rests between slices of work for at least as long as these
-took, so that the event loop never waits for it. Of each log it asks the event loop what is to be known, once; what
-changes the log runs where the log is written.
+took, and for longer while others use the processor, so that the event loop never waits for it. Of each log it asks the
+event loop what is to be known, once; what changes the log runs where the log is written.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ _logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LEAST_ROLLED_BYTES = 1 << 20
+LEAST_ROLLED_BYTES = 4 << 20
 """A coordinator's active segment is closed for cleaning when it is larger, and dirty enough. Each pass costs some files
-and syncs, so a small one that still grows is left alone.
+and syncs and copies what is live, so a small one that still grows is left alone.
 """
 LEAST_QUIET_BYTES = 16 << 10
 """The same for a log that has not grown since the cleaner looked last."""
+BUSY_REST = 3.0
+"""So many times the work is added to a rest when the other threads of the process used a whole core of late."""
 _LONGEST_REST_SECONDS = 0.5
 _SHORTEST_REST_SECONDS = 0.0005
 _ANSWER_CHECK_SECONDS = 0.1
@@ -96,6 +98,8 @@ class LogCleaner:
         self._damaged: set[tuple[str, int]] = set()
         self._postponed: set[tuple[str, int]] = set()
         self._slice_began = 0.0
+        self._paused = (0.0, 0.0)
+        """When the last pause began, and the CPU time that other threads had had by then."""
         self._ends: dict[tuple[str, int], int] = {}
         self._former_ends: dict[tuple[str, int], int] = {}
         self._thread = threading.Thread(target=self._run, name="kcoord-log-cleaner", daemon=True)
@@ -211,10 +215,16 @@ class LogCleaner:
         (self._damaged if isinstance(error, CorruptLogError) else self._postponed).add(target.key)
 
     def _pause(self, done_bytes: int) -> None:
-        """Rests after a slice of work: as long as it took, or longer where the configured rate demands it."""
-        worked = time.perf_counter() - self._slice_began
+        """Rests after a slice of work: as long as it took, or longer where others are busy or the configured rate
+        demands it.
+        """
+        now, others_seconds = time.perf_counter(), time.process_time() - time.thread_time()
+        paused, others_before = self._paused
+        self._paused = now, others_seconds
+        worked = now - self._slice_began
         at_rate = done_bytes / self._config.log_cleaner_io_max_bytes_per_second
-        rest = max(worked, at_rate - worked, _SHORTEST_REST_SECONDS)
+        busy_cores = (others_seconds - others_before) / (now - paused)
+        rest = max(worked * (1 + BUSY_REST * min(busy_cores, 1)), at_rate - worked, _SHORTEST_REST_SECONDS)
         if done_bytes == 0:
             rest = min(rest, _LONGEST_REST_SECONDS)
         if self._stopping.wait(rest):

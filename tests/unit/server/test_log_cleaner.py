@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -243,3 +244,18 @@ async def test_the_configured_rate_is_kept(broker: Harness) -> None:
     cleaner._slice_began = time.perf_counter()
     await asyncio.get_running_loop().run_in_executor(None, partial(cleaner._pause, 100_000))
     assert 0.09 < time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(("others_seconds", "rest_seconds"), [(0.0, 0.01), (0.01, 0.025), (0.02, 0.04), (0.08, 0.04)])
+async def test_it_rests_longer_while_other_threads_work(
+    broker: Harness, monkeypatch: pytest.MonkeyPatch, others_seconds: float, rest_seconds: float
+) -> None:
+    """It worked for 10 ms and rested for 10 ms before, in which the others had `others_seconds` of CPU."""
+    cleaner = Running(broker).cleaner
+    times = SimpleNamespace(perf_counter=lambda: 5.02, process_time=lambda: 3 + others_seconds, thread_time=lambda: 1.0)
+    rests: list[float] = []
+    monkeypatch.setattr("kcoord.server.log_cleaner.time", times)
+    monkeypatch.setattr(cleaner, "_stopping", SimpleNamespace(wait=rests.append))
+    cleaner._paused, cleaner._slice_began = (5.0, 2.0), 5.01
+    cleaner._pause(100)
+    assert rests == [pytest.approx(rest_seconds)]
