@@ -162,6 +162,9 @@ class KafkaConnection(asyncio.Protocol):
         for exchange in self._exchanges:
             exchange.abandon()
         self._exchanges.clear()
+        # They know this connection: without that cycle it is freed now, not when the collector comes round.
+        self._heartbeats = self._commits = self._fetches = None
+        self._short_cuts = {}
         if self.facts is not None and self.facts.instance_id is not None:
             self._broker.client_telemetry.disconnected(self.facts.instance_id)
         self._owner.forget(self)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -375,3 +377,19 @@ async def test_a_connection_that_came_too_fast_waits_for_its_turn(monkeypatch: p
     assert delay == 0.01
     release()
     assert [number for number, _ in peer.answers()] == [1]
+
+
+async def test_a_connection_that_is_gone_needs_no_garbage_collector() -> None:
+    """Long-lived objects are looked at so rarely that thousands of connections would pile up."""
+    peer = Peer()
+    peer.connection.data_received(request(1))
+    await turns()
+    assert len(peer.answers()) == 1
+    peer.connection.connection_lost(None)
+    gone = weakref.ref(peer.connection)
+    gc.disable()
+    try:
+        del peer
+        assert gone() is None
+    finally:
+        gc.enable()
