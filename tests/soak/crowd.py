@@ -48,6 +48,8 @@ LEAVE_SECONDS = 5.0
 WATCH_SECONDS = 0.1
 PRODUCE_PAUSE_SECONDS = 0.02
 PYTHON_SESSION_MS = 3000
+FORGOTTEN_SECONDS = 10.0
+"""So long the only member of a group has no partition before it is made anew."""
 
 
 class PythonMember(Worker):
@@ -57,11 +59,17 @@ class PythonMember(Worker):
         super().__init__()
         self.delivered: set[tuple[int, int]] = set()
         self.committed: dict[int, int] = {}
+        self._address = address
+        self._group_id = group_id
         self._topic = topic
-        self._consumer = KafkaConsumer(
-            topic,
-            bootstrap_servers=address.split(","),
-            group_id=group_id,
+        self._consumer = self._new_consumer()
+        self._owned_at = time.monotonic()
+
+    def _new_consumer(self) -> KafkaConsumer:
+        return KafkaConsumer(
+            self._topic,
+            bootstrap_servers=self._address.split(","),
+            group_id=self._group_id,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
             session_timeout_ms=PYTHON_SESSION_MS,
@@ -78,7 +86,23 @@ class PythonMember(Worker):
             for found in self._poll():
                 self.delivered |= {(record.partition, record.offset) for record in found}
                 self._commit(found[-1].partition, found[-1].offset + 1)
+            if self._consumer.assignment():
+                self._owned_at = time.monotonic()
+            elif time.monotonic() - self._owned_at > FORGOTTEN_SECONDS:
+                self._begin_anew()
         self._consumer.close()
+
+    def _begin_anew(self) -> None:
+        """Where it led its group before it knew the topic, it sometimes stays without partitions for good
+        (docs/conformance.md): it forgets to rebalance when it learns of the topic.
+        """
+        self._owned_at = time.monotonic()
+        try:
+            consumer = self._new_consumer()
+        except PythonKafkaError:
+            return  # No broker is there: another time.
+        self._consumer.close()
+        self._consumer = consumer
 
     def _poll(self) -> list[list[ConsumerRecord]]:
         try:
