@@ -77,8 +77,6 @@ class PythonMember(Worker):
             request_timeout_ms=5000,
             max_poll_interval_ms=5000,
             reconnect_backoff_max_ms=200,
-            # A refresh that was under way when it subscribed leaves it without the topic until the next one.
-            metadata_max_age_ms=1000,
         )
 
     def _run(self) -> None:
@@ -93,8 +91,8 @@ class PythonMember(Worker):
         self._consumer.close()
 
     def _begin_anew(self) -> None:
-        """Where it led its group before it knew the topic, it sometimes stays without partitions for good
-        (docs/conformance.md): it forgets to rebalance when it learns of the topic.
+        """Where a refresh of its metadata was under way when it subscribed, it leads its group without knowing the
+        topic, and sometimes forgets to rebalance when it learns of it (docs/conformance.md).
         """
         self._owned_at = time.monotonic()
         try:
