@@ -112,9 +112,12 @@ def elect_leaders(
 ) -> CoordinatorResult[ElectLeadersResponse]:
     """Where all partitions are asked for, those that need no election are not told of."""
     kind = request.election_type if context.api_version >= FIRST_VERSION_WITH_ELECTION_TYPE else ElectionType.PREFERRED
-    if kind not in ElectionType.__members__.values():
-        raise KafkaError(Errors.INVALID_REQUEST, f"There is no election of type {kind}.")
     result = CoordinatorResult(ElectLeadersResponse())
+    if request.topic_partitions == []:
+        # Kafka 4.3.1 answers a request for no partition before it looks at the election type.
+        return result
+    if kind not in ElectionType.__members__.values():
+        raise KafkaError(Errors.INVALID_REQUEST, f"Unknown election type {kind}")
     for topic, partition_ids in _wanted(image, request):
         answer = TopicElected(topic=topic)
         for partition_id in partition_ids:

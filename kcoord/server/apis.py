@@ -93,7 +93,7 @@ Produce lists versions 0 to 2 for the sake of old librdkafka, and refuses them.
 """
 
 TELEMETRY_APIS = (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
-"""Served, and listed, where something takes the metrics that clients push; as in Kafka."""
+"""Served always. ApiVersions lists them only if something takes the metrics that clients push, as in Kafka 4.3.1."""
 
 FIRST_LISTED_VERSIONS = {ApiKey.OFFSET_COMMIT: 2}
 """Where ApiVersions begins later than what is served: as in Kafka's list. Clients that send OffsetCommit v1 are older
@@ -107,7 +107,7 @@ ErrorFunction = Callable[["Message", KafkaError, int], "Message"]
 class Api:
     """One served API: the versions that clients may use, and its handler, which is imported when it is first needed."""
 
-    __slots__ = ("_error_response", "_handle", "key", "versions")
+    __slots__ = ("_error_response", "_handle", "is_listed", "key", "versions")
 
     def __init__(
         self,
@@ -115,9 +115,12 @@ class Api:
         versions: range,
         handle: HandleFunction | None = None,
         error_response: ErrorFunction | None = None,
+        *,
+        is_listed: bool = True,
     ) -> None:
         self.key = key
         self.versions = versions
+        self.is_listed = is_listed
         self._handle = handle
         self._error_response = error_response
 
@@ -223,7 +226,7 @@ def build_api_table(config: BrokerConfig) -> ApiTable:
     if not config.unstable_api_versions_enable:
         for key, first in UNSTABLE_VERSIONS.items():
             versions[key] = range(versions[key].start, first)
-    if not config.takes_client_telemetry:
-        for key in TELEMETRY_APIS:
-            del versions[key]
-    return ApiTable(Api(key, served) for key, served in versions.items())
+    return ApiTable(
+        Api(key, served, is_listed=config.takes_client_telemetry or key not in TELEMETRY_APIS)
+        for key, served in versions.items()
+    )

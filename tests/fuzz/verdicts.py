@@ -56,7 +56,6 @@ SETTINGS = {
     "transaction.state.log.num.partitions": "4",
 }
 REASONS = ("", "text", "tags", "length", "records", "server-error", "nothing-asked", "repeated", "header", "replica")
-_NAME_PARTITIONS = {ApiKey.DELETE_RECORDS, ApiKey.LIST_OFFSETS, ApiKey.WRITE_TXN_MARKERS}
 _LEFT_OUT = {
     ApiKey.ALTER_CONFIGS,
     ApiKey.INCREMENTAL_ALTER_CONFIGS,
@@ -221,7 +220,7 @@ class Row(NamedTuple):
             return "server-error"
         if key == ApiKey.ADD_PARTITIONS_TO_TXN and self.theirs == "silent":
             return "nothing-asked"
-        if key in _NAME_PARTITIONS and len(self.theirs) < len(self.ours):
+        if key == ApiKey.WRITE_TXN_MARKERS and len(self.theirs) < len(self.ours):
             return "repeated"
         if key == ApiKey.API_VERSIONS and self.ours == str(int(Errors.UNSUPPORTED_VERSION)):
             return "header"

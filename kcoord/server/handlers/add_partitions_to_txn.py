@@ -78,6 +78,8 @@ def _add(
         for partition in topic.partitions
         if broker.image.partition(topic.name, partition) is None
     }
+    if version >= _BATCHED_SINCE_VERSION or unknown:
+        topics = _named_once(topics)
     if unknown:
         return _results(
             topics,
@@ -93,6 +95,19 @@ def _add(
         )
     except KafkaError as error:
         return _failed(topics, error, version)
+
+
+def _named_once(topics: Topics) -> Topics:
+    """The topics without partitions that come again. Kafka 4.3.1 answers duplicates again only up to v3, and only if it
+    knows all partitions of the request.
+    """
+    partitions: dict[str, dict[int, None]] = {}
+    for topic in topics:
+        partitions.setdefault(topic.name, {}).update(dict.fromkeys(topic.partitions))
+    return [
+        AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=name, partitions=list(indexes))
+        for name, indexes in partitions.items()
+    ]
 
 
 def _ask(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kcoord.server.handlers.timeouts import check_timeout
 from kcoord.server.metadata_operations import AlterPartitionReassignments
 from protocol.api_keys import ApiKey
 from protocol.errors import KafkaError
@@ -23,10 +24,28 @@ VERSIONS = range(0, 2)
 def handle(
     broker: Broker, context: RequestContext, request: AlterPartitionReassignmentsRequest
 ) -> Reply[AlterPartitionReassignmentsResponse]:
+    if request.topics:
+        check_timeout(request.timeout_ms)
     return broker.metadata.run(AlterPartitionReassignments(request), context.operation_context(candidate=False))
 
 
 def error_response(
     request: AlterPartitionReassignmentsRequest, error: KafkaError, version: int
 ) -> AlterPartitionReassignmentsResponse:
-    return AlterPartitionReassignmentsResponse(error_code=error.error, error_message=error.message)
+    """Kafka repeats the error for each partition."""
+    return AlterPartitionReassignmentsResponse(
+        error_code=error.error,
+        error_message=error.message,
+        responses=[
+            AlterPartitionReassignmentsResponse.ReassignableTopicResponse(
+                name=topic.name,
+                partitions=[
+                    AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(
+                        partition_index=partition.partition_index, error_code=error.error, error_message=error.message
+                    )
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ],
+    )

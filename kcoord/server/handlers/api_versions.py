@@ -60,6 +60,7 @@ def _listed(broker: Broker) -> list[ApiVersionsResponse.ApiVersion]:
             api_key=api.key, min_version=api.listed_versions.start, max_version=api.listed_versions.stop - 1
         )
         for api in broker.apis.apis.values()
+        if api.is_listed
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kcoord.server.handlers.timeouts import check_timeout
 from kcoord.server.handlers.topic_ids import random_topic_ids
 from kcoord.server.metadata_operations import CreateTopics
 from protocol.api_keys import ApiKey
@@ -20,6 +21,8 @@ VERSIONS = range(2, 8)
 
 
 def handle(broker: Broker, context: RequestContext, request: CreateTopicsRequest) -> Reply[CreateTopicsResponse]:
+    if request.topics:
+        check_timeout(request.timeout_ms)
     topic_ids = random_topic_ids(len(request.topics))
     return broker.metadata.run(CreateTopics(request, topic_ids), context.operation_context(candidate=False))
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeleteRecords: moves the start of partitions forward. Each partition has its own error; -1 stands for the high
-watermark. The answer leaves when the new starts are on disk: Kafka notes them once a minute.
+watermark. The answer leaves when the new starts are on disk: Kafka notes them once a minute. If a request names a
+partition more than once, its last offset counts and it is answered once, as in Kafka 4.3.1.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ INVALID_LOW_WATERMARK = -1
 
 
 def handle(broker: Broker, context: RequestContext, request: DeleteRecordsRequest) -> Reply[DeleteRecordsResponse]:
+    offsets: dict[str, dict[int, int]] = {}
+    for topic in request.topics:
+        for partition in topic.partitions:
+            offsets.setdefault(topic.name, {})[partition.partition_index] = partition.offset
     response = DeleteRecordsResponse(
         topics=[
             DeleteRecordsResponse.DeleteRecordsTopicResult(
-                name=topic.name,
-                partitions=[_delete(broker, context, topic.name, partition) for partition in topic.partitions],
+                name=name,
+                partitions=[_delete(broker, context, name, index, offset) for index, offset in partitions.items()],
             )
-            for topic in request.topics
+            for name, partitions in offsets.items()
         ]
     )
     broker.topics.note_deleted()
@@ -43,13 +48,13 @@ async def _when_kept(broker: Broker, response: DeleteRecordsResponse) -> DeleteR
 
 
 def _delete(
-    broker: Broker, context: RequestContext, topic: str, partition: DeleteRecordsRequest.DeleteRecordsPartition
+    broker: Broker, context: RequestContext, topic: str, index: int, offset: int
 ) -> DeleteRecordsResponse.DeleteRecordsPartitionResult:
     try:
-        low_watermark = broker.topics.delete_records(topic, partition.partition_index, partition.offset, context.now_ms)
+        low_watermark = broker.topics.delete_records(topic, index, offset, context.now_ms)
     except KafkaError as error:
-        return _result(partition.partition_index, INVALID_LOW_WATERMARK, error.error)
-    return _result(partition.partition_index, low_watermark, Errors.NONE)
+        return _result(index, INVALID_LOW_WATERMARK, error.error)
+    return _result(index, low_watermark, Errors.NONE)
 
 
 def _result(index: int, low_watermark: int, error: Errors) -> DeleteRecordsResponse.DeleteRecordsPartitionResult:

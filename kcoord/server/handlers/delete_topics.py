@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kcoord.metadata.topics import requested_deletions
+from kcoord.server.handlers.timeouts import check_timeout
 from kcoord.server.metadata_operations import DeleteTopics
 from protocol.api_keys import ApiKey
 from protocol.errors import KafkaError
@@ -20,6 +21,8 @@ VERSIONS = range(1, 7)
 
 
 def handle(broker: Broker, context: RequestContext, request: DeleteTopicsRequest) -> Reply[DeleteTopicsResponse]:
+    if request.topics or request.topic_names:
+        check_timeout(request.timeout_ms)
     return broker.metadata.run(DeleteTopics(request), context.operation_context(candidate=False))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kcoord.metadata.reassignment import FIRST_VERSION_WITH_ELECTION_TYPE
+from kcoord.server.handlers.timeouts import check_timeout
 from kcoord.server.metadata_operations import ElectLeaders
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
@@ -20,6 +21,8 @@ VERSIONS = range(0, 3)
 
 
 def handle(broker: Broker, context: RequestContext, request: ElectLeadersRequest) -> Reply[ElectLeadersResponse]:
+    if request.topic_partitions != []:
+        check_timeout(request.timeout_ms)
     return broker.metadata.run(ElectLeaders(request), context.operation_context(candidate=False))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GetTelemetrySubscriptions (KIP-714): which metrics the client is to push. Served where something takes them."""
+"""GetTelemetrySubscriptions (KIP-714): which metrics the client is to push."""
 
 from __future__ import annotations
 

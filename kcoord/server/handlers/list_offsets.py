@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """ListOffsets: offsets by position or timestamp. Each partition has its own error; special timestamps came version
-by version.
+by version. A partition that a request names more than once is answered once, with INVALID_REQUEST, as in Kafka 4.3.1.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from kcoord.topics.fetch_manager import READ_COMMITTED, check_isolation_level
@@ -26,21 +25,25 @@ _CONSUMER_REPLICA_ID: Final = -1
 
 def handle(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
     check_isolation_level(request.isolation_level)
-    named = Counter(
-        (topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions
-    )
+    asked: dict[str, dict[int, ListOffsetsRequest.ListOffsetsPartition | None]] = {}
+    for topic in request.topics:
+        partitions = asked.setdefault(topic.name, {})
+        for partition in topic.partitions:
+            is_repeated = partition.partition_index in partitions
+            partitions[partition.partition_index] = None if is_repeated else partition
     return ListOffsetsResponse(
         topics=[
             ListOffsetsResponse.ListOffsetsTopicResponse(
-                name=topic.name,
+                name=name,
                 partitions=[
-                    _look_up(broker, context, request, topic.name, partition)
-                    if named[topic.name, partition.partition_index] == 1
-                    else _failure(partition.partition_index, Errors.INVALID_REQUEST)
-                    for partition in topic.partitions
+                    _failure(index, Errors.INVALID_REQUEST)
+                    if partition is None
+                    else _look_up(broker, context, request, name, partition)
+                    for index, partition in partitions.items()
                 ],
             )
-            for topic in request.topics
+            for name, partitions in asked.items()
+            if partitions
         ]
     )
 

@@ -47,6 +47,7 @@ _WITHOUT_START_OFFSET: Final = (
 def handle(
     broker: Broker, context: RequestContext, request: ProduceRequest
 ) -> Reply[ProduceResponse | CloseConnection | None]:
+    _name_partitions_once(request)
     batches = _transactional_batches(broker, context, request)
     if not batches:
         return _produce_all(broker, context, request, {})
@@ -60,6 +61,21 @@ def handle(
         lambda agreed: _produce_all(broker, context, request, agreed),
     )
     return None if request.acks == 0 else reply
+
+
+def _name_partitions_once(request: ProduceRequest) -> None:
+    """Merge topics and partitions that the request names more than once. The last records of a partition count, as in
+    Kafka 4.3.1.
+    """
+    topics: dict[tuple[str, bytes], ProduceRequest.TopicProduceData] = {}
+    for topic in request.topic_data:
+        first = topics.setdefault((topic.name, topic.topic_id), topic)
+        if first is not topic:
+            first.partition_data.extend(topic.partition_data)
+    request.topic_data = list(topics.values())
+    for topic in request.topic_data:
+        partitions = {partition.index: partition for partition in topic.partition_data}
+        topic.partition_data = list(partitions.values())
 
 
 def _transactional_batches(broker: Broker, context: RequestContext, request: ProduceRequest) -> list[Batch]:

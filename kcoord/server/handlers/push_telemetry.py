@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PushTelemetry (KIP-714): takes metrics of a client. Served where something takes them."""
+"""PushTelemetry (KIP-714): takes metrics of a client."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -42,6 +42,7 @@ from protocol.messages import (
     MetadataRequest,
 )
 from protocol.uuid import ZERO_UUID
+from tests.fuzz.verdicts import error_codes
 from tests.unit.metadata.cluster import Cluster, topic
 from tests.unit.metadata.serving import ALL_OF_A_CLUSTER, broker_of, context, settle
 
@@ -86,7 +87,7 @@ async def test_create_topics_in_every_version(cluster: Cluster, version: int) ->
 @pytest.mark.parametrize("version", create_partitions.VERSIONS)
 async def test_create_partitions_in_every_version(cluster: Cluster, version: int) -> None:
     request = CreatePartitionsRequest(
-        topics=[CreatePartitionsRequest.CreatePartitionsTopic(name="t3", count=4, assignments=None)]
+        topics=[CreatePartitionsRequest.CreatePartitionsTopic(name="t3", count=4, assignments=None)], timeout_ms=1
     )
     reply = create_partitions.handle(broker_of(cluster), context(ApiKey.CREATE_PARTITIONS, version), request)
     response = await settle(reply, version)
@@ -96,14 +97,47 @@ async def test_create_partitions_in_every_version(cluster: Cluster, version: int
 
 @pytest.mark.parametrize("version", delete_topics.VERSIONS)
 async def test_delete_topics_in_every_version(cluster: Cluster, version: int) -> None:
-    request = DeleteTopicsRequest(topic_names=["t3", "nope"])
+    request = DeleteTopicsRequest(topic_names=["t3", "nope"], timeout_ms=1)
     if version >= 6:
         states = [DeleteTopicsRequest.DeleteTopicState(name=name) for name in ("t3", "nope")]
-        request = DeleteTopicsRequest(topics=states)
+        request = DeleteTopicsRequest(topics=states, timeout_ms=1)
     reply = delete_topics.handle(broker_of(cluster), context(ApiKey.DELETE_TOPICS, version), request)
     response = await settle(reply, version)
     assert [(one.name, one.error_code) for one in response.responses] == [("t3", 0), ("nope", 3)]
     assert "t3" not in cluster.image.topics
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1])
+async def test_a_request_without_time_left_times_out(cluster: Cluster, timeout_ms: int) -> None:
+    """Kafka 4.3.1 refuses such requests even if they only validate, and answers those that ask for nothing."""
+    create = CreateTopicsRequest(topics=[topic("a")], timeout_ms=timeout_ms, validate_only=True)
+    new_partitions = CreatePartitionsRequest.CreatePartitionsTopic(name="t3", count=4, assignments=None)
+    new_replicas = AlterPartitionReassignmentsRequest.ReassignableTopic(
+        name="t3", partitions=[AlterPartitionReassignmentsRequest.ReassignablePartition(replicas=[1])]
+    )
+    elections = [ElectLeadersRequest.TopicPartitions(topic="t3", partitions=[0])]
+    requests: list[tuple[Any, Message, int]] = [
+        (create_topics, create, 7),
+        (create_partitions, CreatePartitionsRequest(topics=[new_partitions], timeout_ms=timeout_ms), 3),
+        (delete_topics, DeleteTopicsRequest(topic_names=["t3"], timeout_ms=timeout_ms), 5),
+        (elect_leaders, ElectLeadersRequest(topic_partitions=elections, timeout_ms=timeout_ms), 2),
+        (elect_leaders, ElectLeadersRequest(topic_partitions=None, timeout_ms=timeout_ms), 2),
+        (
+            alter_partition_reassignments,
+            AlterPartitionReassignmentsRequest(topics=[new_replicas], timeout_ms=timeout_ms),
+            1,
+        ),
+    ]
+    for handler, request, version in requests:
+        with pytest.raises(KafkaError) as caught:
+            handler.handle(broker_of(cluster), context(handler.API_KEY, version), request)
+        assert caught.value.error == Errors.REQUEST_TIMED_OUT
+        response = await settle(handler.error_response(request, caught.value, version), version)
+        assert set(error_codes(response)) <= {0, Errors.REQUEST_TIMED_OUT}
+    assert len(cluster.image.topics["t3"].partitions) == 3
+    nothing = ElectLeadersRequest(election_type=9, topic_partitions=[], timeout_ms=timeout_ms)
+    reply = elect_leaders.handle(broker_of(cluster), context(ApiKey.ELECT_LEADERS, 2), nothing)
+    assert (await settle(reply, 2)).error_code == Errors.NONE
 
 
 FAILURE = KafkaError(Errors.NOT_CONTROLLER, "not now")

@@ -264,7 +264,7 @@ def test_protobuf(data: bytes, expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "served"),
+    ("settings", "listed"),
     [
         ({}, False),
         ({"metric.reporters": "org.apache.kafka.common.metrics.JmxReporter"}, False),
@@ -272,9 +272,9 @@ def test_protobuf(data: bytes, expected: bool) -> None:
         ({"kcoord.client.telemetry.endpoint": "http://127.0.0.1:4318/v1/metrics"}, True),
     ],
 )
-def test_the_apis_are_there_where_something_takes_metrics(settings: dict[str, str], served: bool) -> None:
+def test_the_apis_are_listed_if_something_takes_metrics(settings: dict[str, str], listed: bool) -> None:
     table = build_api_table(BrokerConfig.from_properties(settings))
-    assert [key in table.apis for key in TELEMETRY_APIS] == [served, served]
+    assert [table.apis[key].is_listed for key in TELEMETRY_APIS] == [listed, listed]
 
 
 class Collector(HTTPServer):

@@ -158,6 +158,20 @@ async def test_produce_errors(server: Server) -> None:
     assert (await produced(server, None)).error_code == Errors.INVALID_RECORD
 
 
+@pytest.mark.parametrize("version", [12, 13])
+async def test_produce_that_names_a_partition_again_keeps_its_last_records(server: Server, version: int) -> None:
+    """Kafka 4.3.1 appends the last batch and answers once."""
+    request = produce_request(batch_of("a", "b"), version=version)
+    again = produce_request(batch_of("c"), version=version)
+    request.topic_data[0].partition_data.append(request.topic_data[0].partition_data[0])
+    request.topic_data += again.topic_data
+    response = await server.call(produce, request, version)
+    (topic,) = response.responses
+    assert [(partition.index, partition.error_code) for partition in topic.partition_responses] == [(0, 0)]
+    (end,) = await listed(server, list_request(-1))
+    assert end.offset == 1
+
+
 async def test_produce_names_the_records_at_fault(server: Server) -> None:
     server.cluster.update(image_of({TOPIC: 1}, configs={TOPIC: {"cleanup.policy": "compact"}}))
     result = await produced(server, batch_of("a", "b", keys=False), 8)
@@ -276,7 +290,8 @@ async def test_where_the_error_of_a_whole_fetch_stands(server: Server, version: 
 async def test_list_offsets_errors(server: Server) -> None:
     request = list_request(-1)
     request.topics[0].partitions *= 2
-    assert [found.error_code for found in await listed(server, request)] == [Errors.INVALID_REQUEST] * 2
+    request.topics *= 2
+    assert [result.error_code for result in await listed(server, request)] == [Errors.INVALID_REQUEST]
     absent = (await listed(server, list_request(-1, topic="absent")))[0]
     assert (absent.error_code, absent.offset, absent.timestamp) == (Errors.UNKNOWN_TOPIC_OR_PARTITION, -1, -1)
     ahead = (await listed(server, list_request(-1, leader_epoch=8)))[0]
@@ -299,6 +314,18 @@ async def test_delete_records_in_every_version(server: Server, version: int) -> 
     response = await server.call(delete_records, request, version)
     results = [(found.low_watermark, found.error_code) for found in response.topics[0].partitions]
     assert results == [(1, 0), (-1, Errors.OFFSET_OUT_OF_RANGE), (-1, Errors.UNKNOWN_TOPIC_OR_PARTITION)]
+
+
+async def test_delete_records_that_names_a_partition_again_takes_its_last_offset(server: Server) -> None:
+    server.cluster.append(batch_of("a", "b"))
+    partition = DeleteRecordsRequest.DeleteRecordsPartition
+    topics = [
+        DeleteRecordsRequest.DeleteRecordsTopic(name=TOPIC, partitions=[partition(partition_index=0, offset=offset)])
+        for offset in (2, 9, 1)
+    ]
+    response = await server.call(delete_records, DeleteRecordsRequest(topics=topics, timeout_ms=TIMEOUT_MS), 2)
+    (topic,) = response.topics
+    assert [(result.low_watermark, result.error_code) for result in topic.partitions] == [(1, 0)]
 
 
 async def test_delete_records_waits_for_the_disk_and_nobody_else_does(server: Server) -> None:
