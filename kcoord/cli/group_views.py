@@ -16,6 +16,7 @@ from kcoord.cli.table import format_time
 from kcoord.cli.terminal import console, is_terminal
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import ConfigResource, ConfigResourceType, ConsumerGroupDescription
+from kcoord.config.checks import KNOWN_CONSUMER_ASSIGNORS
 from protocol.errors import Errors, KafkaError
 
 _ASSIGNORS = "group.consumer.assignors"
@@ -62,7 +63,9 @@ async def _settings(admin: AdminClient, group: ConsumerGroupDescription) -> Sett
     assignors = found[broker].get(_ASSIGNORS) if broker in found else None
     timeout = found[own].get(_SESSION_TIMEOUT) if own in found else None
     return Settings(
-        assignors.value.replace(" ", "").split(",") if assignors is not None and assignors.value else None,
+        [KNOWN_CONSUMER_ASSIGNORS.get(name.strip(), name.strip()) for name in assignors.value.split(",")]
+        if assignors is not None and assignors.value
+        else None,
         int(timeout.value) if timeout is not None and timeout.value else None,
     )
 

@@ -215,6 +215,8 @@ class BrokerConfig:
         """Keys that were set and that nobody knows."""
         self.of_workers: dict[int, dict[str, str]] = {}
         """What was set for single workers (`kcoord.worker.N.KEY`), by their numbers from 0."""
+        self.consumer_assignors: list[str] = []
+        """group.consumer.assignors by the assignors' own names, which members and records use."""
         self._static: dict[str, ConfigValue] = {name: key.default for name, key in BROKER_KEYS.items()}
         for name, text in explicit.items():
             self._set_static(name, text)
@@ -255,6 +257,8 @@ class BrokerConfig:
     def _publish(self, values: Mapping[str, ConfigValue]) -> None:
         for name, value in values.items():
             setattr(self, BROKER_KEYS[name].attribute, value)
+        names = checks.KNOWN_CONSUMER_ASSIGNORS
+        self.consumer_assignors = [names.get(name, name) for name in self.group_consumer_assignors]
 
     def value(self, name: str) -> ConfigValue:
         """The value in effect of any key of BROKER_KEYS."""

@@ -41,7 +41,7 @@ GROUP_COORDINATOR_KEYS: tuple[ConfigKey, ...] = (
         ListOf(allow_empty=False),
         MEDIUM,
         "Server-side assignors that consumer groups may use, best first; the first is used when members name "
-        "none. Known here: uniform, range.",
+        "none. Known here: uniform, range, each by this name or by the name of Kafka's class.",
     ),
     ConfigKey(
         "group.consumer.heartbeat.interval.ms",

@@ -75,7 +75,7 @@ class GroupCoordinatorShard(ShardMembers, ShardOffsets):
         group = self._groups.get(group_id)
         if not isinstance(group, ConsumerGroup) or group.group_epoch == group.assignment_epoch:
             return None
-        assignor = group.preferred_server_assignor(self._config.group_consumer_assignors)
+        assignor = group.preferred_server_assignor(self._config.consumer_assignors)
         return target_assignment.target_input(group, group.group_epoch, assignor, self._image)
 
     def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
@@ -145,7 +145,7 @@ class GroupCoordinatorShard(ShardMembers, ShardOffsets):
             return ConsumerGroupDescribeResponse.DescribedGroup(error_code=Errors.INVALID_GROUP_ID)
         group = self._groups.get(group_id)
         if isinstance(group, ConsumerGroup):
-            return describe.consumer_group(group, self._image, self._config.group_consumer_assignors)
+            return describe.consumer_group(group, self._image, self._config.consumer_assignors)
         text = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a consumer group."
         return ConsumerGroupDescribeResponse.DescribedGroup(
             group_id=group_id, error_code=Errors.GROUP_ID_NOT_FOUND, error_message=text

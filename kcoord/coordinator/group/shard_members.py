@@ -62,7 +62,7 @@ class ShardMembers(ShardState):
         self, context: OperationContext, request: ConsumerGroupHeartbeatRequest
     ) -> CoordinatorResult[ConsumerGroupHeartbeatResponse]:
         """KIP-848 ConsumerGroupHeartbeat API; see `consumer.heartbeat`."""
-        heartbeat.validate_request(request, context.api_version, self._config.group_consumer_assignors)
+        heartbeat.validate_request(request, context.api_version, self._config.consumer_assignors)
         if request.member_epoch in (LEAVE_GROUP_MEMBER_EPOCH, LEAVE_GROUP_STATIC_MEMBER_EPOCH):
             return removal.leave(
                 self._consumer_group(request.group_id), request, partial(self._remove_members, context)

@@ -222,6 +222,19 @@ def test_most_common_assignor_wins_and_ties_follow_the_config(context: GroupCont
 
 def test_leave_hands_the_partitions_on(context: GroupContext) -> None:
     context.join("g", A, ["t6"])
+def test_assignors_may_be_configured_by_the_names_of_kafkas_classes() -> None:
+    package = "org.apache.kafka.coordinator.group.assignor"
+    names = f"{package}.RangeAssignor,{package}.UniformAssignor"
+    context = GroupContext({"t6": 6}, {"group.consumer.assignors": names})
+    assert context.config.group_consumer_assignors == names.split(",")
+    context.join("g", A, ["t6"], assignor=None)
+    assert context.describe("g").assignor_name == "range"
+    context.join("g", A, ["t6"], assignor="uniform")
+    assert context.describe("g").assignor_name == "uniform"
+    with refused(Errors.UNSUPPORTED_ASSIGNOR):
+        context.join("g", B, ["t6"], assignor=f"{package}.RangeAssignor")
+
+
     context.join("g", B, ["t6"])
     left = context.heartbeat("g", A, -1)
     assert (left.member_id, left.member_epoch, left.heartbeat_interval_ms) == (A, -1, 0)

@@ -200,7 +200,7 @@ class MemberTransition:
         return {} if source is None else self.group.target_assignment_of(source.member_id)
 
     def _new_target(self, updated: ConsumerGroupMember, group_epoch: int) -> Assignment:
-        name = self.group.preferred_server_assignor(self.config.group_consumer_assignors, changed=updated)
+        name = self.group.preferred_server_assignor(self.config.consumer_assignors, changed=updated)
         work = target_input(self.group, group_epoch, name, self.image, updated)
         computed = compute(work)
         self.records += computed.records
