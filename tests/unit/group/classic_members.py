@@ -68,6 +68,8 @@ class ClassicConsumer:
         self.joined: JoinGroupResponse | None = None
         self.protocol_type = "consumer"
         self.protocols = ["cooperative-sticky" if cooperative else "range"]
+        self.metadata: bytes | None = None
+        """Sent instead of the subscription to `topics`."""
         self.rebalance_timeout_ms = 60_000
         self.session_timeout_ms = 10_000
 
@@ -80,7 +82,9 @@ class ClassicConsumer:
         return reply
 
     def join_once(self) -> JoinGroupResponse | Waiting:
-        metadata = subscription(self.topics, self.owned if self.cooperative else None)
+        metadata = self.metadata
+        if metadata is None:
+            metadata = subscription(self.topics, self.owned if self.cooperative else None)
         request = JoinGroupRequest(
             group_id=self.group,
             session_timeout_ms=self.session_timeout_ms,

@@ -11,7 +11,7 @@ import pytest
 from kcoord.coordinator.result import TimerKey
 from protocol.errors import Errors, KafkaError
 from protocol.messages import DescribeGroupsResponse, JoinGroupRequest, JoinGroupResponse, SyncGroupResponse
-from tests.unit.group.classic_members import ClassicConsumer, answered, settle
+from tests.unit.group.classic_members import ClassicConsumer, answered, settle, subscription
 from tests.unit.group.group_context import GroupContext, Waiting
 
 DELAY = {"group.initial.rebalance.delay.ms": "0", "group.min.session.timeout.ms": "500"}
@@ -332,6 +332,37 @@ def test_subscribed_topics_protect_their_offsets(context: GroupContext) -> None:
     assert not group.is_subscribed_to("t3")
     member.leave()
     assert not context.shard._groups["g"].is_subscribed_to("t6")
+
+
+V0 = subscription(["t6"], version=0)[2:]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "is_protected"),
+    [
+        (b"\x00\x01" + V0, False),
+        (b"\x00\x03" + V0, False),
+        (b"\x00\x09" + V0, False),
+        (b"\xff\xff" + V0, False),
+        (b"\x00\x00" + V0 + b"junk", False),
+        (b"\x00\x03" + V0 + b"\x00\x00\x00\x05", False),
+        (b"\x00\x00" + V0[:-1], True),
+        (b"\x00\x00" + V0[:-4], True),
+        (b"\x00", True),
+    ],
+)
+def test_a_subscription_is_read_as_version_zero_to_learn_its_topics(
+    context: GroupContext, metadata: bytes, is_protected: bool
+) -> None:
+    """KIP-496. Apache Kafka 4.3.1 gave these answers to an OffsetDelete of a topic that is not subscribed to."""
+    (member,) = consumers(context, 1)
+    member.metadata = metadata
+    settle(context, [member], {})
+    group = context.shard._groups["g"]
+    assert (group.is_subscribed_to("t6"), group.is_subscribed_to("t3")) == (True, is_protected)
+    context.restart()
+    group = context.shard._groups["g"]
+    assert (group.is_subscribed_to("t6"), group.is_subscribed_to("t3")) == (True, is_protected)
 
 
 def test_no_consumer_group_is_described_by_an_empty_id(context: GroupContext) -> None:

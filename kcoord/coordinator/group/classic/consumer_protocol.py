@@ -21,6 +21,18 @@ def read_version(data: bytes) -> int | None:
     return version if version >= 0 else None
 
 
+def read_topics(data: bytes) -> list[str] | None:
+    """The subscribed topics, or None if the bytes are no subscription.
+
+    Reads the part that all versions share, which is version 0, whatever version is in front (KIP-496, Kafka 4.3.1). So
+    a newer part that is missing or malformed does not matter.
+    """
+    try:
+        return ConsumerProtocolSubscription.decode_prefix(data, 2, 0)[0].topics
+    except DecodeError:
+        return None
+
+
 def read_subscription(data: bytes) -> ConsumerProtocolSubscription | None:
     """The subscription, or None where the bytes are none. Bytes behind it are left alone (KIP-496)."""
     version = read_version(data)

@@ -242,10 +242,10 @@ class ClassicGroup:
             return frozenset()
         topics: set[str] = set()
         for member in self.members.values():
-            subscription = consumer_protocol.read_subscription(member.metadata(self.protocol))
-            if subscription is None:
+            subscribed = consumer_protocol.read_topics(member.metadata(self.protocol))
+            if subscribed is None:
                 return None
-            topics.update(subscription.topics)
+            topics.update(subscribed)
         return frozenset(topics)
 
     # Hard state.
