@@ -295,6 +295,20 @@ def test_group_is_full() -> None:
 
 def test_group_configs_take_effect_at_the_next_heartbeat_and_stay_in_bounds() -> None:
     context = GroupContext({"t3": 3}, {"group.consumer.min.session.timeout.ms": "10000"})
+def test_a_full_group_keeps_the_place_of_a_static_member_that_left_for_a_while() -> None:
+    context = GroupContext({"t4": 4}, {"group.consumer.max.size": "2"})
+    context.join("g", A, ["t4"], instance="i1")
+    context.join("g", B, ["t4"], instance="i2")
+    context.heartbeat("g", A, -2, instance="i1")
+    for instance in (None, "i3"):
+        with refused(Errors.GROUP_MAX_SIZE_REACHED):
+            context.join("g", C, ["t4"], instance=instance)
+    assert context.join("g", C, ["t4"], instance="i1").error_code == 0
+    assert {member.member_id for member in context.describe("g").members} == {B, C}
+    with refused(Errors.UNRELEASED_INSTANCE_ID):
+        context.join("g", A, ["t4"], instance="i2")
+
+
     context.join("g", A, ["t3"])
     context.group_configs["g"] = {"consumer.session.timeout.ms": "1", "consumer.heartbeat.interval.ms": "6000"}
     context.update_metadata(context.topics)

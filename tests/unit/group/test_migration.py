@@ -113,6 +113,31 @@ def test_upgrade_sends_waiting_members_back(context: GroupContext) -> None:
     assert second.heartbeat() == Errors.REBALANCE_IN_PROGRESS
 
 
+def test_a_group_is_converted_during_its_first_rebalance() -> None:
+    """Apache Kafka 4.3.1 answers UNKNOWN_SERVER_ERROR, since the group has no protocol yet."""
+    context = GroupContext({"t6": 6}, {"group.initial.rebalance.delay.ms": "3000"})
+    member = ClassicConsumer(context, "g", "a", ["t6"])
+    waiting = member.join()
+    assert described(context).group_state == "PreparingRebalance"
+    joined = context.join("g", NEW, ["t6"])
+    assert answered_join(waiting).error_code == Errors.REBALANCE_IN_PROGRESS
+    owned, _ = converge(context, [member], joined.member_epoch, context.assigned(joined))
+    assert sorted(owned["t6"] + member.owned["t6"]) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_classic_successor_takes_the_place_of_a_static_member_in_a_full_group() -> None:
+    context = GroupContext({"t6": 6}, DELAY | {"group.consumer.max.size": "2"})
+    context.join("g", NEW, ["t6"])
+    static, other = (ClassicConsumer(context, "g", name, ["t6"], instance=name) for name in ("i1", "i2"))
+    static.on_joined(static.join())
+    with pytest.raises(KafkaError) as caught:
+        other.join()
+    assert caught.value.error == Errors.GROUP_MAX_SIZE_REACHED
+    successor = ClassicConsumer(context, "g", "i1", ["t6"], instance="i1")
+    successor.on_joined(successor.join())
+    assert {member.member_id for member in context.describe("g").members} == {NEW, successor.member_id}
+
+
 def test_silent_consumer_member_brings_the_group_back(context: GroupContext) -> None:
     members = classic(context, 1)
     members[0].session_timeout_ms = 100_000

@@ -62,7 +62,7 @@ def join(
 ) -> CoordinatorResult[object]:
     """The member says what it subscribes to and owns, and is told its epoch as generation."""
     transition = MemberTransition(config, image, group, context.now_ms)
-    transition.check_size(request.member_id)
+    transition.check_size(request.member_id, request.group_instance_id)
     protocols = protocols_of(request)
     if config.group_consumer_migration_policy.lower() == "disabled":
         raise KafkaError(

@@ -55,10 +55,14 @@ class MemberTransition:
     def settings(self) -> GroupSettings:
         return GroupSettings(self.config, self.image, self.group.group_id)
 
-    def check_size(self, member_id: str) -> None:
-        """Raises GROUP_MAX_SIZE_REACHED for one more member than the group may have."""
+    def check_size(self, member_id: str, instance_id: str | None) -> None:
+        """Raises GROUP_MAX_SIZE_REACHED for one more member than the group may have.
+
+        A static member takes the place that its instance id has, so a full group has room for it. Kafka refuses it.
+        """
         group, limit = self.group, self.config.group_consumer_max_size
-        if len(group.members) >= limit and member_id not in group.members:
+        has_place = member_id in group.members or instance_id in group.static_members
+        if len(group.members) >= limit and not has_place:
             raise KafkaError(
                 Errors.GROUP_MAX_SIZE_REACHED, f"Group {group.group_id} has its maximum of {limit} members."
             )
@@ -69,7 +73,7 @@ class MemberTransition:
         Raises GROUP_MAX_SIZE_REACHED, and UNRELEASED_INSTANCE_ID while a member of the consumer protocol holds the
         instance id and a second one asks for it. A classic member asks with an id that is new, and fences the holder.
         """
-        self.check_size(member_id)
+        self.check_size(member_id, instance_id)
         group = self.group
         existing = group.static_member(instance_id) if instance_id is not None else None
         if existing is None:
