@@ -122,6 +122,8 @@ def test_epoch_rules(context: GroupContext) -> None:
         ({"instance": ""}, Errors.INVALID_REQUEST),
         ({"rack": " "}, Errors.INVALID_REQUEST),
         ({"rebalance_timeout_ms": -1}, Errors.INVALID_REQUEST),
+        ({"rebalance_timeout_ms": 0}, Errors.INVALID_REQUEST),
+        ({"rebalance_timeout_ms": -2}, Errors.INVALID_REQUEST),
         ({"owned": None}, Errors.INVALID_REQUEST),
         ({"owned": {"t3": [0]}}, Errors.INVALID_REQUEST),
         ({"names": None}, Errors.INVALID_REQUEST),
@@ -220,8 +222,6 @@ def test_most_common_assignor_wins_and_ties_follow_the_config(context: GroupCont
     assert context.describe("g").assignor_name == "uniform"
 
 
-def test_leave_hands_the_partitions_on(context: GroupContext) -> None:
-    context.join("g", A, ["t6"])
 def test_assignors_may_be_configured_by_the_names_of_kafkas_classes() -> None:
     package = "org.apache.kafka.coordinator.group.assignor"
     names = f"{package}.RangeAssignor,{package}.UniformAssignor"
@@ -235,6 +235,8 @@ def test_assignors_may_be_configured_by_the_names_of_kafkas_classes() -> None:
         context.join("g", B, ["t6"], assignor=f"{package}.RangeAssignor")
 
 
+def test_leave_hands_the_partitions_on(context: GroupContext) -> None:
+    context.join("g", A, ["t6"])
     context.join("g", B, ["t6"])
     left = context.heartbeat("g", A, -1)
     assert (left.member_id, left.member_epoch, left.heartbeat_interval_ms) == (A, -1, 0)
@@ -293,8 +295,6 @@ def test_group_is_full() -> None:
     assert context.join("g", A, ["t3"]).member_epoch == 2
 
 
-def test_group_configs_take_effect_at_the_next_heartbeat_and_stay_in_bounds() -> None:
-    context = GroupContext({"t3": 3}, {"group.consumer.min.session.timeout.ms": "10000"})
 def test_a_full_group_keeps_the_place_of_a_static_member_that_left_for_a_while() -> None:
     context = GroupContext({"t4": 4}, {"group.consumer.max.size": "2"})
     context.join("g", A, ["t4"], instance="i1")
@@ -309,6 +309,8 @@ def test_a_full_group_keeps_the_place_of_a_static_member_that_left_for_a_while()
         context.join("g", A, ["t4"], instance="i2")
 
 
+def test_group_configs_take_effect_at_the_next_heartbeat_and_stay_in_bounds() -> None:
+    context = GroupContext({"t3": 3}, {"group.consumer.min.session.timeout.ms": "10000"})
     context.join("g", A, ["t3"])
     context.group_configs["g"] = {"consumer.session.timeout.ms": "1", "consumer.heartbeat.interval.ms": "6000"}
     context.update_metadata(context.topics)

@@ -61,8 +61,8 @@ def validate_request(request: ConsumerGroupHeartbeatRequest, api_version: int, a
     if request.rack_id is not None and not request.rack_id.strip(_BLANK):
         raise _invalid("RackId can't be empty.")
     if epoch == JOIN_GROUP_EPOCH:
-        if request.rebalance_timeout_ms == -1:
-            raise _invalid("RebalanceTimeoutMs must be given by a member that joins.")
+        if request.rebalance_timeout_ms <= 0:
+            raise _invalid(f"RebalanceTimeoutMs {request.rebalance_timeout_ms} of a joining member must be above zero.")
         if request.topic_partitions is None or request.topic_partitions:
             raise _invalid("TopicPartitions must be an empty list for a member that joins.")
         if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
