@@ -79,7 +79,7 @@ def _assignment(
 
 
 def classic_group(group: ClassicGroup) -> DescribeGroupsResponse.DescribedGroup:
-    """DescribeGroups: metadata and assignments are shown only of a complete generation."""
+    """DescribeGroups: metadata is shown only of a complete generation, the last assignments always (Kafka 4.3.1)."""
     stable = group.state is GroupState.STABLE
     return DescribeGroupsResponse.DescribedGroup(
         group_id=group.group_id,
@@ -93,7 +93,7 @@ def classic_group(group: ClassicGroup) -> DescribeGroupsResponse.DescribedGroup:
                 client_id=member.client_id,
                 client_host=member.client_host,
                 member_metadata=member.metadata(group.protocol) if stable else b"",
-                member_assignment=member.assignment if stable else b"",
+                member_assignment=b"" if member.is_assignment_withdrawn else member.assignment,
             )
             for member in group.members.values()
         ],

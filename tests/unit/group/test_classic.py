@@ -8,11 +8,12 @@ from functools import partial
 
 import pytest
 
+from kcoord.coordinator.group.classic import consumer_protocol
 from kcoord.coordinator.result import TimerKey
 from protocol.errors import Errors, KafkaError
 from protocol.messages import DescribeGroupsResponse, JoinGroupRequest, JoinGroupResponse, SyncGroupResponse
 from tests.unit.group.classic_members import ClassicConsumer, answered, settle, subscription
-from tests.unit.group.group_context import GroupContext, Waiting
+from tests.unit.group.group_context import Assigned, GroupContext, Waiting
 
 DELAY = {"group.initial.rebalance.delay.ms": "0", "group.min.session.timeout.ms": "500"}
 
@@ -363,6 +364,40 @@ def test_a_subscription_is_read_as_version_zero_to_learn_its_topics(
     context.restart()
     group = context.shard._groups["g"]
     assert (group.is_subscribed_to("t6"), group.is_subscribed_to("t3")) == (True, is_protected)
+
+
+def test_assignments_are_described_while_the_group_rebalances(context: GroupContext) -> None:
+    """Apache Kafka 4.3.1 answered the same dialogue like this: metadata only if Stable, the last assignments always."""
+
+    def shown() -> tuple[str, list[bool], list[Assigned]]:
+        group = describe(context, "g")
+        assignments = [consumer_protocol.read_assignment(member.member_assignment) for member in group.members]
+        by_name = [{t.topic: t.partitions for t in one.assigned_partitions} if one else {} for one in assignments]
+        return group.group_state, [bool(member.member_metadata) for member in group.members], by_name
+
+    first, second, third = consumers(context, 3)
+    settle(context, [first], {"t6": 6})
+    everything = {"t6": [0, 1, 2, 3, 4, 5]}
+    assert shown() == ("Stable", [True], [everything])
+    joining = second.join()
+    assert shown() == ("PreparingRebalance", [False] * 2, [everything, {}])
+    first.on_joined(first.join())
+    second.on_joined(joining)
+    assert shown() == ("CompletingRebalance", [False] * 2, [everything, {}])
+    second.sync()
+    assert shown() == ("CompletingRebalance", [False] * 2, [everything, {}])
+    joining = third.join()
+    assert shown() == ("PreparingRebalance", [False] * 3, [{}, {}, {}])
+    again = second.join()
+    first.on_joined(first.join())
+    second.on_joined(again)
+    third.on_joined(joining)
+    assert shown() == ("CompletingRebalance", [False] * 3, [{}, {}, {}])
+    plan: dict[str, Assigned] = {first.member_id: {"t6": [0]}, second.member_id: {"t6": [1]}, third.member_id: {}}
+    first.on_synced(first.sync(plan))
+    assert shown() == ("Stable", [True] * 3, [{"t6": [0]}, {"t6": [1]}, {}])
+    third.leave()
+    assert shown() == ("PreparingRebalance", [False] * 2, [{"t6": [0]}, {"t6": [1]}])
 
 
 def test_no_consumer_group_is_described_by_an_empty_id(context: GroupContext) -> None:

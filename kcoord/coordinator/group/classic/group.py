@@ -300,6 +300,7 @@ class ClassicGroup:
                 [(value.protocol or "", stored.subscription)],
             )
             member.assignment = stored.assignment
+            member.is_assignment_withdrawn = False
             self.add(member)
         self.leader = value.leader
         self._state = GroupState.STABLE if self.members else GroupState.EMPTY

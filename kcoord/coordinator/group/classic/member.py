@@ -28,6 +28,8 @@ class ClassicMember:
     join_token: Hashable = None
     sync_token: Hashable = None
     is_new: bool = False
+    is_assignment_withdrawn: bool = False
+    """A rebalance began again before the leader sent the next assignments. DescribeGroups shows none until then."""
 
     @property
     def is_static(self) -> bool:

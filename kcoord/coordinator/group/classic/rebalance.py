@@ -188,6 +188,7 @@ class Rebalance:
         it, which counts where the group is converted to the consumer protocol (Kafka forgets it).
         """
         for member in self.group.members.values():
+            member.is_assignment_withdrawn = True
             token, member.sync_token = member.sync_token, None
             self.complete(token, SyncGroupResponse(error_code=error))
 
