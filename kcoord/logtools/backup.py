@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from kcoord.logtools.copying import copy_file, copy_range, remove_tree
+from kcoord.logtools.copying import copy_file, copy_range, new_folder
 from kcoord.logtools.folders import Partition, SegmentFile, is_metadata_topic, partitions_in, segments_in
 from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord.storage.checkpoints import (
@@ -25,7 +25,7 @@ from kcoord.storage.checkpoints import (
     write_offset_checkpoint,
 )
 from kcoord.storage.errors import MalformedCheckpointError, StorageError
-from kcoord.storage.file_system import File, FileSystem, join, make_durable_dirs, parent
+from kcoord.storage.file_system import File, FileSystem, join, parent
 from kcoord.storage.log_dir import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, META_PROPERTIES_FILE, PARTITION_METADATA_FILE
 from kcoord.storage.recovery import SWAP_SUFFIX
 from kcoord.storage.scan import Damage, DamageKind, find_batch, walk
@@ -34,7 +34,6 @@ from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
 from kcoord.storage.worker_checkpoints import WORKERS_FOLDER, read_merged_checkpoint
 from kcoord.topics.producer_files import SNAPSHOT_SUFFIX, TRANSACTION_INDEX_SUFFIX
 
-INCOMPLETE_SUFFIX: Final = ".incomplete"
 _ATTEMPTS: Final = 100
 _CHECKPOINTS: Final = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE)
 _FIRST_TOPICS: Final = (TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC)
@@ -58,27 +57,15 @@ class Backup:
         self._fs = fs
         self._source = source
         self._target = target
-        self._building = target + INCOMPLETE_SUFFIX
+        self._building = ""
         self._wait = wait
         self.report = BackupReport()
 
     def run(self) -> BackupReport:
-        fs = self._fs
-        for path in (self._target, self._building):
-            if fs.exists(path) and (path == self._building or fs.list_dir(path)):
-                raise StorageError(f"{path}: is there already; a backup makes a new folder")
-        if not fs.exists(join(self._source, META_PROPERTIES_FILE)):
+        if not self._fs.exists(join(self._source, META_PROPERTIES_FILE)):
             raise StorageError(f"{self._source}: this is no data folder: it has no {META_PROPERTIES_FILE}")
-        make_durable_dirs(fs, self._building)
-        try:
+        with new_folder(self._fs, self._target, "a backup") as self._building:
             self._build()
-        except BaseException:
-            remove_tree(fs, self._building)
-            raise
-        if fs.exists(self._target):
-            fs.remove_dir(self._target)
-        fs.rename(self._building, self._target)
-        fs.sync_dir(parent(self._target))
         return self.report
 
     def _build(self) -> None:

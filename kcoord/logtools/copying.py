@@ -1,13 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of files, durable when they are done."""
+"""Copies of files, durable when they are done, and new folders that appear when they are complete."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from kcoord.storage.file_system import File, FileSystem, join, write_all
+from kcoord.storage.errors import StorageError
+from kcoord.storage.file_system import File, FileSystem, join, make_durable_dirs, parent, write_all
 
+INCOMPLETE_SUFFIX: Final = ".incomplete"
 _CHUNK_BYTES: Final = 1 << 20
+
+
+@contextmanager
+def new_folder(fs: FileSystem, target: str, what: str) -> Iterator[str]:
+    """Gives a folder to build in, which becomes `target` at the end of the block. If the block raises, nothing is left.
+
+    A `target` that already holds something is refused, and so is the rest of an earlier run that was killed.
+    """
+    building = target + INCOMPLETE_SUFFIX
+    for path in (target, building):
+        if fs.exists(path) and (path == building or fs.list_dir(path)):
+            raise StorageError(f"{path}: is there already; {what} makes a new folder")
+    make_durable_dirs(fs, building)
+    try:
+        yield building
+    except BaseException:
+        remove_tree(fs, building)
+        raise
+    if fs.exists(target):
+        fs.remove_dir(target)
+    fs.rename(building, target)
+    fs.sync_dir(parent(target))
 
 
 def copy_file(fs: FileSystem, source: str, target: str) -> int:

@@ -17,7 +17,7 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.coordinator.runtime.serde import CoordinatorSerde, MetadataSerde
 from kcoord.coordinator.service import partition_for
-from kcoord.logtools.copying import remove_tree
+from kcoord.logtools.copying import new_folder
 from kcoord.logtools.decode import TRANSACTION_RECORDS, group_id_of
 from kcoord.logtools.folders import FolderReader, NoLogsError, Partition, partitions_at
 from kcoord.logtools.import_metadata import MetadataImport
@@ -30,7 +30,7 @@ from kcoord.metadata.image import CLUSTER_METADATA_TOPIC
 from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord.storage.checkpoints import LOG_START_OFFSET_FILE, read_offset_checkpoint, read_properties
 from kcoord.storage.errors import StorageError
-from kcoord.storage.file_system import FileSystem, join, make_durable_dirs, parent
+from kcoord.storage.file_system import FileSystem, join, parent
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import META_PROPERTIES_FILE, Identity, LogDir
 from kcoord.storage.segment import LogConfig
@@ -39,7 +39,6 @@ from protocol.messages import TransactionLogKey, TransactionLogValue
 from protocol.record_batch import Record, decode_header, encode_batch, encode_batch_from_parts
 from protocol.uuid import uuid_from_string, uuid_to_string
 
-INCOMPLETE_SUFFIX: Final = ".incomplete"
 _BATCH_RECORDS: Final = 500
 _PREPARE_COMMIT: Final = 2
 _COMPLETE: Final = (0, 4, 5, 6)
@@ -75,7 +74,6 @@ class LogImport:
         self._fs = fs
         self._config = config
         self._target = target
-        self._building = target + INCOMPLETE_SUFFIX
         self._now_ms = now_ms
         self._new_uuid = new_uuid
         self._serde = CoordinatorSerde()
@@ -87,33 +85,23 @@ class LogImport:
     def run(self, sources: Iterable[str]) -> ImportReport:
         sources = list(sources)
         partitions = self._find(sources)
-        for path in (self._target, self._building):
-            if self._fs.exists(path) and (path == self._building or self._fs.list_dir(path)):
-                raise StorageError(f"{path}: is there already; an import makes a new folder")
         metadata = self._source_metadata(partitions)
         prepared = self._prepared_producers(partitions)
         identity = Identity(self._cluster_id(sources), self._config.node_id, uuid_to_string(self._new_uuid()))
-        make_durable_dirs(self._fs, self._building)
-        try:
-            self._build(identity, partitions, metadata, prepared, sources)
-        except BaseException:
-            remove_tree(self._fs, self._building)
-            raise
-        if self._fs.exists(self._target):
-            self._fs.remove_dir(self._target)
-        self._fs.rename(self._building, self._target)
-        self._fs.sync_dir(parent(self._target))
+        with new_folder(self._fs, self._target, "an import") as building:
+            self._build(building, identity, partitions, metadata, prepared, sources)
         return self.report
 
     def _build(
         self,
+        building: str,
         identity: Identity,
         partitions: list[Partition],
         metadata: SourceMetadata | None,
         prepared: dict[int, int],
         sources: list[str],
     ) -> None:
-        log_dir = LogDir.open(self._fs, self._building, identity)
+        log_dir = LogDir.open(self._fs, building, identity)
         try:
             self._import_groups(log_dir, partitions, prepared)
             made = self._import_metadata(log_dir, metadata)
@@ -143,10 +131,7 @@ class LogImport:
             return None
         metadata = read_metadata(self._fs, folder)
         self.report.from_metadata = True
-        for name in ("AccessControlEntryRecord", "ClientQuotaRecord", "UserScramCredentialRecord"):
-            if metadata.records[name]:
-                self.report.skipped[name] += metadata.records[name]
-        self.report.skipped.update(metadata.unknown)
+        self.report.skipped.update(metadata.left_out())
         return metadata
 
     def _prepared_producers(self, partitions: list[Partition]) -> dict[int, int]:

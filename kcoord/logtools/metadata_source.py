@@ -25,6 +25,7 @@ from protocol.messages import (
 )
 from protocol.record_batch import decode_header, decode_records
 
+_NOT_SERVED = ("AccessControlEntryRecord", "ClientQuotaRecord", "UserScramCredentialRecord")
 _SNAPSHOT = re.compile(r"[0-9]{20}-[0-9]{10}\.checkpoint")
 
 
@@ -35,6 +36,10 @@ class SourceMetadata:
     image: MetadataImage
     records: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
+
+    def left_out(self) -> Counter[str]:
+        """What the image has no place for: the counts of records."""
+        return Counter({name: self.records[name] for name in _NOT_SERVED if self.records[name]}) + self.unknown
 
 
 def read_metadata(fs: FileSystem, folder: str) -> SourceMetadata:

@@ -59,7 +59,7 @@ def merge_worker_checkpoints(file_system: FileSystem, path: str) -> int:
     """Takes over what workers of an earlier run knew, and removes their folders. DirectoryLockedError where one of them
     still runs. Returns how many bytes their journals gave the logs.
     """
-    folders = _worker_folders(file_system, path)
+    folders = worker_folders(file_system, path)
     locks = []
     try:
         for folder in folders:
@@ -86,7 +86,7 @@ def restore_journals(file_system: FileSystem, path: str) -> int:
     """Gives the logs what an earlier run has left in journals, before somebody changes them without opening the folder.
     Nobody may be using it. Returns how many bytes that were.
     """
-    folders = [path, *_worker_folders(file_system, path)]
+    folders = [path, *worker_folders(file_system, path)]
     return sum(restore(file_system, path, join(folder, JOURNAL_FILE)) for folder in folders)
 
 
@@ -106,7 +106,7 @@ def read_merged_checkpoint(file_system: FileSystem, path: str, name: str) -> dic
     MalformedCheckpointError where the folder's own is damaged.
     """
     # The workers' first: whoever merges them meanwhile writes the folder's before they go.
-    files = [join(folder, name) for folder in _worker_folders(file_system, path)]
+    files = [join(folder, name) for folder in worker_folders(file_system, path)]
     present = [file for file in files if file_system.exists(file)]
     found: dict[TopicPartition, int] = {}
     for file in present:
@@ -119,7 +119,8 @@ def read_merged_checkpoint(file_system: FileSystem, path: str, name: str) -> dic
     return {key: offset for key, offset in merged.items() if offset > 0 or key not in found or name in _ZERO_MATTERS}
 
 
-def _worker_folders(file_system: FileSystem, path: str) -> list[str]:
+def worker_folders(file_system: FileSystem, path: str) -> list[str]:
+    """The folders of workers that use the data folder, or that ended without being merged."""
     parent = join(path, WORKERS_FOLDER)
     try:
         return [join(parent, name) for name in file_system.list_dir(parent) if name.isdecimal()]
