@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord log`: dump, verify, repair, import and back up the log folders of brokers, Kafka's and ours.
+"""`kcoord log`: dump, verify, repair, import, export and back up the log folders of brokers, Kafka's and ours.
 
 Exit codes: 0 done and sound, 1 damage found or the work failed, 2 a wrong command line.
 """
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from collections import Counter
 
     from kcoord.logtools.decode import Json
+    from kcoord.logtools.export_logs import ExportReport
     from kcoord.logtools.findings import Finding
     from kcoord.logtools.import_logs import ImportReport
 
 _TABLE_ROWS = 1000
 """A table is printed in pieces of so many rows: the columns of a piece are aligned, and memory is bounded."""
 _WIDEST_CELL = 160
+_HIGHEST_NODE_ID = 2**31 - 1
 _BACKUP_WAIT_SECONDS = 0.05
 
 
@@ -58,6 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_verify(commands)
     _add_repair(commands)
     _add_import(commands)
+    _add_export(commands)
     _add_backup(commands)
     return parser
 
@@ -342,6 +345,60 @@ def _import_lines(report: ImportReport) -> Iterator[tuple[str, int]]:
 
 def _counted(title: str, counts: Counter[str]) -> Iterable[tuple[str, int]]:
     return [(f"{title}: {name}", count) for name, count in sorted(counts.items())]
+
+
+# --- export -----------------------------------------------------------------------------------------------------------
+
+
+def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "export",
+        help="make a folder that Apache Kafka starts on from the data folder of a stopped broker",
+        description="Topics with their ids, configs and data, groups, offsets and transactions go along. "
+        "The source is not changed.",
+    )
+    parser.add_argument("source", type=_folder, metavar="DATA_DIR", help="the data folder")
+    parser.add_argument("destination", type=_folder, metavar="NEW_LOG_DIR", help="a new folder, Kafka's log.dirs")
+    parser.add_argument("--node-id", type=_node_id, default=1, metavar="N", help="Kafka's node.id (default: 1)")
+    _format_option(parser)
+    parser.set_defaults(run=_export)
+
+
+def _node_id(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= _HIGHEST_NODE_ID:
+        raise ValueError
+    return number
+
+
+def _export(options: argparse.Namespace) -> int:
+    from kcoord.logtools.export_logs import LogExport
+    from kcoord.storage.file_system import RealFileSystem
+
+    work = LogExport(RealFileSystem(), options.source, options.destination, options.node_id, now_ms(), new_uuid)
+    report = work.run()
+    lines = list(_export_lines(report))
+    if options.format == "json":
+        print(json.dumps(dict(lines) | {"notes": report.notes}))
+        return 0
+    print(format_table(("WHAT", "COUNT"), lines))
+    for note in report.notes:
+        print(f"note: {note}")
+    print(
+        f"{options.destination} is ready: start Kafka with log.dirs={options.destination}, node.id={options.node_id} "
+        "and process.roles=broker,controller, without formatting it"
+    )
+    return 0
+
+
+def _export_lines(report: ExportReport) -> Iterator[tuple[str, int]]:
+    for group_type, count in sorted(report.groups.items()):
+        yield f"{group_type} groups", count
+    yield "committed offsets", report.offsets
+    yield "topics", report.topics
+    yield "partitions of them", report.partitions
+    yield "partitions with data", report.copied_partitions
+    yield from _counted("left out", report.skipped)
 
 
 # --- backup -----------------------------------------------------------------------------------------------------------

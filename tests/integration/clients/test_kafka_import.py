@@ -8,87 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from kcoord.cli import main
 from tests.support.confluent import PolledConsumer, produce
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_jars import KafkaJars
 from tests.support.kcoord_process import FAST, KcoordProcess
+from tests.support.migration import descriptions, read_committed, use_everything
 
 pytestmark = pytest.mark.java
-
-QUIET = {"log_level": 0}
-
-
-def transaction(address: str, transactional_id: str, offset: int, end: str) -> Producer:
-    """Writes to `out` and commits `offset` of orders-0 for the group `in-transactions`; `end` names what follows."""
-    producer = Producer({"bootstrap.servers": address, "transactional.id": transactional_id, **QUIET})
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    producer.produce("out", f"{transactional_id}:{offset}".encode())
-    consumer = Consumer({"bootstrap.servers": address, "group.id": "in-transactions", **QUIET})
-    metadata = consumer.consumer_group_metadata()
-    producer.send_offsets_to_transaction([TopicPartition("orders", 0, offset)], metadata, 30)
-    consumer.close()
-    # An abort would drop what was not sent yet.
-    producer.flush(30)
-    if end == "commit":
-        producer.commit_transaction(30)
-    elif end == "abort":
-        producer.abort_transaction(30)
-    return producer
-
-
-def use(address: str) -> Producer:
-    """Topics, groups of each kind, transactions of each outcome. The producer that is returned has one open."""
-    admin = AdminClient({"bootstrap.servers": address, **QUIET})
-    topics = [NewTopic("orders", 3, 1, config={"retention.ms": "3600000"}), NewTopic("out", 1, 1)]
-    for future in admin.create_topics(topics).values():
-        future.result(20)
-    produce(address, "orders", 3, 20)
-    with PolledConsumer(address, "readers", ["orders"], commit_each=True) as member:
-        member.wait_for(60)
-    with PolledConsumer(address, "static-readers", ["orders"], commit_each=True, instance_id="one") as member:
-        member.wait_for(60)
-    with PolledConsumer(address, "classic-readers", ["orders"], commit_each=True, classic="range") as member:
-        member.wait_for(60)
-    simple = Consumer({"bootstrap.servers": address, "group.id": "simple", "enable.auto.commit": False, **QUIET})
-    simple.commit(offsets=[TopicPartition("orders", 1, 5, metadata="nötig")], asynchronous=False)
-    simple.close()
-    transaction(address, "first", 7, "commit")
-    transaction(address, "second", 9, "abort")
-    return transaction(address, "third", 11, "nothing")
-
-
-def descriptions(jars: KafkaJars, address: str) -> dict[str, list[str]]:
-    """What Kafka's tools say, without what differs between two brokers."""
-    server = ("--bootstrap-server", address)
-    groups = jars.tool("consumer-groups", *server, "--describe", "--all-groups")
-    states = jars.tool("consumer-groups", *server, "--describe", "--all-groups", "--state")
-    topics = jars.tool("topics", *server, "--describe", "--exclude-internal")
-    return {
-        "offsets": sorted(line for line in groups.splitlines() if " orders " in line),
-        "states": sorted(
-            re.sub(r"127.0.0.1:\d+ +\(1\)", "", line) for line in states.splitlines() if "127.0.0.1" in line
-        ),
-        "topics": sorted(re.sub(r",?min.insync.replicas=1", "", line) for line in topics.splitlines()),
-    }
-
-
-def read_committed(address: str, topic: str, count: int) -> list[bytes]:
-    consumer = Consumer({"bootstrap.servers": address, "group.id": "looks-on", "isolation.level": "read_committed"})
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    values = []
-    for message in consumer.consume(count + 1, 5):
-        assert message.error() is None
-        value = message.value()
-        assert value is not None
-        values.append(value)
-    consumer.close()
-    return values
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +41,7 @@ def kafka(jars: KafkaJars, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def test_groups_offsets_topics_and_data_are_served_as_kafka_served_them(
     kafka: KafkaBroker, jars: KafkaJars, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pending = use(kafka.address)
+    pending = use_everything(kafka.address)
     before = descriptions(jars, kafka.address)
     kafka.stop()
     assert main(["log", "verify", str(kafka.data)]) == 0

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a folder that Apache Kafka 4.3.1 starts on from the data folder of a stopped broker.
+
+All log files are copied, with what journals hold for them, and every batch is checked. Group records, transactions and
+topic data stay as they are, since they are Kafka's own records. The metadata log is written anew, for one broker.
+The folder appears under its name when it is complete.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Final
+
+from kcoord.coordinator.runtime.serde import MetadataSerde
+from kcoord.logtools.copying import copy_file, new_folder
+from kcoord.logtools.export_metadata import MetadataExport
+from kcoord.logtools.folders import Partition, is_metadata_topic, partitions_in
+from kcoord.logtools.metadata_source import read_metadata
+from kcoord.logtools.replay_check import replay_folder
+from kcoord.metadata.image import CLUSTER_METADATA_TOPIC, MetadataImage
+from kcoord.storage.checkpoints import LOCK_FILE, LOG_START_OFFSET_FILE, read_properties
+from kcoord.storage.errors import MetaPropertiesError, StorageError
+from kcoord.storage.file_system import FileSystem, join
+from kcoord.storage.handover import HANDOVER_FILE, read_handover
+from kcoord.storage.journal import JOURNAL_FILE, restore
+from kcoord.storage.log import Log
+from kcoord.storage.log_dir import META_PROPERTIES_FILE, Identity, LogDir
+from kcoord.storage.segment import LogConfig
+from kcoord.storage.snapshot import SNAPSHOT_FILE
+from kcoord.storage.worker_checkpoints import read_merged_checkpoint, worker_folders
+from kcoord.topics import open_log
+from kcoord.topics.partition_files import PartitionFiles
+from protocol.record_batch import encode_batch_from_parts
+from protocol.uuid import uuid_from_string, uuid_to_string
+
+_BATCH_RECORDS: Final = 500
+_METADATA_EPOCH: Final = 1
+_METADATA_TOPIC_ID: Final = (1).to_bytes(16, "big")
+_LEFT_OUT: Final = (SNAPSHOT_FILE, HANDOVER_FILE)
+"""Files of a partition that are made from its log, and that Kafka does not have."""
+
+
+@dataclass(slots=True)
+class ExportReport:
+    """What is in the new folder, and what is not."""
+
+    groups: Counter[str] = field(default_factory=Counter)
+    """By type."""
+    offsets: int = 0
+    topics: int = 0
+    partitions: int = 0
+    copied_partitions: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+
+class LogExport:
+    """Exports `source` to `target`. `node_id` is the `node.id` that Kafka is to be started with."""
+
+    def __init__(
+        self, fs: FileSystem, source: str, target: str, node_id: int, now_ms: int, new_uuid: Callable[[], bytes]
+    ) -> None:
+        self._fs = fs
+        self._source = source
+        self._target = target
+        self._node_id = node_id
+        self._now_ms = now_ms
+        self._new_uuid = new_uuid
+        self.report = ExportReport()
+
+    def run(self) -> ExportReport:
+        """Raises StorageError or OSError, which name file and reason, if the source is in use, damaged or no data
+        folder, or if the target holds something. The source is not changed, and no part of a target is left.
+        """
+        source_node_id, identity = self._identity()
+        with ExitStack() as locks:
+            self._lock_source(locks)
+            with new_folder(self._fs, self._target, "an export") as building:
+                try:
+                    self._build(building, source_node_id, identity)
+                except StorageError as error:
+                    # What is wrong in a copy is wrong in its original, which is the file that is still there.
+                    raise StorageError(str(error).replace(building, self._source)) from error
+        return self.report
+
+    def _identity(self) -> tuple[int, Identity]:
+        """The source's node id, and the identity of the new folder, which keeps cluster and directory."""
+        path = join(self._source, META_PROPERTIES_FILE)
+        properties = read_properties(self._fs, path)
+        if properties is None:
+            raise StorageError(f"{self._source}: this is no data folder: it has no {META_PROPERTIES_FILE}")
+        cluster_id, node_id = properties.get("cluster.id"), properties.get("node.id", "")
+        if not cluster_id or not node_id.isdecimal():
+            raise MetaPropertiesError(f"{path}: cluster.id or node.id is missing or malformed")
+        directory_id = properties.get("directory.id") or uuid_to_string(self._new_uuid())
+        return int(node_id), Identity(cluster_id, self._node_id, directory_id)
+
+    def _lock_source(self, locks: ExitStack) -> None:
+        """Takes the locks that a broker and its workers hold while they run. A lock file that is missing is not made:
+        nobody holds it.
+        """
+        for folder in (self._source, *worker_folders(self._fs, self._source)):
+            lock = join(folder, LOCK_FILE)
+            if self._fs.exists(lock):
+                try:
+                    locks.callback(self._fs.lock(lock).release)
+                except OSError as error:
+                    # No broker runs in a file system that is mounted for reading only, and no lock can be taken there.
+                    if error.errno != errno.EROFS:
+                        raise
+
+    # --- logs ---------------------------------------------------------------------------------------------------------
+
+    def _build(self, building: str, source_node_id: int, identity: Identity) -> None:
+        starts = self._copy(building)
+        log_dir = LogDir.open(self._fs, building, identity)
+        try:
+            self._open(log_dir, CLUSTER_METADATA_TOPIC, 0).close()
+            metadata = read_metadata(self._fs, log_dir.partition_path(CLUSTER_METADATA_TOPIC, 0))
+            self.report.skipped += metadata.left_out()
+            for topic, number in log_dir.partitions():
+                if topic != CLUSTER_METADATA_TOPIC:
+                    self._settle(log_dir, topic, number, metadata.image, starts.get((topic, number), 0))
+            self._write_metadata(log_dir, metadata.image, source_node_id)
+        finally:
+            log_dir.close()
+        self._count(building)
+
+    def _copy(self, building: str) -> dict[tuple[str, int], int]:
+        """Copies every partition with what journals hold for it. Returns the start offsets of logs that were moved."""
+        fs = self._fs
+        partitions = partitions_in(fs, self._source)
+        if not any(is_metadata_topic(partition.topic) for partition in partitions):
+            raise StorageError(f"{self._source}: {CLUSTER_METADATA_TOPIC}-0 is missing, which says what the topics are")
+        starts = read_merged_checkpoint(fs, self._source, LOG_START_OFFSET_FILE) or {}
+        for partition in partitions:
+            self._copy_partition(partition, join(building, partition.name))
+            handover = read_handover(fs, partition.path)
+            if handover is not None:
+                starts[partition.topic, partition.number] = handover.start_offset
+        for folder in (self._source, *worker_folders(fs, self._source)):
+            journal = join(folder, JOURNAL_FILE)
+            if fs.exists(journal):
+                copy_file(fs, journal, join(building, JOURNAL_FILE))
+                restore(fs, building, join(building, JOURNAL_FILE))
+        return starts
+
+    def _copy_partition(self, partition: Partition, folder: str) -> None:
+        self._fs.make_dirs(folder)
+        for name in self._fs.list_dir(partition.path):
+            if name not in _LEFT_OUT:
+                copy_file(self._fs, join(partition.path, name), join(folder, name))
+        self._fs.sync_dir(folder)
+
+    def _open(self, log_dir: LogDir, topic: str, number: int) -> Log:
+        """Checks every batch, since the new folder has no checkpoint that would spare it."""
+        log = log_dir.open_log(topic, number, LogConfig(), self._now_ms)
+        self.report.notes += [
+            f"{cut.file}: {cut.lost_bytes} torn bytes at position {cut.position} were left out: {cut.reason}"
+            for cut in log.recovery_report.cuts
+        ]
+        return log
+
+    def _settle(self, log_dir: LogDir, topic: str, number: int, image: MetadataImage, start_offset: int) -> None:
+        """Gives a partition the files from which Kafka's start knows what is in the log."""
+        files = PartitionFiles(self._fs, log_dir.partition_path(topic, number))
+        topic_id = image.topics[topic].id if image.partition(topic, number) is not None else None
+        if topic_id is None or files.topic_id() not in (None, topic_id):
+            self.report.skipped[f"folder {topic}-{number}: the metadata does not know it"] += 1
+            log_dir.remove_folder(files.directory)
+            return
+        log = self._open(log_dir, topic, number)
+        log.advance_start_offset(min(max(start_offset, log.start_offset), log.end_offset))
+        files.create(topic_id)
+        opened = open_log.load(log, files, self._now_ms)
+        # Without a snapshot Kafka's start after an orderly stop would forget producers and their open transactions.
+        files.store_snapshot(log.end_offset, list(opened.producers.entries.values()))
+        self.report.copied_partitions += 1
+
+    # --- metadata -----------------------------------------------------------------------------------------------------
+
+    def _write_metadata(self, log_dir: LogDir, image: MetadataImage, source_node_id: int) -> None:
+        maker = MetadataExport(self._node_id, source_node_id, uuid_from_string(log_dir.identity.directory_id))
+        made = maker.from_image(image)
+        self.report.skipped += maker.skipped
+        self.report.notes += maker.notes
+        log_dir.delete_partitions([(CLUSTER_METADATA_TOPIC, 0, self._new_uuid().hex())])
+        log_dir.remove_deleted()
+        PartitionFiles(self._fs, log_dir.partition_path(CLUSTER_METADATA_TOPIC, 0)).create(_METADATA_TOPIC_ID)
+        log = log_dir.open_log(CLUSTER_METADATA_TOPIC, 0, LogConfig(), self._now_ms)
+        serde = MetadataSerde()
+        for start in range(0, len(made), _BATCH_RECORDS):
+            pairs = [serde.serialize(record) for record in made[start : start + _BATCH_RECORDS]]
+            batch = encode_batch_from_parts(pairs, self._now_ms, log.end_offset, partition_leader_epoch=_METADATA_EPOCH)
+            log.append(batch, now_ms=self._now_ms)
+        log_dir.write_leader_epochs(CLUSTER_METADATA_TOPIC, 0, [(_METADATA_EPOCH, 0)])
+
+    def _count(self, building: str) -> None:
+        """Reads the whole result again."""
+        replayed = replay_folder(self._fs, building)
+        if replayed.problems:
+            raise StorageError(f"{building}: {replayed.problems[0]}")
+        self.report.groups = replayed.groups
+        self.report.offsets = replayed.offsets
+        self.report.topics = len(replayed.image.topics)
+        self.report.partitions = sum(len(topic.partitions) for topic in replayed.image.topics.values())

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord log export`: a real Kafka 4.3.1 starts on the folder, and serves what was served here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from kcoord.cli import main
+from tests.integration.clients.conftest import StartBroker
+from tests.support.confluent import PolledConsumer, produce
+from tests.support.kafka_broker import KafkaBroker
+from tests.support.kafka_jars import KafkaJars
+from tests.support.migration import QUIET, descriptions, read_committed, use_everything
+
+pytestmark = pytest.mark.java
+
+DECODERS = {
+    "__cluster_metadata": "--cluster-metadata-decoder",
+    "__consumer_offsets": "--offsets-decoder",
+    "__transaction_state": "--transaction-log-decoder",
+    "orders": "--print-data-log",
+    "out": "--print-data-log",
+}
+
+
+def bytes_of(folder: Path) -> dict[str, str]:
+    """A digest of every file."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def group_config(jars: KafkaJars, address: str) -> str:
+    server = ("--bootstrap-server", address)
+    return jars.tool("configs", *server, "--describe", "--entity-type", "groups", "--entity-name", "readers")
+
+
+def check_files(jars: KafkaJars, data: Path) -> None:
+    """Kafka's kafka-dump-log reads every log of the folder."""
+    for topic, decoder in DECODERS.items():
+        logs = sorted(data.glob(f"{topic}-*/*.log"))
+        text = jars.tool("dump-log", decoder, "--deep-iteration", "--files", ",".join(map(str, logs)))
+        assert text.count("isvalid: true") > 0, topic
+        assert "isvalid: false" not in text and "Exception" not in text, text
+    snapshots = ",".join(map(str, data.glob("*/*.snapshot")))
+    text = jars.tool("dump-log", "--files", snapshots)
+    assert "producerId: " in text and "Exception" not in text, text
+
+
+def test_kafka_serves_topics_groups_offsets_and_data_of_the_folder(
+    start_broker: StartBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jars = KafkaJars()
+    # A static member that is away still belongs to its group when Kafka has started.
+    broker = start_broker(group_consumer_session_timeout_ms="45000", transaction_state_log_num_partitions="2")
+    pending = use_everything(broker.address)
+    interval = ["--add-config", "consumer.heartbeat.interval.ms=4000"]
+    server = ("--bootstrap-server", broker.address)
+    jars.tool("configs", *server, "--alter", "--entity-type", "groups", "--entity-name", "readers", *interval)
+    before = descriptions(jars, broker.address)
+    configs = group_config(jars, broker.address)
+    assert "consumer.heartbeat.interval.ms=4000" in configs
+    assert broker.stop() == 0
+    source = bytes_of(broker.data)
+    folder = tmp_path / "kafka"
+    command = ["log", "export", str(broker.data), str(folder / "logs"), "--format", "json"]
+    assert main(command) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["topics"], report["consumer groups"], report["notes"]) == (4, 2, [])
+    assert bytes_of(broker.data) == source
+    check_files(jars, folder / "logs")
+    kafka = KafkaBroker(jars, folder, group_min_session_timeout_ms="1000")
+    try:
+        after = descriptions(jars, kafka.address)
+        for what, lines in before.items():
+            assert after[what] == lines, what
+        assert "consumer.heartbeat.interval.ms=4000" in group_config(jars, kafka.address)
+        check_use(kafka.address)
+    finally:
+        pending.purge()
+        kafka.stop()
+    log = (folder / "kafka.log").read_text()
+    assert " ERROR " not in log, log
+
+
+def check_use(address: str) -> None:
+    """Groups go on from where they were, and the transaction that was open can be ended."""
+    fenced = Producer({"bootstrap.servers": address, "transactional.id": "third", **QUIET})
+    fenced.init_transactions(30)
+    assert read_committed(address, "out", 1) == [b"first:7"]
+    produce(address, "orders", 3, 1)
+    for group_id, classic in (("readers", None), ("classic-readers", "range")):
+        with PolledConsumer(address, group_id, ["orders"], commit_each=True, classic=classic) as resumed:
+            resumed.wait_for(3)
+            assert sorted(resumed.seen) == [("orders", number, 20) for number in range(3)]
+        committed = Consumer({"bootstrap.servers": address, "group.id": group_id, **QUIET})
+        asked = [TopicPartition("orders", number) for number in range(3)]
+        assert [each.offset for each in committed.committed(asked, 20)] == [21, 21, 21]
+        committed.close()
