@@ -33,7 +33,7 @@ class CoordinatorRecord:
     """One record of a state machine's log; `value` None is a tombstone, `key` None is usual in the metadata log alone.
 
     `value_version` is the version in which `value` is written. `reason` says, in a record header, why a tombstone was
-    written; replay does not see it. A record with a `producer` is part of that producer's
+    written; replay uses it for metrics only. A record with a `producer` is part of that producer's
     transaction: it counts once the transaction's marker, itself such a record, says that it was committed.
     """
 

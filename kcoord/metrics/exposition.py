@@ -27,6 +27,26 @@ GROUPS = "kafka_group_coordinator_metrics"
 RUNTIME = "kafka_coordinator_runtime_metrics"
 
 
+METERS = {
+    "offset_commit": "Committed offsets that were written.",
+    "offset_expiration": "Offsets that expired.",
+    "offset_deletion": "Offsets that administrators deleted.",
+    "consumer_group_rebalance": "Group epochs of consumer groups.",
+    "group_completed_rebalance": "Completed rebalances of classic groups.",
+}
+KIP_496_NAMES = {
+    "offset_commit": "offset_commits",
+    "offset_expiration": "offset_expirations",
+    "offset_deletion": "offset_deletions",
+}
+"""The fourth, group_completed_rebalances, has a label for the protocol."""
+GROUP_STATES = {
+    "classic": ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"),
+    "consumer": ("Empty", "Assigning", "Reconciling", "Stable", "Dead"),
+}
+SHARD_STATES = ("loading", "active", "failed")
+
+
 @dataclass(slots=True)
 class Timing:
     """The values of one histogram at one moment."""
@@ -51,7 +71,14 @@ class Snapshot:
     groups: Mapping[tuple[str, str], int]
     """By protocol and state."""
     counters: Mapping[str, int]
-    """By the name that follows `kafka_group_coordinator_metrics_`."""
+    """By the name of Kafka's sensor, which follows `kafka_group_coordinator_metrics_`."""
+    rates: Mapping[str, float]
+    """Per second, by the same names."""
+    completed: Mapping[str, int]
+    """Completed rebalances by protocol."""
+    queue_size: int
+    idle_ratios: tuple[float, float]
+    """The average and the lowest one."""
     shards: Mapping[tuple[str, str], int]
     """By coordinator and state."""
     loads: Mapping[str, Timing]
@@ -134,34 +161,76 @@ def _requests(snapshot: Snapshot) -> list[Metric]:
 
 def _groups(snapshot: Snapshot) -> list[Metric]:
     by_protocol: dict[tuple[str, ...], float] = {("classic",): 0, ("consumer",): 0}
-    by_state: dict[str, dict[tuple[str, ...], float]] = {"classic": {}, "consumer": {}}
+    by_state: dict[str, dict[tuple[str, ...], float]] = {
+        protocol: {(state,): 0.0 for state in states} for protocol, states in GROUP_STATES.items()
+    }
     for (protocol, state), count in snapshot.groups.items():
         by_protocol[protocol,] += count
         by_state[protocol][state,] = count
-    texts = {
-        "offset_commit": "Committed offsets that were written.",
-        "offset_deletion": "Offsets that were deleted or expired.",
-        "consumer_group_rebalance": "Group epochs of consumer groups.",
-        "group_completed_rebalance": "Completed rebalances of classic groups.",
-    }
+    completed: dict[tuple[str, ...], float] = {(protocol,): count for protocol, count in snapshot.completed.items()}
     return [
         _gauge(f"{GROUPS}_group_count", "Groups by protocol.", ["protocol"], by_protocol),
         _gauge(f"{GROUPS}_consumer_group_count", "Consumer groups by state.", ["state"], by_state["consumer"]),
         _gauge(f"{GROUPS}_classic_group_count", "Classic groups by state.", ["state"], by_state["classic"]),
-        *(_counter(f"{GROUPS}_{name}", texts.get(name, ""), [], {(): n}) for name, n in snapshot.counters.items()),
+        *(metric for name in snapshot.counters for metric in _meter(name, snapshot)),
+        _counter(f"{GROUPS}_group_completed_rebalances", "Completed rebalances by protocol.", ["protocol"], completed),
+        _gauge(
+            f"{GROUPS}_event_queue_size",
+            "Requests that wait to be processed, background tasks, and timers that are due.",
+            [],
+            {(): snapshot.queue_size},
+        ),
+        _gauge(
+            f"{GROUPS}_thread_idle_ratio_avg",
+            "The share of the last 30 s in which the thread of the event loop was idle.",
+            [],
+            {(): snapshot.idle_ratios[0]},
+        ),
+        _gauge(
+            f"{GROUPS}_thread_idle_ratio_min",
+            "The same for the busiest of these seconds.",
+            [],
+            {(): snapshot.idle_ratios[1]},
+        ),
     ]
+
+
+def _meter(name: str, snapshot: Snapshot) -> Iterable[Metric]:
+    """One of Kafka's meters: `-count` and `-rate` as Kafka names them, and as a counter by that name and KIP-496's."""
+    text, count = METERS[name], snapshot.counters[name]
+    yield _counter(f"{GROUPS}_{name}", text, [], {(): count})
+    yield _gauge(f"{GROUPS}_{name}_count", text, [], {(): count})
+    yield _gauge(f"{GROUPS}_{name}_rate", f"{text[:-1]}, per second of the last 30.", [], {(): snapshot.rates[name]})
+    if name in KIP_496_NAMES:
+        yield _counter(f"{GROUPS}_{KIP_496_NAMES[name]}", text, [], {(): count})
 
 
 def _runtime(snapshot: Snapshot) -> list[Metric]:
     loads: dict[tuple[str, ...], Timing] = {(name,): timing for name, timing in snapshot.loads.items()}
     longest: dict[tuple[str, ...], float] = {key: timing.largest_ms for key, timing in loads.items()}
+    shards: dict[tuple[str, ...], float] = {(name, state): 0.0 for name in snapshot.loads for state in SHARD_STATES}
+    shards.update(snapshot.shards.items())
+    groups = snapshot.loads["groups"]
     return [
         _gauge(
             f"{RUNTIME}_num_partitions",
             "Coordinator partitions by state.",
             ["coordinator", "state"],
-            {key: float(count) for key, count in snapshot.shards.items()},
+            shards,
         ),
+        _gauge(
+            f"{GROUPS}_num_partitions",
+            "Partitions of __consumer_offsets by state.",
+            ["state"],
+            {(state,): count for (name, state), count in shards.items() if name == "groups"},
+        ),
+        _gauge(
+            f"{GROUPS}_partition_load_time_avg",
+            "Average load time of a partition of __consumer_offsets in ms.",
+            [],
+            {(): groups.sum_ms / max(sum(groups.counts), 1)},
+        ),
+        _gauge(f"{GROUPS}_partition_load_time_max", "The longest of them.", [], {(): groups.largest_ms}),
         _histogram(f"{RUNTIME}_partition_load_time_ms", "Loading of a coordinator partition.", ["coordinator"], loads),
         _gauge(f"{RUNTIME}_partition_load_time_max_ms", "The longest of them.", ["coordinator"], longest),
     ]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Final
 
@@ -19,6 +21,9 @@ BUCKETS_MS: Final = (
 """Upper bounds of the buckets of every histogram; the last bucket, above them all, has no bound."""
 
 LAG_CHECK_SECONDS: Final = 0.01
+SAMPLE_SECONDS: Final = 1.0
+WINDOW_SECONDS: Final = 30
+"""How long Kafka's samples last (metrics.sample.window.ms)."""
 
 _KEY_AND_VERSION: Final = Struct(">hh")
 _MAX_REQUEST_KINDS: Final = 1000
@@ -109,12 +114,60 @@ class LoopLag:
             self._timer.cancel()
 
 
+class RecentRates:
+    """What Kafka's sensors tell of the last `WINDOW_SECONDS`, from one sample a second: how idle the thread of the
+    event loop was, and how fast counters grew.
+
+    A thread is idle while it uses no CPU time: it waits for requests, for the disk, or for its turn at the processor.
+    """
+
+    __slots__ = ("_counters", "_idle_ratios", "_loop", "_samples", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, counters: Callable[[], Mapping[str, int]]) -> None:
+        self._loop = loop
+        self._counters = counters
+        self._samples: deque[tuple[float, float, Mapping[str, int]]] = deque(maxlen=WINDOW_SECONDS + 1)
+        """Wall time, CPU time of the thread, and the counters."""
+        self._idle_ratios: deque[float] = deque(maxlen=WINDOW_SECONDS)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begins to take samples, in the thread that calls."""
+        self.take(time.perf_counter(), time.thread_time())
+        self._timer = self._loop.call_later(SAMPLE_SECONDS, self.start)
+
+    def take(self, now: float, cpu: float) -> None:
+        """Takes one sample; times are in seconds."""
+        if self._samples:
+            before, cpu_before, _ = self._samples[-1]
+            busy = (cpu - cpu_before) / (now - before) if now > before else 0.0
+            self._idle_ratios.append(min(max(1.0 - busy, 0.0), 1.0))
+        self._samples.append((now, cpu, dict(self._counters())))
+
+    def idle_ratios(self) -> tuple[float, float]:
+        """The average and the lowest share of a second in which the thread was idle; 1 before the second sample."""
+        ratios = self._idle_ratios or (1.0,)
+        return sum(ratios) / len(ratios), min(ratios)
+
+    def rates(self, now: float) -> Mapping[str, float]:
+        """By counter: events per second of the window, or of the time since the start if that is shorter."""
+        counters = self._counters()
+        began, _, before = self._samples[0] if self._samples else (now, 0.0, counters)
+        span = max(now - began, SAMPLE_SECONDS)
+        return {name: (count - before[name]) / span for name, count in counters.items()}
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 class Measures:
     """Everything that is measured while metrics are on."""
 
-    __slots__ = ("lag", "requests", "writes")
+    __slots__ = ("lag", "recent", "requests", "writes")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, counters: Callable[[], Mapping[str, int]]) -> None:
         self.lag = LoopLag(loop)
+        self.recent = RecentRates(loop, counters)
         self.requests = RequestMeasures()
         self.writes = WriteMeasures()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -60,12 +60,14 @@ class BrokerMetrics:
         groups: LocalGroupService,
         transactions: LocalTransactionService,
         listeners: Sequence[SocketListener],
+        now_ms: Callable[[], int],
     ) -> None:
-        self.measures = Measures(loop)
+        self.measures = Measures(loop, self._totals)
         self._loop = loop
         self._groups = groups
         self._transactions = transactions
         self._listeners = listeners
+        self._now_ms = now_ms
         self._server: MetricsServer | None = None
 
     def new_connection(self, owner: ConnectionOwner) -> KafkaConnection:
@@ -75,16 +77,30 @@ class BrokerMetrics:
         """Serves the page; returns the real port, which matters where 0 was asked for."""
         self._server = MetricsServer(host, port, self.snapshot, self._loop)
         self.measures.lag.start()
+        self.measures.recent.start()
         return self._server.port
 
     def close(self) -> None:
         self.measures.lag.stop()
+        self.measures.recent.stop()
         if self._server is not None:
             self._server.close()
+
+    def _totals(self) -> Mapping[str, int]:
+        """By the names that Kafka's sensors have, without `-count` and `-rate`."""
+        counters = self._groups.counters
+        return {
+            "offset_commit": counters.offset_commits,
+            "offset_expiration": counters.offset_expirations,
+            "offset_deletion": counters.offset_deletions,
+            "consumer_group_rebalance": counters.consumer_group_rebalances,
+            "group_completed_rebalance": counters.classic_rebalances_completed,
+        }
 
     async def snapshot(self) -> Snapshot:
         """The numbers of now; the groups of one shard after the other."""
         measures, services = self.measures, (self._groups, self._transactions)
+        counters = self._groups.counters
         groups: Counter[tuple[str, str]] = Counter()
         for shard_id in self._groups.shard_ids:
             shard = self._groups.machine(shard_id)
@@ -95,7 +111,14 @@ class BrokerMetrics:
             requests=[(key, version, Timing.of(found)) for key, version, found in measures.requests.items()],
             connections={listener.listener_name: listener.connection_count for listener in self._listeners},
             groups=groups,
-            counters=self._groups.counters(),
+            counters=self._totals(),
+            rates=measures.recent.rates(time.perf_counter()),
+            completed={
+                "classic": counters.classic_rebalances_completed,
+                "consumer": counters.consumer_rebalances_completed,
+            },
+            queue_size=self._groups.queue_size(self._now_ms()) + sum(listener.queued for listener in self._listeners),
+            idle_ratios=measures.recent.idle_ratios(),
             shards={
                 (service.name, state): count for service in services for state, count in service.count_states().items()
             },

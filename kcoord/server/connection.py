@@ -206,6 +206,11 @@ class KafkaConnection(asyncio.Protocol):
         """Requests that were taken and are not answered yet."""
         return len(self._exchanges) + len(self._frames)
 
+    @property
+    def queued(self) -> int:
+        """Requests that were read and wait to be processed."""
+        return len(self._frames)
+
     def close_if_idle(self, now: float, idle_seconds: float) -> bool:
         """Closes a connection that sent nothing, did not finish a frame, or took nothing of its answers, for too long;
         one that waits for us is not idle.

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, TargetInput, compute, encode
+from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.runtime.serde import CoordinatorSerde
@@ -88,7 +88,10 @@ class ShardCommitter:
         if not machine.commit_packed(plan, cells, now_ms):
             return False
         self._wake()
-        return shard.append_packed(plan, waiter)
+        if not shard.append_packed(plan, waiter):
+            return False
+        machine.counters.offset_commits += plan.count
+        return True
 
 
 class LocalGroupService(ShardService[GroupCoordinatorShard]):
@@ -104,6 +107,8 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
         background_threads: int,
     ) -> None:
         super().__init__("groups", runtime, logs, owner, configured_shards=configured_shards)
+        self.counters = GroupCounters()
+        """Of all shards that this process has or had."""
         self._process = owner
         self._background_threads = background_threads
         self._threads: ThreadPoolExecutor | None = None
@@ -164,18 +169,9 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
 
     # --- what metrics ask ---------------------------------------------------------------------------------------------
 
-    def counters(self) -> Mapping[str, int]:
-        """What happened in all shards. One that had to be loaded again begins anew, which Prometheus takes for a
-        restart.
-        """
-        machines = [machine for shard_id in self.shard_ids if (machine := self.machine(shard_id)) is not None]
-        counters = [machine.counters for machine in machines]
-        return {
-            "offset_commit": sum(one.offset_commits for one in counters),
-            "offset_deletion": sum(one.offset_deletions for one in counters),
-            "consumer_group_rebalance": sum(one.consumer_group_rebalances for one in counters),
-            "group_completed_rebalance": sum(one.completed_rebalances for one in counters),
-        }
+    def queue_size(self, now_ms: int) -> int:
+        """Background tasks that run or wait, and timers that are due."""
+        return self._runtime.queue_size(now_ms)
 
     # --- what the driver asks -----------------------------------------------------------------------------------------
 

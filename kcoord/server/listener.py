@@ -169,6 +169,11 @@ class SocketListener:
         return len(self._connections)
 
     @property
+    def queued(self) -> int:
+        """Requests that were read and wait to be processed, for metrics."""
+        return sum(connection.queued for connection in self._connections)
+
+    @property
     def in_flight(self) -> int:
         return sum(connection.in_flight for connection in self._connections)
 

@@ -290,7 +290,7 @@ class BrokerProcess:
         _logger.info("Loaded %d shards of the group coordinator in %d ms", len(shard_ids), self.now_ms() - started_ms)
 
     def _new_group_shard(self, shard_id: int) -> GroupCoordinatorShard:
-        return GroupCoordinatorShard(self._config, self._broker.image)
+        return GroupCoordinatorShard(self._config, self._broker.image, self._groups.counters)
 
     def _new_transaction_shard(self, shard_id: int) -> TransactionCoordinatorShard:
         # Most brokers never see a transaction: its modules are not loaded at the start.
@@ -307,7 +307,7 @@ class BrokerProcess:
         # The library takes a tenth of a second to load: only who asked for it pays.
         from kcoord.server.broker_metrics import BrokerMetrics
 
-        metrics = BrokerMetrics(self._loop, self._groups, self._transactions, self._listeners)
+        metrics = BrokerMetrics(self._loop, self._groups, self._transactions, self._listeners, self.now_ms)
         host = config.kcoord_metrics_host
         try:
             port = metrics.open(host, config.kcoord_metrics_port)

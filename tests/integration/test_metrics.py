@@ -7,11 +7,14 @@ import re
 import urllib.request
 from pathlib import Path
 
+import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from prometheus_client.parser import text_string_to_metric_families
 
+from kcoord.cli.blocking_client import BlockingClient, RequestFailed
+from protocol.messages import OffsetCommitRequest, OffsetCommitResponse, OffsetDeleteRequest, OffsetDeleteResponse
 from tests.support.kcoord_process import FAST, KcoordProcess
 from tests.support.waiting import wait_until
 
@@ -19,7 +22,11 @@ from tests.support.waiting import wait_until
 def scrape(broker: KcoordProcess) -> dict[tuple[str, tuple[str, ...]], float]:
     found = re.search(r"Metrics are at (http://127\.0\.0\.1:\d+/metrics)", broker.log)
     assert found is not None, broker.log
-    with urllib.request.urlopen(found[1], timeout=10) as page:
+    return page_of(found[1])
+
+
+def page_of(url: str) -> dict[tuple[str, tuple[str, ...]], float]:
+    with urllib.request.urlopen(url, timeout=10) as page:
         text = page.read().decode()
     return {
         (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
@@ -50,6 +57,9 @@ def test_the_page_tells_what_a_consumer_did(tmp_path: Path) -> None:
         page = scrape(broker)
         assert page["kafka_group_coordinator_metrics_consumer_group_count", ("Stable",)] == 1
         assert page["kafka_group_coordinator_metrics_offset_commit_total", ()] == 3
+        assert page["kafka_group_coordinator_metrics_group_completed_rebalances_total", ("consumer",)] >= 1
+        assert page["kafka_group_coordinator_metrics_event_queue_size", ()] >= 0
+        assert 0 < page["kafka_group_coordinator_metrics_thread_idle_ratio_avg", ()] <= 1
         assert page["kafka_group_coordinator_metrics_consumer_group_rebalance_total", ()] >= 1
         assert page["kafka_network_request_metrics_total_time_ms_count", ("OffsetCommit",)] == 1
         assert page["kafka_network_request_metrics_total_time_ms_count", ("ConsumerGroupHeartbeat",)] >= 2
@@ -68,6 +78,95 @@ def test_the_page_tells_what_a_consumer_did(tmp_path: Path) -> None:
         assert page["kafka_coordinator_runtime_metrics_partition_load_time_ms_count", ("groups",)] >= 1
     finally:
         broker.stop()
+
+
+@pytest.mark.parametrize(("fast_paths", "workers"), [("true", 1), ("false", 1), ("true", 2)])
+def test_the_meters_of_kip_496_count_every_event_once(tmp_path: Path, fast_paths: str, workers: int) -> None:
+    settings = {
+        "kcoord.metrics.port": "0",
+        "kcoord.fast.paths.enable": fast_paths,
+        "group.coordinator.threads": str(workers),
+        "offsets.retention.check.interval.ms": "100",
+    }
+    broker = KcoordProcess(tmp_path, {**FAST, **settings}).start()
+    try:
+        admin = AdminClient({"bootstrap.servers": broker.address})
+        admin.create_topics([NewTopic("t", 3, 1)])["t"].result(10)
+        for group in ("simple", "other"):
+            with coordinator(broker, group) as client:
+                for offset in range(4):  # the last ones take the short cut
+                    client.commit(group, offsets_of(offset, 0, 1, 2))
+                topics = [
+                    OffsetDeleteRequest.OffsetDeleteRequestTopic(
+                        name="t",
+                        partitions=[OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=0)],
+                    )
+                ]
+                for _ in range(2):  # the second time there is nothing to delete
+                    client.call(OffsetDeleteRequest(group_id=group, topics=topics), 0, OffsetDeleteResponse)
+        with coordinator(broker, "old") as client:
+            # OffsetCommit v2 brings a retention of its own (KIP-211).
+            request = OffsetCommitRequest(group_id="old", retention_time_ms=1, topics=offsets_of(1, 0, 1))
+            request.generation_id_or_member_epoch = -1
+            client.call(request, 2, OffsetCommitResponse)
+        admin.delete_consumer_groups(["other"])["other"].result(10)
+        consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "c", "enable.auto.commit": False})
+        consumer.subscribe(["t"])
+
+        def has_assignment() -> bool:
+            consumer.poll(0.1)
+            return len(consumer.assignment()) == 3
+
+        wait_until(has_assignment, "the consumer has its partitions", 30)
+        wait_until(lambda: meter(broker, "offset_expirations_total") == 2, "the offsets of `old` have expired", 30)
+        for name in ("offset_commits_total", "offset_commit_total", "offset_commit_count"):
+            assert meter(broker, name) == 2 * 4 * 3 + 2
+        for name in ("offset_deletions_total", "offset_deletion_total", "offset_deletion_count"):
+            assert meter(broker, name) == 2
+        assert meter(broker, "offset_expiration_count") == 2
+        assert meter(broker, "group_completed_rebalances_total", "classic") == 1
+        assert meter(broker, "group_completed_rebalance_count") == 1
+        assert meter(broker, "group_completed_rebalances_total", "consumer") == 0
+        assert meter(broker, "offset_commit_rate") > 0
+        assert meter(broker, "classic_group_count", "Stable") == 1
+        assert meter(broker, "classic_group_count", "PreparingRebalance") == 0
+        consumer.close()
+    finally:
+        assert broker.stop() == 0
+
+
+def coordinator(broker: KcoordProcess, group: str) -> BlockingClient:
+    addresses: list[str] = []
+
+    def is_ready() -> bool:
+        with BlockingClient(broker.address, 10) as client:
+            try:
+                addresses.append(client.coordinator_of(group))
+            except RequestFailed:
+                return False
+        return True
+
+    wait_until(is_ready, f"{group} has a coordinator", 10)
+    return BlockingClient(addresses[0], 10)
+
+
+def offsets_of(offset: int, *partitions: int) -> list[OffsetCommitRequest.OffsetCommitRequestTopic]:
+    return [
+        OffsetCommitRequest.OffsetCommitRequestTopic(
+            name="t",
+            partitions=[
+                OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=index, committed_offset=offset)
+                for index in partitions
+            ],
+        )
+    ]
+
+
+def meter(broker: KcoordProcess, name: str, *labels: str) -> float:
+    """The sum over the pages of all workers."""
+    urls = re.findall(r"Metrics are at (http://127\.0\.0\.1:\d+/metrics)", broker.log)
+    assert len(urls) == int(broker.overrides["group.coordinator.threads"])
+    return sum(page_of(url)[f"kafka_group_coordinator_metrics_{name}", labels] for url in urls)
 
 
 def scrape_last(broker: KcoordProcess) -> dict[tuple[str, tuple[str, ...]], float]:

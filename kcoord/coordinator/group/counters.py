@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened in a shard since it was loaded, by the names of Kafka's group coordinator metrics."""
+"""What happened to groups and offsets, by the names of KIP-496's meters and Kafka's group coordinator metrics."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class GroupCounters:
-    """Counted by replay; loading counts for nothing."""
+    """Counted by replay of live records; loading a log changes no counter. Shards may share one object, so that the
+    sums never decrease when a shard is loaded again.
+    """
 
     offset_commits: int = 0
-    """Partitions, as in Kafka, not requests."""
+    """Partitions, as in Kafka, not requests; also those of transactions, which count when they are written."""
+    offset_expirations: int = 0
+    """Offsets that KIP-211 removed."""
     offset_deletions: int = 0
-    """By request, by expiration, or with their topic or group."""
+    """Offsets that OffsetDelete requests removed. As in Kafka, those that go with their group or topic do not count."""
     consumer_group_rebalances: int = 0
     """Group epochs of consumer groups."""
-    completed_rebalances: int = 0
+    classic_rebalances_completed: int = 0
     """Generations of classic groups that got their assignments."""
+    consumer_rebalances_completed: int = 0
+    """Group epochs that all members of a consumer group have reached."""

@@ -50,6 +50,9 @@ class EpochReason(Enum):
     MIGRATION = "migration"
 
 
+_MIGRATION: Final = EpochReason.MIGRATION.value.encode()
+
+
 class TombstoneReason(Enum):
     """Why something was deleted; a record header of the tombstone."""
 
@@ -95,6 +98,11 @@ def new_empty_since_record(group: ConsumerGroup, empty_since_ms: int) -> Coordin
     return new_group_epoch_record(
         group.group_id, group.group_epoch, group.metadata_hash, group.creation_time_ms, None, empty_since_ms
     )
+
+
+def is_migration(value: ConsumerGroupMetadataValue) -> bool:
+    """Whether the epoch is the generation of a classic group that was converted."""
+    return (EPOCH_REASON_TAG, _MIGRATION) in value.unknown_tagged_fields
 
 
 def empty_since_from(value: ConsumerGroupMetadataValue) -> int:

@@ -43,6 +43,8 @@ from protocol.messages import (
 )
 
 _KNOWN_STATES = frozenset(MemberState)
+_EXPIRED = records.TombstoneReason.EXPIRED.value
+_OFFSET_DELETE = records.TombstoneReason.OFFSET_DELETE.value
 
 
 class GroupReplay:
@@ -60,6 +62,8 @@ class GroupReplay:
         match record.key, record.value:
             case OffsetCommitKey() as key, (OffsetCommitValue() | None) as value:
                 self._offset_commit(key, value, record.producer)
+                if value is None:
+                    self._count_tombstone(record.reason)
             case ConsumerGroupCurrentMemberAssignmentKey() as key, (
                 ConsumerGroupCurrentMemberAssignmentValue() | None
             ) as value:
@@ -86,10 +90,16 @@ class GroupReplay:
                 # Record types of group kinds that are not served (share, streams) and the superseded type 4.
                 return
 
+    def _count_tombstone(self, reason: str) -> None:
+        """Only live records have a reason."""
+        if reason == _EXPIRED:
+            self.counters.offset_expirations += 1
+        elif reason == _OFFSET_DELETE:
+            self.counters.offset_deletions += 1
+
     def _offset_commit(self, key: OffsetCommitKey, value: OffsetCommitValue | None, producer: Producer | None) -> None:
         """Within a transaction an offset is pending until the marker comes."""
         if value is None:
-            self.counters.offset_deletions += 1
             self._offsets.remove(key.group, key.topic, key.partition)
             if self._pending:
                 self._pending.drop(OffsetKey(key.group, key.topic, key.partition))
@@ -130,6 +140,8 @@ class GroupReplay:
         group.metadata_hash = value.metadata_hash
         group.creation_time_ms = value.creation_time_ms
         group.empty_since_ms = records.empty_since_from(value)
+        if records.is_migration(value):
+            group.completed_epoch = value.epoch  # the members bring their assignments along
         self.latest_creation_time_ms = max(self.latest_creation_time_ms, value.creation_time_ms)
 
     def _member(self, key: ConsumerGroupMemberMetadataKey, value: ConsumerGroupMemberMetadataValue | None) -> None:
@@ -175,6 +187,9 @@ class GroupReplay:
                 ),
             )
         )
+        if group.is_converged and group.completed_epoch < group.group_epoch:
+            group.completed_epoch = group.group_epoch
+            self.counters.consumer_rebalances_completed += 1
 
     def _target_assignment(
         self, key: ConsumerGroupTargetAssignmentMemberKey, value: ConsumerGroupTargetAssignmentMemberValue | None
@@ -207,10 +222,12 @@ class GroupReplay:
 
     def _classic_group(self, key: GroupMetadataKey, value: GroupMetadataValue | None) -> None:
         if value is not None:
-            self.counters.completed_rebalances += bool(value.members)
             group = self._groups.get(key.group)
             if not isinstance(group, ClassicGroup):
+                # The group is converted, or its log is loaded: no rebalance ends here.
                 group = self._groups[key.group] = ClassicGroup(key.group)
+            elif value.members and (group.persisted is None or group.persisted.generation != value.generation):
+                self.counters.classic_rebalances_completed += 1
             group.apply(value)
         elif isinstance(gone := self._groups.get(key.group), ClassicGroup):
             gone.version += 1

@@ -17,7 +17,6 @@ from kcoord.coordinator.group.consumer import target_assignment
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.resolved_regexes import update_resolved_regexes
 from kcoord.coordinator.group.consumer.target_assignment import ComputedTarget, TargetInput
-from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.expiration import OFFSETS_EXPIRATION
 from kcoord.coordinator.group.group import Group
 from kcoord.coordinator.group.offset_records import OffsetCommitReader
@@ -59,7 +58,10 @@ class GroupCoordinatorShard(ShardMembers, ShardOffsets):
         return True
 
     def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
-        self._replay.counters = GroupCounters()
+        for group in self._consumer_groups():
+            if group.is_converged:
+                group.completed_epoch = group.group_epoch
+        self._replay.counters = self.counters
         return CoordinatorResult(
             None, timers=[self._next_expiration(context), *self._timers_after_load(context.now_ms)]
         )

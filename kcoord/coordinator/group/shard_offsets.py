@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import offset_operations
+from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.expiration import MAX_TOMBSTONES, OFFSETS_EXPIRATION, Expiration
 from kcoord.coordinator.group.packed_commit import CommitPlan
 from kcoord.coordinator.group.packed_fetch import PackedFetch
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 class ShardOffsets(ShardState):
     """The operations on offsets."""
 
-    def __init__(self, config: BrokerConfig, image: MetadataImage) -> None:
-        super().__init__(config, image)
+    def __init__(self, config: BrokerConfig, image: MetadataImage, counters: GroupCounters | None = None) -> None:
+        super().__init__(config, image, counters)
         self._verifications = Verifications()
         self.clock_gain_ms = 0
         """Soft: by how much the clock may have run too fast. Nothing expires early by it (KIP-211)."""
@@ -64,10 +65,7 @@ class ShardOffsets(ShardState):
         """
         if self._pending.open:
             return False
-        if not plan.prepare(self._groups, self._offsets, self._image, cells, now_ms):
-            return False
-        self.counters.offset_commits += plan.count
-        return True
+        return plan.prepare(self._groups, self._offsets, self._image, cells, now_ms)
 
     def fetch_packed(self, fetch: PackedFetch, require_stable: bool) -> bytes | None:
         """As `fetch_offsets`, encoded; None where that has to be asked."""

@@ -20,7 +20,7 @@ from kcoord.metadata.image import MetadataImage
 class ShardState:
     """The state of one partition of `__consumer_offsets`, and the broker's settings and topics as of now."""
 
-    def __init__(self, config: BrokerConfig, image: MetadataImage) -> None:
+    def __init__(self, config: BrokerConfig, image: MetadataImage, counters: GroupCounters | None = None) -> None:
         self._config = config
         self._image = image
         self.image_epoch = image.epoch
@@ -29,10 +29,7 @@ class ShardState:
         self._pending = TransactionalOffsets()
         self._deletion = Deletion(self._offsets, self._pending)
         self._replay = GroupReplay(self._groups, self._offsets, self._pending)
-
-    @property
-    def counters(self) -> GroupCounters:
-        return self._replay.counters
+        self.counters = GroupCounters() if counters is None else counters
 
     def _present_or_admitted(self, group_id: str) -> Group | None:
         """The group, or None where it may be made."""

@@ -208,6 +208,11 @@ class CoordinatorRuntime(Generic[M]):
         has_some = outbox.writable or outbox.replies or outbox.waiters or outbox.tasks or outbox.failed
         return bool(has_some) or self._timer_queue.may_have_before(now_ms + 1)
 
+    def queue_size(self, now_ms: int) -> int:
+        """Tasks that run or wait to be started, and timers that are due and have not fired."""
+        tasks = sum(shard.running_tasks for shard in self._shards.values())
+        return tasks + self._timer_queue.count_due(now_ms)
+
     def has_timer_before(self, deadline_ms: int) -> bool:
         """False where no timer is due before; True may turn out to be one that moved on."""
         return self._timer_queue.may_have_before(deadline_ms)

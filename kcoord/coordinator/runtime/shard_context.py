@@ -158,6 +158,11 @@ class ShardContext(Generic[M]):
         return self._next_offset != self._durable_offset
 
     @property
+    def running_tasks(self) -> int:
+        """Background tasks that are started or to be started."""
+        return len(self._running_tasks)
+
+    @property
     def is_writing(self) -> bool:
         return self._in_flight_offset is not None
 

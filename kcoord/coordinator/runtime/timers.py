@@ -77,6 +77,12 @@ class TimerQueue:
         """Whether the heap begins with an entry before that; its timer may have moved on since."""
         return bool(self._heap) and self._heap[0][0] < deadline_ms
 
+    def count_due(self, now_ms: int) -> int:
+        """How many timers are due, for metrics."""
+        if not self.may_have_before(now_ms + 1):
+            return 0
+        return sum(queued_ms == timer.queued_ms and timer.deadline_ms <= now_ms for queued_ms, _, timer in self._heap)
+
     def pop_due(self, now_ms: int) -> Timer | None:
         """Disarms and returns the first timer whose deadline has come."""
         if not self._heap or self._heap[0][0] > now_ms:

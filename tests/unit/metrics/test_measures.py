@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from kcoord.metrics.exposition import Snapshot, Timing, families
-from kcoord.metrics.measures import BUCKETS_MS, Histogram, LoopLag, RequestMeasures
+from kcoord.metrics.measures import BUCKETS_MS, Histogram, LoopLag, RecentRates, RequestMeasures
 
 
 def test_a_histogram_puts_each_value_below_the_first_bound_that_is_not_smaller() -> None:
@@ -60,7 +60,11 @@ SNAPSHOT = Snapshot(
     requests=[(8, 9, timing(1.0)), (8, 10, timing(3.0, 70_000.0)), (999, 0, timing())],
     connections={"PLAINTEXT": 3},
     groups={("consumer", "Stable"): 2, ("consumer", "Empty"): 1, ("classic", "Empty"): 4},
-    counters={"offset_commit": 17},
+    counters={"offset_commit": 17, "offset_expiration": 5},
+    rates={"offset_commit": 1.5, "offset_expiration": 0.0},
+    completed={"classic": 2, "consumer": 3},
+    queue_size=7,
+    idle_ratios=(0.75, 0.5),
     shards={("groups", "active"): 50},
     loads={"groups": timing(120.0)},
     append=timing(0.2),
@@ -98,3 +102,43 @@ def test_the_page_can_be_read_and_says_what_the_snapshot_says() -> None:
     assert samples["kafka_log_flush_rate_and_time_ms_count", ()] == 0
     assert samples["kcoord_event_loop_lag_max_ms", ()] == 12
     assert samples["kcoord_event_loop_own_lag_max_ms", ()] == 2
+    assert samples["kafka_group_coordinator_metrics_offset_commits_total", ()] == 17
+    assert samples["kafka_group_coordinator_metrics_offset_commit_count", ()] == 17
+    assert samples["kafka_group_coordinator_metrics_offset_commit_rate", ()] == 1.5
+    assert samples["kafka_group_coordinator_metrics_offset_expirations_total", ()] == 5
+    assert samples["kafka_group_coordinator_metrics_group_completed_rebalances_total", ("consumer",)] == 3
+    assert samples["kafka_group_coordinator_metrics_event_queue_size", ()] == 7
+    assert samples["kafka_group_coordinator_metrics_thread_idle_ratio_avg", ()] == 0.75
+    assert samples["kafka_group_coordinator_metrics_thread_idle_ratio_min", ()] == 0.5
+    assert samples["kafka_group_coordinator_metrics_num_partitions", ("active",)] == 50
+    assert samples["kafka_group_coordinator_metrics_partition_load_time_avg", ()] == 120
+
+
+def test_states_without_groups_or_partitions_are_0() -> None:
+    zeros = {
+        (family.name.removeprefix("kafka_group_coordinator_metrics_"), sample.labels["state"])
+        for family in families(SNAPSHOT)
+        for sample in family.samples
+        if sample.labels.keys() == {"state"} and sample.value == 0
+    }
+    assert zeros == {
+        *(("consumer_group_count", state) for state in ("Assigning", "Reconciling", "Dead")),
+        *(("classic_group_count", state) for state in ("PreparingRebalance", "CompletingRebalance", "Stable", "Dead")),
+        *(("num_partitions", state) for state in ("loading", "failed")),
+    }
+
+
+async def test_rates_and_idle_ratios_are_those_of_the_last_30_seconds() -> None:
+    counts = {"offset_commit": 100}
+    recent = RecentRates(asyncio.get_running_loop(), lambda: counts)
+    assert (recent.idle_ratios(), recent.rates(0.0)) == ((1.0, 1.0), {"offset_commit": 0.0})
+    recent.take(0.0, 5.0)
+    counts["offset_commit"] += 30
+    recent.take(1.0, 5.25)  # a quarter of the second was computed
+    recent.take(2.0, 6.25)  # all of it
+    assert recent.idle_ratios() == (0.375, 0.0)
+    assert recent.rates(3.0) == {"offset_commit": 10.0}
+    for second in range(3, 40):
+        recent.take(float(second), 6.25)
+    assert recent.idle_ratios() == (1.0, 1.0)
+    assert recent.rates(39.0) == {"offset_commit": 0.0}

@@ -81,7 +81,7 @@ class Harness:
         self.broker.endpoints["PLAINTEXT"] = Listener("PLAINTEXT", "broker", 9092, SecurityProtocol.PLAINTEXT)
 
     def _new_shard(self, shard_id: int) -> GroupCoordinatorShard:
-        return GroupCoordinatorShard(self.config, self.image)
+        return GroupCoordinatorShard(self.config, self.image, self.groups.counters)
 
     def _open_log(self, shard_id: int) -> Log:
         return Log.open(self.file_system, f"data/__consumer_offsets-{shard_id}", LogConfig(), self.now)

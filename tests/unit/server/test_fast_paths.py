@@ -163,6 +163,8 @@ class BrokerLife(RuleBasedStateMachine):
             for shard in range(SHARDS):
                 logs = [side.log(shard) for side in self.sides]
                 assert logs[0] == logs[1]
+            assert self.sides[0].harness.groups.counters == self.sides[1].harness.groups.counters
+            for shard in range(SHARDS):
                 for side in self.sides:
                     machine = side.harness.runtime.machine(shard)
                     assert machine is not None
@@ -553,3 +555,19 @@ async def test_a_commit_whose_shard_fails_is_not_acknowledged() -> None:
     side.connections["b"].data_received(simple_fetch())
     await turns()
     assert fetched_offset(side.answers("b")) == 3
+
+
+async def test_a_commit_that_the_short_cut_cannot_write_is_not_counted_by_it() -> None:
+    side = await known_commits()
+    counters = side.harness.groups.counters
+    assert counters.offset_commits == 3
+    shard = side.harness.runtime.active(side.harness.groups.shard_of("simple"))
+    assert shard is not None
+    shard._max_batch_bytes = 10
+    side.connections["a"].data_received(simple_commit(4))
+    await turns()
+    assert counters.offset_commits == 3
+    shard._max_batch_bytes = 1 << 20
+    side.connections["a"].data_received(simple_commit(5))
+    await turns()
+    assert counters.offset_commits == 4

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from kcoord.coordinator.group.consumer.member import Assignment, ConsumerGroupMember
+from kcoord.coordinator.group.consumer.member import Assignment, ConsumerGroupMember, MemberState
 from kcoord.coordinator.group.group import GroupState, GroupType
 from kcoord.metadata.image import MetadataImage
 
@@ -35,9 +35,11 @@ class ConsumerGroup:
         "_name_counts",
         "_owners",
         "_regex_counts",
+        "_stable_members",
         "asked_to_rejoin",
         "assignment_epoch",
         "assignment_timestamp_ms",
+        "completed_epoch",
         "creation_time_ms",
         "empty_since_ms",
         "group_epoch",
@@ -74,6 +76,10 @@ class ConsumerGroup:
         self._owners: dict[bytes, dict[int, str]] = {}
         self._name_counts: Counter[str] = Counter()
         self._regex_counts: Counter[str] = Counter()
+        self._stable_members: Counter[int] = Counter()
+        """By member epoch, those in state STABLE."""
+        self.completed_epoch = 0
+        """Soft: the last group epoch that all members have reached at the same time, for metrics."""
         # Soft state: true means "look again at the next heartbeat", which is always safe.
         self.metadata_stale = True
         self.regex_stale = True
@@ -88,9 +94,15 @@ class ConsumerGroup:
             return GroupState.EMPTY
         if self.group_epoch > self.assignment_epoch:
             return GroupState.ASSIGNING
-        if all(member.is_reconciled_to(self.assignment_epoch) for member in self.members.values()):
-            return GroupState.STABLE
-        return GroupState.RECONCILING
+        return GroupState.STABLE if self.is_converged else GroupState.RECONCILING
+
+    @property
+    def is_converged(self) -> bool:
+        """Whether all members have reached the target assignment of the group epoch."""
+        return (
+            self.group_epoch == self.assignment_epoch
+            and self._stable_members[self.assignment_epoch] == len(self.members) > 0
+        )
 
     def is_empty(self) -> bool:
         return not self.members
@@ -166,6 +178,7 @@ class ConsumerGroup:
         old = self.members.get(member.member_id)
         self.members[member.member_id] = member
         self._count_subscriptions(old, member)
+        self._count_stable(old, member)
         self._move_ownership(old, member)
         if old is not None and old.instance_id is not None and old.instance_id != member.instance_id:
             self._forget_instance(old)
@@ -178,6 +191,7 @@ class ConsumerGroup:
         if member is None:
             return
         self._count_subscriptions(member, None)
+        self._count_stable(member, None)
         self._move_ownership(member, None)
         if member.instance_id is not None:
             self._forget_instance(member)
@@ -193,6 +207,13 @@ class ConsumerGroup:
             _recount(self._name_counts, old_names, new_names)
         if _regexes_of(old) != _regexes_of(new):
             _recount(self._regex_counts, _regexes_of(old), _regexes_of(new))
+
+    def _count_stable(self, old: ConsumerGroupMember | None, new: ConsumerGroupMember | None) -> None:
+        for member, change in ((old, -1), (new, 1)):
+            if member is not None and member.state is MemberState.STABLE:
+                self._stable_members[member.member_epoch] += change
+                if not self._stable_members[member.member_epoch]:
+                    del self._stable_members[member.member_epoch]
 
     def _move_ownership(self, old: ConsumerGroupMember | None, new: ConsumerGroupMember | None) -> None:
         if old is not None and new is not None and _owned(old) == _owned(new):
