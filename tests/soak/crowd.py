@@ -29,6 +29,7 @@ from tests.integration.wire import ConnectionClosed, WireClient
 from tests.soak.registers import Register
 from tests.soak.streams import COMMIT_EVERY, GroupMember, Records
 from tests.soak.worker import Worker
+from tests.support.client_races import note_retry
 from tests.support.confluent import committed, create_topic
 from tests.support.kcoord_process import FAST, KcoordProcess
 from tests.support.waiting import wait_until
@@ -49,7 +50,7 @@ WATCH_SECONDS = 0.1
 PRODUCE_PAUSE_SECONDS = 0.02
 PYTHON_SESSION_MS = 3000
 FORGOTTEN_SECONDS = 10.0
-"""So long the only member of a group has no partition before it is made anew."""
+"""If the only member of a group has no partition for this long, it is replaced, once."""
 
 
 class PythonMember(Worker):
@@ -64,6 +65,7 @@ class PythonMember(Worker):
         self._topic = topic
         self._consumer = self._new_consumer()
         self._owned_at = time.monotonic()
+        self._is_replaced = False
 
     def _new_consumer(self) -> KafkaConsumer:
         return KafkaConsumer(
@@ -87,18 +89,21 @@ class PythonMember(Worker):
             if self._consumer.assignment():
                 self._owned_at = time.monotonic()
             elif time.monotonic() - self._owned_at > FORGOTTEN_SECONDS:
-                self._begin_anew()
+                self._replace_consumer()
         self._consumer.close()
 
-    def _begin_anew(self) -> None:
-        """Where a refresh of its metadata was under way when it subscribed, it leads its group without knowing the
-        topic, and sometimes forgets to rebalance when it learns of it (docs/conformance.md).
+    def _replace_consumer(self) -> None:
+        """If a refresh of its metadata is under way when it subscribes, kafka-python leads its group without knowing
+        the topic, and sometimes forgets to rebalance when it learns of it (docs/conformance.md).
         """
+        assert not self._is_replaced, "kafka-python has no partition, and a second consumer has none either"
         self._owned_at = time.monotonic()
         try:
             consumer = self._new_consumer()
         except PythonKafkaError:
             return  # No broker is there: another time.
+        note_retry("kafka-python forgets to rebalance when it learns of a topic")
+        self._is_replaced = True
         self._consumer.close()
         self._consumer = consumer
 
