@@ -332,7 +332,7 @@ def _import_lines(report: ImportReport) -> Iterator[tuple[str, int]]:
     yield "committed offsets", report.offsets
     yield "group records", report.group_records
     yield "group records in another partition than before", report.rerouted_records
-    yield from _counted("kept, but not known here", report.kept_unknown)
+    yield from _counted("kept, but not served", report.kept_unknown)
     yield "transactional offsets committed", report.transactions.committed
     yield "transactional offsets left out: aborted", report.transactions.aborted
     yield "transactional offsets left out: never decided", report.transactions.pending

@@ -41,6 +41,11 @@ from protocol.uuid import uuid_from_string, uuid_to_string
 
 _BATCH_RECORDS: Final = 500
 _PREPARE_COMMIT: Final = 2
+_UNSERVED_KINDS: Final = {
+    **dict.fromkeys(range(10, 16), "share group records"),
+    **dict.fromkeys(range(17, 24), "streams group records"),
+}
+"""Record types of `__consumer_offsets` by number: 16 is that of regular expressions of consumer groups."""
 _COMPLETE: Final = (0, 4, 5, 6)
 """Transaction states without a transaction: Empty, CompleteCommit, CompleteAbort, Dead."""
 
@@ -213,11 +218,15 @@ class LogImport:
             self._clues.note(found)
             self._live.note(found)
         else:
-            self.report.kept_unknown[self._serde.describe(record.key, record.value)] += 1
+            self.report.kept_unknown[self._unknown_kind(record)] += 1
         group_id = group_id_of(record.key)
         target = partition.number % count if group_id is None else partition_for(group_id, count)
         self.report.rerouted_records += target != partition.number
         return target
+
+    def _unknown_kind(self, record: Record) -> str:
+        number = int.from_bytes((record.key or b"")[:2], "big", signed=True)
+        return _UNSERVED_KINDS.get(number) or self._serde.describe(record.key, record.value)
 
     def _deserialize(self, serde: CoordinatorSerde, partition: Partition, record: Record) -> CoordinatorRecord | None:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker of Apache Kafka 4.3.1 from its published jars, one node, on ports that the system picks."""
+"""A broker of Apache Kafka from its published jars, one node, on ports that the system picks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
 
-from tests.support.kafka_jars import KafkaJars
+from tests.support.kafka_jars import VERSION, KafkaJars
 from tests.support.shared import shared
 from tests.support.waiting import wait_until
 
@@ -28,13 +28,20 @@ class KafkaBroker:
         self.data = folder / "logs"
         self.port = _free_port_pair()
         work = folder / "work"
-        work.mkdir(parents=True)
-        (work / "cp.txt").write_text(jars.class_path)
+        # Where the script looks for the class path of a version.
+        path = work if jars.version == VERSION else folder / f"work-{jars.version}"
+        path.mkdir(parents=True)
+        (path / "cp.txt").write_text(jars.class_path)
         overrides = [f"{key.replace('_', '.')}={value}" for key, value in settings.items()]
         with (folder / "kafka.log").open("wb") as log:
             self._process = subprocess.Popen(
                 ["bash", str(script), str(self.port), str(folder), *overrides],
-                env={**os.environ, "WORK": str(work), "KAFKA_HEAP_OPTS": "-Xms128m -Xmx384m -XX:TieredStopAtLevel=1"},
+                env={
+                    **os.environ,
+                    "KAFKA": jars.version,
+                    "WORK": str(work),
+                    "KAFKA_HEAP_OPTS": "-Xms128m -Xmx384m -XX:TieredStopAtLevel=1",
+                },
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

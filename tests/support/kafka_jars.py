@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -15,9 +16,11 @@ from tests.support.waiting import wait_until
 
 RESOLVE_SECONDS = 600
 TOOL_SECONDS = 90
+VERSION = "4.3.1"
 TOOLS = {
     "configs": "kafka.admin.ConfigCommand",
     "console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
+    "console-share-consumer": "org.apache.kafka.tools.consumer.ConsoleShareConsumer",
     "console-producer": "org.apache.kafka.tools.ConsoleProducer",
     "consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
     "dump-log": "org.apache.kafka.tools.DumpLogSegments",
@@ -28,19 +31,26 @@ TOOLS = {
 
 
 class KafkaJars:
-    """The class path, resolved once by Maven and kept in a cache folder of the user."""
+    """The class path, resolved once by Maven and kept in a cache folder of the user.
 
-    def __init__(self) -> None:
-        pom = shared("anchors", "kafka", "pom.xml")
+    The tools are in that of 4.3.1 only: those of other versions are not published. They work with any broker.
+    """
+
+    def __init__(self, version: str = VERSION) -> None:
+        self.version = version
+        pom = shared("anchors", "kafka", "pom.xml").read_text().replace(VERSION, version)
+        if version != VERSION:
+            pom = re.sub(r".*<artifactId>kafka-tools</artifactId>.*\n", "", pom)
         for needed in ("java", "mvn"):
             if shutil.which(needed) is None:
                 missing(f"{needed} is not installed")
         folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kcoord-tests"
         folder.mkdir(parents=True, exist_ok=True)
-        cache = folder / "kafka-4.3.1.classpath"
+        cache = folder / f"kafka-{version}.classpath"
         if not (cache.exists() and all(Path(jar).exists() for jar in cache.read_text().strip().split(":"))):
-            shutil.copy(pom, folder / "pom.xml")
-            command = ["mvn", "-q", "-f", str(folder / "pom.xml"), "dependency:build-classpath"]
+            pom_file = folder / f"kafka-{version}.xml"
+            pom_file.write_text(pom)
+            command = ["mvn", "-q", "-f", str(pom_file), "dependency:build-classpath"]
             command += [f"-Dmdep.outputFile={cache}", "-Dmdep.includeScope=runtime"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_SECONDS)
             assert done.returncode == 0, done.stdout + done.stderr

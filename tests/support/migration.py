@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+import socket
+import struct
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -53,6 +55,40 @@ def use_everything(address: str) -> Producer:
     transaction(address, "first", 7, "commit")
     transaction(address, "second", 9, "abort")
     return transaction(address, "third", 11, "nothing")
+
+
+def use_other_groups(jars: KafkaJars, address: str) -> None:
+    """A share group that reads five messages of `orders`, and a streams group with a member."""
+    server = ("--bootstrap-server", address)
+    earliest = ["--add-config", "share.auto.offset.reset=earliest"]
+    jars.tool("configs", *server, "--alter", "--entity-type", "groups", "--entity-name", "sharers", *earliest)
+    limits = ["--max-messages", "5", "--timeout-ms", "30000"]
+    text = jars.tool("console-share-consumer", *server, "--topic", "orders", "--group", "sharers", *limits)
+    assert "Processed a total of 5 messages" in text, text
+    join_streams_group(address, "streamers", "orders")
+
+
+def join_streams_group(address: str, group_id: str, topic: str) -> None:
+    """Sends StreamsGroupHeartbeat v0 of a new member, with a topology of one subtopology that reads `topic`."""
+    subtopology = _compact("0") + b"\x02" + _compact(topic) + b"\x01\x01\x01\x01\x01" + b"\x00"
+    topology = struct.pack(">i", 0) + b"\x02" + subtopology + b"\x00"
+    # Member epoch 0 and endpoint epoch 0, no instance, no rack; then the rebalance timeout.
+    body = _compact(group_id) + _compact("streams-member-1234567") + struct.pack(">ii", 0, 0) + b"\x00\x00"
+    body += struct.pack(">i", 60_000) + b"\x01" + topology
+    # No tasks, a process id, no endpoint, no tags, no offsets, no shutdown, no tagged fields.
+    body += b"\x01\x01\x01" + _compact("process") + b"\xff" + b"\x01\x00\x00" + b"\x00" + b"\x00"
+    header = struct.pack(">hhihc", 88, 0, 1, 1, b"t") + b"\x00"
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), 20) as connection:
+        connection.sendall(struct.pack(">i", len(header) + len(body)) + header + body)
+        answer = connection.recv(4096)
+    # Size, correlation id, tagged fields and throttle time come before the error code.
+    assert answer[13:15] == b"\x00\x00", answer
+
+
+def _compact(text: str) -> bytes:
+    data = text.encode()
+    return bytes([len(data) + 1]) + data
 
 
 def descriptions(jars: KafkaJars, address: str) -> dict[str, list[str]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord log import` of the folders of a real Kafka 4.3.1 broker: what is served then is what Kafka served."""
+"""`kcoord log import` of the folders of real Kafka brokers: what is served then is what Kafka served."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.confluent import PolledConsumer, produce
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_jars import KafkaJars
 from tests.support.kcoord_process import FAST, KcoordProcess
-from tests.support.migration import descriptions, read_committed, use_everything
+from tests.support.migration import descriptions, read_committed, use_everything, use_other_groups
 
 pytestmark = pytest.mark.java
 
@@ -24,14 +24,15 @@ def jars() -> KafkaJars:
     return KafkaJars()
 
 
-@pytest.fixture(scope="module")
-def kafka(jars: KafkaJars, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+@pytest.fixture(scope="module", params=["4.3.1", "4.4.0"])
+def kafka(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     folder = tmp_path_factory.mktemp("kafka")
     broker = KafkaBroker(
-        jars,
+        KafkaJars(request.param),
         folder,
         offsets_topic_num_partitions="5",
         transaction_state_log_num_partitions="2",
+        share_coordinator_state_topic_num_partitions="2",
         group_min_session_timeout_ms="1000",
     )
     yield broker
@@ -42,6 +43,7 @@ def test_groups_offsets_topics_and_data_are_served_as_kafka_served_them(
     kafka: KafkaBroker, jars: KafkaJars, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pending = use_everything(kafka.address)
+    use_other_groups(jars, kafka.address)
     before = descriptions(jars, kafka.address)
     kafka.stop()
     assert main(["log", "verify", str(kafka.data)]) == 0
@@ -54,6 +56,9 @@ def test_groups_offsets_topics_and_data_are_served_as_kafka_served_them(
     said = capsys.readouterr().out
     assert re.search(r"transactional offsets left out: never decided +1", said)
     assert re.search(r"open transactions in topics ended +1", said)
+    assert re.search(r"kept, but not served: share group records +[1-9]", said)
+    assert re.search(r"kept, but not served: streams group records +[1-9]", said)
+    assert re.search(r"left out: internal topic __share_group_state +1", said)
     broker.start()
     try:
         after = descriptions(jars, broker.address)
