@@ -1381,6 +1381,50 @@ class ConsumerGroupDescribeResponse(Message):
         unknown_tagged_fields: TaggedFields = ...,
     ) -> None: ...
 
+class ConsumerGroupHeartbeatNewPartitionsResponse(Message):
+    class TopicPartitions(Struct):
+        topic_id: bytes
+        partitions: list[int]
+        new_partitions: list[int]
+        def __init__(
+            self,
+            *,
+            topic_id: bytes = ...,
+            partitions: list[int] = ...,
+            new_partitions: list[int] = ...,
+            unknown_tagged_fields: TaggedFields = ...,
+        ) -> None: ...
+
+    class Assignment(Struct):
+        topic_partitions: list[ConsumerGroupHeartbeatNewPartitionsResponse.TopicPartitions]
+        def __init__(
+            self,
+            *,
+            topic_partitions: list[ConsumerGroupHeartbeatNewPartitionsResponse.TopicPartitions] = ...,
+            unknown_tagged_fields: TaggedFields = ...,
+        ) -> None: ...
+
+    name: ClassVar[str]
+    throttle_time_ms: int
+    error_code: int
+    error_message: str | None
+    member_id: str | None
+    member_epoch: int
+    heartbeat_interval_ms: int
+    assignment: ConsumerGroupHeartbeatNewPartitionsResponse.Assignment | None
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        member_id: str | None = ...,
+        member_epoch: int = ...,
+        heartbeat_interval_ms: int = ...,
+        assignment: ConsumerGroupHeartbeatNewPartitionsResponse.Assignment | None = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
 class ConsumerGroupHeartbeatRequest(Message):
     class TopicPartitions(Struct):
         topic_id: bytes

@@ -211,7 +211,7 @@ def schema_paths() -> dict[str, Path]:
         package = Path(__file__).parent
         installed = package / "_schemas"
         folder = installed if installed.is_dir() else package.parent / "schemas"
-        _paths.update((path.stem, path) for path in folder.glob("*/*.json"))
+        _paths.update((path.stem, path) for path in folder.glob("**/*.json"))
     return _paths
 
 

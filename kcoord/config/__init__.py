@@ -6,6 +6,7 @@ from __future__ import annotations
 from kcoord.config.broker_config import BROKER_KEYS, BrokerConfig
 from kcoord.config.group_config import GROUP_KEYS, GroupConfig, check_group_configs
 from kcoord.config.key import ConfigError, ConfigKey, ConfigType, ConfigValue, UpdateMode, value_to_string
+from kcoord.config.kip1327 import Kip1327Form
 from kcoord.config.listeners import Listener, SecurityProtocol
 from kcoord.config.properties import merge_properties, parse_properties
 from kcoord.config.topic_config import TOPIC_CONFIG_SYNONYMS, TOPIC_KEYS, TopicConfig, check_topic_configs
@@ -21,6 +22,7 @@ __all__ = [
     "ConfigType",
     "ConfigValue",
     "GroupConfig",
+    "Kip1327Form",
     "Listener",
     "SecurityProtocol",
     "TopicConfig",

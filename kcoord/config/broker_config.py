@@ -14,6 +14,7 @@ from kcoord.config.group_coordinator_keys import GROUP_COORDINATOR_KEYS
 from kcoord.config.ignored_keys import IGNORED_KEYS
 from kcoord.config.kcoord_keys import KCOORD_KEYS
 from kcoord.config.key import ConfigError, ConfigKey, ConfigValue, key_table
+from kcoord.config.kip1327 import Kip1327Form, form_of
 from kcoord.config.listeners import Listener, SecurityProtocol, parse_listeners, parse_protocol_map
 from kcoord.config.log_keys import LOG_KEYS
 from kcoord.config.server_keys import JMX_REPORTER, SERVER_KEYS
@@ -102,6 +103,7 @@ class BrokerConfig:
     kcoord_bootstrap_features: list[str]
     kcoord_client_telemetry_endpoint: str
     kcoord_kip1327_enable: bool
+    kcoord_kip1327_revisions: list[str]
     kcoord_log_flush_policy: str
     kcoord_fast_paths_enable: bool
     kcoord_metadata_cache_enable: bool
@@ -305,6 +307,10 @@ class BrokerConfig:
     def takes_client_telemetry(self) -> bool:
         """Whether clients may push metrics: where something is named that takes them, as in Kafka."""
         return bool(self.kcoord_client_telemetry_endpoint) or any(one != JMX_REPORTER for one in self.metric_reporters)
+
+    def kip1327_form(self, software_name: str) -> Kip1327Form:
+        """The form of KIP-1327 for a client whose software has this name; empty if the client gives none."""
+        return form_of(software_name, self.kcoord_kip1327_revisions) if self.kcoord_kip1327_enable else Kip1327Form.OFF
 
     @property
     def open_listeners(self) -> list[Listener]:

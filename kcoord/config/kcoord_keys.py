@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from kcoord.config.key import ConfigKey, ConfigType, Importance, ListOf, Matches, OneOf, UpdateMode, at_least, between
+from kcoord.config.kip1327 import DEFAULT_REVISIONS, REVISION_ENTRY
 
 FEATURE_LEVELS = ("group.version=0", "group.version=1", *(f"transaction.version={level}" for level in range(3)))
 
@@ -49,7 +50,18 @@ KCOORD_KEYS: tuple[ConfigKey, ...] = (
         True,
         None,
         Importance.MEDIUM,
-        "Offer the API versions that KIP-1327 adds (creation times of groups and partitions).",
+        "Offer the API versions that KIP-1327 adds (creation times of groups and partitions); false means "
+        "kcoord.kip1327.revisions=*:off.",
+    ),
+    ConfigKey(
+        "kcoord.kip1327.revisions",
+        ConfigType.LIST,
+        DEFAULT_REVISIONS,
+        Matches(REVISION_ENTRY, "entries of software-name:form or *:form, form off, creation-time or new-partitions"),
+        Importance.LOW,
+        "Which form of KIP-1327 each client is served, by the exact name of its software in ApiVersions v3 and later. "
+        "The first entry that matches decides; * matches every client, and alone matches clients that give no name; "
+        "a client that no entry matches is served off.",
     ),
     ConfigKey(
         "kcoord.log.flush.policy",

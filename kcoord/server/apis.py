@@ -12,9 +12,10 @@ import asyncio
 import importlib
 import logging
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
+from kcoord.config.kip1327 import Kip1327Form
 from protocol.api_keys import ApiKey, request_class
 from protocol.errors import Errors, KafkaError
 from protocol.headers import encode_response
@@ -36,7 +37,10 @@ KIP_1327_VERSIONS = {
     ApiKey.CONSUMER_GROUP_HEARTBEAT: 2,
     ApiKey.CONSUMER_GROUP_DESCRIBE: 2,
 }
-"""The first version of each API that KIP-1327 adds; `kcoord.kip1327.enable=false` hides them."""
+"""The first version of each API that KIP-1327 adds. Connections of the form `off` have none of them."""
+
+NEW_PARTITIONS_HANDLER = "consumer_group_heartbeat_new_partitions"
+"""The handler of ConsumerGroupHeartbeat for the form `new-partitions`, whose v2 has another layout."""
 
 UNSTABLE_VERSIONS = {ApiKey.INIT_PRODUCER_ID: 6}
 """The first version of each API that is not final in Kafka 4.3.1; `unstable.api.versions.enable` shows them."""
@@ -93,7 +97,7 @@ Produce lists versions 0 to 2 for the sake of old librdkafka, and refuses them.
 """
 
 TELEMETRY_APIS = (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
-"""Served always. ApiVersions lists them only if something takes the metrics that clients push, as in Kafka 4.3.1."""
+"""Served always, but not always listed."""
 
 FIRST_LISTED_VERSIONS = {ApiKey.OFFSET_COMMIT: 2}
 """Where ApiVersions begins later than what is served: as in Kafka's list. Clients that send OffsetCommit v1 are older
@@ -107,7 +111,7 @@ ErrorFunction = Callable[["Message", KafkaError, int], "Message"]
 class Api:
     """One served API: the versions that clients may use, and its handler, which is imported when it is first needed."""
 
-    __slots__ = ("_error_response", "_handle", "is_listed", "key", "versions")
+    __slots__ = ("_error_response", "_handle", "_handler", "key", "versions")
 
     def __init__(
         self,
@@ -115,12 +119,11 @@ class Api:
         versions: range,
         handle: HandleFunction | None = None,
         error_response: ErrorFunction | None = None,
-        *,
-        is_listed: bool = True,
+        handler: str | None = None,
     ) -> None:
         self.key = key
         self.versions = versions
-        self.is_listed = is_listed
+        self._handler = handler or key.name.lower()
         self._handle = handle
         self._error_response = error_response
 
@@ -132,7 +135,7 @@ class Api:
     def functions(self) -> tuple[HandleFunction, ErrorFunction]:
         """`handle` and `error_response` of the handler."""
         if self._handle is None or self._error_response is None:
-            module = importlib.import_module(f"kcoord.server.handlers.{self.key.name.lower()}")
+            module = importlib.import_module(f"kcoord.server.handlers.{self._handler}")
             self._handle, self._error_response = module.handle, module.error_response
         return self._handle, self._error_response
 
@@ -190,13 +193,27 @@ class BoundApi:
 
 
 class ApiTable:
-    """All served APIs in the order of their keys; `bound` is the lookup of the request path."""
+    """All served APIs in the order of their keys, in one form of KIP-1327; `bound` is the lookup of the request path.
 
-    __slots__ = ("_bound", "apis")
+    `siblings` are the tables of the other forms, which other connections of the same broker use.
+    """
 
-    def __init__(self, apis: Iterable[Api]) -> None:
+    __slots__ = ("_bound", "_siblings", "apis", "form")
+
+    def __init__(
+        self,
+        apis: Iterable[Api],
+        form: Kip1327Form = Kip1327Form.CREATION_TIME,
+        siblings: Mapping[Kip1327Form, ApiTable] | None = None,
+    ) -> None:
         self.apis: dict[int, Api] = {int(api.key): api for api in sorted(apis, key=lambda api: api.key)}
+        self.form = form
+        self._siblings: Mapping[Kip1327Form, ApiTable] = siblings if siblings is not None else {}
         self._bound: dict[bytes, BoundApi] = {}
+
+    def in_form(self, form: Kip1327Form) -> ApiTable:
+        """The table of the same broker for connections of that form."""
+        return self._siblings.get(form, self)
 
     def bound(self, key_and_version: bytes) -> BoundApi | None:
         """The API named by the first four bytes of a request, None where it is not served in that version."""
@@ -218,15 +235,23 @@ class ApiTable:
 
 
 def build_api_table(config: BrokerConfig) -> ApiTable:
-    """The APIs that a broker with this configuration serves."""
+    """The APIs that a broker with this configuration serves to a client that has not named itself yet."""
     versions = dict(SERVED_VERSIONS)
-    if not config.kcoord_kip1327_enable:
-        for key, first in KIP_1327_VERSIONS.items():
-            versions[key] = range(versions[key].start, first)
     if not config.unstable_api_versions_enable:
         for key, first in UNSTABLE_VERSIONS.items():
             versions[key] = range(versions[key].start, first)
-    return ApiTable(
-        Api(key, served, is_listed=config.takes_client_telemetry or key not in TELEMETRY_APIS)
-        for key, served in versions.items()
-    )
+    tables: dict[Kip1327Form, ApiTable] = {}
+    for form in Kip1327Form:
+        tables[form] = ApiTable(_apis_in_form(form, versions), form, tables)
+    return tables[config.kip1327_form("")]
+
+
+def _apis_in_form(form: Kip1327Form, versions: Mapping[ApiKey, range]) -> Iterable[Api]:
+    for key, served in versions.items():
+        first = KIP_1327_VERSIONS.get(key)
+        if first is None or form is Kip1327Form.CREATION_TIME:
+            yield Api(key, served)
+        elif form is Kip1327Form.NEW_PARTITIONS and key is ApiKey.CONSUMER_GROUP_HEARTBEAT:
+            yield Api(key, served, handler=NEW_PARTITIONS_HANDLER)
+        else:
+            yield Api(key, range(served.start, first))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from kcoord.server.commit_memo import CommitMemo
 from kcoord.server.exchange import CloseConnection, Exchange, KnownExchange
 from kcoord.server.fetch_memo import FetchMemo
+from kcoord.server.foreign_protocol import guess_protocol
 from kcoord.server.heartbeat_memo import HEARTBEAT_KEYS, HeartbeatMemo
 from kcoord.server.metadata_answers import METADATA_KEYS, MetadataAnswers
 from kcoord.server.request_context import RequestContext
@@ -29,7 +30,7 @@ from protocol.framing import FrameReader
 from protocol.headers import decode_request_header
 
 if TYPE_CHECKING:
-    from kcoord.server.apis import BoundApi
+    from kcoord.server.apis import ApiTable, BoundApi
     from kcoord.server.broker import Broker
     from kcoord.server.client_telemetry import ClientFacts
     from protocol.messages import HeartbeatResponse, Message
@@ -95,7 +96,7 @@ class KafkaConnection(asyncio.Protocol):
     def __init__(self, owner: ConnectionOwner) -> None:
         self._owner = owner
         self._broker = owner.broker
-        self._apis = owner.broker.apis
+        self.apis = owner.broker.apis
         self._heartbeats: HeartbeatMemo | None = None
         self._commits: CommitMemo | None = None
         self._fetches: FetchMemo | None = None
@@ -126,6 +127,18 @@ class KafkaConnection(asyncio.Protocol):
         self._frame_started: float | None = None
         self._unread_bytes = 0
         self._last_taken = 0.0
+
+    def identify(self, software_name: str, software_version: str) -> None:
+        """Chooses the form of KIP-1327; answers that were remembered in another form are forgotten."""
+        self.software = (software_name, software_version)
+        form = self._broker.config.kip1327_form(software_name)
+        if form is not self.apis.form:
+            self._use_apis(self._broker.apis.in_form(form))
+            if self._heartbeats is not None:
+                self._heartbeats.forget_all()
+
+    def _use_apis(self, apis: ApiTable) -> None:
+        self.apis = apis
 
     def _open_short_cuts(self) -> None:
         """By the low byte of the API key; the memos compare all of it."""
@@ -299,7 +312,12 @@ class KafkaConnection(asyncio.Protocol):
             answer: bytes | KnownExchange | None = None
             if short_cut is not None:
                 answer = short_cut.answer(frame, now_ms)
-            elif frame[1] in METADATA_KEYS and self._metadata_answers is not None:
+            elif (
+                frame[1] in METADATA_KEYS
+                and self._metadata_answers is not None
+                # The answers are shared with connections that are served other versions.
+                and self.apis.bound(frame[:4]) is not None
+            ):
                 answer = self._metadata_answers.answer(frame, self._broker.image)
             if answer is not None:
                 if type(answer) is bytes and not self._exchanges:
@@ -321,7 +339,7 @@ class KafkaConnection(asyncio.Protocol):
             self._exchanges.append(exchange)
 
     def _process_generally(self, frame: bytes, now_ms: int) -> None:
-        bound = self._apis.bound(bytes(frame[:4]))
+        bound = self.apis.bound(bytes(frame[:4]))
         if bound is None:
             self._process_unserved(frame)
             return
@@ -403,7 +421,7 @@ class KafkaConnection(asyncio.Protocol):
         self._flush_soon()
 
     def error_answer(self, frame: bytes, error: KafkaError) -> bytes:
-        bound = self._apis.bound(frame[:4])
+        bound = self.apis.bound(frame[:4])
         assert bound is not None, "a request that took a short cut is one that is served"
         header, offset = decode_request_header(frame)
         request, _ = bound.decode_prefix(frame, offset, bound.version)
@@ -479,15 +497,3 @@ class KafkaConnection(asyncio.Protocol):
         if self._transport is not None:
             self._flush()
             self._transport.close()
-
-
-_HTTP_METHODS = (b"GET ", b"POST", b"PUT ", b"HEAD", b"DELE", b"OPTI", b"CONN", b"PATC", b"PRI ")
-
-
-def guess_protocol(data: bytes) -> str:
-    """What else the bytes may be: a client with the wrong settings is the usual reason for nonsense on the port."""
-    if data[:2] == b"\x16\x03":
-        return " (looks like a TLS handshake: the client uses SSL, this listener is PLAINTEXT)"
-    if data[:4] in _HTTP_METHODS:
-        return " (looks like HTTP)"
-    return ""

@@ -3,7 +3,8 @@
 
 Heartbeats of a member differ in nothing but the correlation id. So the bytes behind it are the key, and an answer is
 repeated as long as `RepeatableReply.repeat` proves that a full run would give it too (see `coordinator.group.steady`).
-One memo per connection: what else an answer depends on, the client's address, is the same for all of its requests.
+One memo per connection: what else an answer depends on, the client's address, is the same for all of its requests. The
+form of KIP-1327 may change when the client names its software again; the connection then forgets all answers.
 `kcoord.fast.paths.enable=false` switches it off, for debugging.
 """
 
@@ -46,6 +47,10 @@ class HeartbeatMemo:
             return head + frame[_BEFORE_ID:_AFTER_ID] + tail
         del self._entries[frame[_AFTER_ID:]]
         return None
+
+    def forget_all(self) -> None:
+        """The same requests get other answers from now on."""
+        self._entries.clear()
 
     def remember(self, groups: GroupService, frame: bytes, request: Message, answer: bytes) -> None:
         """Keep the answer that `frame` was just given at once and without error."""

@@ -4,7 +4,8 @@
 Such an answer depends on the request, the listener, static configs and the metadata image alone (dynamic configs come
 with an image). So the bytes but for the correlation id are the key, one listener has one cache, and every answer goes
 when `Broker.image` is another object: a topic, config, feature or broker has changed, or the metadata log was read
-again. Only what was answered at once is kept, never what created a topic. Authorization will have to join the key.
+again. A connection asks only in versions that it is served (`kcoord.kip1327.revisions`). Only what was answered at
+once is kept, never what created a topic. Authorization will have to join the key.
 `kcoord.metadata.cache.enable=false` switches it off, for debugging.
 """
 

@@ -11,10 +11,12 @@ import os
 from base64 import urlsafe_b64encode
 from typing import TYPE_CHECKING, Protocol
 
+from kcoord.config.kip1327 import Kip1327Form
 from kcoord.coordinator.result import OperationContext
 from protocol.api_keys import ApiKey
 
 if TYPE_CHECKING:
+    from kcoord.server.apis import ApiTable
     from kcoord.server.client_telemetry import ClientFacts
 
 _UUID_BYTES = 16
@@ -74,12 +76,22 @@ def candidate_id() -> str:
 
 
 class ClientConnection(Protocol):
-    """What a connection knows about its client. `software` is its name and version, as ApiVersions tells them."""
+    """What a connection knows about its client. `software` is the name and version that the client gave in ApiVersions;
+    `apis` is what the broker serves to that software.
+    """
 
     remote_host: str
     remote_port: int
-    software: tuple[str, str]
     facts: ClientFacts | None
+
+    @property
+    def software(self) -> tuple[str, str]: ...
+
+    @property
+    def apis(self) -> ApiTable: ...
+
+    def identify(self, software_name: str, software_version: str) -> None:
+        """The client has named its software, perhaps not for the first time."""
 
 
 class RequestContext:
@@ -118,6 +130,11 @@ class RequestContext:
         self.principal = principal
         self.now_ms = now_ms
         self.connection = connection
+
+    @property
+    def kip1327_form(self) -> Kip1327Form:
+        """What the connection sees of KIP-1327; requests of other workers, which have no connection, see nothing."""
+        return self.connection.apis.form if self.connection is not None else Kip1327Form.OFF
 
     def client_facts(self) -> ClientFacts:
         """What is known about the client of the connection; the same object as long as that lasts."""

@@ -36,7 +36,10 @@ class InstrumentedConnection(KafkaConnection):
         assert isinstance(owner, InstrumentedListener)
         self.monitor = owner.monitor
         self.gone = asyncio.Event()
-        self._apis = InstrumentedApis(owner.broker.apis, self)
+        self._use_apis(owner.broker.apis)
+
+    def _use_apis(self, apis: ApiTable) -> None:
+        super()._use_apis(InstrumentedApis(apis, self))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -66,7 +69,7 @@ class InstrumentedApis(ApiTable):
     __slots__ = ("_connection",)
 
     def __init__(self, apis: ApiTable, connection: InstrumentedConnection) -> None:
-        super().__init__(apis.apis.values())
+        super().__init__(apis.apis.values(), apis.form)
         self._connection = connection
 
     def new_bound(self, api: Api, version: int) -> BoundApi:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ApiVersions: the served APIs, taken from the table that serves them, and the features (KIP-584) from the metadata
-image.
+image. The name of the client's software chooses the table (`kcoord.kip1327.revisions`).
 
 A client that asks in a version we do not know (KIP-511) gets a v0 answer with UNSUPPORTED_VERSION and the range of
 ApiVersions itself.
@@ -12,12 +12,15 @@ import re
 from typing import TYPE_CHECKING
 
 from kcoord.metadata.records import SUPPORTED_FEATURES
+from kcoord.server.apis import TELEMETRY_APIS
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
 from protocol.headers import encode_response
 from protocol.messages import ApiVersionsRequest, ApiVersionsResponse
 
 if TYPE_CHECKING:
+    from kcoord.config import BrokerConfig
+    from kcoord.server.apis import ApiTable
     from kcoord.server.broker import Broker
     from kcoord.server.request_context import RequestContext
 
@@ -34,11 +37,13 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 def handle(broker: Broker, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
     if context.api_version >= FIRST_VERSION_WITH_SOFTWARE_NAME and not _is_valid(request):
         raise KafkaError(Errors.INVALID_REQUEST)
+    apis = broker.apis
     if context.connection is not None:
-        context.connection.software = (request.client_software_name, request.client_software_version)
+        context.connection.identify(request.client_software_name, request.client_software_version)
+        apis = context.connection.apis
     image = broker.image
     return ApiVersionsResponse(
-        api_keys=_listed(broker),
+        api_keys=listed_versions(apis, broker.config),
         supported_features=_supported_features(context.api_version),
         finalized_features_epoch=image.epoch,
         finalized_features=[
@@ -54,13 +59,14 @@ def _is_valid(request: ApiVersionsRequest) -> bool:
     return _SOFTWARE.fullmatch(name) is not None and _SOFTWARE.fullmatch(version) is not None
 
 
-def _listed(broker: Broker) -> list[ApiVersionsResponse.ApiVersion]:
+def listed_versions(apis: ApiTable, config: BrokerConfig) -> list[ApiVersionsResponse.ApiVersion]:
+    """The telemetry APIs are listed only if something takes the metrics that clients push, as in Kafka 4.3.1."""
     return [
         ApiVersionsResponse.ApiVersion(
             api_key=api.key, min_version=api.listed_versions.start, max_version=api.listed_versions.stop - 1
         )
-        for api in broker.apis.apis.values()
-        if api.is_listed
+        for api in apis.apis.values()
+        if config.takes_client_telemetry or api.key not in TELEMETRY_APIS
     ]
 
 

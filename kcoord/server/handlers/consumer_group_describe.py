@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ConsumerGroupDescribe (KIP-848): asks each group's shard and answers in the order of the request; v2 adds KIP-1327's
-creation time.
+creation time. Connections of the form `creation-time` get it in v1, too, as a tagged field of each group.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kcoord.server.broker import map_reply
 from kcoord.server.handlers.fan_out import ask_each_shard
+from kcoord.server.kip1327 import creation_time_tag, has_creation_time_tag
 from protocol.api_keys import ApiKey
 from protocol.errors import KafkaError
 from protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
@@ -50,6 +51,9 @@ def handle(
             for group in groups:
                 if group.error_code == 0:
                     group.authorized_operations = GROUP_OPERATIONS
+        if has_creation_time_tag(context):
+            for group in groups:
+                group.unknown_tagged_fields = creation_time_tag(group.group_creation_time_ms)
         return ConsumerGroupDescribeResponse(groups=groups)
 
     answers = ask_each_shard(broker, context, request.group_ids, operation, lambda group: group.group_id, failed)

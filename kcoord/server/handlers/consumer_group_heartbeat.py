@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ConsumerGroupHeartbeat (KIP-848): the group's shard decides everything; v2 adds the creation times of KIP-1327."""
+"""ConsumerGroupHeartbeat (KIP-848): the group's shard decides everything; v2 adds the creation times of KIP-1327.
+
+Connections of the form `creation-time` get the group's creation time in v1, too, as a tagged field.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kcoord.server.broker import map_reply
+from kcoord.server.kip1327 import creation_time_tag, has_creation_time_tag
 from protocol.api_keys import ApiKey
 from protocol.errors import KafkaError
 from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
@@ -31,7 +36,13 @@ def handle(
 
     # A member without an id can only be a first heartbeat of v0, the one case in which the shard makes an id.
     needs_id = not request.member_id
-    return broker.groups.run(request.group_id, operation, context.operation_context(candidate=needs_id))
+    reply = broker.groups.run(request.group_id, operation, context.operation_context(candidate=needs_id))
+    return map_reply(reply, _with_creation_time_tag) if has_creation_time_tag(context) else reply
+
+
+def _with_creation_time_tag(response: ConsumerGroupHeartbeatResponse) -> ConsumerGroupHeartbeatResponse:
+    response.unknown_tagged_fields = creation_time_tag(response.group_creation_time_ms)
+    return response
 
 
 def error_response(

@@ -8,7 +8,7 @@ import pkgutil
 
 import pytest
 
-from kcoord.config import BrokerConfig
+from kcoord.config import BrokerConfig, Kip1327Form
 from kcoord.server import handlers
 from kcoord.server.apis import KIP_1327_VERSIONS, SERVED_VERSIONS, UNSTABLE_VERSIONS, build_api_table
 from kcoord.server.peer_listener import PEER_APIS
@@ -73,3 +73,15 @@ def test_kip_1327_can_be_hidden() -> None:
     for key, first in KIP_1327_VERSIONS.items():
         assert table.apis[key].versions.stop == first
         assert SERVED_VERSIONS[key].stop == first + 1
+        for form in Kip1327Form:
+            assert (table.in_form(form).apis[key].versions.stop == first) == (
+                form is Kip1327Form.OFF
+                or (form is Kip1327Form.NEW_PARTITIONS and key is not ApiKey.CONSUMER_GROUP_HEARTBEAT)
+            )
+
+
+def test_a_client_without_a_name_sees_what_the_configuration_says() -> None:
+    for form in Kip1327Form:
+        config = BrokerConfig.from_properties({"kcoord.kip1327.revisions": f"a:off,*:{form.value}"})
+        assert build_api_table(config).form is form
+        assert build_api_table(config).in_form(form).form is form

@@ -20,6 +20,7 @@ from kcoord.metadata.image import CLIENT_METRICS_RESOURCE, ImageBuilder, Metadat
 from kcoord.server import client_telemetry
 from kcoord.server.apis import TELEMETRY_APIS, build_api_table
 from kcoord.server.client_telemetry import ClientFacts, ClientTelemetry, is_protobuf
+from kcoord.server.handlers.api_versions import listed_versions
 from kcoord.server.telemetry_exporter import TelemetryExporter
 from protocol.compression import Compression
 from protocol.errors import Errors, KafkaError
@@ -273,8 +274,11 @@ def test_protobuf(data: bytes, expected: bool) -> None:
     ],
 )
 def test_the_apis_are_listed_if_something_takes_metrics(settings: dict[str, str], listed: bool) -> None:
-    table = build_api_table(BrokerConfig.from_properties(settings))
-    assert [table.apis[key].is_listed for key in TELEMETRY_APIS] == [listed, listed]
+    config = BrokerConfig.from_properties(settings)
+    table = build_api_table(config)
+    keys = {version.api_key for version in listed_versions(table, config)}
+    assert [key in keys for key in TELEMETRY_APIS] == [listed, listed]
+    assert all(key in table.apis for key in TELEMETRY_APIS)
 
 
 class Collector(HTTPServer):

@@ -14,7 +14,8 @@ from typing import Any, cast
 import pytest
 
 from kcoord.server.apis import Api, ApiTable
-from kcoord.server.connection import FRAMES_PER_TURN, MAX_IN_FLIGHT_REQUESTS, KafkaConnection, guess_protocol
+from kcoord.server.connection import FRAMES_PER_TURN, MAX_IN_FLIGHT_REQUESTS, KafkaConnection
+from kcoord.server.foreign_protocol import guess_protocol
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
 from protocol.framing import FrameReader

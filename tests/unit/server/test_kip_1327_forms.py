@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forms of KIP-1327, byte for byte: requests and responses are written by hand from the two texts.
+
+A connection takes its form from the name that its client gives in ApiVersions v3 and later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from struct import pack
+
+import pytest
+
+from kcoord.coordinator.result import CoordinatorRecord
+from kcoord.metadata.image import ImageBuilder
+from kcoord.server.connection import KafkaConnection
+from kcoord.server.metadata_answers import MetadataAnswers
+from protocol.api_keys import ApiKey
+from protocol.errors import Errors
+from protocol.messages import ApiVersionsResponse, FeatureLevelRecord, Message, PartitionRecord, TopicRecord
+from tests.unit.server.harness import Harness
+from tests.unit.server.test_connection import FakeTransport
+
+METADATA, API_VERSIONS, HEARTBEAT, DESCRIBE, DESCRIBE_TOPICS = 3, 18, 68, 69, 75
+TOPIC_ID = bytes(range(16))
+GROUP_MS = 1_700_000_000_000
+GROUP_MS_BYTES = bytes.fromhex("0000018bcfe56800")
+HIGHEST = {
+    "off": (1, 1, 13, 0),
+    "creation-time": (2, 2, 14, 1),
+    "new-partitions": (2, 1, 13, 0),
+}
+"""Heartbeat, describe, Metadata, DescribeTopicPartitions."""
+EPOCH = 4
+"""The group's third epoch is that of a first member, who has left."""
+REVISIONS = "later:new-partitions,apache:off,text:creation-time,text:off,*:creation-time"
+
+
+class Owner:
+    """Stands for the listener."""
+
+    listener_name = "PLAINTEXT"
+    max_frame_bytes = max_request_bytes = max_unread_bytes = 100_000
+
+    def __init__(self, harness: Harness, answers: MetadataAnswers | None, has_fast_paths: bool) -> None:
+        self.broker = harness.broker
+        self.metadata_answers = answers
+        self.has_fast_paths = has_fast_paths
+        self.reports: list[str] = []
+
+    def admit(self, connection: KafkaConnection, host: str) -> bool:
+        return True
+
+    def forget(self, connection: KafkaConnection) -> None:
+        """Nothing is kept."""
+
+    def report(self, text: str) -> None:
+        self.reports.append(text)
+
+
+class Client:
+    """A connection that bytes are written to."""
+
+    def __init__(
+        self, harness: Harness, answers: MetadataAnswers | None = None, *, has_fast_paths: bool = True
+    ) -> None:
+        self.owner = Owner(harness, answers, has_fast_paths)
+        self.transport = FakeTransport()
+        self.connection = KafkaConnection(self.owner)
+        self.connection.connection_made(self.transport)
+
+    async def name(self, software: bytes) -> dict[int, int]:
+        """ApiVersions v3; returns the highest versions."""
+        body = compact(software) + compact(b"1.0") + b"\x00"
+        answer = await self.ask(API_VERSIONS, 3, body, flexible_answer=False)
+        response = ApiVersionsResponse.decode(answer, 3)
+        assert response.error_code == 0
+        return {api.api_key: api.max_version for api in response.api_keys}
+
+    async def ask(self, key: int, version: int, body: bytes, *, flexible_answer: bool = True) -> bytes:
+        """The body of the answer; nothing if there is none."""
+        head = pack(">hhi", key, version, 7) + pack(">h", 1) + b"c" + b"\x00"
+        self.transport.writes.clear()
+        self.connection.data_received(pack(">i", len(head) + len(body)) + head + body)
+        for _ in range(60):
+            await asyncio.sleep(0)
+        answer = b"".join(self.transport.writes)
+        if not answer:
+            return b""
+        assert answer[:8] == pack(">ii", len(answer) - 4, 7)
+        return answer[9:] if flexible_answer else answer[8:]
+
+
+def compact(text: bytes) -> bytes:
+    return bytes([len(text) + 1]) + text
+
+
+def heartbeat(member: bytes, epoch: int) -> bytes:
+    """v1 and v2: a member that joins says everything, a steady one nothing."""
+    joins = epoch == 0
+    return (
+        compact(b"g")
+        + compact(member)
+        + pack(">i", epoch)
+        + b"\x00\x00"  # no instance id, no rack
+        + pack(">i", 45_000 if joins else -1)
+        + (b"\x02" + compact(b"t") if joins else b"\x00")  # names
+        + b"\x00\x00"  # no regex, no assignor
+        + (b"\x01" if joins else b"\x00")  # owns nothing, or says nothing
+        + b"\x00"
+    )
+
+
+def joined(group_time: bytes, tags_of_topic: bytes, tags_of_response: bytes = b"\x00") -> bytes:
+    """The answer to the first member of the group: all three partitions."""
+    return (
+        pack(">ih", 0, 0)  # throttle time, error
+        + b"\x00"  # no message
+        + compact(b"member-1")
+        + pack(">ii", EPOCH, 5000)  # epoch, interval
+        + group_time
+        + b"\x01"  # an assignment
+        + b"\x02"
+        + TOPIC_ID
+        + b"\x04"
+        + pack(">iii", 0, 1, 2)
+        + tags_of_topic
+        + b"\x00"  # tags of the assignment
+        + tags_of_response
+    )
+
+
+ONE_IS_NEW = b"\x01" + b"\x00" + b"\x05" + b"\x02" + pack(">i", 2)
+"""One tagged field, tag 0, 5 bytes: an array of one int32."""
+GROUP_TIME_TAG = b"\x01" + b"\xf8\x55" + b"\x08" + GROUP_MS_BYTES
+"""One tagged field, tag 11000, 8 bytes."""
+
+
+def unchanged(group_time: bytes, tags_of_response: bytes = b"\x00") -> bytes:
+    """The answer to a steady member: no assignment."""
+    head = pack(">ih", 0, 0) + b"\x00" + compact(b"member-1") + pack(">ii", EPOCH, 5000)
+    return head + group_time + b"\xff" + tags_of_response
+
+
+def failed(error: Errors, message: bytes, group_time: bytes) -> bytes:
+    head = pack(">ih", 0, error) + compact(message) + b"\x00" + pack(">ii", 0, 0)
+    return head + group_time + b"\xff" + b"\x00"
+
+
+async def new_harness() -> Harness:
+    harness = Harness(kcoord_kip1327_revisions=REVISIONS)
+    harness.now = GROUP_MS
+    records: list[Message] = [
+        FeatureLevelRecord(name="group.version", feature_level=1),
+        TopicRecord(name="t", topic_id=TOPIC_ID),
+    ]
+    records += [
+        PartitionRecord(partition_id=number, topic_id=TOPIC_ID, replicas=[1], isr=[1], leader=1, creation_time_ms=at_ms)
+        for number, at_ms in enumerate((-1, GROUP_MS - 1, GROUP_MS - 1))
+    ]
+    harness.broker.image = harness.image = ImageBuilder.of(CoordinatorRecord(None, record) for record in records)
+    await harness.open()
+    first = Client(harness)
+    assert await first.ask(HEARTBEAT, 1, heartbeat(b"member-0", 0))
+    assert await first.ask(HEARTBEAT, 1, heartbeat(b"member-0", -1))
+    set_creation_times(harness)
+    return harness
+
+
+def set_creation_times(harness: Harness) -> None:
+    """Partition 0 is of an unknown time, 1 of the group's, 2 is newer. The group is there already, so that it is not
+    made later than them.
+    """
+    builder = ImageBuilder(harness.image)
+    for number, at_ms in enumerate((-1, GROUP_MS, GROUP_MS + 1)):
+        record = PartitionRecord(
+            partition_id=number, topic_id=TOPIC_ID, replicas=[1], isr=[1], leader=1, creation_time_ms=at_ms
+        )
+        builder.replay(CoordinatorRecord(None, record))
+    harness.broker.image = harness.image = builder.build()
+    harness.groups.publish(harness.image)
+
+
+UNKNOWN_TIME_BYTES = b"\xff" * 8
+
+
+@pytest.mark.parametrize(
+    ("software", "version", "expected", "steady", "unknown_member_time"),
+    [
+        (b"later", 2, joined(b"", ONE_IS_NEW), unchanged(b""), b""),
+        (b"later", 1, joined(b"", b"\x00"), unchanged(b""), b""),
+        (b"apache", 1, joined(b"", b"\x00"), unchanged(b""), b""),
+        (b"text", 2, joined(GROUP_MS_BYTES, b"\x00"), unchanged(GROUP_MS_BYTES), UNKNOWN_TIME_BYTES),
+        (b"text", 1, joined(b"", b"\x00", GROUP_TIME_TAG), unchanged(b"", GROUP_TIME_TAG), b""),
+        (b"text", 0, joined(b"", b"\x00"), unchanged(b""), b""),
+        (b"later", 0, joined(b"", b"\x00"), unchanged(b""), b""),
+    ],
+    ids=["later-2", "later-1", "apache-1", "text-2", "text-1", "text-0", "later-0"],
+)
+@pytest.mark.parametrize("has_fast_paths", [True, False])
+async def test_the_heartbeat_of_each_form(
+    software: bytes, version: int, expected: bytes, steady: bytes, unknown_member_time: bytes, has_fast_paths: bool
+) -> None:
+    client = Client(await new_harness(), has_fast_paths=has_fast_paths)
+    await client.name(software)
+    first = heartbeat(b"member-1", 0)
+    assert (await client.ask(HEARTBEAT, version, first if version else first_of_v0(first))).hex() == expected.hex()
+    for _ in range(3):
+        body = heartbeat(b"member-1", EPOCH)
+        got = await client.ask(HEARTBEAT, version, body if version else first_of_v0(body))
+        assert got.hex() == steady.hex()
+    body = heartbeat(b"nobody", EPOCH)
+    got = await client.ask(HEARTBEAT, version, body if version else first_of_v0(body))
+    message = got[7 : 6 + got[6]]  # the text is our own
+    assert got.hex() == failed(Errors.UNKNOWN_MEMBER_ID, message, unknown_member_time).hex()
+
+
+def first_of_v0(body: bytes) -> bytes:
+    """v0 has no regular expression: one null less before the assignor."""
+    return body[:-3] + body[-2:]
+
+
+@pytest.mark.parametrize("software", [b"", b"later", b"apache", b"text", b"another"])
+async def test_each_form_has_its_versions_and_no_others(software: bytes) -> None:
+    harness = await new_harness()
+    form = {b"later": "new-partitions", b"apache": "off"}.get(software, "creation-time")
+    keys = (HEARTBEAT, DESCRIBE, METADATA, DESCRIBE_TOPICS)
+    if software:
+        versions = await Client(harness).name(software)
+        assert tuple(versions[key] for key in keys) == HIGHEST[form]
+    for key, highest in zip(keys, HIGHEST[form], strict=True):
+        client = Client(harness)
+        if software:
+            await client.name(software)
+        assert client.connection.apis.bound(pack(">hh", key, highest)) is not None
+        assert await client.ask(key, highest + 1, b"\x00") == b""
+        assert client.owner.reports == [f"192.0.2.7:4711: closing, {ApiKey(key).name} v{highest + 1} is not served"]
+
+
+async def test_a_connection_that_names_itself_again_gets_the_other_form() -> None:
+    client = Client(await new_harness())
+    steady = heartbeat(b"member-1", EPOCH)
+    await client.ask(HEARTBEAT, 2, heartbeat(b"member-1", 0))
+    for _ in range(2):
+        assert await client.ask(HEARTBEAT, 2, steady) == unchanged(GROUP_MS_BYTES)
+        assert await client.ask(HEARTBEAT, 1, steady) == unchanged(b"", GROUP_TIME_TAG)
+        await client.name(b"later")
+        assert await client.ask(HEARTBEAT, 2, steady) == unchanged(b"")
+        assert await client.ask(HEARTBEAT, 1, steady) == unchanged(b"")
+        # Earlier versions give no name: that is * again.
+        await client.ask(API_VERSIONS, 0, b"")
+    await client.name(b"apache")
+    assert await client.ask(HEARTBEAT, 2, steady) == b""
+
+
+async def test_a_name_that_is_not_valid_changes_nothing() -> None:
+    client = Client(await new_harness())
+    await client.name(b"later")
+    await client.ask(API_VERSIONS, 3, compact(b"-bad-") + compact(b"1") + b"\x00", flexible_answer=False)
+    assert client.connection.software == ("later", "1.0")
+    assert client.connection.apis.form.value == "new-partitions"
+
+
+async def test_metadata_from_memory_is_not_given_to_another_form() -> None:
+    harness = await new_harness()
+    answers = MetadataAnswers()
+    body = b"\x02" + bytes(16) + b"\x02t" + b"\x00" + b"\x00\x00" + b"\x00"  # topic t, no creation, no operations
+    text, off = Client(harness, answers), Client(harness, answers)
+    await off.name(b"apache")
+    with_times = await text.ask(METADATA, 14, body)
+    assert b"\x01\x00\x08" + pack(">q", GROUP_MS + 1) in with_times
+    assert await text.ask(METADATA, 14, body) == with_times
+    assert await off.ask(METADATA, 13, body) == await text.ask(METADATA, 13, body)
+    assert await off.ask(METADATA, 14, body) == b""
+
+
+def described(group_time: bytes, tags: bytes) -> bytes:
+    """Describe of the group without members."""
+    return (
+        pack(">i", 0)
+        + b"\x02"
+        + pack(">h", 0)
+        + b"\x00"
+        + compact(b"g")
+        + compact(b"Empty")
+        + pack(">ii", 3, 2)
+        + compact(b"uniform")
+        + b"\x01"  # no members
+        + group_time
+        + pack(">i", -(2**31))
+        + tags
+        + b"\x00"
+    )
+
+
+@pytest.mark.parametrize(
+    ("software", "version", "expected"),
+    [
+        (b"text", 2, described(GROUP_MS_BYTES, b"\x00")),
+        (b"text", 1, described(b"", GROUP_TIME_TAG)),
+        (b"text", 0, described(b"", b"\x00")),
+        (b"later", 1, described(b"", b"\x00")),
+        (b"apache", 1, described(b"", b"\x00")),
+    ],
+    ids=["text-2", "text-1", "text-0", "later-1", "apache-1"],
+)
+async def test_the_description_of_each_form(software: bytes, version: int, expected: bytes) -> None:
+    client = Client(await new_harness())
+    await client.name(software)
+    got = await client.ask(DESCRIBE, version, b"\x02" + compact(b"g") + b"\x00" + b"\x00")
+    assert got.hex() == expected.hex()
+
+
+async def test_a_group_that_does_not_exist_has_no_tag() -> None:
+    client = Client(await new_harness())
+    got = await client.ask(DESCRIBE, 1, b"\x02" + compact(b"none") + b"\x00" + b"\x00")
+    assert b"\xf8\x55" not in got
+    assert got.endswith(pack(">i", -(2**31)) + b"\x00" + b"\x00")
