@@ -86,11 +86,11 @@ model-check: $(RUN) ## all states of small groups, a million of them (STATES=100
 conformance: $(DEV) ## the dialogues recorded from Apache Kafka 4.3.1 against a fresh kcoord (needs SHARED=../shared)
 	$(BIN)/python -m pytest -q tests/conformance $(ARGS)
 
-vectors: $(RUN) ## decode and encode the byte vectors of Apache Kafka's own serializers (needs SHARED=../shared)
-	$(BIN)/python -m protocol.vectors $(SHARED)/kafka-facts/vectors.jsonl.gz
+vectors: $(RUN) ## decode and encode the byte vectors of Apache Kafka 4.3.1's and 4.4.0's serializers (needs SHARED=../shared)
+	$(BIN)/python -m protocol.vectors $(SHARED)/kafka-facts/vectors.jsonl.gz $(SHARED)/kafka-facts-4.4.0/vectors.jsonl.gz
 
-schemas-check: $(RUN) ## compare schemas/ with the wire layouts of Apache Kafka 4.3.1 (needs SHARED=../shared)
-	$(BIN)/python $(SHARED)/tools/check_schemas.py schemas
+schemas-check: $(RUN) ## compare schemas/ with the wire layouts of Apache Kafka 4.4.0 (needs SHARED=../shared)
+	$(BIN)/python $(SHARED)/tools/check_schemas.py schemas $(SHARED)/kafka-facts-4.4.0
 
 bench: $(DEV) ## figures of docs/performance.md, about 10 minutes (ARGS="requests storm --json FILE" for some)
 	@$(COMPILE)

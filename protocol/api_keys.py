@@ -11,7 +11,7 @@ from protocol.messages import message_class
 
 
 class ApiKey(IntEnum):
-    """Every API of Kafka 4.3.1; not all have schemas here."""
+    """Every API of Kafka 4.4.0; not all have schemas here."""
 
     PRODUCE = 0
     FETCH = 1
@@ -106,6 +106,8 @@ class ApiKey(IntEnum):
     DESCRIBE_SHARE_GROUP_OFFSETS = 90
     ALTER_SHARE_GROUP_OFFSETS = 91
     DELETE_SHARE_GROUP_OFFSETS = 92
+    STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE = 93
+    UNREGISTER_CONTROLLER = 94
 
 
 def request_class(api_key: int) -> type[Message]:

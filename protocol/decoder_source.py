@@ -15,6 +15,7 @@ from typing import Final
 
 from protocol.message import Message, Struct
 from protocol.primitives import (
+    MAX_ARRAY_ELEMENTS,
     MAX_TAGGED_FIELDS,
     RunStructs,
     decode_compact_bytes,
@@ -207,7 +208,7 @@ class _DecoderSource(Source):
 
     def _elements(self, field: FieldSchema, target: str, flexible: bool) -> None:
         size = self.min_bytes(field)
-        with self.block(f"if n{f' * {size}' if size > 1 else ''} > e - p:"):
+        with self.block(f"if n{f' * {size}' if size > 1 else ''} > e - p or n > {MAX_ARRAY_ELEMENTS}:"):
             self.line("raise ValueError")
         code = FIXED_TYPES.get(field.element_type)
         if code == "16s":

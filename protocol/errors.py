@@ -162,6 +162,9 @@ class Errors(IntEnum):
     STREAMS_INVALID_TOPOLOGY_EPOCH = 131, False, "The streams topology has another epoch."
     STREAMS_TOPOLOGY_FENCED = 132, False, "The streams topology has been replaced by a newer one."
     SHARE_SESSION_LIMIT_REACHED = 133, True, "The broker holds as many share sessions as it can."
+    GROUP_DELETION_FAILED = 134, False, "The group could not be deleted; the error message of its result says why."
+    STREAMS_TOPOLOGY_DESCRIPTION_UPDATE_FAILED = 135, False, "The broker could not process the topology description."
+    CONTROLLER_ID_NOT_REGISTERED = 136, False, "No controller is registered with that id."
 
 
 class KafkaError(Exception):

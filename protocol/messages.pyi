@@ -20,6 +20,22 @@ class AbortTransactionRecord(Message):
         unknown_tagged_fields: TaggedFields = ...,
     ) -> None: ...
 
+class AbortedTxn(Message):
+    name: ClassVar[str]
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+    def __init__(
+        self,
+        *,
+        producer_id: int = ...,
+        first_offset: int = ...,
+        last_offset: int = ...,
+        last_stable_offset: int = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
 class AccessControlEntryRecord(Message):
     name: ClassVar[str]
     id: bytes
@@ -778,11 +794,15 @@ class ApiVersionsRequest(Message):
     name: ClassVar[str]
     client_software_name: str
     client_software_version: str
+    cluster_id: str | None
+    node_id: int
     def __init__(
         self,
         *,
         client_software_name: str = ...,
         client_software_version: str = ...,
+        cluster_id: str | None = ...,
+        node_id: int = ...,
         unknown_tagged_fields: TaggedFields = ...,
     ) -> None: ...
 
@@ -2248,11 +2268,13 @@ class DeleteGroupsResponse(Message):
     class DeletableGroupResult(Struct):
         group_id: str
         error_code: int
+        error_message: str | None
         def __init__(
             self,
             *,
             group_id: str = ...,
             error_code: int = ...,
+            error_message: str | None = ...,
             unknown_tagged_fields: TaggedFields = ...,
         ) -> None: ...
 
@@ -6322,11 +6344,13 @@ class TransactionLogValue(Message):
 class TxnOffsetCommitRequest(Message):
     class TxnOffsetCommitRequestTopic(Struct):
         name: str
+        topic_id: bytes
         partitions: list[TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition]
         def __init__(
             self,
             *,
             name: str = ...,
+            topic_id: bytes = ...,
             partitions: list[TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition] = ...,
             unknown_tagged_fields: TaggedFields = ...,
         ) -> None: ...
@@ -6351,7 +6375,7 @@ class TxnOffsetCommitRequest(Message):
     group_id: str
     producer_id: int
     producer_epoch: int
-    generation_id: int
+    generation_id_or_member_epoch: int
     member_id: str
     group_instance_id: str | None
     topics: list[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic]
@@ -6362,7 +6386,7 @@ class TxnOffsetCommitRequest(Message):
         group_id: str = ...,
         producer_id: int = ...,
         producer_epoch: int = ...,
-        generation_id: int = ...,
+        generation_id_or_member_epoch: int = ...,
         member_id: str = ...,
         group_instance_id: str | None = ...,
         topics: list[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic] = ...,
@@ -6372,11 +6396,13 @@ class TxnOffsetCommitRequest(Message):
 class TxnOffsetCommitResponse(Message):
     class TxnOffsetCommitResponseTopic(Struct):
         name: str
+        topic_id: bytes
         partitions: list[TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition]
         def __init__(
             self,
             *,
             name: str = ...,
+            topic_id: bytes = ...,
             partitions: list[TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition] = ...,
             unknown_tagged_fields: TaggedFields = ...,
         ) -> None: ...
@@ -6438,6 +6464,40 @@ class UnregisterBrokerRequest(Message):
     ) -> None: ...
 
 class UnregisterBrokerResponse(Message):
+    name: ClassVar[str]
+    throttle_time_ms: int
+    error_code: int
+    error_message: str | None
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
+class UnregisterControllerRecord(Message):
+    name: ClassVar[str]
+    controller_id: int
+    def __init__(
+        self,
+        *,
+        controller_id: int = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
+class UnregisterControllerRequest(Message):
+    name: ClassVar[str]
+    controller_id: int
+    def __init__(
+        self,
+        *,
+        controller_id: int = ...,
+        unknown_tagged_fields: TaggedFields = ...,
+    ) -> None: ...
+
+class UnregisterControllerResponse(Message):
     name: ClassVar[str]
     throttle_time_ms: int
     error_code: int

@@ -12,8 +12,10 @@ from typing import Final
 
 MAX_STRING_BYTES: Final = 0x7FFF
 MAX_LENGTH: Final = 0x7FFF_FFFF
-MAX_TAGGED_FIELDS: Final = 1000
-"""In one struct. Kafka's messages have a handful; the limit is for bytes made to fill memory with unknown ones."""
+MAX_ARRAY_ELEMENTS: Final = 1_000_000
+"""The largest array that Kafka 4.4 decodes. Older releases limit arrays only by the size of the message."""
+MAX_TAGGED_FIELDS: Final = 10_000
+"""In one struct, as in Kafka 4.4. Messages have a handful; the limit stops bytes that fill memory with unknown ones."""
 _MAX_UINT32: Final = 0xFFFF_FFFF
 _MAX_UINT64: Final = 0xFFFF_FFFF_FFFF_FFFF
 _MAX_CACHED_RUN: Final = 256

@@ -14,7 +14,14 @@ from typing import Any, Final, TypeVar
 from protocol.encoder_source import encode_tags
 from protocol.errors import DecodeError, EncodeError, UnsupportedFieldError
 from protocol.message import Message, Struct
-from protocol.primitives import MAX_LENGTH, MAX_STRING_BYTES, MAX_TAGGED_FIELDS, decode_uvarint, encode_uvarint
+from protocol.primitives import (
+    MAX_ARRAY_ELEMENTS,
+    MAX_LENGTH,
+    MAX_STRING_BYTES,
+    MAX_TAGGED_FIELDS,
+    decode_uvarint,
+    encode_uvarint,
+)
 from protocol.schema import FIXED_TYPES, INT_RANGES, FieldSchema, StructSchema
 from protocol.source import FIXED_BYTES, Source
 
@@ -101,6 +108,8 @@ class _Decoder:
         remaining = len(self.data) - self.position
         if count * self._layout.min_bytes(field) > remaining:
             raise DecodeError(f"{count} elements announced, {remaining} bytes left", path)
+        if count > MAX_ARRAY_ELEMENTS:
+            raise DecodeError(f"{count} elements, allowed are {MAX_ARRAY_ELEMENTS}", path)
         return [self._value(field, flexible, f"{path}[{i}]", nullable=False) for i in range(count)]
 
     def _fixed(self, code: str, path: str) -> Any:

@@ -81,5 +81,5 @@ def _commit(
         topics=[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name="topic-0", partitions=[partition])],
     )
     if names_member:
-        request.member_id, request.generation_id = member_id, epoch
+        request.member_id, request.generation_id_or_member_epoch = member_id, epoch
     return ApiKey.TXN_OFFSET_COMMIT, random.choice((3, 5)), request

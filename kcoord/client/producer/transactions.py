@@ -212,7 +212,7 @@ class Transactions:
             group_id=group.group_id,
             producer_id=self._sequences.producer_id,
             producer_epoch=self._sequences.producer_epoch,
-            generation_id=group.member_epoch,
+            generation_id_or_member_epoch=group.member_epoch,
             member_id=group.member_id,
             group_instance_id=group.group_instance_id,
             topics=[

@@ -201,7 +201,11 @@ def _may_commit_in_transaction(group: Group | None, request: TxnOffsetCommitRequ
     """Group metadata is optional here (KIP-447): it is checked where any of it is given. Observed in Kafka 4.3.1: a
     wrong epoch is ILLEGAL_GENERATION in groups of both types.
     """
-    generation, member_id, instance_id = request.generation_id, request.member_id, request.group_instance_id
+    generation, member_id, instance_id = (
+        request.generation_id_or_member_epoch,
+        request.member_id,
+        request.group_instance_id,
+    )
     if group is None:
         if generation >= 0:
             raise KafkaError(Errors.ILLEGAL_GENERATION, f"Group {request.group_id} does not exist.")

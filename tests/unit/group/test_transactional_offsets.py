@@ -38,7 +38,7 @@ def request_of(
         group_id=group,
         producer_id=producer.producer_id,
         producer_epoch=producer.producer_epoch,
-        generation_id=generation,
+        generation_id_or_member_epoch=generation,
         member_id=member,
         group_instance_id=instance,
         topics=[topic],
