@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kcoord.config import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, ConfigKey, value_to_string
+from kcoord.config.unneeded_keys import WITHOUT_EFFECT
 
 EMPTY = '""'
 
@@ -20,9 +21,13 @@ file, environment variables (`KCOORD_` and the key in capitals with `_` for `.`:
 Keys, types, defaults and ranges are Kafka's; keys that begin with `kcoord.` are our own. A bad value ends the start
 with the key, the value and what is allowed. Keys of Kafka that mean nothing here (replication, KRaft quorums ...) are
 checked, described, and named in one log line, so that any `server.properties` loads; the last section lists them.
+These end the start instead, since they promise a protection that there is not: a non-empty `authorizer.class.name`, a
+listener whose security protocol is not PLAINTEXT, and a `principal.builder.class` other than Kafka's own.
 
-*Dynamic* keys can be changed while the broker runs (`kafka-configs --alter --entity-type brokers`). *Inert* topic
-keys are stored and described, but change nothing here. This file is made by `make generate`.
+*Dynamic* keys can be changed while the broker runs (`kafka-configs --alter --entity-type brokers`), and take effect at
+once; any other broker key is refused there. Keys for one listener (`listener.name.NAME.KEY`) are kept and described, in
+the file and by `--alter`, without effect. *Inert* topic keys are stored and described, but change nothing here. This
+file is made by `make generate`.
 """
 
 
@@ -38,6 +43,11 @@ def row(key: ConfigKey) -> str:
     return f"| `{key.name}` | {key.type.name.lower()} | {default} | {allowed} | {text} |"
 
 
+def reason(key: ConfigKey) -> str:
+    text = key.doc.removeprefix(WITHOUT_EFFECT)
+    return text[0].upper() + text[1:]
+
+
 def table(title: str, keys: Mapping[str, ConfigKey]) -> str:
     rows = [row(key) for _, key in sorted(keys.items()) if not key.internal]
     head = ["| key | type | default | allowed | meaning |", "|---|---|---|---|---|"]
@@ -47,7 +57,8 @@ def table(title: str, keys: Mapping[str, ConfigKey]) -> str:
 def configuration() -> str:
     own = {name: key for name, key in BROKER_KEYS.items() if name.startswith("kcoord.")}
     kafkas = {name: key for name, key in BROKER_KEYS.items() if key.honoured and name not in own}
-    inert = sorted(name for name, key in BROKER_KEYS.items() if not key.honoured)
+    inert = [key for _, key in sorted(BROKER_KEYS.items()) if not key.honoured]
+    explained = {key.name: key for key in inert if key.doc.startswith(WITHOUT_EFFECT)}
     return "".join(
         [
             HEAD,
@@ -55,7 +66,10 @@ def configuration() -> str:
             table("Broker", kafkas),
             table("Topics (`kafka-configs --entity-type topics`)", TOPIC_KEYS),
             table("Groups (`kafka-configs --entity-type groups`)", GROUP_KEYS),
-            "\n## Accepted without effect\n\n" + ", ".join(f"`{name}`" for name in inert) + "\n",
+            "\n## Accepted without effect\n\nThese keys mean nothing here, because:\n\n| key | reason |\n|---|---|\n",
+            "".join(f"| `{name}` | {cell(reason(key))} |\n" for name, key in explained.items()),
+            "\nNor do these, of replication, quorums, tiered storage, security and groups of other kinds:\n\n",
+            ", ".join(f"`{key.name}`" for key in inert if key.name not in explained) + "\n",
         ]
     )
 

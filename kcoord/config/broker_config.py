@@ -19,9 +19,10 @@ from kcoord.config.listeners import Listener, SecurityProtocol, parse_listeners,
 from kcoord.config.log_keys import LOG_KEYS
 from kcoord.config.server_keys import JMX_REPORTER, SERVER_KEYS
 from kcoord.config.transaction_keys import TRANSACTION_KEYS
+from kcoord.config.unneeded_keys import UNNEEDED_KEYS
 
 BROKER_KEYS: Mapping[str, ConfigKey] = key_table(
-    GROUP_COORDINATOR_KEYS, SERVER_KEYS, LOG_KEYS, TRANSACTION_KEYS, KCOORD_KEYS, IGNORED_KEYS
+    GROUP_COORDINATOR_KEYS, SERVER_KEYS, LOG_KEYS, TRANSACTION_KEYS, KCOORD_KEYS, UNNEEDED_KEYS, IGNORED_KEYS
 )
 """Every broker key that is known: Kafka's and kcoord's own."""
 
@@ -69,9 +70,7 @@ class BrokerConfig:
     compression_lz4_level: int
     compression_type: str
     compression_zstd_level: int
-    connection_failed_authentication_delay_ms: int
     connections_max_idle_ms: int
-    connections_max_reauth_ms: int
     controller_listener_names: list[str]
     default_replication_factor: int
     delete_topic_enable: bool
@@ -91,14 +90,12 @@ class BrokerConfig:
     group_consumer_session_timeout_ms: int
     group_coordinator_append_linger_ms: int
     group_coordinator_background_threads: int
-    group_coordinator_cached_buffer_max_bytes: int
     group_coordinator_rebalance_protocols: list[str]
     group_coordinator_threads: int
     group_initial_rebalance_delay_ms: int
     group_max_session_timeout_ms: int
     group_max_size: int
     group_min_session_timeout_ms: int
-    inter_broker_listener_name: str | None
     kcoord_assignor_inline_ms: int
     kcoord_bootstrap_features: list[str]
     kcoord_client_telemetry_endpoint: str
@@ -139,7 +136,6 @@ class BrokerConfig:
     log_message_timestamp_after_max_ms: int
     log_message_timestamp_before_max_ms: int
     log_message_timestamp_type: str
-    log_preallocate: bool
     log_retention_bytes: int
     log_retention_check_interval_ms: int
     log_retention_hours: int
@@ -158,51 +154,36 @@ class BrokerConfig:
     max_incremental_fetch_session_cache_slots: int
     max_request_partition_size_limit: int
     message_max_bytes: int
-    metadata_log_dir: str | None
     metadata_log_segment_bytes: int
     metric_reporters: list[str]
     min_insync_replicas: int
     node_id: int
     num_partitions: int
-    num_recovery_threads_per_data_dir: int
     offset_metadata_max_bytes: int
     offsets_commit_timeout_ms: int
-    offsets_load_buffer_size: int
     offsets_retention_check_interval_ms: int
     offsets_retention_minutes: int
     offsets_topic_compression_codec: int
     offsets_topic_num_partitions: int
     offsets_topic_replication_factor: int
     offsets_topic_segment_bytes: int
-    process_roles: list[str]
+    principal_builder_class: str
     producer_id_expiration_check_interval_ms: int
     producer_id_expiration_ms: int
-    queued_max_request_bytes: int
-    queued_max_requests: int
     quota_window_num: int
     quota_window_size_seconds: int
-    sasl_enabled_mechanisms: list[str]
-    sasl_oauthbearer_expected_audience: list[str]
-    sasl_oauthbearer_expected_issuer: str | None
-    sasl_oauthbearer_jwks_endpoint_url: str | None
-    sasl_server_max_receive_size: int
     socket_listen_backlog_size: int
     socket_receive_buffer_bytes: int
     socket_request_max_bytes: int
     socket_send_buffer_bytes: int
     telemetry_max_bytes: int
-    transaction_abort_timed_out_transaction_cleanup_interval_ms: int
     transaction_max_timeout_ms: int
     transaction_partition_verification_enable: bool
     transaction_remove_expired_transaction_cleanup_interval_ms: int
-    transaction_state_log_load_buffer_size: int
-    transaction_state_log_min_isr: int
     transaction_state_log_num_partitions: int
     transaction_state_log_replication_factor: int
     transaction_state_log_segment_bytes: int
-    transaction_two_phase_commit_enable: bool
     transactional_id_expiration_ms: int
-    unclean_leader_election_enable: bool
     unstable_api_versions_enable: bool
 
     def __init__(self, explicit: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kcoord.config.key import ConfigError
 from kcoord.config.listeners import check_bindable
+from kcoord.config.security import check_security
 from kcoord.config.workers import check_workers
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def check_broker_config(config: BrokerConfig) -> None:
         _check_group_kind(config, kind)
     _check_assignors(config)
     _check_listeners(config)
+    check_security(config)
     check_workers(config)
     _check_limits(config)
 
@@ -104,8 +106,8 @@ def _check_listeners(config: BrokerConfig) -> None:
                 f"Invalid value {shown} for configuration advertised.listeners: "
                 f"clients cannot connect to {one.host}, give a name or address that they can reach"
             )
-    inter_broker = config.inter_broker_listener_name
-    if inter_broker is not None and inter_broker.upper() not in names:
+    inter_broker = config.value("inter.broker.listener.name")
+    if isinstance(inter_broker, str) and inter_broker.upper() not in names:
         raise ConfigError(
             f"Invalid value {inter_broker} for configuration inter.broker.listener.name: "
             f"it must be one of {', '.join(sorted(names))}"
@@ -113,7 +115,7 @@ def _check_listeners(config: BrokerConfig) -> None:
 
 
 def _check_limits(config: BrokerConfig) -> None:
-    queued, socket = config.queued_max_request_bytes, config.socket_request_max_bytes
+    queued, socket = _number(config, "queued.max.request.bytes"), config.socket_request_max_bytes
     if queued > 0 and queued < socket:
         raise ConfigError(
             f"Invalid value {queued} for configuration queued.max.request.bytes: "

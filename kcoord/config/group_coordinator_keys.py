@@ -12,6 +12,7 @@ from kcoord.config.key import (
     OneOf,
     UpdateMode,
     at_least,
+    between,
 )
 
 STRING = ConfigType.STRING
@@ -138,8 +139,8 @@ GROUP_COORDINATOR_KEYS: tuple[ConfigKey, ...] = (
         -1,
         at_least(-1),
         MEDIUM,
-        "How long coordinator writes are gathered before they are flushed; -1 flushes as soon as the disk is "
-        "free, 0 gathers nothing.",
+        "How long a write of the coordinator waits for others to join it; -1 waits only while others keep coming, 0 "
+        "never.",
     ),
     ConfigKey(
         "group.coordinator.background.threads",
@@ -148,15 +149,6 @@ GROUP_COORDINATOR_KEYS: tuple[ConfigKey, ...] = (
         at_least(1),
         HIGH,
         "Threads for work that must not delay requests, such as matching regular expressions.",
-    ),
-    ConfigKey(
-        "group.coordinator.cached.buffer.max.bytes",
-        INT,
-        1048588,
-        at_least(524288),
-        MEDIUM,
-        "Largest write buffer that is kept for the next write.",
-        update_mode=CLUSTER_WIDE,
     ),
     ConfigKey(
         "group.coordinator.rebalance.protocols",
@@ -206,15 +198,8 @@ GROUP_COORDINATOR_KEYS: tuple[ConfigKey, ...] = (
         5000,
         at_least(1),
         HIGH,
-        "A coordinator write that is not durable after this time fails.",
-    ),
-    ConfigKey(
-        "offsets.load.buffer.size",
-        INT,
-        5242880,
-        at_least(1),
-        HIGH,
-        "How much is read at a time while a coordinator partition is loaded.",
+        "A request whose write to the coordinator's log is not done after this time is answered with "
+        "COORDINATOR_NOT_AVAILABLE; this is looked at once a second.",
     ),
     ConfigKey(
         "offsets.retention.check.interval.ms",
@@ -236,9 +221,10 @@ GROUP_COORDINATOR_KEYS: tuple[ConfigKey, ...] = (
         "offsets.topic.compression.codec",
         INT,
         0,
-        None,
+        between(0, 4),
         HIGH,
-        "Compression of coordinator batches: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd.",
+        "Compression of what the coordinator writes: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd. Markers of transactions "
+        "are not compressed.",
     ),
     ConfigKey(
         "offsets.topic.num.partitions",

@@ -156,12 +156,6 @@ IGNORED_KEYS: tuple[ConfigKey, ...] = (
     _ignored("num.network.threads", INT, 3, at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE),
     _ignored("num.replica.alter.log.dirs.threads", INT, None, importance=HIGH),
     _ignored("num.replica.fetchers", INT, 1, at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE),
-    _ignored(
-        "principal.builder.class",
-        CLASS,
-        "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder",
-        update_mode=PER_BROKER,
-    ),
     _ignored("producer.purgatory.purge.interval.requests", INT, 1000),
     _ignored("remote.fetch.max.wait.ms", INT, 500, at_least(1), update_mode=CLUSTER_WIDE),
     _ignored("remote.list.offsets.request.timeout.ms", LONG, 30000, at_least(1), update_mode=CLUSTER_WIDE),

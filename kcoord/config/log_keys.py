@@ -227,15 +227,6 @@ LOG_KEYS: tuple[ConfigKey, ...] = (
         update_mode=CLUSTER_WIDE,
     ),
     ConfigKey(
-        "log.preallocate",
-        BOOLEAN,
-        False,
-        None,
-        MEDIUM,
-        "Whether segment files are allocated in full when they are made.",
-        update_mode=CLUSTER_WIDE,
-    ),
-    ConfigKey(
         "log.retention.bytes",
         LONG,
         -1,
@@ -319,7 +310,7 @@ LOG_KEYS: tuple[ConfigKey, ...] = (
         60000,
         at_least(0),
         HIGH,
-        "Time between the removal of a segment and the removal of its file.",
+        "Time between the removal of a segment by retention, or of a topic, and the removal of its files.",
         update_mode=CLUSTER_WIDE,
     ),
     ConfigKey(
@@ -331,7 +322,6 @@ LOG_KEYS: tuple[ConfigKey, ...] = (
         "Largest record batch that is accepted.",
         update_mode=CLUSTER_WIDE,
     ),
-    ConfigKey("metadata.log.dir", STRING, None, None, HIGH, "Folder of the metadata log; by default the data folder."),
     ConfigKey(
         "metadata.log.segment.bytes",
         INT,
@@ -346,26 +336,7 @@ LOG_KEYS: tuple[ConfigKey, ...] = (
         1,
         at_least(1),
         HIGH,
-        "In-sync replicas that a write with acks=all needs. More than 1 refuses such writes, since there is "
-        "one broker.",
-        update_mode=CLUSTER_WIDE,
-    ),
-    ConfigKey(
-        "num.recovery.threads.per.data.dir",
-        INT,
-        2,
-        at_least(1),
-        HIGH,
-        "Threads for recovery at the start.",
-        update_mode=CLUSTER_WIDE,
-    ),
-    ConfigKey(
-        "unclean.leader.election.enable",
-        BOOLEAN,
-        False,
-        None,
-        HIGH,
-        "Whether a replica that is not in sync may lead; means nothing on one broker.",
+        "In-sync replicas that a write with acks=all needs; at most as many as the topic has.",
         update_mode=CLUSTER_WIDE,
     ),
 )

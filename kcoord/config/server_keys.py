@@ -7,7 +7,7 @@ from kcoord.config.key import (
     ConfigKey,
     ConfigType,
     Importance,
-    ListOf,
+    Range,
     UpdateMode,
     at_least,
 )
@@ -24,6 +24,7 @@ PER_BROKER = UpdateMode.PER_BROKER
 CLUSTER_WIDE = UpdateMode.CLUSTER_WIDE
 
 JMX_REPORTER = "org.apache.kafka.common.metrics.JmxReporter"
+DEFAULT_PRINCIPAL_BUILDER = "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder"
 
 SERVER_KEYS: tuple[ConfigKey, ...] = (
     ConfigKey(
@@ -40,7 +41,8 @@ SERVER_KEYS: tuple[ConfigKey, ...] = (
         "",
         None,
         LOW,
-        "Class name of the authorizer; empty means that everything is allowed.",
+        "Class name of the authorizer. Only empty is allowed, so that everybody may do everything; the start with any "
+        "other value is refused.",
     ),
     ConfigKey(
         "auto.create.topics.enable",
@@ -53,28 +55,12 @@ SERVER_KEYS: tuple[ConfigKey, ...] = (
     ConfigKey("broker.id", INT, -1, None, HIGH, "Older name of node.id."),
     ConfigKey("broker.rack", STRING, None, None, MEDIUM, "Rack of this broker, told to clients in Metadata."),
     ConfigKey(
-        "connection.failed.authentication.delay.ms",
-        INT,
-        100,
-        at_least(0),
-        LOW,
-        "Delay before a connection is closed whose authentication failed.",
-    ),
-    ConfigKey(
         "connections.max.idle.ms",
         LONG,
         600000,
         None,
         MEDIUM,
         "A connection without requests for this long is closed, and one that takes nothing of its answers.",
-    ),
-    ConfigKey(
-        "connections.max.reauth.ms",
-        LONG,
-        0,
-        None,
-        MEDIUM,
-        "Longest life of a SASL session before the client must authenticate again; 0 switches this off.",
     ),
     ConfigKey(
         "controller.listener.names",
@@ -95,14 +81,6 @@ SERVER_KEYS: tuple[ConfigKey, ...] = (
     ),
     ConfigKey("delete.topic.enable", BOOLEAN, True, None, HIGH, "Whether topics can be deleted."),
     ConfigKey("fetch.max.bytes", INT, 57671680, at_least(1024), MEDIUM, "Largest answer to one Fetch request."),
-    ConfigKey(
-        "inter.broker.listener.name",
-        STRING,
-        None,
-        None,
-        MEDIUM,
-        "Listener whose address is registered for traffic between brokers.",
-    ),
     ConfigKey(
         "listener.security.protocol.map",
         STRING,
@@ -176,28 +154,14 @@ SERVER_KEYS: tuple[ConfigKey, ...] = (
     ConfigKey("node.id", INT, 1, at_least(0), HIGH, "Number of this node."),
     ConfigKey("num.partitions", INT, 1, at_least(1), MEDIUM, "Partitions of topics that do not ask for a number."),
     ConfigKey(
-        "process.roles",
-        LIST,
-        ["broker", "controller"],
-        ListOf(("broker", "controller")),
-        HIGH,
-        "Roles of this process. It is always broker and controller in one.",
-    ),
-    ConfigKey(
-        "queued.max.request.bytes",
-        LONG,
-        -1,
+        "principal.builder.class",
+        ConfigType.CLASS,
+        DEFAULT_PRINCIPAL_BUILDER,
         None,
         MEDIUM,
-        "Most bytes of requests that wait for an answer; -1 sets no limit.",
-    ),
-    ConfigKey(
-        "queued.max.requests",
-        INT,
-        500,
-        at_least(1),
-        HIGH,
-        "Most requests under way before reading from connections pauses.",
+        "Class that makes a principal of a connection. Only Kafka's own is allowed, whose principal of a client that "
+        "does not authenticate is User:ANONYMOUS; the start with any other value is refused.",
+        update_mode=PER_BROKER,
     ),
     ConfigKey(
         "metric.reporters",
@@ -211,50 +175,25 @@ SERVER_KEYS: tuple[ConfigKey, ...] = (
     ),
     ConfigKey("quota.window.num", INT, 11, at_least(1), LOW, "Windows kept for quotas."),
     ConfigKey("quota.window.size.seconds", INT, 1, at_least(1), LOW, "Length of one quota window."),
-    ConfigKey(
-        "sasl.enabled.mechanisms",
-        LIST,
-        ["GSSAPI"],
-        None,
-        MEDIUM,
-        "SASL mechanisms that clients may use.",
-        update_mode=PER_BROKER,
-    ),
-    ConfigKey("sasl.oauthbearer.expected.audience", LIST, [], None, HIGH, "Audiences that an OAuth token must name."),
-    ConfigKey("sasl.oauthbearer.expected.issuer", STRING, None, None, HIGH, "Issuer that an OAuth token must name."),
-    ConfigKey(
-        "sasl.oauthbearer.jwks.endpoint.url",
-        STRING,
-        None,
-        None,
-        MEDIUM,
-        "Where the keys are that sign OAuth tokens.",
-    ),
-    ConfigKey(
-        "sasl.server.max.receive.size",
-        INT,
-        524288,
-        None,
-        MEDIUM,
-        "Largest request of a client that is not authenticated yet.",
-    ),
     ConfigKey("socket.listen.backlog.size", INT, 50, at_least(1), MEDIUM, "Connections that may wait to be accepted."),
     ConfigKey(
         "socket.receive.buffer.bytes",
         INT,
-        102400,
-        None,
+        -1,
+        Range(1, also=-1),
         HIGH,
-        "Receive buffer of sockets; -1 leaves it to the system.",
+        "Receive buffer of each connection; -1 leaves it to the system, which sizes it as a connection needs. Kafka's "
+        "default is 102400.",
     ),
     ConfigKey("socket.request.max.bytes", INT, 104857600, at_least(1), HIGH, "Largest request."),
     ConfigKey(
         "socket.send.buffer.bytes",
         INT,
-        102400,
-        None,
+        -1,
+        Range(1, also=-1),
         HIGH,
-        "Send buffer of sockets; -1 leaves it to the system.",
+        "Send buffer of each connection; -1 leaves it to the system, which sizes it as a connection needs. Kafka's "
+        "default is 102400.",
     ),
     ConfigKey(
         "telemetry.max.bytes", INT, 1048576, at_least(1), LOW, "Most bytes of metrics that a client may push at once."

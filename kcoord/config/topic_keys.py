@@ -74,7 +74,7 @@ TOPIC_CONFIG_KEYS: tuple[ConfigKey, ...] = (
         60000,
         at_least(0),
         MEDIUM,
-        "Time between the removal of a segment and the removal of its file.",
+        "Time between the removal of a segment by retention and the removal of its files.",
     ),
     ConfigKey(
         "flush.messages",
@@ -92,6 +92,7 @@ TOPIC_CONFIG_KEYS: tuple[ConfigKey, ...] = (
         THROTTLED_REPLICAS,
         MEDIUM,
         "Replicas whose copying is throttled on followers. Stored; means nothing on one broker.",
+        honoured=False,
     ),
     ConfigKey("index.interval.bytes", INT, 4096, at_least(0), MEDIUM, "Data between two entries of the offset index."),
     ConfigKey(
@@ -110,6 +111,7 @@ TOPIC_CONFIG_KEYS: tuple[ConfigKey, ...] = (
         THROTTLED_REPLICAS,
         MEDIUM,
         "Replicas whose copying is throttled on leaders. Stored; means nothing on one broker.",
+        honoured=False,
     ),
     ConfigKey(
         "local.retention.bytes",
@@ -118,6 +120,7 @@ TOPIC_CONFIG_KEYS: tuple[ConfigKey, ...] = (
         at_least(-2),
         MEDIUM,
         "Data kept locally when the rest is in tiered storage. Stored; there is no tiered storage.",
+        honoured=False,
     ),
     ConfigKey(
         "local.retention.ms",
@@ -126,6 +129,7 @@ TOPIC_CONFIG_KEYS: tuple[ConfigKey, ...] = (
         at_least(-2),
         MEDIUM,
         "Time that data is kept locally when the rest is in tiered storage. Stored; there is no tiered storage.",
+        honoured=False,
     ),
     ConfigKey(
         "max.compaction.lag.ms",
@@ -175,8 +179,7 @@ TOPIC_CONFIG_KEYS: tuple[ConfigKey, ...] = (
         1,
         at_least(1),
         MEDIUM,
-        "In-sync replicas that a write with acks=all needs. More than 1 refuses such writes, since there is "
-        "one broker.",
+        "In-sync replicas that a write with acks=all needs; at most as many as the topic has.",
     ),
     ConfigKey(
         "preallocate",
@@ -184,7 +187,8 @@ TOPIC_CONFIG_KEYS: tuple[ConfigKey, ...] = (
         False,
         None,
         MEDIUM,
-        "Whether segment files are allocated in full when they are made.",
+        "Stored; segment files grow with what is written to them.",
+        honoured=False,
     ),
     ConfigKey(
         "remote.log.copy.disable",
@@ -193,6 +197,7 @@ TOPIC_CONFIG_KEYS: tuple[ConfigKey, ...] = (
         None,
         MEDIUM,
         "Stops copying to tiered storage. Stored; there is no tiered storage.",
+        honoured=False,
     ),
     ConfigKey(
         "remote.log.delete.on.disable",
@@ -201,6 +206,7 @@ TOPIC_CONFIG_KEYS: tuple[ConfigKey, ...] = (
         None,
         MEDIUM,
         "Deletes tiered data when tiered storage is switched off. Stored; there is no tiered storage.",
+        honoured=False,
     ),
     ConfigKey(
         "remote.storage.enable",
@@ -222,6 +228,7 @@ TOPIC_CONFIG_KEYS: tuple[ConfigKey, ...] = (
         False,
         None,
         MEDIUM,
-        "Whether a replica that is not in sync may lead; means nothing on one broker.",
+        "Stored; there is one copy of each partition, which is always in sync.",
+        honoured=False,
     ),
 )

@@ -38,14 +38,6 @@ TRANSACTION_KEYS: tuple[ConfigKey, ...] = (
         update_mode=CLUSTER_WIDE,
     ),
     ConfigKey(
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
-        INT,
-        10000,
-        at_least(1),
-        LOW,
-        "How often transactions that ran too long are looked for.",
-    ),
-    ConfigKey(
         "transaction.max.timeout.ms",
         INT,
         900000,
@@ -71,22 +63,6 @@ TRANSACTION_KEYS: tuple[ConfigKey, ...] = (
         "How often expired transactional ids are looked for.",
     ),
     ConfigKey(
-        "transaction.state.log.load.buffer.size",
-        INT,
-        5242880,
-        at_least(1),
-        HIGH,
-        "How much is read at a time while a transaction coordinator partition is loaded.",
-    ),
-    ConfigKey(
-        "transaction.state.log.min.isr",
-        INT,
-        1,
-        at_least(1),
-        HIGH,
-        "min.insync.replicas of the transaction log. There is one broker, so it acts as 1.",
-    ),
-    ConfigKey(
         "transaction.state.log.num.partitions",
         INT,
         50,
@@ -109,14 +85,6 @@ TRANSACTION_KEYS: tuple[ConfigKey, ...] = (
         at_least(1),
         HIGH,
         "Segment size of the transaction coordinator's log.",
-    ),
-    ConfigKey(
-        "transaction.two.phase.commit.enable",
-        BOOLEAN,
-        False,
-        None,
-        LOW,
-        "Whether producers may take part in two-phase commits.",
     ),
     ConfigKey(
         "transactional.id.expiration.ms",

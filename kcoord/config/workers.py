@@ -88,9 +88,11 @@ def check_workers(config: BrokerConfig) -> None:
             f"Invalid value {','.join(config.kcoord_worker_racks)} for configuration {RACKS_KEY}: "
             f"there are {count} workers, and each needs a rack"
         )
-    if count == 1 and not ports:
-        return
-    _check_ports(config, count)
+    if count > 1 or ports:
+        _check_ports(config, count)
+    for number in sorted(config.of_workers):
+        # Before any worker starts: one of them alone would end with what the others do not have.
+        config.from_properties(worker_properties(config, number))
 
 
 def _check_ports(config: BrokerConfig, count: int) -> None:

@@ -152,7 +152,10 @@ def test_an_unusable_folder_is_told(tmp_path: Path) -> None:
     [
         ("group.max.size=none", ["group.max.size", "none"]),
         ("group.consumer.heartbeat.interval.ms=0", ["group.consumer.heartbeat.interval.ms", "0"]),
-        ("listeners=SSL://127.0.0.1:0", ["SSL"]),
+        ("listeners=SSL://127.0.0.1:0", ["listeners", "SSL://127.0.0.1:0", "only PLAINTEXT is served"]),
+        ("listener.security.protocol.map=PLAINTEXT:SASL_PLAINTEXT", ["listeners", "SASL_PLAINTEXT"]),
+        ("authorizer.class.name=org.example.Acls", ["authorizer.class.name", "org.example.Acls", "no authorizer"]),
+        ("principal.builder.class=org.example.Names", ["principal.builder.class", "org.example.Names", "ANONYMOUS"]),
         ("nonsense", ["nonsense", "key=value"]),
     ],
 )

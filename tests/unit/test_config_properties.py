@@ -68,8 +68,8 @@ def test_overrides() -> None:
 
 
 def test_precedence() -> None:
-    text = "num.partitions=2\nnode.id=2\nqueued.max.requests=2"
+    text = "num.partitions=2\nnode.id=2\nmax.connections=2"
     environ = {"KCOORD_NUM_PARTITIONS": "3", "KCOORD_NODE_ID": "3"}
     config = BrokerConfig.from_properties(merge_properties(text, environ, ["num.partitions=4"], BROKER_KEYS))
-    assert (config.num_partitions, config.node_id, config.queued_max_requests) == (4, 3, 2)
+    assert (config.num_partitions, config.node_id, config.max_connections) == (4, 3, 2)
     assert config.socket_listen_backlog_size == 50

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a configuration may ask of security: nothing yet that this broker would have to keep.
+
+A setting that promises protection and is not kept would leave a cluster open whose owner believes it closed, so the
+start with such a setting is refused. All of these refusals are here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from kcoord.config.key import ConfigError
+from kcoord.config.listeners import SecurityProtocol
+from kcoord.config.server_keys import DEFAULT_PRINCIPAL_BUILDER
+
+if TYPE_CHECKING:
+    from kcoord.config.broker_config import BrokerConfig
+
+_PRINCIPAL_BUILDER = "principal.builder.class"
+_OF_A_LISTENER = re.compile(r"listener\.name\.[^.]*\." + re.escape(_PRINCIPAL_BUILDER))
+
+
+def check_security(config: BrokerConfig) -> None:
+    """Raise ConfigError for a setting that asks for authorization, encryption or authentication."""
+    if config.authorizer_class_name:
+        raise ConfigError(
+            f"Invalid value {config.authorizer_class_name} for configuration authorizer.class.name: "
+            "there is no authorizer here, so every client would be allowed everything; leave it empty"
+        )
+    for listener in config.open_listeners:
+        if listener.security_protocol is not SecurityProtocol.PLAINTEXT:
+            raise ConfigError(
+                f"Invalid value {','.join(config.listeners)} for configuration listeners: the security protocol of "
+                f"{listener} is {listener.security_protocol.name}, and only PLAINTEXT is served"
+            )
+    _check_principal_builder(_PRINCIPAL_BUILDER, config.principal_builder_class)
+    for name, value in {**config.explicit, **config.dynamic}.items():
+        if _OF_A_LISTENER.fullmatch(name):
+            _check_principal_builder(name, value)
+
+
+def _check_principal_builder(name: str, value: str) -> None:
+    if value.strip() not in ("", DEFAULT_PRINCIPAL_BUILDER):
+        raise ConfigError(
+            f"Invalid value {value} for configuration {name}: no classes of Kafka's plug-ins are loaded, and every "
+            f"client is User:ANONYMOUS; leave it out, or set {DEFAULT_PRINCIPAL_BUILDER}"
+        )
