@@ -22,6 +22,9 @@ MAX_DECOMPRESSED_BYTES: Final = 256 << 20
 MAX_COMPRESSION_RATIO: Final = 1032
 UNSUSPICIOUS_BYTES: Final = 16 << 20
 
+LZ4_DEFAULT_LEVEL: Final = 9
+ZSTD_DEFAULT_LEVEL: Final = 3
+
 _GZIP_WINDOW_BITS: Final = 31
 _ZSTD_MAX_WINDOW_BYTES: Final = 128 << 20
 _ZSTD_READ_BYTES: Final = 128 << 10
@@ -43,9 +46,11 @@ class Compression(IntEnum):
     ZSTD = 4
 
 
-def compress(codec: Compression, data: bytes) -> bytes:
-    """Compress the records of a batch."""
-    return _COMPRESSORS[codec](data)
+def compress(codec: Compression, data: bytes, level: int | None = None) -> bytes:
+    """Compress the records of a batch. `level` is one of the codec, as in Kafka's compression.*.level; None is its
+    default. Snappy has no levels.
+    """
+    return _COMPRESSORS[codec](data, level)
 
 
 def decompress(codec: Compression, data: bytes, max_bytes: int | None = None) -> bytes:
@@ -70,8 +75,12 @@ def _checked(data: bytes, limit: int) -> bytes:
     return data
 
 
-def _compress_gzip(data: bytes) -> bytes:
-    compressor = zlib.compressobj(wbits=_GZIP_WINDOW_BITS)
+def _uncompressed(data: bytes, level: int | None) -> bytes:
+    return bytes(data)
+
+
+def _compress_gzip(data: bytes, level: int | None) -> bytes:
+    compressor = zlib.compressobj(zlib.Z_DEFAULT_COMPRESSION if level is None else level, wbits=_GZIP_WINDOW_BITS)
     return compressor.compress(data) + compressor.flush()
 
 
@@ -90,7 +99,7 @@ def _decompress_gzip(data: bytes, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def _compress_snappy(data: bytes) -> bytes:
+def _compress_snappy(data: bytes, level: int | None) -> bytes:
     """Write xerial blocks, which is what Kafka's Java clients write; every client reads them."""
     from cramjam import snappy
 
@@ -131,12 +140,23 @@ def _decompress_snappy_block(block: bytes, limit: int) -> bytes:
     return bytes(snappy.decompress_raw(block))
 
 
-def _compress_lz4(data: bytes) -> bytes:
-    """Write independent blocks of 64 KiB: the Java client refuses linked ones."""
+def _compress_lz4(data: bytes, level: int | None) -> bytes:
+    """Write independent blocks of 64 KiB: the Java client refuses linked ones. As in Kafka the default level stands for
+    the fast compressor, and any other for the one that takes its time.
+    """
     import lz4.frame
 
-    block_size = lz4.frame.BLOCKSIZE_MAX64KB
-    compressed: bytes = lz4.frame.compress(data, block_size=block_size, block_linked=False, store_size=False)
+    if level is None or level == LZ4_DEFAULT_LEVEL:
+        level = lz4.frame.COMPRESSIONLEVEL_MIN
+    else:
+        level = max(lz4.frame.COMPRESSIONLEVEL_MINHC, min(level, lz4.frame.COMPRESSIONLEVEL_MAX))
+    compressed: bytes = lz4.frame.compress(
+        data,
+        compression_level=level,
+        block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+        block_linked=False,
+        store_size=False,
+    )
     return compressed
 
 
@@ -151,10 +171,10 @@ def _decompress_lz4(data: bytes, limit: int) -> bytes:
     return records
 
 
-def _compress_zstd(data: bytes) -> bytes:
+def _compress_zstd(data: bytes, level: int | None) -> bytes:
     import zstandard
 
-    return zstandard.ZstdCompressor().compress(data)
+    return zstandard.ZstdCompressor(ZSTD_DEFAULT_LEVEL if level is None else level).compress(data)
 
 
 def _decompress_zstd(data: bytes, limit: int) -> bytes:
@@ -173,8 +193,8 @@ def _decompress_zstd(data: bytes, limit: int) -> bytes:
     return b"".join(parts)
 
 
-_COMPRESSORS: Final[dict[Compression, Callable[[bytes], bytes]]] = {
-    Compression.NONE: bytes,
+_COMPRESSORS: Final[dict[Compression, Callable[[bytes, int | None], bytes]]] = {
+    Compression.NONE: _uncompressed,
     Compression.GZIP: _compress_gzip,
     Compression.SNAPPY: _compress_snappy,
     Compression.LZ4: _compress_lz4,

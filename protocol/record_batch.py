@@ -254,6 +254,7 @@ def encode_batch(
     last_offset: int | None = None,
     partition_leader_epoch: int = 0,
     compression: Compression = Compression.NONE,
+    compression_level: int | None = None,
     timestamp_type: TimestampType = TimestampType.CREATE_TIME,
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = NO_PRODUCER_EPOCH,
@@ -281,7 +282,7 @@ def encode_batch(
     last_delta = delta if last_offset is None else last_offset - base_offset
     if last_delta < delta:
         raise EncodeError(f"last offset {last_offset} is before the last record's")
-    body = compress(compression, b"".join(parts)) if records else b""
+    body = compress(compression, b"".join(parts), compression_level) if records else b""
     attributes = (
         (compression if records else Compression.NONE)
         | timestamp_type * LOG_APPEND_TIME_BIT
@@ -318,10 +319,14 @@ def encode_batch_from_parts(
     return frame_batch(base_offset, partition_leader_epoch, checked + body)
 
 
-def encode_batch_around(body: bytes, count: int, *, timestamp_ms: int, base_offset: int) -> bytes:
+def encode_batch_around(
+    body: bytes, count: int, *, timestamp_ms: int, base_offset: int, compression: Compression = Compression.NONE
+) -> bytes:
     """The batch of what `encode_records` has made of `count` records."""
     no_producer = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE)
-    checked = _CHECKED.pack(Compression.NONE, count - 1, timestamp_ms, timestamp_ms, *no_producer, count)
+    checked = _CHECKED.pack(compression, count - 1, timestamp_ms, timestamp_ms, *no_producer, count)
+    if compression:
+        body = compress(compression, body)
     return frame_batch(base_offset, 0, checked + body)
 
 

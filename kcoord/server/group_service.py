@@ -105,12 +105,14 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
         *,
         configured_shards: int,
         background_threads: int,
+        write_timeout_ms: int,
     ) -> None:
         super().__init__("groups", runtime, logs, owner, configured_shards=configured_shards)
         self.counters = GroupCounters()
         """Of all shards that this process has or had."""
         self._process = owner
         self._background_threads = background_threads
+        self._write_timeout_ms = write_timeout_ms
         self._threads: ThreadPoolExecutor | None = None
 
     # --- what handlers use --------------------------------------------------------------------------------------------
@@ -211,6 +213,11 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
         if error is not None:
             _logger.error("A background task of shard %d failed", shard_id, exc_info=error)
         self.task_done(shard_id, task, future.result() if error is None else error)
+
+    def tick(self) -> None:
+        super().tick()
+        self._runtime.expire_replies(self._owner.now_ms(), self._write_timeout_ms)
+        self.driver.answer()
 
     def close(self) -> None:
         super().close()

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+SYSTEM_BUFFER = -1
+"""As the size of a buffer: the system sizes it, and changes that as a connection needs."""
+
 _REPORTS_PER_SECOND = 10
 _IDLE_SWEEPS_PER_TIMEOUT = 10
 _SHORTEST_SWEEP_SECONDS = 0.05
@@ -94,7 +97,20 @@ class SocketListener:
                     lambda: self.new_connection(self), host, self.address.port, backlog=backlog, start_serving=False
                 )
             )
+        for server in self._servers:
+            self._size_buffers(server)
         return int(self._servers[0].sockets[0].getsockname()[1])
+
+    def _size_buffers(self, server: asyncio.Server) -> None:
+        """Connections have the buffers of the socket that accepts them. The system rounds, and may set a limit."""
+        config = self.broker.config
+        for option, size_bytes in (
+            (socket.SO_SNDBUF, config.socket_send_buffer_bytes),
+            (socket.SO_RCVBUF, config.socket_receive_buffer_bytes),
+        ):
+            if size_bytes != SYSTEM_BUFFER:
+                for bound in server.sockets:
+                    bound.setsockopt(socket.SOL_SOCKET, option, size_bytes)
 
     async def start_accepting(self) -> None:
         for server in self._servers:

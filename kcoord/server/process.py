@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import uvloop
 
-from kcoord.config import BrokerConfig, Listener, SecurityProtocol, TopicConfig
+from kcoord.config import BrokerConfig, Listener, TopicConfig
 from kcoord.config.workers import worker_count, worker_properties
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, LoadError
@@ -42,6 +42,7 @@ from kcoord.server.transaction_service import TRANSACTION_STATE_TOPIC, LocalTran
 from kcoord.server.worker import Worker
 from kcoord.storage.errors import StorageError
 from kcoord.storage.segment import LogConfig
+from protocol.compression import Compression
 from protocol.errors import KafkaError
 from protocol.uuid import uuid_from_string
 
@@ -85,9 +86,6 @@ class Ready:
 
 def run(config: BrokerConfig, on_ready: Callable[[Ready], None]) -> None:
     """Runs a broker until a signal ends it. Raises StartError where it cannot start."""
-    refused = [str(one) for one in config.open_listeners if one.security_protocol is not SecurityProtocol.PLAINTEXT]
-    if refused:
-        raise StartError(f"only PLAINTEXT listeners are served, not {', '.join(refused)}")
     if worker_count(config) > 1:
         from kcoord.server.supervisor import Supervisor
 
@@ -161,10 +159,17 @@ class BrokerProcess:
         self._dynamic_configs: Mapping[str, str] = {}
         self._clock = clock
         self.now_ms = clock.now_ms
-        self._worker = Worker(self._loop, clock.now_ms, storage.journal)
+        self._worker = Worker(
+            self._loop, clock.now_ms, storage.journal, gathers=config.group_coordinator_append_linger_ms != 0
+        )
         self.wake = self._worker.wake
         self._metadata = self._new_metadata_service(metadata)
-        runtime = CoordinatorRuntime(self._new_group_shard, CoordinatorSerde())
+        runtime = CoordinatorRuntime(
+            self._new_group_shard,
+            CoordinatorSerde(),
+            compression=Compression(config.offsets_topic_compression_codec),
+            linger_ms=config.group_coordinator_append_linger_ms,
+        )
         log_config = LogConfig(segment_bytes=config.offsets_topic_segment_bytes)
         self._groups = LocalGroupService(
             runtime,
@@ -172,6 +177,7 @@ class BrokerProcess:
             self,
             configured_shards=config.offsets_topic_num_partitions,
             background_threads=config.group_coordinator_background_threads,
+            write_timeout_ms=config.offsets_commit_timeout_ms,
         )
         self._transactions = self._transaction_service()
         if isinstance(self._metadata, LocalMetadataService):

@@ -29,14 +29,24 @@ all of them. A write that comes alone does not wait.
 
 
 class Worker:
-    """See the module's text. Drivers are added once, before the first request."""
+    """See the module's text. Drivers are added once, before the first request. `gathers`: a write may wait for a turn
+    or two of the event loop for others to join it.
+    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, now_ms: Callable[[], int], journal: Journal | None) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        now_ms: Callable[[], int],
+        journal: Journal | None,
+        *,
+        gathers: bool = True,
+    ) -> None:
         self._loop = loop
         self._now_ms = now_ms
         self._drivers: dict[str, RuntimeDriver[Any]] = {}
         self._all_drivers: tuple[RuntimeDriver[Any], ...] = ()
         self._pump_scheduled = False
+        self._most_gathering_turns = MOST_GATHERING_TURNS if gathers else 0
         self._wakes = self._gathering_turns = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline_ms = 0
@@ -85,7 +95,7 @@ class Worker:
         return self._writer is None or self._writer.close(timeout_seconds)
 
     def _pump(self) -> None:
-        if self._wakes > 1 and self._gathering_turns < MOST_GATHERING_TURNS:
+        if self._wakes > 1 and self._gathering_turns < self._most_gathering_turns:
             self._wakes = 0
             self._gathering_turns += 1
             self._loop.call_soon(self._pump)

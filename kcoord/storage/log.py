@@ -55,6 +55,7 @@ class Log(ReadableLog):
         "_is_entry_unsynced",
         "_is_folder_unsynced",
         "_replaced",
+        "_retired",
         "directory",
         "recovery_report",
     )
@@ -66,6 +67,7 @@ class Log(ReadableLog):
         self._files = files
         self._config = config
         self._replaced: tuple[Segment, ...] = ()
+        self._retired: list[tuple[int, str]] = []
         self._flushed_offset = 0
         self._failure: BaseException | None = None
         self._is_closed = False
@@ -330,8 +332,22 @@ class Log(ReadableLog):
             self._start_offset = max(self._start_offset, self._segments[0].base_offset)
             self._is_folder_unsynced = True
             for segment in segments[:count]:
-                segment.delete()
+                self._remove_segment(segment, now_ms)
         return count
+
+    def _remove_segment(self, segment: Segment, now_ms: int) -> None:
+        delay_ms = self._config.file_delete_delay_ms
+        if delay_ms:
+            self._retired += ((now_ms + delay_ms, path) for path in segment.retire())
+        else:
+            segment.delete()
+
+    def take_retired_files(self) -> list[tuple[int, str]]:
+        """Files of deleted segments that are still there, each with the time of its removal, for whoever removes them.
+        The next opening of the log removes those that are left.
+        """
+        retired, self._retired = self._retired, []
+        return retired
 
     # -- replacing segments: the steps of a cleaner, see replacement.py ------------------------------------------------
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from kcoord.storage.file_system import File, FileSystem, join
 from kcoord.storage.index import MAX_RELATIVE_OFFSET
 from kcoord.storage.scan import Damage, DamageKind, corrupt, find_batch, walk
-from kcoord.storage.segment import LOG_SUFFIX, Segment
+from kcoord.storage.segment import DELETED_SUFFIX, LOG_SUFFIX, Segment
 from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
 
-DELETED_SUFFIX = ".deleted"
 CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
 _BASE_OFFSET_DIGITS = 20

@@ -22,8 +22,8 @@ from typing import TypeAlias
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import File, FileSystem, join, write_all
 from kcoord.storage.log import Log
-from kcoord.storage.recovery import CLEANED_SUFFIX, DELETED_SUFFIX, SWAP_SUFFIX
-from kcoord.storage.segment import LOG_SUFFIX, Segment
+from kcoord.storage.recovery import CLEANED_SUFFIX, SWAP_SUFFIX
+from kcoord.storage.segment import DELETED_SUFFIX, LOG_SUFFIX, Segment
 from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
 
 OnOwner: TypeAlias = "Callable[[Callable[[], None]], None]"

@@ -36,6 +36,7 @@ from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX, Segm
 from protocol.record_batch import BATCH_OVERHEAD_BYTES, Record, decode_header, decode_records
 
 LOG_SUFFIX = ".log"
+DELETED_SUFFIX = ".deleted"
 _WINDOW_BYTES = 16 << 10
 _UNKNOWN = -1
 
@@ -48,6 +49,7 @@ class LogConfig:
     segment_ms: int = 7 * 24 * 3600 * 1000
     segment_index_bytes: int = 10 << 20
     index_interval_bytes: int = 4096
+    file_delete_delay_ms: int = 0
 
 
 class Place(NamedTuple):
@@ -326,6 +328,17 @@ class Segment:
         for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
             if self._fs.exists(self._path + suffix):
                 self._fs.remove(self._path + suffix)
+
+    def retire(self) -> list[str]:
+        """Renames the files, in the same order, to what no log takes for its own; the new paths, for their removal."""
+        self.close()
+        retired: list[str] = []
+        for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+            path = self._path + suffix
+            if self._fs.exists(path):
+                self._fs.rename(path, path + DELETED_SUFFIX)
+                retired.append(path + DELETED_SUFFIX)
+        return retired
 
     # -- indexes -------------------------------------------------------------------------------------------------------
 

@@ -11,10 +11,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, TypeAlias
 
 from kcoord.storage.errors import StorageError
 from kcoord.storage.log_dir import LogDir
+from kcoord.storage.segment import DELETED_SUFFIX
 from kcoord.topics.open_log import OpenLog
 from kcoord.topics.partition import Partition
 from kcoord.topics.retention import delete_below_start, delete_expired
@@ -66,7 +69,8 @@ class Housekeeping:
         )
         self._expiration = Every(config.producer_id_expiration_check_interval_ms)
         self._to_check: deque[tuple[str, int]] = deque()
-        self._doomed: deque[tuple[int, str]] = deque()
+        self._doomed: list[tuple[int, str]] = []
+        """Files of old segments and folders of deleted topics, a heap by the times at which they are removed."""
 
     def tick(self, now_ms: int) -> None:
         """Does what is due."""
@@ -83,7 +87,7 @@ class Housekeeping:
         if self._checkpoint.is_due(now_ms):
             self._write_checkpoints()
         while self._doomed and self._doomed[0][0] <= now_ms:
-            self._remove(self._doomed.popleft()[1])
+            self._remove(heappop(self._doomed)[1])
 
     # --- retention ----------------------------------------------------------------------------------------------------
 
@@ -98,6 +102,8 @@ class Housekeeping:
         except (OSError, StorageError) as error:
             partition.fail(error)
             return
+        for retired in opened.log.take_retired_files():
+            heappush(self._doomed, retired)
         if deleted:
             _logger.info(
                 "%s: %d old segments deleted, the log begins at offset %d now",
@@ -151,7 +157,7 @@ class Housekeeping:
         for _, opened in self._opened():
             opened.producers.expire(now_ms, self._config.producer_id_expiration_ms)
 
-    # --- deleted topics -----------------------------------------------------------------------------------------------
+    # --- deleted topics and segments ----------------------------------------------------------------------------------
 
     def retire(self, partitions: list[tuple[str, int, str]], now_ms: int) -> None:
         """Renames the folders of deleted partitions now, and removes them after the usual delay."""
@@ -160,15 +166,20 @@ class Housekeeping:
         except OSError as error:
             _logger.error("The folders of deleted partitions cannot be renamed: %s", error)
             return
-        self._doomed.extend((now_ms + self._config.log_segment_delete_delay_ms, folder) for folder in folders)
+        for folder in folders:
+            heappush(self._doomed, (now_ms + self._config.log_segment_delete_delay_ms, folder))
 
-    def _remove(self, folder: str) -> None:
+    def _remove(self, path: str) -> None:
         try:
-            self._log_dir.remove_folder(folder)
+            if path.endswith(DELETED_SUFFIX):
+                with suppress(FileNotFoundError):  # its partition is gone, or was opened anew
+                    self._log_dir.file_system.remove(path)
+            else:
+                self._log_dir.remove_folder(path)
         except OSError as error:
-            _logger.warning("%s cannot be removed: %s", folder, error)
+            _logger.warning("%s cannot be removed: %s", path, error)
 
     def finish(self, now_ms: int) -> None:
-        """Removes what is left of deleted topics: nobody reads there any more."""
+        """Removes what is left of deleted topics and old segments: nobody reads there any more."""
         while self._doomed:
-            self._remove(self._doomed.popleft()[1])
+            self._remove(heappop(self._doomed)[1])

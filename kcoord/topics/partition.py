@@ -26,6 +26,7 @@ from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import BatchFacts, ProducerEntry
 from kcoord.topics.validation import CODECS, BatchRules, stamp_batch
 from protocol.batch_header import BatchHeader, crc32c, decode_header, iter_headers
+from protocol.compression import Compression
 from protocol.control_records import ControlRecordType, end_txn_marker
 from protocol.errors import Errors, KafkaError
 from protocol.record_batch import encode_control_batch
@@ -70,6 +71,12 @@ class AppendResult(NamedTuple):
 
 def batch_rules(config: TopicConfig) -> BatchRules:
     """A topic's configuration as the validation of batches needs it."""
+    codec = CODECS[config.compression_type]
+    levels = {
+        Compression.GZIP: config.compression_gzip_level,
+        Compression.LZ4: config.compression_lz4_level,
+        Compression.ZSTD: config.compression_zstd_level,
+    }
     return BatchRules(
         max_message_bytes=config.max_message_bytes,
         segment_bytes=config.effective_segment_bytes,
@@ -77,7 +84,8 @@ def batch_rules(config: TopicConfig) -> BatchRules:
         log_append_time=config.message_timestamp_type == "LogAppendTime",
         timestamp_before_max_ms=config.message_timestamp_before_max_ms,
         timestamp_after_max_ms=config.message_timestamp_after_max_ms,
-        compression=CODECS[config.compression_type],
+        compression=codec,
+        compression_level=None if codec is None else levels.get(codec),
     )
 
 
@@ -128,6 +136,7 @@ class Partition:
         self.log_config.segment_ms = max(segment_ms - self._jitter_ms(config), 1)
         self.log_config.segment_index_bytes = config.segment_index_bytes
         self.log_config.index_interval_bytes = config.index_interval_bytes
+        self.log_config.file_delete_delay_ms = config.file_delete_delay_ms
 
     def _jitter_ms(self, config: TopicConfig) -> int:
         """Spreads the rolls of many partitions over segment.jitter.ms: always the same for one partition."""

@@ -82,6 +82,8 @@ class BatchRules:
     timestamp_after_max_ms: int = 2**63 - 1
     compression: Compression | None = None
     """The codec to store in; None keeps the producer's."""
+    compression_level: int | None = None
+    """Of that codec; None is its default."""
 
     @property
     def max_decompressed_bytes(self) -> int:
@@ -265,6 +267,7 @@ def _recompress(data: bytes, header: BatchHeader, rules: BatchRules) -> bytes:
     return encode_batch(
         records,
         compression=rules.compression or Compression.NONE,
+        compression_level=rules.compression_level,
         producer_id=header.producer_id,
         producer_epoch=header.producer_epoch,
         base_sequence=header.base_sequence,

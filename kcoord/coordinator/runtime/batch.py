@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from kcoord.coordinator.result import CoordinatorRecord, Producer
 from kcoord.coordinator.runtime.serde import SerializedRecord
+from protocol.compression import Compression
 from protocol.control_records import ControlRecordType, control_key, end_txn_marker
 from protocol.errors import Errors, KafkaError
 from protocol.messages import ControlRecordTypeSchema, EndTxnMarker
@@ -87,9 +88,12 @@ class OpenBatch:
         """Whether a result may join. A stamped one never does: its batch is its own, as a transaction's is in Kafka."""
         return stamp is None and self.stamp is None and self.size_bound_bytes + bound_bytes <= max_batch_bytes
 
-    def encode(self) -> bytes:
+    def encode(self, compression: Compression = Compression.NONE) -> bytes:
+        """A marker is never compressed, as in Kafka."""
         if self.stamp is None:
-            return encode_batch_from_parts(self._records, base_offset=self.base_offset, timestamp_ms=self.timestamp_ms)
+            return encode_batch_from_parts(
+                self._records, base_offset=self.base_offset, timestamp_ms=self.timestamp_ms, compression=compression
+            )
         if self.stamp.producer is None:
             return encode_batch(
                 [
@@ -97,6 +101,7 @@ class OpenBatch:
                     for (key, value), reason in zip(self._records, self.stamp.reasons, strict=True)
                 ],
                 base_offset=self.base_offset,
+                compression=compression,
             )
         producer_id, producer_epoch = self.stamp.producer
         if not self.stamp.is_control:
@@ -104,6 +109,7 @@ class OpenBatch:
                 self._records,
                 base_offset=self.base_offset,
                 timestamp_ms=self.timestamp_ms,
+                compression=compression,
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
                 is_transactional=True,
@@ -136,9 +142,14 @@ class PackedBatch:
         self.count += count
         self.size_bytes += len(body)
 
-    def encode(self) -> bytes:
-        body = b"".join(self._bodies)
-        return encode_batch_around(body, self.count, timestamp_ms=self.timestamp_ms, base_offset=self.base_offset)
+    def encode(self, compression: Compression = Compression.NONE) -> bytes:
+        return encode_batch_around(
+            b"".join(self._bodies),
+            self.count,
+            timestamp_ms=self.timestamp_ms,
+            base_offset=self.base_offset,
+            compression=compression,
+        )
 
 
 def size_bound_bytes(records: list[SerializedRecord]) -> int:

@@ -41,9 +41,10 @@ class Reply:
 class DeferredReplies:
     """The replies and waiters of one shard that wait for its log."""
 
-    __slots__ = ("_replies", "_waiters")
+    __slots__ = ("_behind", "_replies", "_waiters")
 
     def __init__(self) -> None:
+        self._behind: deque[tuple[int, int]] = deque()
         self._replies: deque[tuple[int, Reply]] = deque()
         self._waiters: deque[tuple[int, Waiter]] = deque()
 
@@ -68,10 +69,28 @@ class DeferredReplies:
         while waiting and waiting[0][0] <= durable_offset:
             waiters.append(waiting.popleft()[1])
 
+    def overdue(self, durable_offset: int, next_offset: int, now_ms: int, since_ms: int) -> list[Hashable]:
+        """Removes all that were there at `since_ms`, as far as calls of this have seen: it is called again and again.
+        Returns the tokens and the waiters, each in order.
+        """
+        behind = self._behind
+        if durable_offset == next_offset:
+            behind.clear()
+            return []
+        behind.append((now_ms, next_offset))
+        offset = durable_offset
+        while behind and behind[0][0] <= since_ms:
+            offset = behind.popleft()[1]
+        replies: list[Reply] = []
+        waiters: list[Waiter] = []
+        self.release(offset, replies, waiters)
+        return [*(reply.token for reply in replies), *waiters]
+
     def drain(self) -> list[Hashable]:
         """Removes all and returns the tokens and the waiters, each in order."""
         tokens: list[Hashable] = [reply.token for _, reply in self._replies]
         tokens += [waiter for _, waiter in self._waiters]
         self._replies.clear()
         self._waiters.clear()
+        self._behind.clear()
         return tokens

@@ -21,6 +21,7 @@ from kcoord.coordinator.runtime.shard_context import WAIT, ShardContext, ShardSt
 from kcoord.coordinator.runtime.snapshot import Chunk, make_chunks
 from kcoord.coordinator.runtime.timers import TimerQueue
 from kcoord.coordinator.snapshot_part import HasSnapshot
+from protocol.compression import Compression
 from protocol.errors import Errors, KafkaError
 from protocol.record_batch import BatchHeader
 
@@ -60,7 +61,9 @@ class Ready:
 
 
 class CoordinatorRuntime(Generic[M]):
-    """See the module's text. `make_machine` makes the empty state machine into which a shard's log is replayed."""
+    """See the module's text. `make_machine` makes the empty state machine into which a shard's log is replayed. A write
+    waits for `linger_ms` for others to join it.
+    """
 
     def __init__(
         self,
@@ -68,11 +71,15 @@ class CoordinatorRuntime(Generic[M]):
         serde: RecordSerde,
         *,
         max_batch_bytes: int = MAX_BATCH_BYTES,
+        compression: Compression = Compression.NONE,
+        linger_ms: int = 0,
     ) -> None:
         self.statistics = Statistics()
         self._make_machine = make_machine
         self._serde = serde
         self._max_batch_bytes = max_batch_bytes
+        self._compression = compression
+        self._linger_ms = linger_ms
         self._shards: dict[int, ShardContext[M]] = {}
         self._timer_queue = TimerQueue()
         self._outbox = Outbox()
@@ -93,7 +100,14 @@ class CoordinatorRuntime(Generic[M]):
         shard = self._shards.get(shard_id)
         if shard is None:
             shard = self._shards[shard_id] = ShardContext(
-                shard_id, self._serde, self._timer_queue, self._outbox, self.statistics, self._max_batch_bytes
+                shard_id,
+                self._serde,
+                self._timer_queue,
+                self._outbox,
+                self.statistics,
+                self._max_batch_bytes,
+                self._compression,
+                self._linger_ms,
             )
         machine = self._make_machine(shard_id)
         return Loader(shard, machine, self._serde, batches, end_offset, self.statistics, self._skipped, snapshot)
@@ -222,6 +236,14 @@ class CoordinatorRuntime(Generic[M]):
         loaded again. Where the disk is full, it refuses for a while what would have to be written.
         """
         self._shards[shard_id].append_completed(error, now_ms)
+
+    def expire_replies(self, now_ms: int, timeout_ms: int) -> None:
+        """Answers those with COORDINATOR_NOT_AVAILABLE who have waited for their shard's log longer than the timeout.
+        It is called again and again, and times nobody's wait more exactly than that.
+        """
+        for shard in self._shards.values():
+            if shard.machine is not None:
+                shard.expire_replies(now_ms, timeout_ms)
 
     def next_deadline_ms(self) -> int | None:
         """When a timer is due next."""

@@ -30,7 +30,6 @@ from kcoord.coordinator.result import (
 )
 from kcoord.coordinator.runtime.batch import (
     BatchStamp,
-    OpenBatch,
     PackedBatch,
     check_size,
     serialize_control,
@@ -42,6 +41,8 @@ from kcoord.coordinator.runtime.disk_space import DiskSpace
 from kcoord.coordinator.runtime.outbox import Append, Outbox, Statistics
 from kcoord.coordinator.runtime.serde import RecordSerde, SerializedRecord
 from kcoord.coordinator.runtime.timers import ShardTimers, TimerQueue
+from kcoord.coordinator.runtime.write_buffer import WriteBuffer
+from protocol.compression import Compression
 from protocol.errors import Errors, KafkaError
 from protocol.record_batch import encode_records
 
@@ -51,6 +52,8 @@ M = TypeVar("M", bound=StateMachine)
 T = TypeVar("T")
 
 _TIMER_RETRY_MS: Final = 500
+_LINGER: Final = TimerKey("linger")
+"""The timer of a shard's own, which no state machine hears of."""
 _MAX_TASK_BYTES: Final = 64 * 1024 * 1024
 """The most that the result of a task may take in the log. It is one batch, however many members a group has whose
 target changes; Kafka's limit of a message is one for requests of clients.
@@ -89,12 +92,12 @@ class ShardContext(Generic[M]):
     """See the module's text. `machine` is there exactly while the shard is ACTIVE."""
 
     __slots__ = (
-        "_batches",
-        "_batches_offset",
+        "_buffer",
         "_deferred",
         "_deferred_tasks",
         "_durable_offset",
         "_in_flight_offset",
+        "_linger_ms",
         "_max_batch_bytes",
         "_next_offset",
         "_outbox",
@@ -118,6 +121,8 @@ class ShardContext(Generic[M]):
         outbox: Outbox,
         statistics: Statistics,
         max_batch_bytes: int,
+        compression: Compression = Compression.NONE,
+        linger_ms: int = 0,
     ) -> None:
         self.shard_id = shard_id
         self.state = ShardState.INITIAL
@@ -128,13 +133,12 @@ class ShardContext(Generic[M]):
         self._outbox = outbox
         self._statistics = statistics
         self._max_batch_bytes = max_batch_bytes
+        self._linger_ms = linger_ms
         self._deferred = DeferredReplies()
         self._deferred_tasks: deque[tuple[int, Task]] = deque()
         self._pending: dict[Hashable, Hashable] = {}
         self._running_tasks: dict[TimerKey, Task] = {}
-        self._batches: list[OpenBatch | PackedBatch] = []
-        """What is to be written next."""
-        self._batches_offset = 0
+        self._buffer = WriteBuffer(max_batch_bytes, compression)
         self._next_offset = 0
         self._durable_offset = 0
         self._in_flight_offset: int | None = None
@@ -217,7 +221,7 @@ class ShardContext(Generic[M]):
         self.move_to(state)
         self.machine = None
         self.timers.clear()
-        self._batches.clear()
+        self._buffer.clear()
         self._running_tasks.clear()
         self._deferred_tasks.clear()
         tokens = self._deferred.drain()
@@ -315,6 +319,9 @@ class ShardContext(Generic[M]):
         machine = self.machine
         assert machine is not None, "only an active shard has timers"
         self.timers.fired(key)
+        if key is _LINGER:
+            self._offer_write()
+            return
         self._statistics.timers_fired += 1
         done = self._run_internal(lambda context: machine.fire_timer(context, key), OperationContext(now_ms))
         if not done and self.machine is not None and self.timers.deadline_ms(key) is None:
@@ -390,7 +397,9 @@ class ShardContext(Generic[M]):
             batch = PackedBatch(self._next_offset, now_ms)
             batch.add(encoded.body, encoded.count)
             batch.add(encode_records(serialized, batch.count), len(serialized))
-            self._append_batch(batch)
+            if self._buffer.add_batch(batch):
+                self._batch_began(now_ms)
+            self._appended(batch.count)
         try:
             if encoded is not None:
                 encoded.replay()
@@ -424,59 +433,46 @@ class ShardContext(Generic[M]):
     # The log.
 
     def _append(self, records: list[SerializedRecord], stamp: BatchStamp | None, now_ms: int) -> None:
-        bound_bytes = size_bound_bytes(records)
-        batches = self._batches
-        if not batches:
-            self._begin_batches()
-        batch = batches[-1] if batches else None
-        if not isinstance(batch, OpenBatch) or not batch.takes(stamp, bound_bytes, self._max_batch_bytes):
-            batch = OpenBatch(self._next_offset, now_ms, stamp)
-            batches.append(batch)
-        batch.add(records, bound_bytes)
+        if self._buffer.add(records, stamp, self._next_offset, now_ms):
+            self._batch_began(now_ms)
         self._appended(len(records))
 
     def _pack(self, packed: PackedRecords) -> bool:
-        """Appends to the last batch, if that is one of packed results and has room; False where no batch has."""
-        batches, count = self._batches, packed.count
-        batch = batches[-1] if batches else None
-        if type(batch) is PackedBatch:
-            body = packed.encode_records(batch.count)
-            if batch.size_bytes + len(body) <= self._max_batch_bytes:
-                batch.add(body, count)
-                self._appended(count)
-                return True
-        alone = PackedBatch(self._next_offset, packed.timestamp_ms)
-        alone.add(packed.encode_records(0), count)
-        if alone.size_bytes > self._max_batch_bytes:
+        """False where no batch has room."""
+        has_begun = self._buffer.pack(packed, self._next_offset)
+        if has_begun is None:
             return False
-        self._append_batch(alone)
+        if has_begun:
+            self._batch_began(packed.timestamp_ms)
+        self._appended(packed.count)
         return True
-
-    def _append_batch(self, batch: PackedBatch) -> None:
-        if not self._batches:
-            self._begin_batches()
-        self._batches.append(batch)
-        self._appended(batch.count)
 
     def _appended(self, count: int) -> None:
         self._next_offset += count
         self._statistics.records_appended += count
 
-    def _begin_batches(self) -> None:
-        self._batches_offset = self._next_offset
+    def _batch_began(self, now_ms: int) -> None:
+        """The first batch of a write may linger, for more results to join it. When a second one begins, it is full."""
+        is_first = len(self._buffer) == 1
+        if is_first and self._linger_ms > 0:
+            self.timers.schedule(_LINGER, now_ms + self._linger_ms)
+        elif is_first or self.timers.deadline_ms(_LINGER) is not None:
+            self.timers.cancel(_LINGER)
+            self._offer_write()
+
+    def _offer_write(self) -> None:
+        """What was collected may be written: now, or when the write ends that is under way."""
         if self._in_flight_offset is None:
             self._outbox.writable.append(self.shard_id)
 
     def take_append(self) -> Append | None:
         """Everything that was collected, as one write; None where there is nothing, or a write is under way."""
-        batches = self._batches
-        if not batches or self._in_flight_offset is not None:
+        buffer = self._buffer
+        if not buffer or self._in_flight_offset is not None:
             return None
-        data = b"".join([batch.encode() for batch in batches])
-        append = Append(self.shard_id, self._batches_offset, self._next_offset, data)
-        self._statistics.batches_appended += len(batches)
-        self._statistics.bytes_appended += len(data)
-        batches.clear()
+        self._statistics.batches_appended += len(buffer)
+        append = Append(self.shard_id, buffer.base_offset, self._next_offset, buffer.take())
+        self._statistics.bytes_appended += len(append.data)
         self._in_flight_offset = append.next_offset
         return append
 
@@ -498,5 +494,10 @@ class ShardContext(Generic[M]):
             self._deferred.release(offset, self._outbox.replies, self._outbox.waiters)
             while self._deferred_tasks and self._deferred_tasks[0][0] <= offset:
                 self._start(self._deferred_tasks.popleft()[1])
-            if self._batches:
+            if self._buffer and self.timers.deadline_ms(_LINGER) is None:
                 self._outbox.writable.append(self.shard_id)
+
+    def expire_replies(self, now_ms: int, timeout_ms: int) -> None:
+        """See the runtime. What they asked for may still happen; Kafka gives its clients the same error."""
+        tokens = self._deferred.overdue(self._durable_offset, self._next_offset, now_ms, now_ms - timeout_ms)
+        self._outbox.replies += (Reply(token, KafkaError(Errors.COORDINATOR_NOT_AVAILABLE)) for token in tokens)

@@ -20,6 +20,7 @@ from kcoord.coordinator.result import (
 )
 from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, Ready, Wait
 from kcoord.coordinator.runtime.serde import CoordinatorSerde
+from protocol.compression import Compression
 from protocol.control_records import ControlRecordType
 from protocol.errors import Errors, KafkaError
 from protocol.messages import ControlRecordTypeSchema, OffsetCommitKey, OffsetCommitValue
@@ -114,9 +115,17 @@ class Ledger:
 class Bench:
     """A runtime with one shard, and the bytes that it was told to write."""
 
-    def __init__(self, max_batch_bytes: int = 1_048_588) -> None:
+    def __init__(
+        self, max_batch_bytes: int = 1_048_588, compression: Compression = Compression.NONE, linger_ms: int = 0
+    ) -> None:
         self.made: list[Ledger] = []
-        self.runtime = CoordinatorRuntime(self._make, CoordinatorSerde(), max_batch_bytes=max_batch_bytes)
+        self.runtime = CoordinatorRuntime(
+            self._make,
+            CoordinatorSerde(),
+            max_batch_bytes=max_batch_bytes,
+            compression=compression,
+            linger_ms=linger_ms,
+        )
         self.disk = b""
         self.now_ms = 1_000
         self._tokens = 0

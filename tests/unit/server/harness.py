@@ -64,7 +64,9 @@ class Harness:
         self.worker = Worker(asyncio.get_running_loop(), self.now_ms, self._begin_journal() if is_journaled else None)
         self.runtime = CoordinatorRuntime(self._new_shard, CoordinatorSerde())
         logs = ShardLogs("__consumer_offsets", self._open_log, self._has_log, self.file_system)
-        self.groups = LocalGroupService(self.runtime, logs, self, configured_shards=SHARDS, background_threads=1)
+        self.groups = LocalGroupService(
+            self.runtime, logs, self, configured_shards=SHARDS, background_threads=1, write_timeout_ms=5000
+        )
         self.worker.add(self.groups.driver)
         self.broker = Broker(
             config=self.config,

@@ -168,6 +168,42 @@ def test_retention_by_size() -> None:
     assert opened.epochs.entries == [(0, 2)]
 
 
+def test_files_of_old_segments_stay_for_the_configured_delay() -> None:
+    cluster = filled(4, retention_ms=str(HOUR_MS), file_delete_delay_ms=str(2 * CHECK_MS))
+    cluster.tick(HOUR_MS + 60_000)
+    assert segments(cluster) == [1, 2, 3]
+    assert "00000000000000000000.log.deleted" in cluster.files()
+    cluster.tick(2 * CHECK_MS - 1)
+    assert "00000000000000000000.log.deleted" in cluster.files()
+    cluster.tick(1)
+    assert not [name for name in cluster.files() if name.startswith("00000000000000000000.")]
+
+
+def test_files_of_old_segments_go_at_once_without_a_delay() -> None:
+    cluster = filled(4, retention_ms=str(HOUR_MS), file_delete_delay_ms="0")
+    cluster.tick(HOUR_MS + 60_000)
+    assert not [name for name in cluster.files() if name.endswith(".deleted")]
+
+
+@pytest.mark.parametrize("ending", ["crash", "restart"])
+def test_no_file_of_an_old_segment_outlives_the_broker(ending: str) -> None:
+    cluster = filled(4, retention_ms=str(HOUR_MS), file_delete_delay_ms=str(HOUR_MS))
+    cluster.tick(HOUR_MS + 60_000)
+    getattr(cluster, ending)()
+    cluster.store.partition(TOPIC, 0).open(cluster.now_ms)
+    assert segments(cluster) == [1, 2, 3]
+    assert not [name for name in cluster.files() if name.endswith(".deleted")]
+
+
+def test_a_deleted_topic_takes_files_of_old_segments_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = filled(4, retention_ms=str(HOUR_MS), file_delete_delay_ms=str(HOUR_MS))
+    cluster.tick(HOUR_MS + 60_000)
+    cluster.update(image_of({}))
+    cluster.tick(2 * HOUR_MS)
+    assert not [path for path in cluster.fs.list_dir("data") if path.startswith(TOPIC)]
+    assert caplog.records == []
+
+
 def test_compacted_topics_keep_their_segments() -> None:
     cluster = filled(3, cleanup_policy="compact", retention_ms="1", retention_bytes="1")
     cluster.tick(HOUR_MS)

@@ -7,6 +7,8 @@ import struct
 
 import pytest
 
+from kcoord.config import BrokerConfig, TopicConfig
+from kcoord.topics.partition import batch_rules
 from kcoord.topics.validation import BatchRules, RecordsRejectedError, single_batch, stamp_batch
 from protocol.batch_header import TimestampType, crc32c, decode_header, verify_crc
 from protocol.compression import Compression
@@ -79,6 +81,20 @@ def test_compression_type_of_the_topic(source: Compression, target: Compression)
     assert (header.base_offset, header.partition_leader_epoch) == (9, 2)
     assert [record.value for record in decode_records(result.data)] == [b"a", b"b"]
     assert [record.offset for record in decode_records(result.data)] == [9, 10]
+
+
+@pytest.mark.parametrize(("codec", "low", "high"), [("gzip", 1, 9), ("lz4", 9, 12), ("zstd", 1, 19)])
+def test_compression_level_of_the_topic(codec: str, low: int, high: int) -> None:
+    """A higher level makes smaller batches of the same records. Level 9 of lz4 is its fast compressor, as in Kafka."""
+    batch = batch_of(*(f"{number * number % 9973} sold to {number % 617}" for number in range(2000)))
+    sizes = []
+    for level in (low, high):
+        own = {"compression.type": codec, f"compression.{codec}.level": str(level)}
+        rules = batch_rules(TopicConfig.resolve(BrokerConfig.from_properties({}), own))
+        stored = stamp_batch(batch, rules, base_offset=0, leader_epoch=0, now_ms=NOW_MS).data
+        assert [record.value for record in decode_records(stored)] == [one.value for one in decode_records(batch)]
+        sizes.append(len(stored))
+    assert sizes[1] < 0.97 * sizes[0]
 
 
 def test_size_limits() -> None:
