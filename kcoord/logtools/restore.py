@@ -14,7 +14,7 @@ from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.coordinator.service import partition_for
 from kcoord.logtools.folders import FolderReader, NoLogsError, is_metadata_topic, partitions_in
 from kcoord.logtools.metadata_source import read_metadata
-from kcoord.logtools.transactions import TransactionResolver
+from kcoord.logtools.transactions import OFFSET_COMMIT_TYPES, TransactionResolver
 from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
 from kcoord.storage.file_system import FileSystem
 from protocol.messages import OffsetCommitKey, OffsetCommitValue
@@ -22,7 +22,6 @@ from protocol.record_batch import Record
 from protocol.uuid import ZERO_UUID
 
 PartitionKey: TypeAlias = tuple[str, int]
-_OFFSET_COMMIT_TYPES: Final = (b"\x00\x00", b"\x00\x01")
 
 
 @dataclass(slots=True)
@@ -59,7 +58,7 @@ def offsets_at(batches: Iterable[bytes], group_id: str, time_ms: int) -> PastOff
     past = PastOffsets()
     serde = CoordinatorSerde(("OffsetCommit",))
     prefix = group_id.encode()
-    begin = tuple(number + len(prefix).to_bytes(2, "big") + prefix for number in _OFFSET_COMMIT_TYPES)
+    begin = tuple(number + len(prefix).to_bytes(2, "big") + prefix for number in OFFSET_COMMIT_TYPES)
     resolver = TransactionResolver()
     seen: set[PartitionKey] = set()
     for batch in batches:

@@ -1,21 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolves the transactions in a log of offset commits: an offset of a transaction counts from its commit marker on.
+"""Resolves the transactions in a log of offset commits: which records count, by the rule of the coordinator's replay.
 
-It follows Kafka 4.3.1: a transaction's offset loses against one for the same key that lies later in the log.
+That rule is `kcoord.coordinator.group.transactional_offsets`: here it is asked about records as they lie in a log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
+from kcoord.coordinator.group.transactional_offsets import OffsetKey, PendingOffsets
+from kcoord.coordinator.result import Producer
 from protocol.control_records import ControlRecordType, decode_control_key
+from protocol.errors import DecodeError
+from protocol.messages import OffsetCommitKey
 from protocol.record_batch import Record, decode_header, decode_records
+
+OFFSET_COMMIT_TYPES: Final = (b"\x00\x00", b"\x00\x01")
+"""How the keys of offset commits begin: in old releases of Kafka, and today."""
 
 
 @dataclass(slots=True)
 class TransactionCounts:
-    """What became of the records that were written in transactions."""
+    """What became of the offsets that were committed in transactions, but for those that a later record replaced or
+    deleted before the marker came.
+    """
 
     committed: int = 0
     aborted: int = 0
@@ -32,43 +42,51 @@ class TransactionResolver:
     def __init__(self, prepared: Collection[int] = ()) -> None:
         self.counts = TransactionCounts()
         self._prepared = prepared
-        self._pending: dict[int, dict[bytes | None, Record]] = {}
+        self._pending: PendingOffsets[Record] = PendingOffsets()
 
     def feed(self, batch: bytes) -> Iterator[Record]:
         header = decode_header(batch)
-        records = decode_records(batch)
-        if header.is_control:
-            for record in records:
-                kind = decode_control_key(record.key)
-                if kind in (ControlRecordType.COMMIT, ControlRecordType.ABORT):
-                    is_commit = kind is ControlRecordType.COMMIT
-                    yield from self._end(header.producer_id, record.timestamp_ms, is_commit=is_commit)
-        elif header.is_transactional:
-            self._pending.setdefault(header.producer_id, {}).update((record.key, record) for record in records)
-        else:
-            for record in records:
-                yield self._counted(record)
+        producer = Producer(header.producer_id, header.producer_epoch) if header.is_transactional else None
+        for record in decode_records(batch):
+            if not header.is_control:
+                if self._counts_at_once(record, producer):
+                    yield record
+                continue
+            kind = decode_control_key(record.key)
+            if kind in (ControlRecordType.COMMIT, ControlRecordType.ABORT):
+                is_commit = kind is ControlRecordType.COMMIT
+                yield from self._end(header.producer_id, record.timestamp_ms, is_commit=is_commit)
 
     def finish(self) -> Iterator[Record]:
         """The end of the log: prepared transactions are committed, the others never were."""
-        for producer_id in sorted(self._pending):
+        for producer_id in sorted(self._pending.open):
             if producer_id in self._prepared:
                 yield from self._end(producer_id, -1, is_commit=True)
-        self.counts.pending += sum(map(len, self._pending.values()))
-        self._pending.clear()
+        self.counts.pending += sum(map(self._pending.count_of, self._pending.open))
+        self._pending = PendingOffsets()
+
+    def _counts_at_once(self, record: Record, producer: Producer | None) -> bool:
+        if producer is None and not self._pending:
+            return True
+        key = _offset_key(record.key)
+        return key is None or self._pending.note(key, record if record.value is not None else None, producer)
 
     def _end(self, producer_id: int, timestamp_ms: int, *, is_commit: bool) -> Iterator[Record]:
-        ended = self._pending.pop(producer_id, {})
-        if not is_commit:
-            self.counts.aborted += len(ended)
-            return
-        self.counts.committed += len(ended)
-        for record in ended.values():
-            yield self._counted(replace(record, timestamp_ms=max(record.timestamp_ms, timestamp_ms)))
+        count = self._pending.count_of(producer_id)
+        if is_commit:
+            self.counts.committed += count
+        else:
+            self.counts.aborted += count
+        for _, record in self._pending.end(producer_id, committed=is_commit):
+            yield replace(record, timestamp_ms=max(record.timestamp_ms, timestamp_ms))
 
-    def _counted(self, record: Record) -> Record:
-        for others in self._pending.values():
-            other = others.get(record.key)
-            if other is not None and record.value is not None and other.offset < record.offset:
-                del others[record.key]
-        return record
+
+def _offset_key(key: bytes | None) -> OffsetKey | None:
+    """What the key of an offset commit says. One that is malformed is for the reader of the records to judge."""
+    if key is None or not key.startswith(OFFSET_COMMIT_TYPES):
+        return None
+    try:
+        decoded = OffsetCommitKey.decode(key[2:], 0)
+    except DecodeError:
+        return None
+    return OffsetKey(decoded.group, decoded.topic, decoded.partition)

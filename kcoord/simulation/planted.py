@@ -24,7 +24,7 @@ from kcoord.coordinator.group.offset_operations import PartitionCheck
 from kcoord.coordinator.group.offsets import CommittedOffset
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.group.steady import SteadyHeartbeat
-from kcoord.coordinator.group.transactional_offsets import OffsetKey, TransactionalOffsets
+from kcoord.coordinator.group.transactional_offsets import OffsetKey, PendingOffsets, TransactionalOffsets
 from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext
 from kcoord.metadata.image import MetadataImage
 from kcoord.simulation import shards
@@ -246,11 +246,11 @@ _get = OffsetMap.get
 _next = CurrentAssignmentBuilder._next
 _downgrade = migration.downgrade
 _replace_static_member = MemberTransition._replace_static_member
-_end = TransactionalOffsets.end
+_end = PendingOffsets.end
 _find_member = ConsumerHeartbeat._find_member
 
 FAULTS: Final = {
-    "aborted-transaction-counts": Fault(patches=[(TransactionalOffsets, "end", _aborted_too)]),
+    "aborted-transaction-counts": Fault(patches=[(PendingOffsets, "end", _aborted_too)]),
     "compaction-loses-the-newest-value": Fault(
         patches=[(OffsetMap, "get", _lost_newest), (OffsetMap, "last_offsets", _lost_newest_of_all)]
     ),
@@ -269,7 +269,7 @@ FAULTS: Final = {
     "memo-not-invalidated": Fault(is_current=_always),
     "no-limit-of-members": Fault(patches=[(MemberTransition, "check_size", _nothing)]),
     "old-snapshot-is-used": Fault(patches=[(shards, "may_miss_deletions", _never)]),
-    "pending-offsets-count-as-stable": Fault(patches=[(TransactionalOffsets, "is_pending", _at_once)]),
+    "pending-offsets-count-as-stable": Fault(patches=[(PendingOffsets, "is_pending", _at_once)]),
     "reply-before-durable": Fault(early_replies=True),
     "skipped-replay": Fault(ForgetfulShard),
     "static-member-not-fenced": Fault(patches=[(MemberTransition, "_replace_static_member", _keeps_predecessor)]),

@@ -102,7 +102,7 @@ class GroupReplay:
         if value is None:
             self._offsets.remove(key.group, key.topic, key.partition)
             if self._pending:
-                self._pending.drop(OffsetKey(key.group, key.topic, key.partition))
+                self._pending.note(OffsetKey(key.group, key.topic, key.partition), None, producer)
             return
         self.counters.offset_commits += 1
         if key.group not in self._groups:
@@ -115,12 +115,11 @@ class GroupReplay:
             value.expire_timestamp,
             value.topic_id,
         )
-        if producer is not None:
-            self._pending.put(producer, OffsetKey(key.group, key.topic, key.partition), offset)
-            return
+        if producer is not None or self._pending:
+            place = OffsetKey(key.group, key.topic, key.partition)
+            if not self._pending.note(place, offset, producer):
+                return
         self._offsets.put(key.group, key.topic, key.partition, offset)
-        if self._pending:
-            self._pending.supersede(OffsetKey(key.group, key.topic, key.partition))
 
     def _end_transaction(self, producer: Producer, *, committed: bool) -> None:
         for key, offset in self._pending.end(producer.producer_id, committed=committed):

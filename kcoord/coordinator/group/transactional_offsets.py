@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Offsets that were committed within transactions under way (KIP-98, KIP-447): pending until the marker comes.
 
-Only the shard's replay changes them. Log order decides between commits of one partition: what was committed after a
-pending offset, with or without a transaction, outlives that offset's own marker.
+This is the definition of which records of a transaction count. The shard's replay follows it, and so do the tools that
+read logs (`kcoord.logtools.transactions`). Log order decides between the records of one partition: what was committed
+after a pending offset, with or without a transaction, outlives that offset's own marker, and a tombstone deletes what
+is pending before it. `kcoord.pipeline.transactions` has the same rule for columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from kcoord.coordinator.group.offsets import CommittedOffset
 from kcoord.coordinator.result import Producer
+
+T = TypeVar("T")
 
 
 class OffsetKey(NamedTuple):
@@ -22,23 +26,23 @@ class OffsetKey(NamedTuple):
     partition: int
 
 
-class OpenTransaction:
+class OpenTransaction(Generic[T]):
     """What one producer has pending. An offset that was superseded is None; its partition stays unstable."""
 
     __slots__ = ("offsets", "producer_epoch")
 
     def __init__(self, producer_epoch: int) -> None:
         self.producer_epoch = producer_epoch
-        self.offsets: dict[OffsetKey, CommittedOffset | None] = {}
+        self.offsets: dict[OffsetKey, T | None] = {}
 
 
-class TransactionalOffsets:
-    """All pending offsets of a shard."""
+class PendingOffsets(Generic[T]):
+    """All pending offsets of a log. `T` is what its reader makes of one: a CommittedOffset, or the record."""
 
     __slots__ = ("_writers", "open")
 
     def __init__(self) -> None:
-        self.open: dict[int, OpenTransaction] = {}
+        self.open: dict[int, OpenTransaction[T]] = {}
         """By producer id."""
         self._writers: dict[str, dict[OffsetKey, dict[int, None]]] = {}
         """By group: the producers with a pending offset of each partition, in the order of the log."""
@@ -65,9 +69,30 @@ class TransactionalOffsets:
         """The partitions of a topic with pending offsets, of all groups."""
         return sorted(key for writers in self._writers.values() for key in writers if key.topic == topic)
 
+    def has_group(self, group_id: str) -> bool:
+        return group_id in self._writers
+
+    def count_of(self, producer_id: int) -> int:
+        """How many offsets would count if the producer's transaction were committed now."""
+        transaction = self.open.get(producer_id)
+        return 0 if transaction is None else sum(offset is not None for offset in transaction.offsets.values())
+
     # Changing.
 
-    def put(self, producer: Producer, key: OffsetKey, offset: CommittedOffset) -> None:
+    def note(self, key: OffsetKey, offset: T | None, producer: Producer | None) -> bool:
+        """The next record of the log, a tombstone where `offset` is None; `producer` is whose transaction it is part
+        of. Whether the record counts from its own place on: a tombstone does, in a transaction too.
+        """
+        if offset is None:
+            self._drop(key)
+        elif producer is not None:
+            self._put(producer, key, offset)
+            return False
+        else:
+            self._supersede(key)
+        return True
+
+    def _put(self, producer: Producer, key: OffsetKey, offset: T) -> None:
         """A producer has committed within its transaction."""
         transaction = self.open.get(producer.producer_id)
         if transaction is None:
@@ -78,12 +103,12 @@ class TransactionalOffsets:
         writers.pop(producer.producer_id, None)
         writers[producer.producer_id] = None
 
-    def supersede(self, key: OffsetKey) -> None:
+    def _supersede(self, key: OffsetKey) -> None:
         """There is a newer offset of the partition: none of the pending ones is to replace it."""
         for producer_id in self._writers.get(key.group_id, {}).get(key, ()):
             self.open[producer_id].offsets[key] = None
 
-    def drop(self, key: OffsetKey) -> None:
+    def _drop(self, key: OffsetKey) -> None:
         """The partition's offset was deleted, and what is pending goes with it."""
         writers = self._writers.get(key.group_id)
         if writers is None:
@@ -93,7 +118,7 @@ class TransactionalOffsets:
         if not writers:
             del self._writers[key.group_id]
 
-    def end(self, producer_id: int, *, committed: bool) -> Iterator[tuple[OffsetKey, CommittedOffset]]:
+    def end(self, producer_id: int, *, committed: bool) -> Iterator[tuple[OffsetKey, T]]:
         """The producer's transaction has ended; the offsets that count from now on."""
         transaction = self.open.pop(producer_id, None)
         if transaction is None:
@@ -129,3 +154,7 @@ class TransactionalOffsets:
             },
             "writers": {key: list(producers) for keys in self._writers.values() for key, producers in keys.items()},
         }
+
+
+TransactionalOffsets: TypeAlias = PendingOffsets[CommittedOffset]
+"""Those of a shard."""

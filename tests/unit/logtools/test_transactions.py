@@ -5,8 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from hypothesis import given
+
+from kcoord.coordinator.runtime.serde import CoordinatorSerde
+from kcoord.logtools.decode import group_id_of
 from kcoord.logtools.transactions import TransactionCounts, TransactionResolver
+from protocol.messages import OffsetCommitKey, OffsetCommitValue
 from protocol.record_batch import ControlRecordType, Record, encode_batch, encode_control_batch, end_txn_marker
+from tests.support.coordinator_log import OffsetOf, Step, batches_of, logs, offsets_of, replayed
 from tests.unit.logtools.support import NOW_MS
 
 
@@ -17,8 +23,10 @@ class Script:
         self.batches: list[bytes] = []
         self._next_offset = 0
 
-    def write(self, key: str, value: str | None, producer_id: int = -1) -> None:
-        record = Record(key.encode(), None if value is None else value.encode(), timestamp_ms=NOW_MS)
+    def write(self, name: str, value: str | None, producer_id: int = -1, key_type: int = 1) -> None:
+        """A committed offset of the group `name`, whose value is a text here."""
+        key = key_type.to_bytes(2, "big") + OffsetCommitKey(group=name, topic="t", partition=0).encode(0)
+        record = Record(key, None if value is None else value.encode(), timestamp_ms=NOW_MS)
         self._add(
             encode_batch(
                 [record],
@@ -52,7 +60,7 @@ def resolve(batches: Iterable[bytes], prepared: Collection[int] = ()) -> tuple[l
     resolver = TransactionResolver(prepared)
     records = [record for batch in batches for record in resolver.feed(batch)]
     records += resolver.finish()
-    return [f"{(one.key or b'').decode()}={(one.value or b'-').decode()}" for one in records], resolver.counts
+    return [f"{group_id_of(record.key)}={(record.value or b'-').decode()}" for record in records], resolver.counts
 
 
 def test_a_record_counts_from_its_commit_on() -> None:
@@ -105,12 +113,57 @@ def test_of_two_transactions_the_later_record_wins_whatever_the_order_of_the_mar
     assert resolve(script.batches)[0] == ["a=new"]
 
 
-def test_a_tombstone_does_not_stop_a_transaction() -> None:
+def test_a_tombstone_deletes_what_transactions_under_way_have_written() -> None:
     script = Script()
     script.write("a", "1", producer_id=7)
+    script.write("b", "1", producer_id=7)
+    script.write("a", "2", producer_id=8)
     script.write("a", None)
     script.commit(7)
-    assert resolve(script.batches)[0] == ["a=-", "a=1"]
+    script.write("a", "3", producer_id=8)
+    script.commit(8)
+    assert resolve(script.batches) == (["a=-", "b=1", "a=3"], TransactionCounts(committed=2))
+
+
+def test_a_tombstone_counts_at_once_in_a_transaction_too() -> None:
+    script = Script()
+    script.write("a", "1")
+    script.write("a", None, producer_id=7)
+    script.abort(7)
+    assert resolve(script.batches)[0] == ["a=1", "a=-"]
+
+
+def test_old_and_new_keys_of_offset_commits_are_the_same_key() -> None:
+    script = Script()
+    script.write("a", "old", producer_id=7)
+    script.write("a", "new", key_type=0)
+    script.commit(7)
+    assert resolve(script.batches)[0] == ["a=new"]
+
+
+def test_records_that_are_no_offsets_do_not_wait() -> None:
+    script = Script()
+    script.write("a", "1", producer_id=7, key_type=3)
+    script.abort(7)
+    assert resolve(script.batches) == (["a=1"], TransactionCounts())
+
+
+@given(steps=logs(transactional_tombstones=True))
+def test_what_counts_is_what_the_coordinator_applies(steps: list[Step]) -> None:
+    """Against the broker's own load, not against another tool."""
+    batches = batches_of(steps)
+    shard = replayed(batches)
+    serde = CoordinatorSerde()
+    offsets: dict[OffsetOf, int] = {}
+    resolver = TransactionResolver()
+    for record in (record for batch in batches for record in resolver.feed(batch)):
+        found = serde.deserialize(record.key, record.value)
+        if found is not None and isinstance(found.key, OffsetCommitKey):
+            key = found.key.group, found.key.topic, found.key.partition
+            offsets.pop(key, None)
+            if isinstance(found.value, OffsetCommitValue):
+                offsets[key] = found.value.offset
+    assert offsets == offsets_of(shard)
 
 
 def test_a_prepared_transaction_counts_without_its_marker() -> None:

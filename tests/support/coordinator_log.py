@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random logs of a group coordinator with transactions and deletions, and what the coordinator's own replay makes of
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias, cast
+
+from hypothesis import strategies as st
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.classic.rebalance import group_metadata_record
+from kcoord.coordinator.group.offsets import CommittedOffset
+from kcoord.coordinator.group.records import (
+    TombstoneReason,
+    new_classic_group_tombstone,
+    new_group_epoch_record,
+    new_group_epoch_tombstone,
+)
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
+from kcoord.coordinator.runtime.serde import CoordinatorSerde
+from kcoord.metadata.image import MetadataImage
+from protocol.control_records import ControlRecordType, end_txn_marker
+from protocol.messages import GroupMetadataValue
+from protocol.record_batch import Record, decode_header, encode_batch, encode_control_batch
+from tests.unit.logtools.support import NOW_MS, commit_record, commit_tombstone, record_of
+
+OffsetOf: TypeAlias = tuple[str, str, int]
+"""Group, topic, partition."""
+
+PRODUCERS = (7, 8)
+NO_PRODUCER = -1
+TOPIC = "orders"
+PARTITIONS = 2
+
+
+class Step(NamedTuple):
+    """One batch of a log."""
+
+    what: str
+    group: str = "g"
+    partition: int = 0
+    producer_id: int = NO_PRODUCER
+    width: int = 1
+
+
+def _steps(what: st.SearchStrategy[str], producers: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
+    places = st.integers(0, PARTITIONS - 1)
+    return st.builds(Step, what, st.sampled_from(_GROUPS), places, producers, st.integers(1, PARTITIONS))
+
+
+_GROUPS = ("g", "g", "g", "h")
+_ANY = st.sampled_from((NO_PRODUCER, *PRODUCERS))
+_TRANSACTIONAL = st.sampled_from(PRODUCERS)
+_GROUP_STEPS = ("classic group", "consumer group", "classic group tombstone", "consumer group tombstone")
+
+
+def logs(*, transactional_tombstones: bool) -> st.SearchStrategy[list[Step]]:
+    """Nobody writes tombstones in transactions; a log may have them, and the coordinator has a rule for them. A cleaner
+    takes them out with the rest of an aborted transaction, so logs to be cleaned have none.
+    """
+    deleting = _ANY if transactional_tombstones else st.just(NO_PRODUCER)
+    step = st.one_of(
+        _steps(st.just("commit offsets"), st.just(NO_PRODUCER)),
+        *[_steps(st.just("commit offsets"), _TRANSACTIONAL)] * 3,
+        _steps(st.just("delete offsets"), deleting),
+        _steps(st.just("delete group"), st.just(NO_PRODUCER)),
+        _steps(st.sampled_from(_GROUP_STEPS), st.just(NO_PRODUCER)),
+        *[_steps(st.sampled_from(("commit", "commit", "abort")), _TRANSACTIONAL)] * 2,
+    )
+    return st.lists(step, min_size=10, max_size=40)
+
+
+def batches_of(steps: Iterable[Step]) -> list[bytes]:
+    """Offsets follow one another. Every commit has an offset of its own."""
+    batches: list[bytes] = []
+    end = 0
+    for number, step in enumerate(steps):
+        batch = _batch(step, number, end)
+        batches.append(batch)
+        end = decode_header(batch).next_offset
+    return batches
+
+
+def _batch(step: Step, number: int, base_offset: int) -> bytes:
+    at_ms = NOW_MS + number
+    if step.what in ("commit", "abort"):
+        kind = ControlRecordType.COMMIT if step.what == "commit" else ControlRecordType.ABORT
+        return encode_control_batch(
+            kind, end_txn_marker(0), timestamp_ms=at_ms, producer_id=step.producer_id, base_offset=base_offset
+        )
+    records = _records(step, number, at_ms)
+    if step.producer_id == NO_PRODUCER:
+        return encode_batch(records, base_offset=base_offset)
+    return encode_batch(
+        records, base_offset=base_offset, producer_id=step.producer_id, producer_epoch=0, is_transactional=True
+    )
+
+
+def _records(step: Step, number: int, at_ms: int) -> list[Record]:
+    group = step.group
+    partitions = [(step.partition + index) % PARTITIONS for index in range(step.width)]
+    if step.what == "commit offsets":
+        return [
+            commit_record(group, TOPIC, partition, 100 * number + index, at_ms)
+            for index, partition in enumerate(partitions)
+        ]
+    tombstones = [commit_tombstone(group, TOPIC, partition, at_ms) for partition in partitions]
+    if step.what == "delete offsets":
+        return tombstones
+    if step.what == "delete group":
+        # As DeleteGroups writes it, though only some of the offsets have to be in the tombstones.
+        return [*tombstones, record_of(new_classic_group_tombstone(group, TombstoneReason.GROUP_DELETE), at_ms)]
+    made = {
+        "classic group": group_metadata_record(group, GroupMetadataValue(protocol_type="consumer", generation=number)),
+        "consumer group": new_group_epoch_record(group, number, 0, at_ms, None),
+        "classic group tombstone": new_classic_group_tombstone(group, TombstoneReason.MIGRATION),
+        "consumer group tombstone": new_group_epoch_tombstone(group, TombstoneReason.MIGRATION),
+    }
+    return [record_of(made[step.what], at_ms)]
+
+
+def replayed(batches: Iterable[bytes]) -> GroupCoordinatorShard:
+    """The shard that a broker would load from these batches."""
+    shard = GroupCoordinatorShard(BrokerConfig.from_properties({}), MetadataImage.empty())
+    runtime = CoordinatorRuntime(lambda _: shard, CoordinatorSerde())
+    runtime.load(0, ((decode_header(batch), batch) for batch in batches), NOW_MS)
+    return shard
+
+
+def offsets_of(shard: GroupCoordinatorShard) -> dict[OffsetOf, int]:
+    """All committed offsets of a shard."""
+    state = cast("dict[OffsetOf, CommittedOffset]", shard.hard_state()["offsets"])
+    return {key: committed.offset for key, committed in state.items()}
