@@ -130,8 +130,7 @@ class GroupReplay:
     def _group_epoch(self, key: ConsumerGroupMetadataKey, value: ConsumerGroupMetadataValue | None) -> None:
         if value is None:
             if (gone := self._present(key.group_id)) is not None:
-                gone.version += 1
-                del self._groups[key.group_id]
+                self._remove(gone)
             return
         group = self._consumer_group(key.group_id)
         self.counters.consumer_group_rebalances += value.epoch > group.group_epoch
@@ -229,8 +228,17 @@ class GroupReplay:
                 self.counters.classic_rebalances_completed += 1
             group.apply(value)
         elif isinstance(gone := self._groups.get(key.group), ClassicGroup):
-            gone.version += 1
-            del self._groups[key.group]
+            self._remove(gone)
+
+    def _remove(self, group: Group) -> None:
+        """A group whose offsets stay goes on as one that never had members: a request can only name offsets of a group
+        that is there, and only groups are looked through for what has expired.
+        """
+        group.version += 1
+        if self._offsets.packed(group.group_id) or self._pending.has_group(group.group_id):
+            self._groups[group.group_id] = ClassicGroup(group.group_id)
+        else:
+            del self._groups[group.group_id]
 
     def _present(self, group_id: str) -> ConsumerGroup | None:
         """The consumer group that a record is about to change, if it is there."""

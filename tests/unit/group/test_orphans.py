@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Offsets always have a group: one that is listed as Empty where no record speaks of it, that can be deleted, and whose
+offsets expire.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from kcoord.coordinator.group.classic.group import ClassicGroup
+from kcoord.coordinator.group.offsets import CommittedOffset
+from kcoord.coordinator.group.records import (
+    TombstoneReason,
+    new_classic_group_tombstone,
+    new_group_epoch_record,
+    new_group_epoch_tombstone,
+    new_offset_commit_record,
+)
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.coordinator.result import CoordinatorRecord, OperationContext
+from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
+from kcoord.coordinator.runtime.serde import CoordinatorSerde
+from kcoord.coordinator.runtime.snapshot import make_chunks
+from protocol.errors import Errors
+from protocol.messages import OffsetDeleteRequest
+from protocol.record_batch import encode_batch_from_parts
+from tests.support.coordinator_log import Step, batches_of, logs, offsets_of, replayed
+from tests.unit.group.classic_members import ClassicConsumer
+from tests.unit.group.group_context import GroupContext
+from tests.unit.logtools.support import NOW_MS
+
+MINUTE_MS = 60_000
+RETENTION = {"offsets.retention.minutes": "10", "offsets.retention.check.interval.ms": str(MINUTE_MS)}
+MADE = new_group_epoch_record("g", 1, 0, 0, None)
+GONE = {
+    "classic": [new_classic_group_tombstone("g", TombstoneReason.GROUP_DELETE)],
+    "consumer": [new_group_epoch_tombstone("g", TombstoneReason.MIGRATION)],
+}
+SERDE = CoordinatorSerde()
+
+
+def orphaned(kind: str) -> GroupContext:
+    """A broker that has loaded two offsets, and the tombstone of their group behind them."""
+    context = GroupContext({"t3": 3}, RETENTION)
+    commits = [
+        new_offset_commit_record("g", "t3", partition, CommittedOffset(40 + partition, -1, "", context.now_ms))
+        for partition in range(2)
+    ]
+    context.log = [*([MADE] if kind == "consumer" else []), *commits, *GONE[kind]]
+    context.restart()
+    return context
+
+
+def listed(shard: GroupCoordinatorShard) -> dict[str, tuple[str, str, str]]:
+    """Group id -> state, protocol type and type."""
+    found = shard.list_groups(OperationContext(NOW_MS, 5), [], []).response
+    return {group.group_id: (group.group_state, group.protocol_type, group.group_type) for group in found}
+
+
+def delete_offset(context: GroupContext, partition: int) -> int:
+    topic = OffsetDeleteRequest.OffsetDeleteRequestTopic(
+        name="t3", partitions=[OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=partition)]
+    )
+    request = OffsetDeleteRequest(group_id="g", topics=[topic])
+    response = context.run(lambda ctx: context.shard.delete_offsets(ctx, request))
+    return response.topics[0].partitions[0].error_code
+
+
+@pytest.mark.parametrize("kind", list(GONE))
+def test_offsets_behind_the_tombstone_of_their_group_are_listed_and_can_be_deleted(kind: str) -> None:
+    context = orphaned(kind)
+    assert listed(context.shard) == {"g": ("Empty", "", "classic")}
+    (described,) = context.run(lambda ctx: context.shard.describe_groups(ctx, ["g"]))
+    assert (described.error_code, described.group_state, described.protocol_type) == (0, "Empty", "")
+    assert delete_offset(context, 0) == 0
+    assert context.fetch("g") == {("t3", 1): (41, "")}
+    (deleted,) = context.run(lambda ctx: context.shard.delete_groups(ctx, ["g"]))
+    assert deleted.error_code == Errors.NONE
+    assert (context.fetch("g"), listed(context.shard)) == ({}, {})
+
+
+@pytest.mark.parametrize("kind", list(GONE))
+def test_offsets_behind_the_tombstone_of_their_group_expire(kind: str) -> None:
+    context = orphaned(kind)
+    context.sleep(9 * MINUTE_MS)
+    assert len(context.fetch("g")) == 2
+    context.sleep(2 * MINUTE_MS)
+    assert (context.fetch("g"), listed(context.shard)) == ({}, {})
+
+
+def test_a_crash_while_the_first_classic_member_joins_an_empty_consumer_group_leaves_its_offsets_a_group() -> None:
+    context = GroupContext({"t3": 3}, RETENTION)
+    context.join("g", "a", ["t3"])
+    context.commit("g", {"t3": {0: 7}}, member="a", epoch=2)
+    context.heartbeat("g", "a", -1)
+    ClassicConsumer(context, "g", "b", ["t3"]).join()
+    context.restart()
+    assert listed(context.shard) == {"g": ("Empty", "", "classic")}
+    assert context.fetch("g") == {("t3", 0): (7, "")}
+
+
+def of_snapshot(shard: GroupCoordinatorShard) -> GroupCoordinatorShard | None:
+    """The shard as a start from its snapshot finds it; None where it gives none."""
+    parts = shard.snapshot()
+    if parts is None:
+        return None
+    restored = replayed([])
+    runtime = CoordinatorRuntime(lambda _: restored, SERDE)
+    loader = runtime.start_load(0, (), 0, [chunk for slice_ in make_chunks(parts, SERDE) for chunk in slice_])
+    while not loader.step(NOW_MS):
+        pass
+    return restored
+
+
+@given(steps=logs(transactional_tombstones=True))
+def test_whatever_the_log_every_offset_has_a_group(steps: list[Step]) -> None:
+    """Loaded in whole batches, record by record, and from a snapshot."""
+    batches = batches_of(steps)
+    loaded = replayed(batches)
+    shards = [loaded, of_snapshot(loaded)]
+    for shard in shards:
+        if shard is not None:
+            groups = listed(shard)
+            for group in {group for group, _, _ in offsets_of(shard)}:
+                assert group in groups
+                if isinstance(shard.group(group), ClassicGroup):
+                    assert groups[group][0] == "Empty"
+    assert shards[1] is None or offsets_of(loaded) == offsets_of(shards[1])
+
+
+def test_the_fast_way_through_a_log_makes_the_group_again() -> None:
+    """Commits in batches of their own go into packed rows without becoming records."""
+    commit = new_offset_commit_record("g", "t3", 0, CommittedOffset(5, -1, "", NOW_MS))
+
+    def batch(*records: CoordinatorRecord) -> bytes:
+        return encode_batch_from_parts([SERDE.serialize(record) for record in records], NOW_MS, 0)
+
+    shard = replayed([batch(commit), batch(*GONE["classic"]), batch(commit)])
+    assert listed(shard) == {"g": ("Empty", "", "classic")}
