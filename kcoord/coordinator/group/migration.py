@@ -4,7 +4,10 @@
 Upgrade: the first member of the consumer protocol finds a classic group; epochs go on from its generation and
 everybody keeps the last assignment. What a cooperative member says it still owns beyond that is left to it until it
 has said that it gave it up. Downgrade: the last member of the consumer protocol has gone; the classic members
-that are left become a classic group, which rebalances at once.
+that are left become a classic group. It rebalances at once, unless everybody has what the target assignment says.
+
+Both steps of a downgrade that follow the replay of its records are timers that fire at once: the conversion after the
+last member came back with the classic protocol, and the rebalance. `unfinished` arms them again after a load.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
 from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
 from kcoord.coordinator.group.consumer.member import ClassicMemberMetadata, ConsumerGroupMember, MemberState
-from kcoord.coordinator.group.consumer.timers import cancel_member_timers, session_timer
+from kcoord.coordinator.group.consumer.timers import cancel_member_timers, downgrade_timer, session_timer
 from kcoord.coordinator.group.group import GroupState
 from kcoord.coordinator.result import Cancel, Completion, CoordinatorResult, Schedule, TimerKey
 from kcoord.metadata.image import MetadataImage
@@ -216,8 +219,8 @@ def downgrade(
 ) -> CoordinatorResult[None]:
     """The classic group that is left when the last member of the consumer protocol has gone.
 
-    It begins Stable at the group epoch with what each member owns; an immediate timer starts its rebalance, once the
-    records are replayed.
+    It begins Stable at the group epoch with what each member owns. A group that has to rebalance has no leader in its
+    record, until the rebalance elects one; an immediate timer starts it, once the records are replayed.
     """
     group_id = group.group_id
     gone = {member.member_id for member in leaving}
@@ -238,9 +241,23 @@ def downgrade(
         session = rebalance.heartbeat_timer(group_id, member.member_id)
         result.timers.append(Schedule(session, now_ms + member.classic.session_timeout_ms))
     classic.protocol = classic.select_protocol()
+    if leaving or group.state is not GroupState.STABLE:
+        classic.leader = None
+        result.timers.append(_rebalance_at_once(group_id, now_ms))
     result.records.append(rebalance.group_metadata_record(group_id, classic.to_value(now_ms, assignments)))
-    result.timers.append(Schedule(TimerKey(rebalance.REBALANCE_TIMER, group_id), now_ms))
     return result
+
+
+def _rebalance_at_once(group_id: str, now_ms: int) -> Schedule:
+    return Schedule(TimerKey(rebalance.REBALANCE_TIMER, group_id), now_ms)
+
+
+def unfinished(config: BrokerConfig, group: ConsumerGroup | ClassicGroup, now_ms: int) -> Schedule | None:
+    """The timer that the group's downgrade still depends on, if any."""
+    if isinstance(group, ConsumerGroup):
+        return Schedule(downgrade_timer(group.group_id), now_ms) if can_downgrade(config, group) else None
+    is_without_leader = group.state is GroupState.STABLE and group.leader is None
+    return _rebalance_at_once(group.group_id, now_ms) if is_without_leader else None
 
 
 def _downgraded(member: ConsumerGroupMember, classic: ClassicMemberMetadata) -> ClassicMember:

@@ -213,11 +213,18 @@ class ShardMembers(ShardState):
         return GroupSettings(self._config, self._image, group_id).session_timeout_ms
 
     def _timers_after_load(self, now_ms: int) -> Iterator[Schedule | Cancel]:
-        """Every member gets a whole session timeout, and one that was revoking its whole rebalance timeout."""
+        """Every member gets a whole session timeout, and one that was revoking its whole rebalance timeout. A downgrade
+        that the end of the last process interrupted goes on.
+        """
         for group in self._groups.values():
+            if not isinstance(group, ConsumerGroup | ClassicGroup):
+                continue
+            downgrade = migration.unfinished(self._config, group, now_ms)
+            if downgrade is not None:
+                yield downgrade
             if isinstance(group, ConsumerGroup):
                 yield from self._consumer_timers(group, now_ms)
-            elif isinstance(group, ClassicGroup):
+            else:
                 rebalance = Rebalance(self._config, group, now_ms)
                 for classic_member in group.members.values():
                     rebalance.reset_heartbeat(classic_member)

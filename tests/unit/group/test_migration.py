@@ -168,6 +168,61 @@ def test_static_member_changes_protocol_and_keeps_its_assignment(context: GroupC
     assert sorted(other.owned["t6"] + back.owned["t6"]) == [0, 1, 2, 3, 4, 5]
 
 
+def rolled_back(context: GroupContext, *, is_settled: bool = True) -> tuple[ClassicConsumer, ClassicConsumer]:
+    """A classic member, and the successor of the only static member of the consumer protocol, which has just joined."""
+    context.join("g", NEW, ["t6"], instance="i1")
+    other, back = (ClassicConsumer(context, "g", name, ["t6"], instance=name) for name in ("i0", "i1"))
+    other.on_joined(other.join())
+    other.on_synced(other.sync())
+    if is_settled:
+        converge(context, [other], 2, {"t6": [0, 1, 2, 3, 4, 5]})
+        assert context.describe("g").group_state == "Stable"
+    back.on_joined(back.join())
+    return other, back
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_rollback_without_anything_to_move_does_not_rebalance(context: GroupContext, crashes: bool) -> None:
+    """Apache Kafka 4.3.1 converts the group when its last static member comes back, and lets it be Stable too."""
+    other, back = rolled_back(context)
+    if crashes:
+        context.restart()
+    context.sleep(0)
+    assert (described(context).error_code, described(context).group_state) == (0, "Stable")
+    assert len(back.on_synced(back.sync())["t6"]) == len(other.owned["t6"]) == 3
+    assert [member.heartbeat() for member in (other, back)] == [0, 0]
+    context.sleep(5_000)
+    assert [member.heartbeat() for member in (other, back)] == [0, 0]
+    context.restart()
+    context.sleep(0)
+    assert [member.heartbeat() for member in (other, back)] == [0, 0]
+    check_single_owners([other.owned, back.owned])
+    settle(context, [other, back], {"t6": 6})
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_rollback_of_a_group_that_is_not_settled_rebalances(context: GroupContext, crashes: bool) -> None:
+    other, back = rolled_back(context, is_settled=False)
+    if crashes:
+        context.restart()
+    context.sleep(0)
+    assert (described(context).error_code, described(context).group_state) == (0, "PreparingRebalance")
+    settle(context, [other, back], {"t6": 6})
+    assert sorted(other.owned["t6"] + back.owned["t6"]) == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_rebalance_of_a_downgrade_survives_a_crash(context: GroupContext) -> None:
+    members = classic(context, 2)
+    joined = context.join("g", NEW, ["t6"])
+    converge(context, members, joined.member_epoch)
+    context.heartbeat("g", NEW, -1)
+    context.restart()
+    context.sleep(0)
+    assert described(context).group_state == "PreparingRebalance"
+    settle(context, members, {"t6": 6})
+    assert sorted(members[0].owned["t6"] + members[1].owned["t6"]) == [0, 1, 2, 3, 4, 5]
+
+
 def test_a_fenced_classic_member_does_not_take_its_instance_back(context: GroupContext) -> None:
     """Found by the simulation, seed 94: with the id that it had, it took the place of its own successor (KIP-345)."""
     context.join("g", NEW, ["t6"])
