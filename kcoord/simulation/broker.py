@@ -9,6 +9,7 @@ import itertools
 import zlib
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
 from random import Random
 from typing import Final
@@ -187,6 +188,7 @@ class SimulatedBroker:
         self.transaction_requests = TransactionRequests(self)
         self.process: Process | None = None
         self.producer_ids = itertools.count(1_000)
+        self._policies = itertools.cycle(options.migration_policies)
         self._network = network
         self._power_lost_after: int | None = None
         self._made = 0
@@ -200,6 +202,8 @@ class SimulatedBroker:
     def start(self, offset_ms: int = 0, clock_rate: float = 1.0) -> None:
         """Starts the process, and loads all shards a slice at a time."""
         assert self.process is None
+        if self.options.migration_policies:
+            self.config = replace(self.options, migration_policy=next(self._policies)).broker_config()
         process = self.process = Process(self, offset_ms, clock_rate)
         self.trace.add("start" if clock_rate == 1 else "start-slow-clock", f"{offset_ms}")
         if process.restored_bytes:

@@ -65,6 +65,8 @@ class Options:
     """How long the answer of one coordinator takes to the other, which may be on another worker."""
     most_groups: int = 100_000
     """Of one shard."""
+    migration_policies: tuple[str, ...] = ()
+    """The policies of successive processes in turn; none if all have `migration_policy`."""
     request_timeout_ms: int = 2_000
     retention_check_ms: int = 5_000
 
@@ -173,6 +175,14 @@ def _migration(options: Options) -> None:
     options.every_ms = {**options.every_ms, "member": 2_000}
 
 
+def _rollback(options: Options) -> None:
+    """Static members change their protocol, processes die often, and only every other process converts groups back."""
+    _migration(options)
+    options.static_share, options.disk_delay_ms = 1.0, 200
+    options.migration_policies = ("upgrade", "bidirectional")
+    options.every_ms = {**options.every_ms, "broker": 3_000, "member": 1_000}
+
+
 def _transactions(options: Options) -> None:
     options.producers = 3
 
@@ -201,6 +211,7 @@ def _corners(options: Options) -> None:
 SCENARIOS: Final[Mapping[str, Callable[[Options], None]]] = {
     "": _as_drawn,
     "migration": _migration,
+    "rollback": _rollback,
     "transactions": _transactions,
     "compaction": _compaction,
     "expiration": _expiration,

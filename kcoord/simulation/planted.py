@@ -14,8 +14,10 @@ from typing import Final
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import migration, offset_operations, records
+from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.consumer import removal, transition
 from kcoord.coordinator.group.consumer.current_assignment import CurrentAssignmentBuilder
+from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.heartbeat import ConsumerHeartbeat
 from kcoord.coordinator.group.consumer.member import ConsumerGroupMember
 from kcoord.coordinator.group.consumer.transition import MemberTransition
@@ -25,7 +27,7 @@ from kcoord.coordinator.group.offsets import CommittedOffset
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.group.steady import SteadyHeartbeat
 from kcoord.coordinator.group.transactional_offsets import OffsetKey, PendingOffsets, TransactionalOffsets
-from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext
+from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext, Schedule
 from kcoord.metadata.image import MetadataImage
 from kcoord.simulation import shards
 from kcoord.storage import journal
@@ -189,6 +191,16 @@ def _from_one(*arguments: object) -> CoordinatorResult[None]:
     return result
 
 
+def _rebalances_only(config: BrokerConfig, group: object, now_ms: int) -> Schedule | None:
+    """A load forgets that a group with classic members only is to become a classic group."""
+    return _unfinished(config, group, now_ms) if isinstance(group, ClassicGroup) else None
+
+
+def _converts_only(config: BrokerConfig, group: object, now_ms: int) -> Schedule | None:
+    """A load forgets that a group that has become a classic group is to rebalance."""
+    return _unfinished(config, group, now_ms) if isinstance(group, ConsumerGroup) else None
+
+
 def _keeps_predecessor(self: MemberTransition, copy: ConsumerGroupMember, updated: ConsumerGroupMember) -> None:
     """The member that had the instance id before stays."""
     before = len(self.records)
@@ -245,6 +257,7 @@ _expires_at_ms = Aging.expires_at_ms
 _get = OffsetMap.get
 _next = CurrentAssignmentBuilder._next
 _downgrade = migration.downgrade
+_unfinished = migration.unfinished
 _replace_static_member = MemberTransition._replace_static_member
 _end = PendingOffsets.end
 _find_member = ConsumerHeartbeat._find_member
@@ -256,6 +269,8 @@ FAULTS: Final = {
     ),
     "deletes-a-group-with-members": Fault(RuthlessShard),
     "deletes-subscribed-offsets": Fault(CarelessShard),
+    "downgrade-forgotten-by-a-load": Fault(patches=[(migration, "unfinished", _rebalances_only)]),
+    "downgrade-without-rebalance-after-a-load": Fault(patches=[(migration, "unfinished", _converts_only)]),
     "downgrade-resets-the-epoch": Fault(patches=[(migration, "downgrade", _from_one)]),
     "dropped-tombstone": Fault(ClingingShard),
     "epoch-not-bumped": Fault(patches=[(removal, "remove_members", _no_bump)]),

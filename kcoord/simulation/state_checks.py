@@ -12,6 +12,7 @@ from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
 from kcoord.coordinator.group.consumer.member import ConsumerGroupMember, MemberState
 from kcoord.coordinator.group.group import Group
+from kcoord.coordinator.group.migration import unfinished
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.result import OperationContext
 from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
@@ -84,6 +85,7 @@ class BrokerChecks:
             self._lives.pop(group_id, None)
             return
         self._check_life(machine, group_id, group)
+        self._check_downgrade(group)
         if isinstance(group, ConsumerGroup):
             check_consumer_group(group, self._broker.image, self._broker.config.group_consumer_max_size)
             self._check_epochs(machine, group)
@@ -109,6 +111,20 @@ class BrokerChecks:
         if not group.is_empty() and epoch < before[2]:
             text = f"{group_id} was {before[1]} at {before[2]} and is {group.type.value} at {epoch}"
             raise ViolationError("I-20 a conversion keeps the epoch", text)
+
+    def _check_downgrade(self, group: Group) -> None:
+        """I-20: a group with classic members only becomes a classic group, and rebalances if it has to.
+
+        Until then a timer is armed for the next step, also after a crash.
+        """
+        process = self._broker.process
+        shard = process.groups.runtime.active(self._broker.group_shard(group.group_id)) if process is not None else None
+        if shard is None or not isinstance(group, ConsumerGroup | ClassicGroup):
+            return
+        timer = unfinished(self._broker.config, group, 0)
+        if timer is not None and shard.timers.deadline_ms(timer.key) is None:
+            text = f"{group.type.value} group {group.group_id} waits for {timer.key.kind}, which no timer brings"
+            raise ViolationError("I-20 a downgrade is carried out", text)
 
     def _check_epochs(self, machine: GroupCoordinatorShard, group: ConsumerGroup) -> None:
         """I-5: the epochs of a group do not go back while it lives."""
@@ -314,5 +330,7 @@ def check_classic_group(group: ClassicGroup, most_members: int) -> None:
     dynamic = sum(not member.is_static for member in group.members.values())
     if group.state.value in ("Stable", "CompletingRebalance") and dynamic > most_members:
         raise ViolationError("I-26 limits hold", f"{dynamic} members, {most_members} are allowed")
-    if group.members and group.state.value in ("Stable", "CompletingRebalance") and group.leader not in group.members:
+    # A group that was downgraded has none until it rebalances (`BrokerChecks._check_downgrade`).
+    leaders = {None, *group.members} if group.state.value == "Stable" else group.members.keys()
+    if group.members and group.state.value in ("Stable", "CompletingRebalance") and group.leader not in leaders:
         raise ViolationError("I-7 a generation has a leader", f"{group.group_id} {group.leader}")

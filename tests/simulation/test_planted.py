@@ -16,6 +16,8 @@ FOUND_BY = {
     "compaction-loses-the-newest-value": {"I-17", "I-11", "I-1", "I-8", "I-2", "I-21", "I-0"},
     "deletes-a-group-with-members": {"I-16"},
     "deletes-subscribed-offsets": {"I-15"},
+    "downgrade-forgotten-by-a-load": {"I-20"},
+    "downgrade-without-rebalance-after-a-load": {"I-20"},
     "downgrade-resets-the-epoch": {"I-20"},
     "dropped-tombstone": {"I-17"},
     "epoch-not-bumped": {"I-2", "I-28", "I-8"},
@@ -36,7 +38,11 @@ FOUND_BY = {
     "zombie-commit": {"I-13"},
 }
 
-SCENARIOS = {"old-snapshot-is-used": "compaction"}
+SCENARIOS = {
+    "downgrade-forgotten-by-a-load": "rollback",
+    "downgrade-without-rebalance-after-a-load": "migration",
+    "old-snapshot-is-used": "compaction",
+}
 """Where a fault needs more of something than the mix of a seed mostly has."""
 
 
