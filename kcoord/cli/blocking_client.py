@@ -61,6 +61,17 @@ class BlockingClient:
         except OSError as error:
             raise RequestFailed(f"{address}: {error}") from error
 
+    @classmethod
+    def of_first(cls, addresses: str, timeout_seconds: float) -> BlockingClient:
+        """A connection to the first broker of a comma-separated list that accepts one."""
+        failures = []
+        for address in filter(None, (part.strip() for part in addresses.split(","))):
+            try:
+                return cls(address, timeout_seconds)
+            except RequestFailed as error:
+                failures.append(str(error))
+        raise RequestFailed("; ".join(failures) or f"{addresses!r} names no broker")
+
     def __enter__(self) -> BlockingClient:
         return self
 

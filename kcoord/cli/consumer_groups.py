@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     if problem is not None:
         parser.error(problem)
     if options.validate_regex is not None:
-        return _validate_regex(options.validate_regex)
+        return _validate_regex(options)
 
     from kcoord.cli.group_descriptions import describe_groups, list_groups
     from kcoord.cli.group_offsets import delete_groups, delete_offsets, reset_offsets
@@ -264,15 +264,19 @@ def _chosen(what: str, text: str | None, known: dict[str, str]) -> list[str]:
     return chosen
 
 
-def _validate_regex(regex: str) -> int:
+def _validate_regex(options: argparse.Namespace) -> int:
     """As the coordinator will: its engine, its limits."""
+    from kcoord.cli.output import print_json
     from kcoord.coordinator.group.regex import validate
     from protocol.errors import KafkaError
 
+    regex, problem = options.validate_regex, None
     try:
         validate(regex)
     except KafkaError as error:
-        print(error.message)
-        return 1
-    print(f"The regular expression `{regex}` is valid.")
-    return 0
+        problem = error.message
+    if options.json:
+        print_json({"regex": regex, "valid": problem is None, "message": problem})
+    else:
+        print(f"The regular expression `{regex}` is valid." if problem is None else problem)
+    return 0 if problem is None else 1

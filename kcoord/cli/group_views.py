@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord groups explain GROUP` and `kcoord groups watch GROUP`."""
+"""`kcoord groups explain --group GROUP` and `kcoord groups watch --group GROUP`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import time
 from collections.abc import AsyncIterator
 
 from kcoord.cli.group_insight import Finding, Settings, changes, explain
+from kcoord.cli.old_forms import add_old_positional, require_group
 from kcoord.cli.output import print_json
-from kcoord.cli.session import add_connection_options, add_json_option, run_with_admin
+from kcoord.cli.session import AdminWork, add_connection_options, add_json_option, run_with_admin
 from kcoord.cli.table import format_time
 from kcoord.cli.terminal import console, is_terminal
 from kcoord.client.admin.client import AdminClient
@@ -35,13 +36,19 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Tells who joins and leaves, why there is a new epoch, who is asked to give up what, who takes it.",
     )
     for parser in (explaining, watching):
-        parser.add_argument("group", metavar="GROUP")
+        parser.add_argument("--group", metavar="GROUP", help="the group, of either protocol")
+        add_old_positional(parser, "--group", "GROUP")
         add_connection_options(parser)
         add_json_option(parser)
     watching.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between looks (default 1)")
     watching.add_argument("--duration", type=float, metavar="SECONDS", help="end after this time (default: Ctrl-C)")
-    explaining.set_defaults(run=lambda options: run_with_admin("kcoord groups explain", options, _explain))
-    watching.set_defaults(run=lambda options: run_with_admin("kcoord groups watch", options, _watch))
+    explaining.set_defaults(run=lambda options: _run(explaining, options, _explain))
+    watching.set_defaults(run=lambda options: _run(watching, options, _watch))
+
+
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace, work: AdminWork) -> int:
+    require_group(parser, options)
+    return run_with_admin(parser.prog, options, work)
 
 
 async def _explain(admin: AdminClient, options: argparse.Namespace) -> int:

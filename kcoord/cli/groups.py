@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord groups restore`: brings back the offsets that a group had at a time, deleted, expired or overwritten since.
+"""`kcoord groups`: explain and watch groups, list when offsets expire, bring offsets back.
 
-It reads what the group's partition of `__consumer_offsets` still holds, from the broker or from a folder (a backup,
-say), and commits through the broker. What compaction has removed is lost.
+`restore` is here. It reads what the group's partition of `__consumer_offsets` still holds, from the broker or from a
+folder (a backup, say), and commits through the broker.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from kcoord.cli.old_forms import add_old_format
 from kcoord.cli.table import format_time, parse_time
 from kcoord.cli.terminal import print_table
 
@@ -45,9 +46,17 @@ def make_parser() -> argparse.ArgumentParser:
     from kcoord.cli.group_expiry import add_command as add_expiry
     from kcoord.cli.group_views import add_commands
 
-    parser = argparse.ArgumentParser(prog="kcoord groups", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="kcoord groups", description="Explain and watch groups, list when offsets expire, bring offsets back."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    restore = commands.add_parser("restore", help="bring back the offsets that a group had at a time")
+    restore = commands.add_parser(
+        "restore",
+        help="bring back the offsets that a group had at a time",
+        description="Brings back the offsets that a group had at a time, deleted, expired or overwritten since. "
+        "It reads what __consumer_offsets still holds, from the broker or from a folder (a backup, say), and commits "
+        "through the broker. What compaction has removed is lost.",
+    )
     restore.add_argument("--group", required=True, metavar="GROUP")
     restore.add_argument(
         "--to",
@@ -55,11 +64,19 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="TIME",
         help="ISO 8601 (UTC by default), ms since 1970, or an age such as 15m, 2h",
     )
-    restore.add_argument("--bootstrap-server", default=DEFAULT_ADDRESS, metavar="HOST:PORT")
+    restore.add_argument(
+        "--bootstrap-server",
+        default=DEFAULT_ADDRESS,
+        metavar="HOST:PORT",
+        help=f"brokers to ask, separated by commas (default {DEFAULT_ADDRESS})",
+    )
     restore.add_argument("--from-folder", metavar="DIR", help="read the history from a data folder or a backup")
     restore.add_argument("--dry-run", action="store_true", help="show what would be done")
     restore.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="for each answer (default 30)")
-    restore.add_argument("--format", choices=("table", "json"), default="table")
+    restore.add_argument(
+        "--json", dest="format", action="store_const", const="json", default="table", help="print an object per line"
+    )
+    add_old_format(restore, "format")
     restore.set_defaults(run=_restore)
     add_commands(commands)
     add_expiry(commands)
@@ -71,7 +88,7 @@ def _restore(options: argparse.Namespace) -> int:
     from kcoord.logtools.restore import COMMITTING, offsets_at, plan_restore
 
     time_ms = parse_time(options.to, time.time_ns() // 1_000_000)
-    with BlockingClient(options.bootstrap_server, options.timeout) as bootstrap:
+    with BlockingClient.of_first(options.bootstrap_server, options.timeout) as bootstrap:
         coordinator = bootstrap.coordinator_of(options.group)
     with BlockingClient(coordinator, options.timeout) as client:
         state = client.group_state(options.group)

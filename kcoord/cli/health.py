@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord health HOST:PORT`: exit 0 when the broker speaks Kafka and its group coordinator is active, else 1 and the
-reason.
+"""`kcoord health`: exit 0 when the broker speaks Kafka and its group coordinator is active, else 1 and the reason.
 
 Small and blocking on purpose: containers run it every few seconds.
 """
@@ -11,8 +10,9 @@ import argparse
 import socket
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from kcoord.cli.old_forms import add_old_positional
 from protocol.api_keys import ApiKey
 from protocol.errors import DecodeError, Errors, FramingError
 from protocol.framing import FrameReader
@@ -67,8 +67,15 @@ class BlockingClient:
                 return frames[0]
 
 
-def check(host: str, port: int, timeout_seconds: float) -> str:
-    """What is healthy, or Unhealthy."""
+class Health(NamedTuple):
+    """What a healthy broker answered."""
+
+    apis: int
+    groups: int
+
+
+def check(host: str, port: int, timeout_seconds: float) -> Health:
+    """Returns what is healthy; raises Unhealthy if something is not."""
     from protocol.messages import (
         ApiVersionsRequest,
         ApiVersionsResponse,
@@ -86,7 +93,7 @@ def check(host: str, port: int, timeout_seconds: float) -> str:
         _require(ApiKey.FIND_COORDINATOR, found.error_code)
         groups = ListGroupsResponse.decode(bytes(client.call(ApiKey.LIST_GROUPS, ListGroupsRequest())), 0)
         _require(ApiKey.LIST_GROUPS, groups.error_code)
-    return f"{host}:{port} serves {len(versions.api_keys)} APIs and {len(groups.groups)} groups"
+    return Health(len(versions.api_keys), len(groups.groups))
 
 
 def _require(api_key: ApiKey, error_code: int) -> None:
@@ -96,7 +103,14 @@ def _require(api_key: ApiKey, error_code: int) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kcoord health", description=__doc__)
-    parser.add_argument("address", nargs="?", default=DEFAULT_ADDRESS, metavar="HOST:PORT")
+    parser.add_argument(
+        "--bootstrap-server",
+        default=DEFAULT_ADDRESS,
+        metavar="HOST:PORT",
+        help=f"brokers to check, separated by commas (default {DEFAULT_ADDRESS})",
+    )
+    add_old_positional(parser, "--bootstrap-server", "HOST:PORT")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for each answer (default 5)")
     return parser
 
@@ -104,12 +118,28 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
-    host, _, port = options.address.rpartition(":")
-    if not port.isdigit():
-        parser.error(f"{options.address} is not HOST:PORT")
+    addresses = [address.strip() for address in options.bootstrap_server.split(",")]
+    for address in addresses:
+        if not address.rpartition(":")[2].isdigit():
+            parser.error(f"{address} is not HOST:PORT")
+    # All of them: a broker that is not healthy is not made good by another.
+    return max([_tell(address, options) for address in addresses])
+
+
+def _tell(address: str, options: argparse.Namespace) -> int:
+    """Checks one broker and prints the outcome; returns the exit code."""
+    host, _, port = address.rpartition(":")
+    health, reason = None, None
     try:
-        print(check(host.strip("[]") or "127.0.0.1", int(port), options.timeout))
+        health = check(host.strip("[]") or "127.0.0.1", int(port), options.timeout)
     except (Unhealthy, OSError, DecodeError, FramingError) as error:
-        print(f"{options.address} is not healthy: {error}", file=sys.stderr)
-        return 1
-    return 0
+        reason = str(error)
+        print(f"{address} is not healthy: {error}", file=sys.stderr)
+    if options.json:
+        import json
+
+        found = {"apis": None, "groups": None} if health is None else health._asdict()
+        print(json.dumps({"address": address, "healthy": health is not None, **found, "reason": reason}))
+    elif health is not None:
+        print(f"{address} serves {health.apis} APIs and {health.groups} groups")
+    return 0 if health is not None else 1

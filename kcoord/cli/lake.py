@@ -119,11 +119,11 @@ def _add(
     parser.add_argument("--storm-epochs", type=int, metavar="N", help="so many epochs make a storm (default 5)")
     parser.add_argument("--storm-window-ms", type=int, metavar="MS", help="within this time (default 10000)")
     parser.add_argument("--now", metavar="TIME", help="what ages count from (default: the newest moment in the lake)")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--limit", type=int, default=_DEFAULT_LIMIT, metavar="N", help="rows to print (default 50)")
 
 
@@ -139,7 +139,10 @@ def _ingest(options: argparse.Namespace) -> int:
 
     def on_batch(done: Ingested) -> None:
         speed = done.total / max(time.monotonic() - began, 1e-3)
-        print(f"batch {done.batch}: {done.rows:,} records, {done.total:,} in all, {speed:,.0f}/s", file=sys.stderr)
+        if options.json:
+            print(json.dumps({"batch": done.batch, "records": done.rows, "total": done.total}), flush=True)
+        else:
+            print(f"batch {done.batch}: {done.rows:,} records, {done.total:,} in all, {speed:,.0f}/s", file=sys.stderr)
         if options.follow is not None:
             jobs.again().ensure_all(SILVER)
 
@@ -181,7 +184,10 @@ def _ends(options: argparse.Namespace) -> int:
             ends = asyncio.run(_sample(config))
             add_sample(lake, ends, datetime.now(UTC))
             taken += 1
-            print(f"sample {taken}: {len(ends)} partitions", file=sys.stderr)
+            if options.json:
+                print(json.dumps({"sample": taken, "partitions": len(ends)}), flush=True)
+            else:
+                print(f"sample {taken}: {len(ends)} partitions", file=sys.stderr)
             if taken == samples or stop.wait(options.every):
                 return 0
 
@@ -222,7 +228,10 @@ def _report(options: argparse.Namespace) -> int:
 
     lake, jobs = _open(options)
     size = write_report(lake, jobs, options.output, options.title)
-    print(f"{options.output}: {size / 1e6:.1f} MB", file=sys.stderr)
+    if options.json:
+        print(json.dumps({"output": options.output, "size_bytes": size}))
+    else:
+        print(f"{options.output}: {size / 1e6:.1f} MB", file=sys.stderr)
     return 0
 
 

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kcoord.cli.old_forms import add_old_format
 from kcoord.cli.table import format_table, format_time
 
 if TYPE_CHECKING:
@@ -70,7 +71,10 @@ def _folder(text: str) -> str:
 
 
 def _format_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="json: one object per line")
+    parser.add_argument(
+        "--json", dest="format", action="store_const", const="json", default="table", help="print an object per line"
+    )
+    add_old_format(parser, "format")
 
 
 def now_ms() -> int:
@@ -414,6 +418,7 @@ def _add_backup(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("path", type=_folder, metavar="DIR", help="data folder, of a running broker or not")
     parser.add_argument("--into", type=_folder, metavar="BACKUP", help="a new folder")
     parser.add_argument("--verify", action="store_true", help="check every byte of the copy, and replay it")
+    _format_option(parser)
     parser.set_defaults(run=_backup)
 
 
@@ -428,24 +433,32 @@ def _backup(options: argparse.Namespace) -> int:
         work = Backup(RealFileSystem(), options.path, options.into, lambda: time.sleep(_BACKUP_WAIT_SECONDS))
         report = work.run()
         copied = f"{report.partitions} partitions, {report.segments} segments, {report.size_bytes} bytes"
-        print(f"{options.into}: {copied}, {report.repeated} copied again")
-        for note in report.notes:
-            print(f"note: {note}")
-    return _verify_backup(options.into or options.path) if options.verify else 0
+        if options.format == "json":
+            print(json.dumps({"backup": options.into, **asdict(report)}, ensure_ascii=False))
+        else:
+            print(f"{options.into}: {copied}, {report.repeated} copied again")
+            for note in report.notes:
+                print(f"note: {note}")
+    return _verify_backup(options.into or options.path, options.format) if options.verify else 0
 
 
-def _verify_backup(path: str) -> int:
+def _verify_backup(path: str, form: str) -> int:
     from kcoord.logtools.replay_check import replay_folder
     from kcoord.logtools.verify import FolderCheck
     from kcoord.storage.file_system import RealFileSystem
 
     fs = RealFileSystem()
     findings = list(FolderCheck(fs, path).run())
-    _print_findings(findings, "table")
+    _print_findings(findings, form)
     replayed = replay_folder(fs, path)
+    groups = sum(replayed.groups.values())
+    if form == "json":
+        is_sound = not findings and not replayed.problems
+        served = {"topics": len(replayed.image.topics), "groups": groups, "offsets": replayed.offsets}
+        print(json.dumps({"backup": path, "sound": is_sound, **served, "problems": replayed.problems}))
+        return 0 if is_sound else 1
     for problem in replayed.problems:
         print(f"problem: {problem}")
-    groups = sum(replayed.groups.values())
     serves = f"{len(replayed.image.topics)} topics, {groups} groups, {replayed.offsets} offsets"
     is_sound = not findings and not replayed.problems
     print(f"{path}: {'sound' if is_sound else 'not sound'}: it would serve {serves}")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord migrate --check GROUP`: will the group's members be taken along when the first consumer of the new protocol
-joins (KIP-848), and if not, why. The rules are those of the coordinator; nothing is changed.
+"""`kcoord migrate --check --group GROUP`: will the group's members be taken along when the first consumer of the new
+protocol joins (KIP-848), and if not, why. The rules are those of the coordinator; nothing is changed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from kcoord.cli.old_forms import add_old_positional, require_group
 from kcoord.cli.output import print_json
 from kcoord.cli.session import EXIT_FAILED, add_connection_options, add_json_option, run_with_admin
 from kcoord.client.admin.client import AdminClient
@@ -37,12 +38,16 @@ class Answer(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
-    return run_with_admin(parser.prog, parser.parse_args(arguments), _check)
+    options = parser.parse_args(arguments)
+    require_group(parser, options)
+    return run_with_admin(parser.prog, options, _check)
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kcoord migrate", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--check", required=True, metavar="GROUP", help="a classic group")
+    parser.add_argument("--check", action="store_true", required=True, help="only check: nothing is changed")
+    parser.add_argument("--group", metavar="GROUP", help="a classic group")
+    add_old_positional(parser, "--group", "GROUP")
     add_connection_options(parser)
     add_json_option(parser)
     return parser
@@ -51,16 +56,16 @@ def make_parser() -> argparse.ArgumentParser:
 async def _check(admin: AdminClient, options: argparse.Namespace) -> int:
     answer = await _ask(admin, options)
     if options.json:
-        print_json({"group": options.check, "can_convert": answer.can_convert, "reasons": answer.reasons})
+        print_json({"group": options.group, "can_convert": answer.can_convert, "reasons": answer.reasons})
     else:
-        print(f"{options.check}: {'can be converted' if answer.can_convert else 'cannot be converted'}")
+        print(f"{options.group}: {'can be converted' if answer.can_convert else 'cannot be converted'}")
         for reason in answer.reasons:
             print(f"  {reason}")
     return 0 if answer.can_convert else EXIT_FAILED
 
 
 async def _ask(admin: AdminClient, options: argparse.Namespace) -> Answer:
-    group_id = options.check
+    group_id = options.group
     states = {group.group_id: group.state for group in await admin.list_groups()}
     group = await _describe(admin, group_id)
     settings: dict[str, str] = {}

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from kcoord.simulation.model_check.model import Budget
 from kcoord.simulation.model_check.search import Configuration, Report, Search
@@ -21,12 +22,7 @@ CONFIGURATIONS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a report per configuration; 1 where a property does not hold."""
-    parser = argparse.ArgumentParser(
-        prog="kcoord model-check", description="Explores all states of small groups, and checks KIP-848's properties."
-    )
-    parser.add_argument("--states", type=int, default=1_000_000, metavar="N", help="at most, of all groups together")
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="search so many groups at once")
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     share = -(-options.states // len(CONFIGURATIONS))
     configurations = [replace(configuration, max_states=share) for configuration in CONFIGURATIONS]
     if options.processes > 1:
@@ -34,10 +30,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             reports = list(pool.map(_search, configurations))
     else:
         reports = [_search(configuration, show=sys.stderr.isatty()) for configuration in configurations]
-    for report in reports:
-        print("\n".join(lines_of(report)))
-    print(f"{sum(report.states for report in reports)} states explored")
+    if options.json:
+        print(json.dumps([json_of(report) for report in reports], indent=2))
+    else:
+        for report in reports:
+            print("\n".join(lines_of(report)))
+        print(f"{sum(report.states for report in reports)} states explored")
     return 1 if any(report.violation for report in reports) else 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kcoord model-check", description="Explores all states of small groups, and checks KIP-848's properties."
+    )
+    parser.add_argument("--states", type=int, default=1_000_000, metavar="N", help="at most, of all groups together")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="search so many groups at once")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    return parser
 
 
 def _search(configuration: Configuration, show: bool = False) -> Report:
@@ -48,6 +57,10 @@ def _search(configuration: Configuration, show: bool = False) -> Report:
     if show:
         print(file=sys.stderr)
     return report
+
+
+def json_of(report: Report) -> dict[str, object]:
+    return {**asdict(report), "configuration": str(report.configuration), "complete": report.is_complete}
 
 
 def lines_of(report: Report) -> list[str]:

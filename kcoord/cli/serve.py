@@ -8,11 +8,13 @@ anything is opened.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     from kcoord.server.process import StartError, run
 
     try:
-        run(config, _print_ready)
+        run(config, _print_ready_json if options.json else _print_ready)
     except StartError as error:
         return _failed(str(error))
     return 0
@@ -63,6 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
         choices=LOG_LEVELS,
         help="what is logged to stderr (default INFO, or KCOORD_LOG_LEVEL)",
     )
+    parser.add_argument("--json", action="store_true", help="print the line that says it is ready as JSON")
     tests = parser.add_argument_group("for tests")
     tests.add_argument(
         "--test-mode",
@@ -95,7 +98,8 @@ def _serve_tests(settings: Mapping[str, str], options: argparse.Namespace) -> in
     if "group.coordinator.threads" in settings or "kcoord.worker.ports" in settings:
         logging.getLogger(__name__).warning("Test mode is one process: settings about workers have no effect")
     try:
-        run(settings, options.control_host or _CONTROL_HOST, options.control_port or 0, _print_ready)
+        on_ready = _print_ready_json if options.json else _print_ready
+        run(settings, options.control_host or _CONTROL_HOST, options.control_port or 0, on_ready)
     except StartError as error:
         return _failed(str(error))
     return 0
@@ -133,6 +137,11 @@ def _print_ready(ready: Ready, control_url: str | None = None) -> None:
     identity = f"{nodes}, cluster {ready.cluster_id}"
     control = f", control {control_url}" if control_url is not None else ""
     print(f"kcoord is ready: {addresses}, {identity}, {milliseconds_since_exec()} ms{control}", flush=True)
+
+
+def _print_ready_json(ready: Ready, control_url: str | None = None) -> None:
+    start_ms = milliseconds_since_exec()
+    print(json.dumps({**asdict(ready), "start_ms": start_ms, "control_url": control_url}), flush=True)
 
 
 def milliseconds_since_exec() -> int:

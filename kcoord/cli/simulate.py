@@ -6,9 +6,10 @@ depends on.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import nullcontext
 from itertools import count, islice
@@ -26,7 +27,7 @@ _UNDER_WAY_PER_PROCESS = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs setups and prints what they came to; 1 where an invariant did not hold."""
-    parser = _parser()
+    parser = make_parser()
     options = parser.parse_args(arguments)
     try:
         seeds = _seeds(options)
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _run_many(setups, options)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kcoord simulate",
         description="Deterministic simulation of the coordinator: the same seed is the same run.",
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--reached", action="store_true", help="report the error branches of the coordinator, by count")
     parser.add_argument("--trace", action="store_true", help="with --seed: print the latest events")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs, when the runs are over")
     return parser
 
 
@@ -90,6 +92,11 @@ def _run_one(setup: Setup, options: argparse.Namespace) -> int:
     fault = PLANTS[options.plant] if options.plant else NO_FAULT
     with Reached() if options.reached else nullcontext() as reached:
         outcome = run(setup, fault)
+    if options.json:
+        summary = Summary()
+        summary.add(outcome)
+        _print_json(summary, reached, {"seed": setup.seed, "trace_hash": outcome.trace_hash})
+        return 1 if outcome.failure else 0
     print(f"seed {setup.seed}: {outcome.options}")
     if options.trace and not outcome.failure:
         print("\n".join(outcome.latest))
@@ -113,14 +120,24 @@ def _run_many(setups: Iterator[Setup], options: argparse.Namespace) -> int:
         outcomes = _in_processes(setups, options) if options.processes > 1 else _in_turn(setups, options)
         try:
             for outcome in _with_progress(outcomes, summary, is_endless=options.forever is not None):
-                if outcome.failure:
+                if outcome.failure and not options.json:
                     print(report(shrink(outcome, PLANTS[options.plant] if options.plant else NO_FAULT)))
         except KeyboardInterrupt:
             print("stopped", file=sys.stderr)
+    if options.json:
+        _print_json(summary, reached)
+        return 1 if summary.failures else 0
     print("\n".join(summary.lines()))
     if isinstance(reached, Reached):
         print("\n".join(reached.lines()))
     return 1 if summary.failures else 0
+
+
+def _print_json(summary: Summary, reached: object, more: Mapping[str, object] | None = None) -> None:
+    found = dict(more or {}) | summary.to_json()
+    if isinstance(reached, Reached):
+        found["reached"] = list(reached.lines())
+    print(json.dumps(found, indent=2, ensure_ascii=False))
 
 
 def _in_turn(setups: Iterable[Setup], options: argparse.Namespace) -> Iterator[Outcome]:

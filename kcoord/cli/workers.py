@@ -7,6 +7,7 @@ It speaks to the workers over their own sockets, so it works for the user whose 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 import sys
@@ -34,6 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("broker", type=int, metavar="BROKER", help="the id of the broker")
     parser.add_argument("--data", required=True, metavar="DIR", help="the data folder (log.dirs)")
     parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="for the answer (default 10)")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser
 
 
@@ -48,7 +50,10 @@ def main(arguments: Sequence[str]) -> int:
     if error is not Errors.NONE:
         print(f"kcoord: {error.name}: {error.description}", file=sys.stderr)
         return 1
-    print(f"Broker {options.broker} is {'out of' if wants_fence else 'in'} service")
+    if options.json:
+        print(json.dumps({"broker": options.broker, "fenced": wants_fence}))
+    else:
+        print(f"Broker {options.broker} is {'out of' if wants_fence else 'in'} service")
     return 0
 
 

@@ -41,6 +41,20 @@ class Summary:
         if outcome.failure:
             self.failures.append(outcome)
 
+    def to_json(self) -> dict[str, object]:
+        """What `lines` say, and the failures, for programs."""
+        return {
+            "runs": self.runs,
+            "steps": self.steps,
+            "virtual_ms": self.virtual_ms,
+            "events": dict(sorted(self.events.items())),
+            "transitions": dict(sorted(self.transitions.items())),
+            "failures": [
+                {"seed": outcome.seed, "options": outcome.options, "failure": outcome.failure}
+                for outcome in self.failures
+            ],
+        }
+
     def lines(self) -> Iterator[str]:
         yield f"{self.runs} runs, {self.steps} steps, {self.virtual_ms / 1000:.1f} s of virtual time"
         yield "events: " + _listed({kind: n for kind, n in self.events.items() if kind not in FAULT_EVENTS})

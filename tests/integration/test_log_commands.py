@@ -109,7 +109,7 @@ def test_a_deleted_group_comes_back_with_its_offsets(server: KcoordProcess, caps
         assert restore(server, str(before), "--dry-run") == 0
         assert committed(client) == []
         assert capsys.readouterr().out.count("restore") == PARTITIONS
-        assert restore(server, str(before), "--format", "json") == 0
+        assert restore(server, str(before), "--json") == 0
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [(row["partition"], row["then"], row["now"], row["action"]) for row in rows] == [
             (number, 20, None, "restore") for number in range(PARTITIONS)
@@ -224,7 +224,7 @@ def test_a_dump_of_a_running_broker(server: KcoordProcess, capsys: pytest.Captur
         create_topic(client)
         commit(client, 10)
     capsys.readouterr()
-    assert main(["log", "dump", str(server.data), "--format", "json"]) == 0
+    assert main(["log", "dump", str(server.data), "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     commits = [row for row in rows if row["partition"].startswith("__consumer_offsets")]
     assert [row["key"]["data"] for row in commits] == [

@@ -187,14 +187,14 @@ def test_file_environment_and_overrides_win_in_that_order(tmp_path: Path) -> Non
 
 
 def test_health_of_a_running_broker(server: KcoordProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["health", server.address]) == 0
+    assert main(["health", "--bootstrap-server", server.address]) == 0
     assert f"{server.address} serves " in capsys.readouterr().out
 
 
 def test_health_of_no_broker(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    assert main(["health", f"127.0.0.1:{port}"]) == 1
+    assert main(["health", "--bootstrap-server", f"127.0.0.1:{port}"]) == 1
     assert "is not healthy" in capsys.readouterr().err
 
 

@@ -79,13 +79,13 @@ def test_groups_explained_and_watched(
     broker: KcoordProcess, kcoord: CommandLine, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     create_topic(broker.address, name, 2)
-    watch = ["groups", "watch", name, "--interval", "0.1", "--duration", "2.5", "--bootstrap-server", broker.address]
+    watch = ["groups", "watch", "--group", name, "--interval", "0.1", "--duration", "2.5", "--bootstrap-server", broker.address]
     with ThreadPoolExecutor(1) as pool:
         watching = pool.submit(main, watch)
         with PolledConsumer(broker.address, name, [name], instance_id="one") as member:
             produce(broker.address, name, 2, 1)
             member.wait_for(2)
-            explained = main(["groups", "explain", name, "--bootstrap-server", broker.address])
+            explained = main(["groups", "explain", "--group", name, "--bootstrap-server", broker.address])
         assert (explained, watching.result()) == (0, 0)
     told = capsys.readouterr().out
     for text in (
@@ -101,7 +101,7 @@ def test_groups_explained_and_watched(
 def test_migration(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
     create_topic(broker.address, name)
     produce(broker.address, name, 1, 1)
-    check = ("--check", name, "--json")
+    check = ("--check", "--group", name, "--json")
     assert kcoord.run("migrate", *check).code == 1
     with PolledConsumer(broker.address, name, [name], classic="range") as member:
         member.wait_for(1)

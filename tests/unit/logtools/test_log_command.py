@@ -27,7 +27,7 @@ def test_verify_and_repair(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "sound: 4 partitions, 52 batches, 108 records" in capsys.readouterr().err
     path = logs(folder, "orders-0")[0]
     flip(path, 1)
-    assert main(["log", "verify", str(folder), "--format", "json"]) == 1
+    assert main(["log", "verify", str(folder), "--json"]) == 1
     (finding,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (finding["kind"], finding["file"], finding["offset"]) == ("damaged bytes", str(path), 3)
     damaged = path.read_bytes()
@@ -67,7 +67,7 @@ def test_dump_as_a_table_and_as_json(folder: Path, capsys: pytest.CaptureFixture
     assert lines[1].endswith("orders-0/00000000000000000000.log")
     assert lines[2].split() == ["OFFSET", "TIME", "FLAGS", "KEY", "VALUE"]
     assert lines[3].split()[0] == "0" and len(lines) == 5
-    assert main([*command, "--format", "json"]) == 0
+    assert main([*command, "--json"]) == 0
     assert [json.loads(line)["offset"] for line in capsys.readouterr().out.splitlines()] == [0, 1]
     index = str(folder / "orders-0" / "00000000000000000000.index")
     assert main(["log", "dump", index]) == 0
@@ -84,7 +84,7 @@ def test_a_dump_of_damage_ends_with_1(folder: Path, capsys: pytest.CaptureFixtur
 def test_import_and_backup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, backup = folder.parent / "imported", folder.parent / "backup"
     command = ["log", "import", str(folder), "--into", str(target), "--override", "node.id=1"]
-    assert main([*command, "--format", "json"]) == 0
+    assert main([*command, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["classic groups"], said["committed offsets"]) == (
         1,

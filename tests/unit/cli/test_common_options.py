@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all commands have in common: the same options by the same names, and the old forms with a warning."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kcoord.cli import main
+from kcoord.cli.completion import whole_parser
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "command-line.md"
+PRINTS_A_SCRIPT = "kcoord completion"
+WITHOUT_BROKER = ("kcoord log", "kcoord lake", "kcoord serve", "kcoord simulate", "kcoord model-check",
+                  "kcoord completion", "kcoord workers")  # fmt: skip
+
+
+def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parsers of all commands and subcommands."""
+    nested = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not nested:
+        yield parser
+    for action in nested:
+        for child in action.choices.values():
+            yield from leaves(child)
+
+
+def shown_options(parser: argparse.ArgumentParser) -> set[str]:
+    """What --help lists."""
+    shown = (action for action in parser._actions if action.help is not argparse.SUPPRESS)
+    return {option for action in shown for option in action.option_strings}
+
+
+PARSERS = {parser.prog: parser for parser in leaves(whole_parser())}
+
+
+@pytest.mark.parametrize("prog", PARSERS)
+def test_every_command_has_the_common_options(prog: str) -> None:
+    options = shown_options(PARSERS[prog])
+    assert "--json" in options or prog == PRINTS_A_SCRIPT
+    if not prog.startswith(WITHOUT_BROKER) or "--command-config" in options:
+        assert "--bootstrap-server" in options
+    if not prog.startswith("kcoord lake"):
+        assert "--format" not in options
+    metavars = {action.metavar for action in PARSERS[prog]._actions if not action.option_strings and action.help}
+    if "GROUP" in metavars:
+        assert "--group" in options, "a group has its option"
+
+
+def parsed(line: str) -> argparse.Namespace:
+    return whole_parser().parse_args(line.split())
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("health h:1", "health --bootstrap-server h:1"),
+        ("groups explain g", "groups explain --group g"),
+        ("groups watch g --interval 2", "groups watch --interval 2 --group g"),
+        ("migrate --check g", "migrate --check --group g"),
+        ("log verify d --format json", "log verify d --json"),
+        ("log dump d --format table", "log dump d"),
+        ("groups restore --group g --to 1m --format json", "groups restore --group g --to 1m --json"),
+    ],
+)
+def test_old_forms_are_accepted_with_a_warning(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {name: value for name, value in vars(parsed(new)).items() if name != "run"}
+    assert capsys.readouterr().err == ""
+    assert {name: value for name, value in vars(parsed(old)).items() if name != "run"} == options
+    assert re.fullmatch(r"warning: kcoord .*: use .* instead of .*: the next release does not accept it\n",
+                        capsys.readouterr().err)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ["groups explain", "groups watch", "migrate --check"])
+def test_a_command_about_a_group_needs_one(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    assert ended.value.code == 2
+    assert "the following arguments are required: --group" in capsys.readouterr().err
+
+
+def test_the_help_of_groups_is_about_all_of_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["groups", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Explain and watch groups, list when offsets expire, bring offsets back." in said
+    assert "compaction" not in said
+    with pytest.raises(SystemExit):
+        main(["groups", "restore", "--help"])
+    assert "What compaction has removed is lost." in " ".join(capsys.readouterr().out.split())
+
+
+def test_health_as_json_names_each_broker(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        assert main(["health", "--bootstrap-server", f"{address},{address}", "--json"]) == 1
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["address"], line["healthy"]) for line in lines] == [(address, False)] * 2
+    assert "refused" in lines[0]["reason"]
+
+
+@pytest.mark.parametrize(("regex", "code"), [("a.*", 0), ("a(b", 1)])
+def test_a_regular_expression_is_judged_as_json(regex: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["consumer-groups", "--validate-regex", regex, "--json"]) == code
+    said = json.loads(capsys.readouterr().out)
+    assert (said["regex"], said["valid"]) == (regex, code == 0)
+
+
+def documented_lines() -> list[list[str]]:
+    """The arguments of every kcoord command of the document's examples."""
+    found = []
+    for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("    $ "):
+            continue
+        for part in re.split(r" \|\|? | && |; ", line.removeprefix("    $ ")):
+            words = shlex.split(part)
+            if words and words[0] == "kcoord":
+                found.append(words[1:])
+    return found
+
+
+def test_every_command_line_of_the_document_is_accepted_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = documented_lines()
+    assert len(lines) > 20
+    for words in lines:
+        whole_parser().parse_args(words)
+    assert capsys.readouterr().err == "", "the document shows no old forms"
