@@ -79,7 +79,18 @@ def test_groups_explained_and_watched(
     broker: KcoordProcess, kcoord: CommandLine, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     create_topic(broker.address, name, 2)
-    watch = ["groups", "watch", "--group", name, "--interval", "0.1", "--duration", "2.5", "--bootstrap-server", broker.address]
+    watch = [
+        "groups",
+        "watch",
+        "--group",
+        name,
+        "--interval",
+        "0.1",
+        "--duration",
+        "2.5",
+        "--bootstrap-server",
+        broker.address,
+    ]
     with ThreadPoolExecutor(1) as pool:
         watching = pool.submit(main, watch)
         with PolledConsumer(broker.address, name, [name], instance_id="one") as member:
