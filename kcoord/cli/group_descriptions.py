@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 
 from kcoord.cli.consumer_groups import states_of, types_of
-from kcoord.cli.output import Column, Row, assignment_text, node_text, print_json, print_rows, time_text
+from kcoord.cli.output import Column, Row, assignment_text, node_text, plain_text, print_json, print_rows, time_text
 from kcoord.cli.session import EXIT_FAILED, error_text, report_failure, warn
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import ConsumerGroupDescription, MemberDescription, OffsetSpec
@@ -31,13 +31,16 @@ OFFSETS = (
     Column("LAG", "lag"),
     *CONSUMER,
 )
-MEMBERS = (GROUP, *CONSUMER, Column("#PARTITIONS", "partitions"))
+INSTANCE_ID = Column("GROUP-INSTANCE-ID", "group_instance_id")
+UPGRADED = Column("UPGRADED", "upgraded", lambda value: plain_text(value).lower())
+MEMBERS = (GROUP, CONSUMER[0], INSTANCE_ID, *CONSUMER[1:], Column("#PARTITIONS", "partitions"))
 MEMBERS_VERBOSE = (
     *MEMBERS,
     Column("CURRENT-EPOCH", "current_epoch"),
     Column("CURRENT-ASSIGNMENT", "current_assignment", assignment_text),
     Column("TARGET-EPOCH", "target_epoch"),
     Column("TARGET-ASSIGNMENT", "target_assignment", assignment_text),
+    UPGRADED,
 )
 _BEFORE_EPOCHS = (
     GROUP,
@@ -114,7 +117,16 @@ def _print_tables(
     for number, rows in enumerate(rows for rows in tables if rows):
         if number:
             print()
-        print_rows(columns, rows, as_json=False)
+        print_rows([column for column in columns if _is_shown(column, rows)], rows, as_json=False)
+
+
+def _is_shown(column: Column, rows: Sequence[Row]) -> bool:
+    """Kafka's tool leaves out the instance ids of a group without static members, and whether members are upgraded
+    unless the group has members of both protocols.
+    """
+    if column is INSTANCE_ID:
+        return any(row[column.key] for row in rows)
+    return column is not UPGRADED or {row[column.key] for row in rows} >= {True, False}
 
 
 def _tell_about_state(group: ConsumerGroupDescription) -> None:
@@ -144,11 +156,13 @@ def member_rows(group: ConsumerGroupDescription) -> list[Row]:
         {
             "group": group.group_id,
             **_consumer(member),
+            "group_instance_id": member.group_instance_id,
             "partitions": len(member.assignment),
             "current_epoch": member.member_epoch,
             "current_assignment": _by_topic(member.assignment),
             "target_epoch": group.target_assignment_epoch,
             "target_assignment": None if member.target_assignment is None else _by_topic(member.target_assignment),
+            "upgraded": member.upgraded,
         }
         for member in sorted(group.members, key=lambda member: (-len(member.assignment), member.member_id))
     ]

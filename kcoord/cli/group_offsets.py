@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from kcoord.cli.offset_deletion import refusals_of
 from kcoord.cli.offset_reset import (
     Facts,
     Plan,
@@ -27,7 +28,7 @@ from kcoord.cli.output import Column, print_json, print_rows
 from kcoord.cli.session import EXIT_FAILED, CommandError, error_text, report_failure, warn
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import OffsetSpec
-from kcoord.client.types import TopicPartition
+from kcoord.client.types import OffsetAndMetadata, TopicPartition
 from protocol.errors import Errors, KafkaError
 
 _INACTIVE_STATES = ("Empty", "Dead")
@@ -69,12 +70,16 @@ async def delete_offsets(admin: AdminClient, options: argparse.Namespace) -> int
     group_id = options.group[0]
     outcomes: dict[TopicOrPartition, KafkaError | None] = {}
     wanted = await _partitions_of(admin, parse_topics(options.topic), outcomes)
-    if options.dry_run:
-        return await _show_offsets_to_delete(admin, group_id, wanted, outcomes, options)
-    if wanted:
+    committed: Mapping[TopicPartition, OffsetAndMetadata | None] = {}
+    if options.dry_run and wanted:
+        refusals = await refusals_of(admin, group_id, wanted, options.timeout)
+        outcomes |= {(each.topic, each.partition): refusals[each] for each in wanted}
+        if not all(refusals.values()):
+            committed = (await admin.list_consumer_group_offsets({group_id: wanted}))[group_id]
+    elif wanted:
         results = (await admin.delete_consumer_group_offsets(group_id, wanted)).results
         outcomes |= {(each.topic, each.partition): results.error(each) for each in wanted}
-    _print_deleted(group_id, outcomes, options)
+    _print_deleted(group_id, outcomes, committed, options)
     return EXIT_FAILED if any(outcomes.values()) else 0
 
 
@@ -96,34 +101,25 @@ async def _partitions_of(
     return sorted(found)
 
 
-async def _show_offsets_to_delete(
-    admin: AdminClient,
-    group_id: str,
-    wanted: list[TopicPartition],
-    unknown: Mapping[TopicOrPartition, KafkaError | None],
-    options: argparse.Namespace,
-) -> int:
-    committed = (await admin.list_consumer_group_offsets({group_id: wanted}))[group_id] if wanted else {}
-    rows = [
-        {"topic": topic, "partition": partition, "status": _status(error)}
-        for (topic, partition), error in unknown.items()
-    ]
-    for each in wanted:
-        offset = committed.get(each)
-        status = "No committed offset" if offset is None else f"Would delete offset {offset.offset}"
-        rows.append({"topic": each.topic, "partition": each.partition, "status": status})
-    print_rows(_STATUS, rows, as_json=options.json)
-    return EXIT_FAILED if unknown else 0
-
-
 def _print_deleted(
-    group_id: str, outcomes: Mapping[TopicOrPartition, KafkaError | None], options: argparse.Namespace
+    group_id: str,
+    outcomes: Mapping[TopicOrPartition, KafkaError | None],
+    committed: Mapping[TopicPartition, OffsetAndMetadata | None],
+    options: argparse.Namespace,
 ) -> None:
+    """What became of each partition, or in a dry run what would: then `committed` has the offsets."""
     in_order = sorted(outcomes, key=lambda key: (key[0], -1 if key[1] is None else key[1]))
+    offsets: dict[TopicOrPartition, OffsetAndMetadata | None] = {
+        partition: offset for partition, offset in committed.items() if outcomes[partition] is None
+    }
     if options.json:
-        print_json(
-            [{"topic": key[0], "partition": key[1], **_json_status(outcomes[key])} for key in in_order],
-        )
+        rows = [{"topic": key[0], "partition": key[1], **_json_status(outcomes[key])} for key in in_order]
+        if options.dry_run:
+            rows = [
+                {**row, "would_delete_offset": None if (offset := offsets.get(key)) is None else offset.offset}
+                for key, row in zip(in_order, rows, strict=True)
+            ]
+        print_json(rows)
         return
     errors = [error for error in outcomes.values() if error is not None]
     of_group = next((error for error in errors if error.error in _GROUP_ERRORS), None)
@@ -132,10 +128,23 @@ def _print_deleted(
     elif errors:
         print("Error: Encountered some partition-level error, see the follow-up details.")
     else:
-        print(f"Request succeeded for deleting offsets from group {group_id}.")
+        verb = "would succeed" if options.dry_run else "succeeded"
+        print(f"Request {verb} for deleting offsets from group {group_id}.")
     print()
-    rows = [{"topic": key[0], "partition": key[1], "status": _status(outcomes[key])} for key in in_order]
-    print_rows(_STATUS, rows, as_json=False)
+    statuses = {
+        key: _foreseen(offsets.get(key)) if error is None and options.dry_run else _status(error)
+        for key, error in outcomes.items()
+    }
+    print_rows(
+        _STATUS,
+        [{"topic": key[0], "partition": key[1], "status": statuses[key]} for key in in_order],
+        as_json=False,
+    )
+
+
+def _foreseen(offset: OffsetAndMetadata | None) -> str:
+    """The partition's status in a dry run. The real run calls both `Successful`."""
+    return "No committed offset" if offset is None else f"Would delete offset {offset.offset}"
 
 
 _GROUP_ERRORS = (

@@ -197,13 +197,15 @@ def _from_classic(group: DescribeGroupsResponse.DescribedGroup, node: Node) -> C
 
 
 def _classic_member(member: DescribeGroupsResponse.DescribedGroupMember, is_consumer: bool) -> MemberDescription:
+    topics = _classic_subscription(member.member_metadata) if is_consumer and member.member_metadata else ()
     return MemberDescription(
         member.member_id,
         member.group_instance_id,
         member.client_id,
         member.client_host,
         _classic_assignment(member.member_assignment) if is_consumer else frozenset(),
-        subscribed_topic_names=_classic_subscription(member.member_metadata) if is_consumer else (),
+        subscribed_topic_names=topics or (),
+        has_unreadable_subscription=topics is None,
     )
 
 
@@ -222,13 +224,12 @@ def _classic_assignment(data: bytes) -> frozenset[TopicPartition]:
     )
 
 
-def _classic_subscription(data: bytes) -> tuple[str, ...]:
+def _classic_subscription(data: bytes) -> tuple[str, ...] | None:
+    """The topics, None if the bytes have none. As brokers do, it reads version 0, with which every version begins."""
     try:
-        version = int.from_bytes(data[:2], "big")
-        last = ConsumerProtocolSubscription.valid_versions.stop - 1
-        subscription, _ = ConsumerProtocolSubscription.decode_prefix(data, 2, min(version, last))
+        subscription, _ = ConsumerProtocolSubscription.decode_prefix(data, 2, 0)
     except DecodeError:
-        return ()
+        return None
     return tuple(subscription.topics)
 
 

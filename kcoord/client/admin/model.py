@@ -155,6 +155,10 @@ class MemberDescription:
     subscribed_topic_names: tuple[str, ...] = ()
     subscribed_topic_regex: str | None = None
     upgraded: bool | None = None
+    has_unreadable_subscription: bool = False
+    """A member of a classic group whose metadata is none of the consumer's formats. Brokers treat it as subscribed to
+    every topic (KIP-496).
+    """
 
 
 @dataclass(slots=True)

@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from protocol.messages import JoinGroupRequest, JoinGroupResponse
+from tests.integration.wire import WireClient
 from tests.support.command_line import CommandLine, rows, titles
 from tests.support.confluent import PolledConsumer, committed, create_topic, produce
 from tests.support.kafka_jars import KafkaJars
 from tests.support.kcoord_process import KcoordProcess
+from tests.support.waiting import wait_until
 
 COMMAND = "consumer-groups"
 
@@ -63,6 +67,25 @@ def test_tables_are_those_of_kafka(kcoord: CommandLine, idle: str, live: str) ->
     ours, theirs = kcoord.succeed(COMMAND, *groups, "--state", "--verbose").out, kafka(*groups, "--state", "--verbose")
     assert titles(ours, "GROUP") == [*titles(theirs, "GROUP"), "GROUP-CREATION-TIME"]
     assert [{key: row[key] for key in row if key != "GROUP-CREATION-TIME"} for row in rows(ours)] == rows(theirs)
+
+
+@pytest.mark.java
+def test_members_of_both_protocols_are_shown_as_by_kafka(broker: KcoordProcess, kcoord: CommandLine, idle: str) -> None:
+    with (
+        PolledConsumer(broker.address, idle, [idle], instance_id="static-a", classic="cooperative-sticky") as old,
+        PolledConsumer(broker.address, idle, [idle], instance_id="static-b") as new,
+    ):
+        wait_until(lambda: len(old.assigned) == len(new.assigned) == 1, "both members have a partition", 30)
+        for detail, last in ([["--verbose"], "UPGRADED"], [[], "#PARTITIONS"]):
+            members = ["--describe", "--group", idle, "--members", *detail]
+            ours = kcoord.succeed(COMMAND, *members).out
+            theirs = KafkaJars().tool(COMMAND, "--bootstrap-server", kcoord.address, *members)
+            assert titles(ours, "GROUP") == titles(theirs, "GROUP")
+            assert titles(ours, "GROUP")[2] == "GROUP-INSTANCE-ID"
+            assert titles(ours, "GROUP")[-1] == last
+            assert rows(ours) == rows(theirs)
+        found = kcoord.succeed(COMMAND, "--describe", "--group", idle, "--members", "--json").json
+    assert {(row["group_instance_id"], row["upgraded"]) for row in found} == {("static-a", False), ("static-b", True)}
 
 
 @pytest.mark.java
@@ -178,6 +201,62 @@ def test_delete_offsets(broker: KcoordProcess, kcoord: CommandLine, idle: str) -
     nobody = kcoord.run(COMMAND, "--delete-offsets", "--group", "absent", "--topic", f"{idle}:0")
     assert nobody.code == 1
     assert "GROUP_ID_NOT_FOUND" in nobody.out
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "range", "connect", None])
+def test_delete_offsets_dry_run_says_what_the_real_run_answers(
+    broker: KcoordProcess, kcoord: CommandLine, idle: str, protocol: str | None
+) -> None:
+    """For groups without members, of both protocols, of another protocol type, and one that does not exist."""
+    create_topic(broker.address, f"{idle}-unread", 2)
+    group = "absent" if protocol is None else idle
+    arguments = ["--delete-offsets", "--group", group, "--json"]
+    for topic in (f"{idle}:1", f"{idle}:7", f"{idle}-unread", "nope"):
+        arguments += ["--topic", topic]
+    with ExitStack() as members:
+        if protocol == "connect":
+            join_as_connect_worker(members.enter_context(WireClient(broker.port)), idle)
+        elif protocol is not None:
+            classic = None if protocol == "consumer" else protocol
+            member = members.enter_context(PolledConsumer(broker.address, idle, [idle], classic=classic))
+            wait_until(lambda: len(member.assigned) == 2, "the member has its partitions", 20)
+        dry = kcoord.run(COMMAND, *arguments, "--dry-run")
+        real = kcoord.run(COMMAND, *arguments)
+    assert dry.code == real.code == 1
+    foreseen = dry.json
+    assert [row.pop("would_delete_offset") for row in foreseen] == [None] * len(foreseen)
+    assert foreseen == real.json
+    expected = {"consumer": "GROUP_SUBSCRIBED_TO_TOPIC", "range": "GROUP_SUBSCRIBED_TO_TOPIC"} | {
+        "connect": "NON_EMPTY_GROUP",
+        None: "GROUP_ID_NOT_FOUND",
+    }
+    assert foreseen[0]["error"] == expected[protocol]
+
+
+def test_delete_offsets_dry_run_of_a_regular_expression(broker: KcoordProcess, kcoord: CommandLine, idle: str) -> None:
+    other = f"x{idle}"
+    create_topic(broker.address, other)
+    delete = ["--delete-offsets", "--group", idle, "--topic", idle, "--topic", other]
+    with PolledConsumer(broker.address, idle, [f"^{idle}.*"]) as member:
+        wait_until(lambda: len(member.assigned) == 2, "the member has its partitions", 20)
+        dry = kcoord.run(COMMAND, *delete, "--dry-run")
+        real = kcoord.run(COMMAND, *delete, "--json")
+    assert [row["error"] for row in real.json] == ["GROUP_SUBSCRIBED_TO_TOPIC"] * 2 + [None]
+    assert dry.code == real.code == 1
+    assert dry.out.count("Error: GROUP_SUBSCRIBED_TO_TOPIC") == 2
+    assert dry.out.count("No committed offset") == 1
+
+
+def join_as_connect_worker(client: WireClient, group_id: str) -> None:
+    protocols = [JoinGroupRequest.JoinGroupRequestProtocol(name="p", metadata=b"")]
+    request = JoinGroupRequest(
+        group_id=group_id,
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000,
+        protocol_type="connect",
+        protocols=protocols,
+    )
+    assert client.call(request, 3, JoinGroupResponse).error_code == 0
 
 
 def test_delete(kcoord: CommandLine, idle: str) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kcoord.cli.group_descriptions import member_rows, offset_rows, state_row
+from kcoord.cli.group_descriptions import MEMBERS_VERBOSE, _print_tables, member_rows, offset_rows, state_row
 from kcoord.cli.output import Column, assignment_text, node_text, print_rows, time_text
 from kcoord.cli.session import CommandError, client_config
 from kcoord.cli.topics import topic_json, topic_lines
@@ -75,6 +76,24 @@ def test_members_and_state() -> None:
     assert (idle["consumer_id"], idle["target_assignment"]) == ("idle", None)
     state = state_row(GROUP)
     assert (state["members"], state["group_epoch"], state["group_creation_time_ms"]) == (2, 4, 1000)
+
+
+def test_instance_ids_and_upgrades_have_columns_only_if_they_say_something(capsys: pytest.CaptureFixture[str]) -> None:
+    """As Kafka's tool: recorded from 4.3.1 with groups of dynamic, static and mixed members."""
+    static = replace(BUSY, group_instance_id="i", upgraded=True)
+    classic = replace(IDLE, upgraded=False)
+    for members, titles in (
+        ([BUSY, IDLE], []),
+        ([replace(BUSY, upgraded=True), replace(IDLE, upgraded=True)], []),
+        ([static, replace(IDLE, upgraded=True)], ["GROUP-INSTANCE-ID"]),
+        ([replace(BUSY, upgraded=True), classic], ["UPGRADED"]),
+        ([static, classic], ["GROUP-INSTANCE-ID", "UPGRADED"]),
+    ):
+        group = replace(GROUP, members=members)
+        options = argparse.Namespace(json=False, state=None, type=None)
+        _print_tables(MEMBERS_VERBOSE, [member_rows(group)], [group], options)
+        printed = capsys.readouterr().out.split("\n")[0].split()
+        assert [title for title in printed if title in ("GROUP-INSTANCE-ID", "UPGRADED")] == titles
 
 
 def test_topics_tell_creation_times_as_kip_1327_does() -> None:
