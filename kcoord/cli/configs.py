@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord configs`: show and change the settings of topics, brokers and groups, with the options and the lines of
-kafka-configs.sh.
+"""`kcoord configs`: show and change the settings of topics, brokers, groups and client metrics subscriptions, with the
+options and the lines of kafka-configs.sh. `--delete` is that of kafka-client-metrics.sh.
 """
 
 from __future__ import annotations
@@ -36,14 +36,26 @@ ENTITY_TYPES = {
     "topics": ConfigResourceType.TOPIC,
     "brokers": ConfigResourceType.BROKER,
     "groups": ConfigResourceType.GROUP,
+    "client-metrics": ConfigResourceType.CLIENT_METRICS,
 }
-SHORT_FORMS = {"--topic": "topics", "--group": "groups", "--broker": "brokers", "--broker-defaults": "brokers"}
+_TYPE_NAMES = {kind: name for name, kind in ENTITY_TYPES.items()}
+SHORT_FORMS = {
+    "--topic": "topics",
+    "--group": "groups",
+    "--broker": "brokers",
+    "--broker-defaults": "brokers",
+    "--client-metrics": "client-metrics",
+}
 _DYNAMIC_SOURCES = {
     ConfigResourceType.TOPIC: (ConfigSource.DYNAMIC_TOPIC_CONFIG,),
     ConfigResourceType.BROKER: (ConfigSource.DYNAMIC_BROKER_CONFIG, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
     ConfigResourceType.GROUP: (ConfigSource.GROUP_CONFIG,),
+    ConfigResourceType.CLIENT_METRICS: (ConfigSource.CLIENT_METRICS_CONFIG,),
 }
-_KAFKA_SOURCE_NAMES = {ConfigSource.GROUP_CONFIG: "DYNAMIC_GROUP_CONFIG"}
+_KAFKA_SOURCE_NAMES = {
+    ConfigSource.GROUP_CONFIG: "DYNAMIC_GROUP_CONFIG",
+    ConfigSource.CLIENT_METRICS_CONFIG: "DYNAMIC_CLIENT_METRICS_CONFIG",
+}
 # Commas within brackets belong to a value.
 _ASSIGNMENT = re.compile(r"\s*([^=,\s]+)\s*=\s*(\[[^\]]*\]|[^,]*)\s*(?:,|$)")
 
@@ -56,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     problem = find_problem(options)
     if problem is not None:
         parser.error(problem)
-    return run_with_admin(parser.prog, options, _alter if options.alter else _describe)
+    return run_with_admin(parser.prog, options, _alter if options.alter else _delete if options.delete else _describe)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -66,8 +78,9 @@ def make_parser() -> argparse.ArgumentParser:
     actions = parser.add_mutually_exclusive_group(required=True)
     actions.add_argument("--describe", action="store_true", help="show settings that are not the broker's")
     actions.add_argument("--alter", action="store_true", help="change settings; all changes or none are made")
+    actions.add_argument("--delete", action="store_true", help="delete a client metrics subscription")
     parser.add_argument("--entity-type", choices=ENTITY_TYPES)
-    parser.add_argument("--entity-name", metavar="NAME", help="a topic, a broker's id, or a group")
+    parser.add_argument("--entity-name", metavar="NAME", help="a topic, a broker's id, a group, or a subscription")
     parser.add_argument("--entity-default", action="store_true", help="the default of all brokers")
     for option, entity_type in SHORT_FORMS.items():
         is_default = option == "--broker-defaults"
@@ -115,6 +128,8 @@ def find_problem(options: argparse.Namespace) -> str | None:
     changes = [options.add_config, options.add_config_file, options.delete_config]
     if options.describe:
         return "--describe changes nothing" if any(change is not None for change in changes) else None
+    if options.delete:
+        return _find_delete_problem(options, is_changing=any(change is not None for change in changes))
     if options.all:
         return "--all goes with --describe"
     if options.entity_name is None and not options.entity_default:
@@ -127,6 +142,14 @@ def find_problem(options: argparse.Namespace) -> str | None:
         parse_assignments(options.add_config or "")
     except ValueError as error:
         return str(error)
+    return None
+
+
+def _find_delete_problem(options: argparse.Namespace, *, is_changing: bool) -> str | None:
+    if options.entity_type != "client-metrics" or options.entity_name is None:
+        return "--delete goes with --entity-type client-metrics and --entity-name"
+    if is_changing or options.all:
+        return "--delete takes nothing but --entity-type and --entity-name"
     return None
 
 
@@ -162,8 +185,36 @@ async def _alter(admin: AdminClient, options: argparse.Namespace) -> int:
     return 0
 
 
+async def _delete(admin: AdminClient, options: argparse.Namespace) -> int:
+    """A subscription exists as long as it has settings, so all of them are deleted."""
+    (resource,) = await _resources(admin, options)
+    await _require_subscription(admin, resource)
+    entries = (await admin.describe_configs([resource]))[resource]
+    keys = [key for key, entry in entries.items() if _is_dynamic(resource, entry)]
+    changes = [AlterConfigOp(key, None, AlterConfigOpType.DELETE) for key in keys]
+    (await admin.incremental_alter_configs({resource: changes})).all()
+    if options.json:
+        print_json({"entity_type": options.entity_type, "entity_name": resource.name, "deleted": len(changes)})
+    else:
+        print(f"Deleted client metrics config for {resource.name}.")
+    return 0
+
+
+async def _require_subscription(admin: AdminClient, resource: ConfigResource) -> None:
+    """Raises CommandError, in Kafka's words, if there is no such subscription: a broker describes it as empty."""
+    if resource not in await admin.list_config_resources([resource.type]):
+        raise CommandError(f"The {_kind(resource)} '{resource.name}' doesn't exist and doesn't have dynamic config.")
+
+
+def _kind(resource: ConfigResource) -> str:
+    """`topic`, `broker`, `group` or, with Kafka's spelling, `client-metric`."""
+    return _TYPE_NAMES[resource.type].removesuffix("s")
+
+
 async def _describe(admin: AdminClient, options: argparse.Namespace) -> int:
     resources = await _resources(admin, options)
+    if options.entity_type == "client-metrics" and options.entity_name is not None:
+        await _require_subscription(admin, resources[0])
     results = await admin.describe_configs(resources, include_synonyms=True)
     shown = {
         resource: {key: entry for key, entry in config.items() if options.all or _is_dynamic(resource, entry)}
@@ -188,6 +239,8 @@ async def _resources(admin: AdminClient, options: argparse.Namespace) -> list[Co
     names: Iterable[str]
     if options.entity_name is not None or options.entity_default:
         names = [options.entity_name or ""]
+    elif kind is ConfigResourceType.CLIENT_METRICS:
+        names = sorted(resource.name for resource in await admin.list_config_resources([kind]))
     elif kind is ConfigResourceType.TOPIC:
         names = [topic.name for topic in await admin.list_topics(include_internal=True)]
     elif kind is ConfigResourceType.BROKER:
@@ -205,7 +258,7 @@ def _is_dynamic(resource: ConfigResource, entry: ConfigEntry) -> bool:
 def title_of(resource: ConfigResource, what: str) -> str:
     if resource.name == "":
         return f"{what} for the default of all brokers"
-    return f"{what} for {resource.type.name.lower()} {resource.name}"
+    return f"{what} for {_kind(resource)} {resource.name}"
 
 
 def config_lines(config: Config) -> Iterable[str]:
@@ -222,7 +275,7 @@ def _source_name(source: ConfigSource) -> str:
 
 def config_json(resource: ConfigResource, config: Config) -> dict[str, object]:
     return {
-        "entity_type": f"{resource.type.name.lower()}s",
+        "entity_type": _TYPE_NAMES[resource.type],
         "entity_name": resource.name,
         "configs": [
             {

@@ -74,6 +74,38 @@ def test_configs_as_kafka_tells_them(kcoord: CommandLine, name: str) -> None:
     assert sorted(ours.splitlines()) == sorted(theirs.splitlines())
 
 
+@pytest.mark.java
+def test_client_metrics_as_kafka_tells_them(kcoord: CommandLine, name: str) -> None:
+    jars = KafkaJars()
+    subscription = ["--entity-type", "client-metrics", "--entity-name", name]
+    settings = "metrics=[a.,b.],interval.ms=10000,match=[client_software_name=apache-kafka-java]"
+    done = f"Completed updating config for client-metric {name}.\n"
+    assert kcoord.succeed("configs", *subscription, "--alter", "--add-config", settings).out == done
+    kcoord.succeed("configs", "--client-metrics", f"{name}-2", "--alter", "--add-config", "interval.ms=200")
+    for options in ([*subscription], [*subscription, "--all"], ["--entity-type", "client-metrics"]):
+        ours = kcoord.succeed("configs", *options, "--describe").out
+        theirs = jars.tool("configs", "--bootstrap-server", kcoord.address, *options, "--describe")
+        assert sorted(ours.splitlines()) == sorted(theirs.splitlines()), options
+        assert f"configs for client-metric {name} are:" in ours
+    kcoord.succeed("configs", *subscription, "--alter", "--delete-config", "match")
+    (found,) = kcoord.succeed("configs", *subscription, "--describe", "--json").json
+    assert (found["entity_type"], found["entity_name"]) == ("client-metrics", name)
+
+
+def test_a_client_metrics_subscription_is_deleted(kcoord: CommandLine, name: str) -> None:
+    kcoord.succeed("configs", "--client-metrics", name, "--alter", "--add-config", "interval.ms=200,metrics=a.")
+    refused = kcoord.run("configs", "--client-metrics", name, "--alter", "--add-config", "interval.ms=5")
+    assert refused.code == 1
+    assert "Invalid value 5 for interval.ms" in refused.err
+    deleted = kcoord.succeed("configs", "--client-metrics", name, "--delete")
+    assert deleted.out == f"Deleted client metrics config for {name}.\n"
+    assert name not in kcoord.succeed("configs", "--entity-type", "client-metrics", "--describe").out
+    for action in ("--describe", "--delete"):
+        absent = kcoord.run("configs", "--client-metrics", name, action)
+        assert absent.code == 1
+        assert f"The client-metric '{name}' doesn't exist and doesn't have dynamic config." in absent.err
+
+
 def test_a_partition_is_as_old_as_it_is(kcoord: CommandLine, name: str) -> None:
     """KIP-1327: partitions that are added later are younger."""
     kcoord.succeed("topics", "--create", "--topic", name, "--partitions", "2")

@@ -68,6 +68,10 @@ def test_topics_options(arguments: list[str], problem: str | None) -> None:
         (["--describe", "--topic", "t"], None),
         (["--alter", "--broker-defaults", "--add-config", "a=1"], None),
         (["--describe"], "--entity-type or one of --topic"),
+        (["--delete", "--client-metrics", "m"], None),
+        (["--delete", *GROUP], "--delete goes with --entity-type client-metrics"),
+        (["--delete", "--entity-type", "client-metrics"], "--delete goes with --entity-type client-metrics"),
+        (["--delete", "--client-metrics", "m", "--add-config", "a=1"], "--delete takes nothing but"),
     ],
 )
 def test_configs_options(arguments: list[str], problem: str | None) -> None:
@@ -82,6 +86,7 @@ def test_configs_options(arguments: list[str], problem: str | None) -> None:
         (["--group", "g"], ["--entity-type", "groups", "--entity-name", "g"]),
         (["--broker", "1"], ["--entity-type", "brokers", "--entity-name", "1"]),
         (["--broker-defaults"], ["--entity-type", "brokers", "--entity-default"]),
+        (["--client-metrics", "m"], ["--entity-type", "client-metrics", "--entity-name", "m"]),
     ],
 )
 def test_short_forms(short: list[str], long: list[str]) -> None:
