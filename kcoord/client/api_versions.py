@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 
 from kcoord.client.errors import UnsupportedVersionException
 from protocol.api_keys import ApiKey
@@ -15,23 +15,45 @@ TRANSACTION_VERSION: Final = "transaction.version"
 
 # Versions that have a schema here and that no broker serves to clients: AddPartitionsToTxn from v4 is between brokers,
 # and InitProducerId v6 is for two-phase commits (KIP-939), which this client does not offer.
-_HIGHEST: Final[Mapping[int, int]] = {ApiKey.ADD_PARTITIONS_TO_TXN: 3, ApiKey.INIT_PRODUCER_ID: 5}
+_HIGHEST: Final[dict[int, int]] = {ApiKey.ADD_PARTITIONS_TO_TXN: 3, ApiKey.INIT_PRODUCER_ID: 5}
+
+Kip1327Revision = Literal["off", "creation-time", "new-partitions"]
+
+# The highest versions without KIP-1327. Its later revision adds a heartbeat v2 and nothing else.
+_WITHOUT_KIP_1327: Final[dict[int, int]] = {
+    ApiKey.METADATA: 13,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: 1,
+    ApiKey.CONSUMER_GROUP_DESCRIBE: 1,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: 0,
+}
+_HIGHEST_BY_REVISION: Final[Mapping[Kip1327Revision, Mapping[int, int]]] = {
+    "off": _HIGHEST | _WITHOUT_KIP_1327,
+    "creation-time": _HIGHEST,
+    "new-partitions": _HIGHEST | _WITHOUT_KIP_1327 | {ApiKey.CONSUMER_GROUP_HEARTBEAT: 2},
+}
 
 
 class ApiVersions:
-    """What one broker offers."""
+    """What one broker offers to a client that speaks the given revision of KIP-1327."""
 
-    __slots__ = ("_ranges", "features")
+    __slots__ = ("_highest", "_ranges", "features")
 
-    def __init__(self, ranges: Mapping[int, tuple[int, int]], features: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        ranges: Mapping[int, tuple[int, int]],
+        features: Mapping[str, int] | None = None,
+        revision: Kip1327Revision = "creation-time",
+    ) -> None:
         self._ranges = dict(ranges)
+        self._highest = _HIGHEST_BY_REVISION[revision]
         self.features = dict(features or {})
 
     @classmethod
-    def from_response(cls, response: ApiVersionsResponse) -> ApiVersions:
+    def from_response(cls, response: ApiVersionsResponse, revision: Kip1327Revision = "creation-time") -> ApiVersions:
         return cls(
             {api.api_key: (api.min_version, api.max_version) for api in response.api_keys},
             {feature.name: feature.max_version_level for feature in response.finalized_features},
+            revision,
         )
 
     def offers(self, api_key: int, version: int = 0) -> bool:
@@ -45,7 +67,7 @@ class ApiVersions:
             raise UnsupportedVersionException(f"the broker has no {request.message_name}")
         their_lowest, their_highest = self._ranges[key]
         low = max(lowest, ours.start, their_lowest)
-        high = min(ours.stop - 1, their_highest, _HIGHEST.get(key, their_highest))
+        high = min(ours.stop - 1, their_highest, self._highest.get(key, their_highest))
         if highest is not None:
             high = min(high, highest)
         if low > high:

@@ -170,6 +170,8 @@ class Cluster:
             connect_timeout_ms=config.socket_connection_setup_timeout_ms,
             max_frame_bytes=config.receive_message_max_bytes,
             security=config.security,
+            software_name=config.client_software_name,
+            revision=config.kip_1327_revision,
         )
         if self._is_closed:
             await connection.close()

@@ -7,14 +7,17 @@ arguments are typed.
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, Self, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from kcoord.client.api_versions import Kip1327Revision
 from kcoord.client.errors import ConfigException
-from kcoord.client.reset_policy import ResetPolicy, parse_reset_policy
+from kcoord.client.reset_policy import TO_START_TIME, ResetPolicy, parse_reset_policy
 from kcoord.client.security import Security
+from kcoord.client.version import SOFTWARE_NAME
 
 GroupProtocol = Literal["consumer", "classic"]
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
@@ -23,12 +26,16 @@ Acks = Literal[0, 1, -1, "all"]
 
 BATCH_SIZE_LIMIT: Final = 1 << 30
 
+_SOFTWARE_NAME: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+
 
 class CommonOptions(TypedDict, total=False):
     """Keyword arguments of every client."""
 
     bootstrap_servers: str | Sequence[str]
     client_id: str
+    client_software_name: str
+    kip_1327_revision: Kip1327Revision
     request_timeout_ms: int
     default_api_timeout_ms: int
     retry_backoff_ms: int
@@ -104,6 +111,8 @@ class CommonConfig:
 
     bootstrap_servers: str | Sequence[str] = ()
     client_id: str = "kcoord-client"
+    client_software_name: str = SOFTWARE_NAME
+    kip_1327_revision: Kip1327Revision = "creation-time"
     request_timeout_ms: int = 30_000
     default_api_timeout_ms: int = 60_000
     retry_backoff_ms: int = 100
@@ -117,6 +126,12 @@ class CommonConfig:
 
     def __post_init__(self) -> None:
         self.bootstrap_addresses = parse_addresses(self.bootstrap_servers)
+        if not _SOFTWARE_NAME.fullmatch(self.client_software_name):
+            raise ConfigException(
+                f"client_software_name: {self.client_software_name!r} is not made of letters, digits, '-' and '.', "
+                "with a letter or digit first and last (KIP-511)"
+            )
+        _one_of(self, "kip_1327_revision", get_args(Kip1327Revision))
         _at_least(0, self, "retry_backoff_ms", "retry_backoff_max_ms", "reconnect_backoff_ms")
         _at_least(0, self, "reconnect_backoff_max_ms", "metadata_max_age_ms")
         _at_least(1, self, "request_timeout_ms", "default_api_timeout_ms", "socket_connection_setup_timeout_ms")
@@ -216,6 +231,11 @@ class ConsumerConfig(CommonConfig):
             if value is not None and not value.strip():
                 raise ConfigException(f"{name}: must not be blank")
         self.reset_policy = parse_reset_policy("auto_offset_reset", self.auto_offset_reset)
+        if self.reset_policy is TO_START_TIME:
+            if self.group_id is None:
+                raise ConfigException("auto_offset_reset: to_start_time needs a group_id, whose creation time it means")
+            if self.kip_1327_revision == "new-partitions":
+                raise ConfigException("auto_offset_reset: kip_1327_revision new-partitions brings no creation time")
         self.new_partitions_policy = self._new_partitions_policy()
         if self.group_protocol == "classic":
             raise ConfigException("group_protocol: this client has the consumer protocol only (KIP-848)")
@@ -227,7 +247,10 @@ class ConsumerConfig(CommonConfig):
             return None
         if self.group_protocol == "classic":
             raise ConfigException("auto_offset_reset_new_partitions: requires group_protocol consumer (KIP-1327)")
-        return parse_reset_policy("auto_offset_reset_new_partitions", text, none_allowed=False)
+        policy = parse_reset_policy("auto_offset_reset_new_partitions", text, none_allowed=False)
+        if policy is TO_START_TIME:
+            raise ConfigException("auto_offset_reset_new_partitions: to_start_time is for auto_offset_reset only")
+        return policy
 
 
 _Config = TypeVar("_Config", bound=CommonConfig)

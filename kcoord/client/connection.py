@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, TypeVar, cast
 
-from kcoord.client.api_versions import ApiVersions
+from kcoord.client.api_versions import ApiVersions, Kip1327Revision
 from kcoord.client.errors import DisconnectException, TimeoutException
 from kcoord.client.results import error_of
 from kcoord.client.security import Security
@@ -42,8 +42,18 @@ class _Waiting:
 class Connection(asyncio.Protocol):
     """Made by `open_connection`; `call` is all that most users need."""
 
-    def __init__(self, address: str, client_id: str, request_timeout_ms: int, max_frame_bytes: int) -> None:
+    def __init__(
+        self,
+        address: str,
+        client_id: str,
+        request_timeout_ms: int,
+        max_frame_bytes: int,
+        software_name: str = SOFTWARE_NAME,
+        revision: Kip1327Revision = "creation-time",
+    ) -> None:
         self.address = address
+        self._software_name = software_name
+        self._revision: Kip1327Revision = revision
         self.versions = ApiVersions({})
         self._client_id = client_id
         self._request_timeout_ms = request_timeout_ms
@@ -129,7 +139,7 @@ class Connection(asyncio.Protocol):
 
     async def negotiate(self) -> None:
         """Asks what the broker offers; one that does not know our version says which it knows (KIP-511)."""
-        request = ApiVersionsRequest(client_software_name=SOFTWARE_NAME, client_software_version=SOFTWARE_VERSION)
+        request = ApiVersionsRequest(client_software_name=self._software_name, client_software_version=SOFTWARE_VERSION)
         version = ApiVersionsRequest.valid_versions.stop - 1
         while True:
             answer = await self._ask_versions(request, version)
@@ -141,7 +151,7 @@ class Connection(asyncio.Protocol):
             version = min(offered, version - 1)
         if answer.error_code:
             raise KafkaError(error_of(answer.error_code), f"{self.address} refuses ApiVersions")
-        self.versions = ApiVersions.from_response(answer)
+        self.versions = ApiVersions.from_response(answer, self._revision)
 
     async def _ask_versions(self, request: ApiVersionsRequest, version: int) -> ApiVersionsResponse:
         """The answer to an unknown version is always in version 0."""
@@ -224,6 +234,8 @@ async def open_connection(
     connect_timeout_ms: int,
     max_frame_bytes: int,
     security: Security | None = None,
+    software_name: str = SOFTWARE_NAME,
+    revision: Kip1327Revision = "creation-time",
 ) -> Connection:
     """A connection that has negotiated its versions and is authenticated."""
     address = f"{host}:{port}"
@@ -232,7 +244,10 @@ async def open_connection(
     try:
         async with asyncio.timeout(connect_timeout_ms / 1000):
             _, connection = await loop.create_connection(
-                lambda: Connection(address, client_id, request_timeout_ms, max_frame_bytes), host, port, ssl=context
+                lambda: Connection(address, client_id, request_timeout_ms, max_frame_bytes, software_name, revision),
+                host,
+                port,
+                ssl=context,
             )
     except TimeoutError:
         raise TimeoutException(f"no connection to {address} within {connect_timeout_ms} ms") from None

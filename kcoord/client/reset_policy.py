@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`auto_offset_reset`: latest, earliest, none or by_duration:PnDTnHnMn.nS (KIP-1106). Pure."""
+"""`auto_offset_reset`: latest, earliest, none, by_duration:PnDTnHnMn.nS (KIP-1106), to_start_time (KIP-1282). Pure."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class ResetStrategy(Enum):
     EARLIEST = "earliest"
     NONE = "none"
     BY_DURATION = "by_duration"
+    TO_START_TIME = "to_start_time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class ResetPolicy:
     strategy: ResetStrategy
     duration_ms: int = 0
 
-    def timestamp(self, now_ms: int) -> int:
+    def timestamp(self, now_ms: int, group_creation_time_ms: int = -1) -> int:
         """What to ask ListOffsets for; `none` has nothing to ask."""
         match self.strategy:
             case ResetStrategy.LATEST:
@@ -49,6 +50,9 @@ class ResetPolicy:
                 return EARLIEST_TIMESTAMP
             case ResetStrategy.BY_DURATION:
                 return max(now_ms - self.duration_ms, 0)
+            case ResetStrategy.TO_START_TIME:
+                assert group_creation_time_ms >= 0, "the caller knows when the group was created"
+                return group_creation_time_ms
             case ResetStrategy.NONE:
                 raise AssertionError("the policy none looks nothing up")
 
@@ -61,20 +65,22 @@ class ResetPolicy:
 LATEST: Final = ResetPolicy(ResetStrategy.LATEST)
 EARLIEST: Final = ResetPolicy(ResetStrategy.EARLIEST)
 NONE: Final = ResetPolicy(ResetStrategy.NONE)
+TO_START_TIME: Final = ResetPolicy(ResetStrategy.TO_START_TIME)
 
 
 def parse_reset_policy(name: str, text: str, *, none_allowed: bool = True) -> ResetPolicy:
     """Reads the setting `name`; ConfigException says what is allowed."""
     lowered = text.lower()
-    for policy in (LATEST, EARLIEST, NONE):
-        if lowered == policy.strategy.value and (none_allowed or policy is not NONE):
+    policies = [policy for policy in (LATEST, EARLIEST, TO_START_TIME, NONE) if none_allowed or policy is not NONE]
+    for policy in policies:
+        if lowered == policy.strategy.value:
             return policy
     if lowered.startswith(_PREFIX):
         duration_ms = parse_duration_ms(text[len(_PREFIX) :])
         if duration_ms is not None and duration_ms >= 0:
             return ResetPolicy(ResetStrategy.BY_DURATION, duration_ms)
         raise ConfigException(f"{name}: {text!r} needs a duration that is not negative, such as by_duration:PT1H")
-    allowed = "latest, earliest, none" if none_allowed else "latest, earliest"
+    allowed = ", ".join(policy.strategy.value for policy in policies)
     raise ConfigException(f"{name}: {text!r} is none of {allowed} and by_duration:<duration>")
 
 

@@ -16,6 +16,7 @@ from kcoord.client.admin.model import (
 )
 from kcoord.client.cluster import COORDINATOR_MOVED, Cluster, CoordinatorType, Deadline, Purpose
 from kcoord.client.connection import Connection
+from kcoord.client.creation_time import group_creation_time_ms
 from kcoord.client.repeat import repeat
 from kcoord.client.results import error_of, outcome_of
 from kcoord.client.types import Node, TopicPartition
@@ -148,7 +149,7 @@ def _from_consumer(group: ConsumerGroupDescribeResponse.DescribedGroup, node: No
         node,
         group.group_epoch,
         group.assignment_epoch,
-        known_time(group.group_creation_time_ms),
+        known_time(group_creation_time_ms(group)),
         authorized_operations(group.authorized_operations),
     )
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
 
+from kcoord.client.creation_time import UNKNOWN_TIME_MS
 from kcoord.client.reset_policy import ResetPolicy
 from kcoord.client.types import TopicIdPartition
-
-UNKNOWN_TIME_MS: Final = -1
 
 
 class Reason(Enum):
@@ -59,8 +57,10 @@ def decide(
     new_partitions_policy: ResetPolicy | None,
     group_creation_time_ms: int,
     partition_creation_time_ms: int | None,
+    is_listed_as_new: bool | None = None,
 ) -> Decision:
-    """Times are -1 where the broker does not know them; None is a partition that the metadata does not have yet.
+    """Times are -1 if the broker does not know them; None is a partition that the metadata does not have yet.
+    `is_listed_as_new` is None unless the coordinator lists new partitions (the later revision); then no time counts.
 
     A committed offset is taken to be in range until a fetch says otherwise.
     """
@@ -73,10 +73,15 @@ def decide(
     # 3. Check auto.offset.reset.new.partitions.
     if new_partitions_policy is None:
         return UsePolicy(base_policy, Reason.NOT_SET)
-    # 4. Read timestamps. Without the group's the partition's would change nothing.
+    # 4. The later revision: the coordinator has compared the times.
+    if is_listed_as_new is not None:
+        if is_listed_as_new:
+            return UsePolicy(new_partitions_policy, Reason.NEWLY_EXPANDED)
+        return UsePolicy(base_policy, Reason.PRE_EXISTING)
+    # 5. Read timestamps. Without the group's the partition's would change nothing.
     if partition_creation_time_ms is None and group_creation_time_ms != UNKNOWN_TIME_MS:
         return RefreshMetadata()
-    # 5. Classify and apply.
+    # 6. Classify and apply.
     if partition_creation_time_ms is None or UNKNOWN_TIME_MS in (group_creation_time_ms, partition_creation_time_ms):
         return UsePolicy(base_policy, Reason.UNKNOWN_TIME)
     if partition_creation_time_ms > group_creation_time_ms:

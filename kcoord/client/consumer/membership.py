@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from kcoord.client.consumer.member_state import (
     IN_GROUP,
@@ -20,14 +20,21 @@ from kcoord.client.consumer.member_state import (
     Step,
     StepKind,
 )
+from kcoord.client.creation_time import UNKNOWN_TIME_MS, group_creation_time_ms
 from kcoord.client.types import TopicIdPartition
 from protocol.errors import Errors, KafkaError
-from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from protocol.messages import (
+    ConsumerGroupHeartbeatNewPartitionsResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+
+HeartbeatResponse: TypeAlias = ConsumerGroupHeartbeatResponse | ConsumerGroupHeartbeatNewPartitionsResponse
+"""The layouts of the two revisions of KIP-1327."""
 
 JOIN_EPOCH: Final = 0
 LEAVE_EPOCH: Final = -1
 LEAVE_STATIC_EPOCH: Final = -2
-UNKNOWN_TIME_MS: Final = -1
 DEFAULT_HEARTBEAT_INTERVAL_MS: Final = 5_000
 
 _FENCING: Final = frozenset({Errors.FENCED_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID, Errors.GROUP_ID_NOT_FOUND})
@@ -62,6 +69,8 @@ class Membership:
         self.state = MemberState.UNSUBSCRIBED
         self.member_epoch = JOIN_EPOCH
         self.group_creation_time_ms = UNKNOWN_TIME_MS
+        self.new_partitions: Partitions | None = None
+        """Those of the target that are newer than the group; None if the coordinator does not list them."""
         self.owned: Partitions = NO_PARTITIONS
         self.target: Partitions = NO_PARTITIONS
         self.fatal_error: KafkaError | None = None
@@ -213,7 +222,7 @@ class Membership:
         acks = request.topic_partitions is not None and self.owned == self.target and self._step is None
         self._telling = _Told(self._names, self._regex, self.owned, acks)
 
-    def on_response(self, response: ConsumerGroupHeartbeatResponse, now_ms: float, retry_after_ms: float = 0) -> None:
+    def on_response(self, response: HeartbeatResponse, now_ms: float, retry_after_ms: float = 0) -> None:
         """Takes the answer to the heartbeat under way. After an error the next one waits for `retry_after_ms`."""
         self._in_flight = False
         if self._finish_leave():
@@ -227,7 +236,7 @@ class Membership:
         if self._told is not None and self._told.acks:
             self._ack_is_due = False
         self.member_epoch = response.member_epoch
-        self.group_creation_time_ms = response.group_creation_time_ms
+        self._take_creation_time(response)
         self._heartbeat_interval_ms = response.heartbeat_interval_ms
         self._due_ms = now_ms + response.heartbeat_interval_ms
         self._not_before_ms = 0
@@ -235,7 +244,21 @@ class Membership:
             self._take_target(response.assignment)
         self._settle()
 
-    def _take_target(self, assignment: ConsumerGroupHeartbeatResponse.Assignment) -> None:
+    def _take_creation_time(self, response: HeartbeatResponse) -> None:
+        """Both revisions of KIP-1327: the time of the group, or which partitions of a new target are newer."""
+        if isinstance(response, ConsumerGroupHeartbeatResponse):
+            self.group_creation_time_ms = group_creation_time_ms(response)
+        elif response.assignment is not None:
+            self.new_partitions = frozenset(
+                TopicIdPartition(topic.topic_id, partition)
+                for topic in response.assignment.topic_partitions
+                for partition in topic.new_partitions
+            )
+
+    def _take_target(
+        self,
+        assignment: ConsumerGroupHeartbeatResponse.Assignment | ConsumerGroupHeartbeatNewPartitionsResponse.Assignment,
+    ) -> None:
         target = frozenset(
             TopicIdPartition(topic.topic_id, partition)
             for topic in assignment.topic_partitions
@@ -381,7 +404,7 @@ class Membership:
         self.state = state
 
 
-def _error(response: ConsumerGroupHeartbeatResponse) -> KafkaError:
+def _error(response: HeartbeatResponse) -> KafkaError:
     try:
         return KafkaError(Errors(response.error_code), response.error_message)
     except ValueError:

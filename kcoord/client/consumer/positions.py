@@ -13,19 +13,21 @@ from typing import Final
 
 from kcoord.client.cluster import Cluster
 from kcoord.client.config import ConsumerConfig
-from kcoord.client.consumer.classification import UNKNOWN_TIME_MS, RefreshMetadata, UseCommitted, decide
+from kcoord.client.consumer.classification import RefreshMetadata, UseCommitted, decide
 from kcoord.client.consumer.membership import Membership
 from kcoord.client.consumer.metadata_updater import MetadataUpdater
 from kcoord.client.consumer.offsets import GroupOffsetsClient
 from kcoord.client.consumer.subscription import PartitionState, Phase, SubscriptionState
+from kcoord.client.creation_time import UNKNOWN_TIME_MS
 from kcoord.client.errors import (
     ClientException,
     NoOffsetForPartitionException,
     OffsetOutOfRangeException,
+    UnsupportedVersionException,
     is_retriable,
 )
 from kcoord.client.leaders import list_offsets
-from kcoord.client.reset_policy import LATEST_TIMESTAMP, NONE
+from kcoord.client.reset_policy import LATEST_TIMESTAMP, NONE, TO_START_TIME
 from kcoord.client.signal import Signal
 from kcoord.client.tasks import spawn, stop
 from kcoord.client.types import ListOffsetsResult, OffsetAndMetadata, TopicIdPartition, TopicPartition
@@ -142,6 +144,7 @@ class Positions:
                 new_partitions_policy=self._config.new_partitions_policy,
                 group_creation_time_ms=self._group_creation_time_ms(),
                 partition_creation_time_ms=self._creation_time_ms(partition, state),
+                is_listed_as_new=self._is_listed_as_new(partition, state),
             )
             assert not isinstance(decision, UseCommitted)
             if isinstance(decision, RefreshMetadata):
@@ -150,14 +153,22 @@ class Positions:
                 continue
             state.decided = f"{decision.policy}: {decision.reason.value}"
             _log.debug("%s begins at %s", partition, state.decided)
-            if decision.policy is NONE:
+            group_creation_time_ms = self._group_creation_time_ms()
+            if decision.policy is NONE or (
+                decision.policy is TO_START_TIME and group_creation_time_ms == UNKNOWN_TIME_MS
+            ):
                 refused[partition] = state
             else:
-                state.look_up(decision.policy, self._cluster.wall_clock_ms())
+                state.look_up(decision.policy, self._cluster.wall_clock_ms(), group_creation_time_ms)
         return is_waiting, refused
 
     def _refuse(self, refused: dict[TopicPartition, PartitionState]) -> None:
         """The user has to seek; until then the partitions stay as they are and are complained about at each poll."""
+        if refused and self._config.reset_policy is TO_START_TIME:
+            raise UnsupportedVersionException(
+                "auto_offset_reset=to_start_time needs the time at which the group was created (KIP-1282): the group "
+                f"must assign {', '.join(map(str, sorted(refused)))}, and its coordinator must know the time"
+            )
         without = [partition for partition, state in refused.items() if not state.is_out_of_range]
         if without:
             raise NoOffsetForPartitionException(without)
@@ -169,6 +180,12 @@ class Positions:
         if self._membership is None or not self._subscription.uses_group:
             return UNKNOWN_TIME_MS
         return self._membership.group_creation_time_ms
+
+    def _is_listed_as_new(self, partition: TopicPartition, state: PartitionState) -> bool | None:
+        """None if the coordinator does not list new partitions."""
+        if self._membership is None or self._membership.new_partitions is None or not self._subscription.uses_group:
+            return None
+        return TopicIdPartition(state.topic_id, partition.partition) in self._membership.new_partitions
 
     def _creation_time_ms(self, partition: TopicPartition, state: PartitionState) -> int | None:
         return self._cluster.metadata.creation_time_ms(TopicIdPartition(state.topic_id, partition.partition))
@@ -197,7 +214,7 @@ class Positions:
             self.wake()
 
     def _apply_look_up(self, state: PartitionState, found: ListOffsetsResult) -> None:
-        """No record is as new as the time of a by_duration: then it is the end of the log (KIP-1106)."""
+        """No record is as new as the time of by_duration or to_start_time: then it is the end of the log (KIP-1106)."""
         if found.offset == _NOT_FOUND and state.look_up_timestamp >= 0:
             state.look_up_timestamp = LATEST_TIMESTAMP
             return

@@ -11,12 +11,16 @@ from kcoord.client.cluster import Cluster, CoordinatorType
 from kcoord.client.config import ConsumerConfig
 from kcoord.client.consumer.classification import topics_to_refresh
 from kcoord.client.consumer.member_state import MemberState
-from kcoord.client.consumer.membership import Membership
+from kcoord.client.consumer.membership import HeartbeatResponse, Membership
 from kcoord.client.consumer.metadata_updater import MetadataUpdater
 from kcoord.client.signal import Signal, wait_for
 from kcoord.client.tasks import spawn, stop
 from protocol.errors import KafkaError
-from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from protocol.messages import (
+    ConsumerGroupHeartbeatNewPartitionsResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +42,11 @@ class GroupSession:
         self.membership = membership
         self._cluster = cluster
         self._config = config
+        # The two revisions of KIP-1327 differ in the layout of v2.
+        is_later_revision = config.kip_1327_revision == "new-partitions"
+        self._response_class: type[HeartbeatResponse] = (
+            ConsumerGroupHeartbeatNewPartitionsResponse if is_later_revision else ConsumerGroupHeartbeatResponse
+        )
         self._updater = updater
         self._changed = changed
         self._wake = Signal()
@@ -122,7 +131,7 @@ class GroupSession:
                 CoordinatorType.GROUP,
                 membership.group_id,
                 request,
-                ConsumerGroupHeartbeatResponse,
+                self._response_class,
                 lambda answer: [answer.error_code],
                 lowest=_LOWEST_HEARTBEAT_VERSION,
             )
@@ -141,11 +150,14 @@ class GroupSession:
         return self._backoff.delay_ms(self._failures, 0.5)
 
     def _on_assignment(self) -> None:
-        """Asks for the names that are missing; and, with KIP-1327's option, for creation times."""
+        """Asks for the names that are missing; and, with KIP-1327's option, for creation times, unless the coordinator
+        lists new partitions itself.
+        """
         metadata = self._cluster.metadata
         target = self.membership.target
         missing = self.membership.unresolved_topics(metadata.names_by_id)
-        missing |= topics_to_refresh(target, metadata.creation_time_ms, self._config.new_partitions_policy)
+        if self.membership.new_partitions is None:
+            missing |= topics_to_refresh(target, metadata.creation_time_ms, self._config.new_partitions_policy)
         self._updater.request(topic_ids=missing)
 
     def _log_heartbeat(self, request: ConsumerGroupHeartbeatRequest, before: MemberState) -> None:

@@ -63,10 +63,10 @@ class PartitionState:
         self.is_out_of_range = False
         self.generation += 1
 
-    def look_up(self, policy: ResetPolicy, now_ms: int) -> None:
+    def look_up(self, policy: ResetPolicy, now_ms: int, group_creation_time_ms: int = -1) -> None:
         """Finds the offset of a policy; its time is fixed now, so that a retry asks for the same."""
         self.phase = Phase.LOOK_UP
-        self.look_up_timestamp = policy.timestamp(now_ms)
+        self.look_up_timestamp = policy.timestamp(now_ms, group_creation_time_ms)
         self.generation += 1
 
     def out_of_range(self) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from typing import TypedDict, Unpack, cast
 
 import pytest
 
@@ -16,7 +17,10 @@ from kcoord.client import (
     NoOffsetForPartitionException,
     Producer,
     TopicPartition,
+    UnsupportedVersionException,
 )
+from kcoord.client.api_versions import Kip1327Revision
+from kcoord.client.config import ConsumerOptions
 from tests.integration.client.conftest import StartBroker, Target
 from tests.integration.client.helpers import Partitions, consumer_of, create_topic, eventually, produce, read, values
 from tests.support.confluent import PolledConsumer
@@ -25,9 +29,22 @@ from tests.unit.client.test_classification import FIVE_SECONDS_AGO, HOUR_AGO, LE
 BEFORE = 20
 
 
-async def join(address: str, group: str, topic: str, partitions: int) -> None:
+class Revision(TypedDict, total=False):
+    """Who a client says that it is, and which revision of KIP-1327 it means."""
+
+    client_software_name: str
+    kip_1327_revision: Kip1327Revision
+
+
+LATER_REVISION: Revision = {"client_software_name": "dekaf", "kip_1327_revision": "new-partitions"}
+"""As the client does that is out."""
+REVISIONS = pytest.mark.parametrize("revision", [Revision(), LATER_REVISION], ids=["accepted", "later"])
+
+
+async def join(address: str, group: str, topic: str, partitions: int, **options: Unpack[ConsumerOptions]) -> None:
     """Makes the group, without committing anything."""
-    async with consumer_of(address, group, enable_auto_commit=False, auto_offset_reset="latest") as consumer:
+    settings: ConsumerOptions = {"enable_auto_commit": False, "auto_offset_reset": "latest", **options}
+    async with consumer_of(address, group, **settings) as consumer:
         consumer.subscribe([topic])
         while len(consumer.assignment) < partitions:
             await consumer.poll(20)
@@ -44,7 +61,13 @@ async def grow(admin: AdminClient, topic: str, count: int) -> None:
 
 class TestExpansionWhileRecordsAreProduced:
     async def lost(
-        self, target: Target, admin: AdminClient, topic: str, new_partitions: str | None, expected: int
+        self,
+        target: Target,
+        admin: AdminClient,
+        topic: str,
+        new_partitions: str | None,
+        expected: int,
+        **options: Unpack[Revision],
     ) -> list[str]:
         """Values that were written after the group was made, and that it never read, if no more than expected.
 
@@ -62,6 +85,7 @@ class TestExpansionWhileRecordsAreProduced:
                 auto_offset_reset="latest",
                 auto_offset_reset_new_partitions=new_partitions,
                 metadata_max_age_ms=300_000,
+                **options,
             ) as consumer,
         ):
             consumer.subscribe([topic])
@@ -107,6 +131,15 @@ class TestExpansionWhileRecordsAreProduced:
         expected = 0 if target.has_kip_1327 else BEFORE
         assert len(await self.lost(target, admin, name, "earliest", expected)) == expected
 
+    async def test_nor_where_the_coordinator_lists_new_partitions(self, kcoord: str, name: str) -> None:
+        async with AdminClient(bootstrap_servers=kcoord) as admin:
+            assert await self.lost(Target("kcoord", kcoord), admin, name, "earliest", 0, **LATER_REVISION) == []
+
+    async def test_a_client_without_kip_1327_keeps_the_base_policy(self, kcoord: str, name: str) -> None:
+        async with AdminClient(bootstrap_servers=kcoord) as admin:
+            lost = await self.lost(Target("kcoord", kcoord), admin, name, "earliest", BEFORE, kip_1327_revision="off")
+            assert len(lost) == BEFORE
+
 
 async def test_a_broker_without_creation_times_means_the_base_policy(start_broker: StartBroker, name: str) -> None:
     broker = start_broker(kcoord_kip1327_enable="false")
@@ -150,19 +183,20 @@ async def test_apache_kafka_means_the_base_policy(target: Target, admin: AdminCl
         assert consumer.group_creation_time_ms is None
 
 
-async def test_the_matrix_against_a_broker(kcoord: str, name: str) -> None:
+@REVISIONS
+async def test_the_matrix_against_a_broker(kcoord: str, name: str, revision: Revision) -> None:
     """Each row has a group of its own; all of them are older than partition 1 and younger than partition 0."""
     async with AdminClient(bootstrap_servers=kcoord) as admin:
         (old,) = await create_topic(admin, name)
         new = TopicPartition(name, 1)
         groups = [f"{name}-{index}" for index in range(len(MATRIX))]
-        await asyncio.gather(*(join(kcoord, group, name, 1) for group in groups))
+        await asyncio.gather(*(join(kcoord, group, name, 1, **revision) for group in groups))
         await grow(admin, name, 2)
         now_ms = int(time.time() * 1000)
         times = (now_ms - 7_200_000, now_ms - 1_800_000, now_ms - 1_000)
         await produce(kcoord, *((partition, "x", each) for partition in (old, new) for each in times))
         for group, (base, policy, pre_existing, newly_expanded) in zip(groups, MATRIX, strict=True):
-            found = await first_positions(kcoord, group, name, base, policy)
+            found = await first_positions(kcoord, group, name, base, policy, **revision)
             assert found == {old: OFFSETS[pre_existing], new: OFFSETS[newly_expanded]}, (base, policy)
 
 
@@ -184,7 +218,12 @@ async def note(consumer: Consumer, partition: TopicPartition, found: dict[TopicP
 
 
 async def first_positions(
-    address: str, group: str, topic: str, base: str, new_partitions: str | None
+    address: str,
+    group: str,
+    topic: str,
+    base: str,
+    new_partitions: str | None,
+    **options: Unpack[Revision],
 ) -> dict[TopicPartition, int | None]:
     """Where a member begins to read both partitions, None for NoOffsetForPartitionException."""
     async with consumer_of(
@@ -194,6 +233,7 @@ async def first_positions(
         auto_offset_reset=base,
         # A minute for the five seconds of the KIP's table: a slow machine is no reason to fail.
         auto_offset_reset_new_partitions=new_partitions and new_partitions.replace("PT5S", "PT60S"),
+        **options,
     ) as consumer:
         consumer.subscribe([topic], listener=Pausing(consumer))
         found: dict[TopicPartition, int | None] = {}
@@ -309,3 +349,78 @@ async def test_a_commit_comes_before_everything(kcoord: str, name: str) -> None:
             while len(consumer.assignment) < 2 or await consumer.position(new) == 1:
                 await consumer.poll(20)
             assert await consumer.position(new) == 4
+
+
+async def test_versions_and_creation_times_by_revision(kcoord: str, name: str) -> None:
+    """Without v2 a broker tells this client, and no well-known one, the time in a tagged field of v1."""
+    async with AdminClient(bootstrap_servers=kcoord) as admin:
+        await create_topic(admin, name)
+        await join(kcoord, name, name, 1)
+        made_ms = (await admin.describe_consumer_groups([name]))[name].group_creation_time_ms
+    assert made_ms is not None
+    for software, revision, expected in [
+        ("kcoord", "creation-time", (made_ms, made_ms, True)),
+        ("kcoord", "off", (made_ms, made_ms, False)),
+        ("dekaf", "new-partitions", (None, None, False)),
+        ("dekaf", "off", (None, None, False)),
+        ("librdkafka", "creation-time", (None, None, False)),
+    ]:
+        options = Revision(client_software_name=software, kip_1327_revision=cast("Kip1327Revision", revision))
+        async with (
+            AdminClient(bootstrap_servers=kcoord, **options) as admin,
+            consumer_of(kcoord, name, **options) as consumer,
+        ):
+            consumer.subscribe([name])
+            while not consumer.assignment:
+                await consumer.poll(20)
+            described = (await admin.describe_consumer_groups([name]))[name]
+            (partition,) = (await admin.describe_topics([name]))[name].partitions
+            found = described.group_creation_time_ms, consumer.group_creation_time_ms, bool(partition.creation_time_ms)
+            assert found == expected, (software, revision)
+
+
+class TestToStartTime:
+    """KIP-1282: what was written since the group was created."""
+
+    async def position(
+        self, address: str, group: str, partition: TopicPartition, **options: Unpack[ConsumerOptions]
+    ) -> int:
+        settings: ConsumerOptions = {"auto_offset_reset": "to_start_time", "enable_auto_commit": False, **options}
+        async with consumer_of(address, group, **settings) as consumer:
+            consumer.subscribe([partition.topic], listener=Pausing(consumer))
+            while partition not in consumer.assignment:
+                await consumer.poll(20)
+            return await consumer.position(partition)
+
+    @pytest.mark.parametrize("revision", ["creation-time", "off"])
+    async def test_a_group_reads_what_came_after_it(self, kcoord: str, name: str, revision: Kip1327Revision) -> None:
+        """With revision off the time comes in the tagged field of v1."""
+        async with AdminClient(bootstrap_servers=kcoord) as admin:
+            (old,) = await create_topic(admin, name)
+            new = TopicPartition(name, 1)
+            now_ms = int(time.time() * 1000)
+            await produce(kcoord, *((old, "before", now_ms - 60_000) for _ in range(3)))
+            # A new group: nothing is as new, so the end of the log.
+            assert await self.position(kcoord, name, old, kip_1327_revision=revision) == 3
+            await produce(kcoord, *((old, "after", now_ms + 60_000) for _ in range(2)))
+            assert await self.position(kcoord, name, old, kip_1327_revision=revision) == 3
+            await grow(admin, name, 2)
+            await produce(kcoord, *((new, "after", now_ms + 60_000) for _ in range(2)))
+            assert await self.position(kcoord, name, new, kip_1327_revision=revision) == 0
+            # Out of range: the earliest record that is left.
+            (await admin.alter_consumer_group_offsets(name, {old: 1})).all()
+            (await admin.delete_records({old: 4})).all()
+            async with consumer_of(kcoord, name, auto_offset_reset="to_start_time") as consumer:
+                consumer.subscribe([name])
+                while len(consumer.assignment) < 2 or await consumer.position(old) < 4:
+                    await consumer.poll(20)
+
+    async def test_without_a_creation_time_the_user_is_told(self, kcoord: str, name: str) -> None:
+        async with AdminClient(bootstrap_servers=kcoord) as admin:
+            (partition,) = await create_topic(admin, name)
+        with pytest.raises(UnsupportedVersionException, match=f"KIP-1282.*{name}-0"):
+            await self.position(kcoord, name, partition, client_software_name="librdkafka")
+        async with consumer_of(kcoord, f"{name}-2", auto_offset_reset="to_start_time") as consumer:
+            consumer.assign([partition])
+            with pytest.raises(UnsupportedVersionException, match=f"KIP-1282.*{name}-0"):
+                await consumer.position(partition)

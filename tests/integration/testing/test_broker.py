@@ -7,10 +7,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
 from kcoord.client import AdminClient, Consumer, KafkaError, NewTopic, OffsetSpec, Producer, TopicPartition
+from kcoord.client.api_versions import Kip1327Revision
 from kcoord.config import ConfigError
 from kcoord.testing import ControlError, KcoordBroker, Mode, Record, start_broker
 from kcoord.testing.pool import BrokerPool
@@ -302,3 +304,26 @@ def test_what_a_test_broker_cannot_be(config: dict[str, str], named: str, broker
 def test_an_address_that_is_taken(broker: KcoordBroker, mode: Mode) -> None:
     with pytest.raises(Exception, match="cannot listen on"):
         start_broker({"listeners": f"PLAINTEXT://127.0.0.1:{broker.port}"}, mode)
+
+
+async def test_each_client_is_served_its_form_of_kip_1327(broker: KcoordBroker) -> None:
+    """Watched connections have the forms of others, and faults fail in the layout of the form."""
+    broker.create_topic("t", 1)
+    for software, revision, knows in [("kcoord", "creation-time", True), ("dekaf", "new-partitions", False)]:
+        async with Consumer(
+            bootstrap_servers=broker.bootstrap_servers,
+            group_id=software,
+            client_software_name=software,
+            kip_1327_revision=cast("Kip1327Revision", revision),
+            retry_backoff_ms=20,
+        ) as consumer:
+            consumer.subscribe(["t"])
+            broker.inject_fault(api="ConsumerGroupHeartbeat", group=software, error="COORDINATOR_LOAD_IN_PROGRESS")
+            while not consumer.assignment:
+                await consumer.poll(20)
+            assert (consumer.group_creation_time_ms is not None) == knows
+        versions = {request.version for request in broker.requests("ConsumerGroupHeartbeat", group=software)}
+        assert versions == {2}
+        highest = {request.version for request in broker.requests("Metadata")}
+        assert max(highest) == (14 if knows else 13)
+        broker.clear_requests()

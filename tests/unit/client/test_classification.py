@@ -135,6 +135,35 @@ def test_steps_4_and_5(base: ResetPolicy, new: ResetPolicy, group_ms: int, parti
         assert decision == UsePolicy(base, Reason.PRE_EXISTING)
 
 
+@given(st.none() | st.integers(0, 10), st.booleans(), base_policies, policies, times, st.none() | times)
+def test_the_later_revision_lists_new_partitions_and_no_time_counts(
+    offset: int | None,
+    is_out_of_range: bool,
+    base: ResetPolicy,
+    new: ResetPolicy,
+    group_ms: int,
+    partition_ms: int | None,
+) -> None:
+    for is_listed_as_new in (True, False):
+        decision = decide(
+            committed_offset=offset,
+            is_out_of_range=is_out_of_range,
+            base_policy=base,
+            new_partitions_policy=new,
+            group_creation_time_ms=group_ms,
+            partition_creation_time_ms=partition_ms,
+            is_listed_as_new=is_listed_as_new,
+        )
+        if is_out_of_range:
+            assert decision == UsePolicy(base, Reason.OUT_OF_RANGE)
+        elif offset is not None:
+            assert decision == UseCommitted(offset)
+        elif is_listed_as_new:
+            assert decision == UsePolicy(new, Reason.NEWLY_EXPANDED)
+        else:
+            assert decision == UsePolicy(base, Reason.PRE_EXISTING)
+
+
 class TestForcedRefresh:
     KNOWN = TopicIdPartition(b"k" * 16, 0)
     GROWN = TopicIdPartition(b"k" * 16, 1)

@@ -16,7 +16,11 @@ from kcoord.client.consumer.member_state import IN_GROUP, MemberState, Partition
 from kcoord.client.consumer.membership import LEAVE_EPOCH, LEAVE_STATIC_EPOCH, Membership
 from kcoord.client.types import TopicIdPartition
 from protocol.errors import Errors, KafkaError
-from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from protocol.messages import (
+    ConsumerGroupHeartbeatNewPartitionsResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
 from tests.unit.group.group_context import GroupContext
 
 TOPIC = bytes(range(16))
@@ -131,6 +135,36 @@ class TestJoin:
             topic_partitions=[],
         )
         assert member.heartbeat_due_ms() is None
+
+    def test_the_creation_time_of_version_1_is_a_tagged_field(self) -> None:
+        member = Membership("g", "m")
+        member.subscribe({"t"}, None, 0)
+        member.make_heartbeat()
+        answered = answer(3)
+        answered.unknown_tagged_fields = ((11000, bytes.fromhex("0000018bcfe56800")),)
+        member.on_response(ConsumerGroupHeartbeatResponse.decode(answered.encode(1), 1), 20)
+        assert member.group_creation_time_ms == 1_700_000_000_000
+        assert member.new_partitions is None
+
+    def test_new_partitions_of_the_later_revision(self) -> None:
+        """The bytes are written by hand from the text: v1, and tagged field 0 in the second topic."""
+        member = Membership("g", "m")
+        member.subscribe({"t"}, None, 0)
+        topics = (
+            "03"  # two topics
+            + "41" * 16 + "02" + "00000000" + "00"
+            + "42" * 16 + "03" + "00000000" + "00000007" + "01" + "00" + "05" + "02" + "00000007"
+        )  # fmt: skip
+        for assignment in ("01" + topics + "00", "ff"):
+            member.make_heartbeat()
+            body = "00000000" + "0000" + "00" + "026d" + "00000003" + "00001388" + assignment + "00"
+            response = ConsumerGroupHeartbeatNewPartitionsResponse.decode(bytes.fromhex(body), 2)
+            assert response.encode(2).hex() == body
+            member.on_response(response, 20)
+            # No news in the second answer.
+            assert member.new_partitions == partitions(7, topic=b"B" * 16)
+            assert member.group_creation_time_ms == -1
+        assert len(member.target) == 3
 
     def test_assigns_and_then_acknowledges(self) -> None:
         member = Membership("g", "m")

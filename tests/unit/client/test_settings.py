@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -171,6 +172,24 @@ def test_reset_policies() -> None:
     assert LATEST.timestamp(10) == -1
     assert EARLIEST.timestamp(10) == -2
     assert parse_reset_policy("x", "by_duration:PT1S").timestamp(500) == 0
+    assert parse_reset_policy("x", "to_start_time").timestamp(500, 77) == 77
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"auto_offset_reset": "to_start_time"}, "needs a group_id"),
+        ({"auto_offset_reset": "to_start_time", "group_id": "g", "kip_1327_revision": "new-partitions"}, "no creation"),
+        ({"auto_offset_reset_new_partitions": "to_start_time", "group_id": "g"}, "for auto_offset_reset only"),
+        ({"auto_offset_reset_new_partitions": "none", "group_id": "g"}, "'none' is none of latest, earliest"),
+        ({"kip_1327_revision": "newest"}, "kip_1327_revision: 'newest' is none of off, creation-time, new-partitions"),
+        ({"client_software_name": "-a"}, "client_software_name: '-a' is not made of letters"),
+        ({"client_software_name": ""}, "client_software_name: '' is not made of letters"),
+    ],
+)
+def test_settings_of_kip_1327_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigException, match=message):
+        ConsumerConfig(bootstrap_servers="a:1", **options)
 
 
 @given(st.integers(0, 100), st.floats(0, 1, exclude_max=True))
