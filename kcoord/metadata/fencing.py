@@ -10,23 +10,43 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult
-from kcoord.metadata.image import ImageBuilder, MetadataImage, PartitionImage
-from kcoord.metadata.records import NO_LEADER, new_fence_record, new_leader_record
+from kcoord.metadata.image import BrokerImage, ImageBuilder, MetadataImage, PartitionImage
+from kcoord.metadata.records import (
+    NO_LEADER,
+    new_fence_record,
+    new_leader_record,
+    new_unregister_broker_record,
+)
 from protocol.errors import Errors, KafkaError
 
 
 def fence_broker(image: MetadataImage, broker_id: int, *, fenced: bool) -> CoordinatorResult[bool]:
     """Takes a broker out of service, or back; the response is whether it is fenced then."""
-    broker = image.brokers.get(broker_id)
-    if broker is None:
-        raise KafkaError(Errors.BROKER_ID_NOT_REGISTERED, f"There is no broker {broker_id}.")
+    broker = _registered(image, broker_id)
     result = CoordinatorResult(fenced)
     if broker.fenced != fenced:
-        result.records.append(new_fence_record(broker_id, broker.broker_epoch, fenced=fenced))
-        builder = ImageBuilder(image)
-        builder.replay(result.records[0])
-        result.records += settle_records(builder.build())
+        result.records += _settled_after(image, new_fence_record(broker_id, broker.broker_epoch, fenced=fenced))
     return result
+
+
+def unregister_broker(image: MetadataImage, broker_id: int) -> CoordinatorResult[None]:
+    """Removes a broker until it is started again. As in Kafka 4.3.1, the broker may be in service."""
+    broker = _registered(image, broker_id)
+    return CoordinatorResult(None, _settled_after(image, new_unregister_broker_record(broker_id, broker.broker_epoch)))
+
+
+def _registered(image: MetadataImage, broker_id: int) -> BrokerImage:
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        raise KafkaError(Errors.BROKER_ID_NOT_REGISTERED, f"Broker ID {broker_id} is not currently registered")
+    return broker
+
+
+def _settled_after(image: MetadataImage, record: CoordinatorRecord) -> list[CoordinatorRecord]:
+    """Returns the record and the changes of leaders and in-sync replicas that follow from it."""
+    builder = ImageBuilder(image)
+    builder.replay(record)
+    return [record, *settle_records(builder.build())]
 
 
 def settle_records(image: MetadataImage) -> Iterator[CoordinatorRecord]:

@@ -77,7 +77,9 @@ class BrokerImage:
 @dataclass(slots=True)
 class MetadataImage:
     epoch: int
-    """Grows with every batch that changed something."""
+    """How many records made the image, so all brokers and the next start count the same. Clients take the features of
+    the greatest epoch that they have seen (KIP-584).
+    """
     topics: Mapping[str, TopicImage]
     topics_by_id: Mapping[bytes, TopicImage]
     brokers: Mapping[int, BrokerImage]
@@ -135,7 +137,6 @@ class ImageBuilder:
 
     __slots__ = (
         "_brokers",
-        "_changed",
         "_configs",
         "_creation_time_ms",
         "_features",
@@ -144,6 +145,7 @@ class ImageBuilder:
         "_own_configs",
         "_own_topics",
         "_producer_ids",
+        "_replayed",
         "_topics",
         "_topics_by_id",
     )
@@ -160,7 +162,7 @@ class ImageBuilder:
         self._creation_time_ms = image.last_creation_time_ms
         self._own_topics: set[bytes] = set()
         self._own_configs: dict[tuple[int, str], dict[str, str]] = {}
-        self._changed = False
+        self._replayed = 0
 
     @classmethod
     def of(cls, records: Iterable[CoordinatorRecord]) -> MetadataImage:
@@ -172,7 +174,7 @@ class ImageBuilder:
 
     def replay(self, record: CoordinatorRecord) -> None:
         """Apply one record."""
-        self._changed = True
+        self._replayed += 1
         match record.value:
             case TopicRecord() as topic:
                 self._add_topic(topic)
@@ -200,10 +202,10 @@ class ImageBuilder:
 
     def build(self) -> MetadataImage:
         """The next image; the same one where no record came."""
-        if not self._changed:
+        if not self._replayed:
             return self._image
         return MetadataImage(
-            self._image.epoch + 1,
+            self._image.epoch + self._replayed,
             self._topics,
             self._topics_by_id,
             self._brokers,

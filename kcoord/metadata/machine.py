@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey
-from kcoord.metadata import configs, fencing, reassignment, records, topics
+from kcoord.metadata import configs, features, fencing, reassignment, records, topics
 from kcoord.metadata.image import BrokerImage, ImageBuilder, MetadataImage
 from kcoord.metadata.placement import move_records
 from kcoord.metadata.records import BrokerRegistration
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
         ElectLeadersResponse,
         IncrementalAlterConfigsRequest,
         IncrementalAlterConfigsResponse,
+        UpdateFeaturesRequest,
+        UpdateFeaturesResponse,
     )
 
 PRODUCER_ID_BLOCK_SIZE: Final = 1000
@@ -99,8 +101,8 @@ class MetadataMachine:
 
     def _registration_records(self, registrations: Sequence[BrokerRegistration]) -> list[CoordinatorRecord]:
         image = self.image
-        features = self._bootstrap_features() if not image.features else {}
-        new_records = [records.new_feature_level_record(name, level) for name, level in features.items()]
+        levels = self._bootstrap_features() if not image.features else {}
+        new_records = [records.new_feature_level_record(name, level) for name, level in levels.items()]
         for registration in registrations:
             known = image.brokers.get(registration.broker_id)
             if known is None or _has_changed(known, registration):
@@ -116,11 +118,11 @@ class MetadataMachine:
 
     def _bootstrap_features(self) -> dict[str, int]:
         """As in Kafka, a feature at level 0 has no record."""
-        features = dict(records.BOOTSTRAP_FEATURES)
+        levels = dict(records.BOOTSTRAP_FEATURES)
         for setting in self._config.kcoord_bootstrap_features:
             name, _, level = setting.partition("=")
-            features[name] = int(level)
-        return {name: level for name, level in features.items() if level > 0}
+            levels[name] = int(level)
+        return {name: level for name, level in levels.items() if level > 0}
 
     def create_topics(
         self, context: OperationContext, request: CreateTopicsRequest, topic_ids: Sequence[bytes]
@@ -151,6 +153,14 @@ class MetadataMachine:
     def fence_broker(self, context: OperationContext, broker_id: int, fenced: bool) -> CoordinatorResult[bool]:
         """The response is whether the broker is fenced then."""
         return fencing.fence_broker(self.image, broker_id, fenced=fenced)
+
+    def unregister_broker(self, context: OperationContext, broker_id: int) -> CoordinatorResult[None]:
+        return fencing.unregister_broker(self.image, broker_id)
+
+    def update_features(
+        self, context: OperationContext, request: UpdateFeaturesRequest
+    ) -> CoordinatorResult[UpdateFeaturesResponse]:
+        return features.update_features(self.image, self._config, context, request)
 
     def incremental_alter_configs(
         self, context: OperationContext, request: IncrementalAlterConfigsRequest

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast, overload
 
+from kcoord.metadata.features import GROUP_VERSION
 from kcoord.server.request_context import random_uuid
 from kcoord.server.transactional_produce import TransactionalProduce
 from protocol.errors import Errors, KafkaError
@@ -38,8 +39,6 @@ _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 U = TypeVar("U")
 
-GROUP_VERSION = "group.version"
-
 Reply: TypeAlias = "T | asyncio.Future[T]"
 """An answer, or the promise of one. Handlers return a promise only where something must be waited for."""
 
@@ -53,6 +52,10 @@ class MetadataService(Protocol):
     """
 
     def run(self, operation: MetadataOperation[T], context: OperationContext) -> asyncio.Future[T]: ...
+
+    @property
+    def end_offset(self) -> int:
+        """The end of the metadata log, as far as this process has read it."""
 
 
 class RepeatableReply(Protocol):
@@ -146,7 +149,8 @@ class Broker:
     ) -> None:
         self.config = config
         self.node_id = config.node_id
-        self._controller_id = config.node_id if controller_id is None else controller_id
+        self.metadata_broker_id = config.node_id if controller_id is None else controller_id
+        """The broker whose process has the metadata log, whether it is in service or not."""
         self.cluster_id = cluster_id
         self.apis = apis
         self.image = image
@@ -166,9 +170,9 @@ class Broker:
     def controller_id(self) -> int:
         """The broker that clients are to ask for changes; any passes them on. It is one that is in service."""
         away = self.image.fenced_brokers()
-        if self._controller_id not in away:
-            return self._controller_id
-        return min(self.image.alive_brokers(), default=self._controller_id)
+        if self.metadata_broker_id not in away:
+            return self.metadata_broker_id
+        return min(self.image.alive_brokers(), default=self.metadata_broker_id)
 
     @property
     def client_telemetry(self) -> ClientTelemetry:

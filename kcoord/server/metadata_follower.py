@@ -67,6 +67,10 @@ class MetadataFollower:
     def image(self) -> MetadataImage:
         return self._machine.image
 
+    @property
+    def end_offset(self) -> int:
+        return self._next_offset
+
     async def start(self) -> None:
         """Ends when this worker knows what the controller knew when it was asked."""
         self._task = asyncio.ensure_future(self._follow())

@@ -35,6 +35,10 @@ from protocol.messages import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
     Message,
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
 )
 
 if TYPE_CHECKING:
@@ -171,6 +175,34 @@ class ElectLeaders(_AsAsked):
 
     def result_of(self, response: Message) -> ElectLeadersResponse:
         return cast("ElectLeadersResponse", response)
+
+
+@dataclass(slots=True, frozen=True)
+class UpdateFeatures(_AsAsked):
+    request: UpdateFeaturesRequest
+    api_key: ApiKey = ApiKey.UPDATE_FEATURES
+
+    def __call__(
+        self, machine: MetadataMachine, context: OperationContext
+    ) -> CoordinatorResult[UpdateFeaturesResponse]:
+        return machine.update_features(context, self.request)
+
+    def result_of(self, response: Message) -> UpdateFeaturesResponse:
+        return cast("UpdateFeaturesResponse", response)
+
+
+@dataclass(slots=True, frozen=True)
+class UnregisterBroker(_AsAsked):
+    request: UnregisterBrokerRequest
+    api_key: ApiKey = ApiKey.UNREGISTER_BROKER
+
+    def __call__(self, machine: MetadataMachine, context: OperationContext) -> CoordinatorResult[None]:
+        return machine.unregister_broker(context, self.request.broker_id)
+
+    def result_of(self, response: Message) -> None:
+        answer = cast("UnregisterBrokerResponse", response)
+        if answer.error_code:
+            raise KafkaError(Errors(answer.error_code), answer.error_message)
 
 
 @dataclass(slots=True, frozen=True)

@@ -70,6 +70,13 @@ class LocalMetadataService:
             raise KafkaError(Errors.NOT_CONTROLLER, "The metadata log has failed.")
         return machine.image
 
+    @property
+    def end_offset(self) -> int:
+        log = self._logs.opened(METADATA_SHARD)
+        if log is None:
+            raise KafkaError(Errors.NOT_CONTROLLER, "The metadata log has failed.")
+        return log.end_offset
+
     def wake(self) -> None:
         self._owner.wake()
 

@@ -41,6 +41,8 @@ PEER_APIS: Final = {
     ApiKey.INCREMENTAL_ALTER_CONFIGS: range(0, 2),
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: range(0, 2),
     ApiKey.ELECT_LEADERS: range(0, 3),
+    ApiKey.UPDATE_FEATURES: range(0, 3),
+    ApiKey.UNREGISTER_BROKER: range(0, 1),
     ApiKey.ALLOCATE_PRODUCER_IDS: range(0, 1),
     ApiKey.BROKER_HEARTBEAT: range(0, 1),
 }

@@ -193,8 +193,9 @@ class WorkerProcess(BrokerProcess):
 
     @property
     def _is_fenced(self) -> bool:
+        """Also if the broker is unregistered: then it is out of service until the next start."""
         broker = self.image.brokers.get(self._broker.node_id)
-        return broker is not None and broker.fenced
+        return broker is None or broker.fenced
 
     def _follow_fencing(self) -> None:
         """A broker out of service refuses clients, and leads nothing; its worker goes on, the controller's as such."""

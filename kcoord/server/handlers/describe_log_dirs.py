@@ -46,6 +46,10 @@ def _led_by(broker: Broker) -> list[tuple[str, int]]:
     ]
 
 
+def log_folder(broker: Broker) -> str:
+    return os.path.abspath(broker.config.data_folders[0])
+
+
 async def _describe(broker: Broker, wanted: list[tuple[str, int]]) -> DescribeLogDirsResponse:
     sizes = {key: size for key in wanted if (size := broker.topics.open_log_size(*key)) is not None}
     closed = {key: broker.topics.folder_of(*key) for key in wanted if key not in sizes}
@@ -56,7 +60,7 @@ async def _describe(broker: Broker, wanted: list[tuple[str, int]]) -> DescribeLo
     for name, partition in wanted:
         topic = topics.setdefault(name, Topic(name=name))
         topic.partitions.append(Partition(partition_index=partition, partition_size=sizes[name, partition]))
-    folder = os.path.abspath(broker.config.data_folders[0])
+    folder = log_folder(broker)
     total, usable = _volume(folder)
     result = Result(log_dir=folder, topics=list(topics.values()), total_bytes=total, usable_bytes=usable)
     return DescribeLogDirsResponse(results=[result])

@@ -39,6 +39,10 @@ class Metadata:
         self._cluster = cluster
         self.broker: Broker
 
+    @property
+    def end_offset(self) -> int:
+        return len(self._cluster.log)
+
     def run(
         self, operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]], context: OperationContext
     ) -> asyncio.Future[T]:

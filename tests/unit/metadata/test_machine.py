@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kcoord.coordinator.result import OperationContext, Task, TimerKey
+from kcoord.metadata.image import ImageBuilder
 from kcoord.metadata.machine import MetadataMachine
 from tests.unit.metadata.cluster import Cluster, registration, topic
 
@@ -47,8 +48,16 @@ def test_image_is_the_same_object_until_something_changes() -> None:
     assert cluster.image is image
     cluster.create(topic("a"))
     assert cluster.image is not image
-    assert cluster.image.epoch == image.epoch + 1
+    assert cluster.image.epoch > image.epoch
     assert "a" not in image.topics
+
+
+def test_the_epoch_is_the_same_however_the_log_is_read() -> None:
+    """Other workers and the next start replay the log in other portions."""
+    cluster = Cluster()
+    cluster.create(topic("a"), topic("b"))
+    cluster.create(topic("c"))
+    assert ImageBuilder.of(cluster.log).epoch == cluster.image.epoch == len(cluster.log)
 
 
 def test_there_are_no_timers_and_tasks() -> None:

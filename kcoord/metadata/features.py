@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""UpdateFeatures (KIP-584, KIP-1022): a pure function from image and request to records and response.
+
+An update of several features is atomic: one refusal refuses the request, in the words of Kafka 4.3.1. Version 0 of the
+request has a field AllowDowngrade, which Kafka 4.3.1 does not read, so that version cannot lower a level.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from kcoord.coordinator.result import CoordinatorResult, OperationContext
+from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.records import SUPPORTED_FEATURES, new_feature_level_record
+from protocol.errors import Errors, KafkaError
+from protocol.messages import UpdateFeaturesRequest, UpdateFeaturesResponse
+
+if TYPE_CHECKING:
+    from kcoord.config import BrokerConfig
+
+GROUP_VERSION: Final = "group.version"
+METADATA_VERSION: Final = "metadata.version"
+TRANSACTION_VERSION: Final = "transaction.version"
+_SERVED: Final = frozenset((GROUP_VERSION, METADATA_VERSION, TRANSACTION_VERSION))
+"""The features whose levels kcoord implements. Imported metadata may have levels of the other supported features, which
+can be removed and not raised.
+"""
+_LAST_VERSION_WITH_RESULTS: Final = 1
+_NO_ERROR_TEXT: Final = "NONE"
+"""What Kafka 4.3.1 writes into the message of a result without an error."""
+_REFUSED: Final = "The update failed for all features since the following feature had an error: "
+
+
+class UpgradeType(IntEnum):
+    UPGRADE = 1
+    SAFE_DOWNGRADE = 2
+    UNSAFE_DOWNGRADE = 3
+
+
+def update_features(
+    image: MetadataImage, config: BrokerConfig, context: OperationContext, request: UpdateFeaturesRequest
+) -> CoordinatorResult[UpdateFeaturesResponse]:
+    """Raises INVALID_UPDATE_VERSION if any update is refused. If a feature is named twice, the last update counts."""
+    response = UpdateFeaturesResponse(error_message=None)
+    result = CoordinatorResult(response)
+    for name, update in sorted({update.feature: update for update in request.feature_updates}.items()):
+        current = image.features.get(name, 0)
+        reason = _reason_to_refuse(config.node_id, current, update)
+        if reason is not None:
+            raise KafkaError(Errors.INVALID_UPDATE_VERSION, _REFUSED + reason)
+        if update.max_version_level != current and not request.validate_only:
+            result.records.append(new_feature_level_record(name, update.max_version_level))
+    if context.api_version <= _LAST_VERSION_WITH_RESULTS:
+        response.results = [
+            UpdateFeaturesResponse.UpdatableFeatureResult(feature=update.feature, error_message=_NO_ERROR_TEXT)
+            for update in request.feature_updates
+        ]
+    return result
+
+
+def _reason_to_refuse(node_id: int, current: int, update: UpdateFeaturesRequest.FeatureUpdateKey) -> str | None:
+    name, level = update.feature, update.max_version_level
+    invalid = f"Invalid update version {level} for feature {name}."
+    if update.upgrade_type not in tuple(UpgradeType):
+        return f"{invalid} The controller does not support the given upgrade type."
+    if level < 0:
+        return f"{invalid} A feature version cannot be less than 0."
+    supported = SUPPORTED_FEATURES.get(name)
+    if supported is None and level == 0:
+        return f"{invalid} Feature {name} not found."
+    if supported is not None and not supported[0] <= level <= supported[1]:
+        return f"{invalid} Local controller {node_id} only supports versions {supported[0]}-{supported[1]}"
+    if supported is None or (level > current and name not in _SERVED):
+        return f"{invalid} Local controller {node_id} does not support this feature."
+    if level >= current:
+        return None
+    if update.upgrade_type == UpgradeType.UPGRADE:
+        return (
+            f"{invalid} Can't downgrade the version of this feature without setting the upgrade type to either safe or "
+            "unsafe downgrade."
+        )
+    if name == METADATA_VERSION:
+        return f"Unsupported metadata.version downgrade from {current} to {level}. " + (
+            "Refusing to perform the requested downgrade because it might delete metadata information."
+            if update.upgrade_type == UpgradeType.SAFE_DOWNGRADE
+            else "Unsafe metadata downgrade is not supported in this version."
+        )
+    return None
