@@ -21,6 +21,7 @@ COMMANDS = {
     "consumer-groups": "list, describe, delete and reset consumer groups",
     "topics": "create, alter, delete, list and describe topics",
     "configs": "show and change the settings of topics, brokers and groups",
+    "features": "show and change the levels of the cluster's features",
     "consume": "read records",
     "produce": "write records from lines",
     "migrate": "check whether a classic group can become one of the consumer protocol",

@@ -18,6 +18,8 @@ from kcoord.client.admin.model import (
     ConfigSynonym,
     ConsumerGroupDescription,
     CreatedTopic,
+    FeatureMetadata,
+    FeatureUpdate,
     GroupListing,
     MemberDescription,
     NewPartitions,
@@ -26,6 +28,7 @@ from kcoord.client.admin.model import (
     TopicDescription,
     TopicListing,
     TopicPartitionInfo,
+    UpgradeType,
 )
 from kcoord.client.config import AdminConfig, ConsumerConfig, ProducerConfig
 from kcoord.client.consumer.client import Consumer
@@ -83,6 +86,8 @@ __all__ = [
     "DeleteConsumerGroupOffsetsResult",
     "DisconnectException",
     "Errors",
+    "FeatureMetadata",
+    "FeatureUpdate",
     "GroupListing",
     "IllegalStateException",
     "KafkaError",
@@ -110,4 +115,5 @@ __all__ = [
     "TopicPartitionInfo",
     "TransactionAbortedException",
     "UnsupportedVersionException",
+    "UpgradeType",
 ]

@@ -225,14 +225,15 @@ class Cluster:
         """Asks whichever broker is near."""
         return await (await self.any_connection()).call(request, response, lowest=lowest, highest=highest)
 
-    async def call_controller(self, request: Message, response: type[Response]) -> Response:
-        """Asks the broker that takes changes to topics and configs."""
+    async def call_controller(self, request: Message, response: type[Response], *, lowest: int = 0) -> Response:
+        """Asks the broker that takes changes to topics, configs and features."""
         if self.metadata.controller_id not in self.metadata.brokers:
             await self.refresh_metadata(())
         if self.metadata.controller_id not in self.metadata.brokers:
             raise KafkaError(Errors.NOT_CONTROLLER, "no controller is known")
         try:
-            return await (await self.connection(self.metadata.controller_id)).call(request, response)
+            connection = await self.connection(self.metadata.controller_id)
+            return await connection.call(request, response, lowest=lowest)
         except KafkaError:
             self.forget_controller()
             raise

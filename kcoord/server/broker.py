@@ -169,10 +169,10 @@ class Broker:
     @property
     def controller_id(self) -> int:
         """The broker that clients are to ask for changes; any passes them on. It is one that is in service."""
-        away = self.image.fenced_brokers()
-        if self.metadata_broker_id not in away:
+        alive = self.image.alive_brokers()
+        if self.metadata_broker_id in alive:
             return self.metadata_broker_id
-        return min(self.image.alive_brokers(), default=self.metadata_broker_id)
+        return min(alive, default=self.metadata_broker_id)
 
     @property
     def client_telemetry(self) -> ClientTelemetry:

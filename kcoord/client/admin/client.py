@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
-from kcoord.client.admin import configs, group_offsets, groups, topics
+from kcoord.client.admin import configs, features, group_offsets, groups, topics
 from kcoord.client.admin.configs import Config
 from kcoord.client.admin.group_offsets import DeleteConsumerGroupOffsetsResult
 from kcoord.client.admin.model import (
@@ -17,6 +17,8 @@ from kcoord.client.admin.model import (
     ConfigResourceType,
     ConsumerGroupDescription,
     CreatedTopic,
+    FeatureMetadata,
+    FeatureUpdate,
     GroupListing,
     NewPartitions,
     NewTopic,
@@ -126,6 +128,20 @@ class AdminClient:
             self._deadline(timeout_ms),
             lambda: topics.describe_cluster(cluster, include_authorized_operations),
         )
+
+    async def describe_features(self, *, timeout_ms: int | None = None) -> FeatureMetadata:
+        """Features with their levels (KIP-584)."""
+        cluster = self._cluster
+        return await cluster.retry(
+            "describe features", self._deadline(timeout_ms), lambda: features.describe_features(cluster)
+        )
+
+    async def update_features(
+        self, updates: Mapping[str, FeatureUpdate], *, validate_only: bool = False, timeout_ms: int | None = None
+    ) -> Results[str, None]:
+        """Changes the levels of features, all or none (KIP-584), or only checks that it could."""
+        deadline = self._deadline(timeout_ms)
+        return Results(await features.update_features(self._cluster, deadline, updates, validate_only))
 
     # Offsets and records of partitions.
 

@@ -264,6 +264,32 @@ class ConfigEntry:
         return self.source is ConfigSource.DEFAULT_CONFIG
 
 
+class UpgradeType(IntEnum):
+    """Which changes of a feature's level the broker may make; a safe downgrade loses no metadata."""
+
+    UPGRADE = 1
+    SAFE_DOWNGRADE = 2
+    UNSAFE_DOWNGRADE = 3
+
+
+class FeatureUpdate(NamedTuple):
+    """A new level of a feature; 0 disables the feature."""
+
+    max_version_level: int
+    upgrade_type: UpgradeType = UpgradeType.UPGRADE
+
+
+@dataclass(slots=True)
+class FeatureMetadata:
+    """Levels of the finalized features, the epoch of these levels, and the levels that the broker supports (lowest,
+    highest), by feature.
+    """
+
+    finalized: dict[str, int]
+    finalized_epoch: int | None
+    supported: dict[str, tuple[int, int]]
+
+
 class AlterConfigOpType(IntEnum):
     """What to do with a setting; the last two are for lists."""
 

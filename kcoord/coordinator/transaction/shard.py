@@ -44,6 +44,7 @@ from kcoord.coordinator.transaction.work import (
     timeout_key,
 )
 from kcoord.metadata.delta import TopicDelta
+from kcoord.metadata.features import TRANSACTION_VERSION
 from kcoord.metadata.image import MetadataImage
 from protocol.errors import Errors, KafkaError
 from protocol.messages import (
@@ -56,7 +57,6 @@ from protocol.messages import (
 
 T = TypeVar("T")
 
-_FEATURE = "transaction.version"
 _EXPIRED_PER_ROUND = 1_000
 """How many transactional ids are forgotten in one go; the rest of them very soon after."""
 _NEXT_ROUND_MS = 100
@@ -289,7 +289,7 @@ class TransactionCoordinatorShard:
         """Adds the record of the new metadata, and what goes with the change of state."""
         if old is not None:
             assert old.state in LEGAL_PREDECESSORS[new.state], f"{old.state.wire_name} to {new.state.wire_name}"
-        result.records.append(new_transaction_record(new, self._image.features.get(_FEATURE, 0)))
+        result.records.append(new_transaction_record(new, self._image.features.get(TRANSACTION_VERSION, 0)))
         if new.state is TransactionState.ONGOING and (old is None or old.state is not new.state):
             result.timers.append(_timeout(new))
         elif new.state.is_prepared:

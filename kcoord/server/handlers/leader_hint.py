@@ -41,7 +41,7 @@ def fenced_addresses(broker: Broker, listener_name: str) -> list[tuple[int, str,
 def broker_addresses(broker: Broker, listener_name: str) -> list[tuple[int, str, int, str | None]]:
     """Id, host, port and rack of all brokers in service that have the client's listener, by id."""
     found = []
-    for broker_id in sorted({broker.node_id, *broker.image.brokers}):
+    for broker_id in sorted(broker.image.brokers):
         endpoint = leader_endpoint(broker, broker_id, listener_name)
         if endpoint is not None:
             found.append((broker_id, *endpoint))
