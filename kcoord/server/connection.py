@@ -122,6 +122,8 @@ class KafkaConnection(asyncio.Protocol):
         self.remote_host = ""
         self.remote_port = 0
         self.software = ("", "")
+        self.begins_with_api_versions = False
+        self._has_begun = False
         self.facts: ClientFacts | None = None
         self.last_active = 0.0
         self._frame_started: float | None = None
@@ -131,6 +133,8 @@ class KafkaConnection(asyncio.Protocol):
     def identify(self, software_name: str, software_version: str) -> None:
         """Chooses the form of KIP-1327; answers that were remembered in another form are forgotten."""
         self.software = (software_name, software_version)
+        if not self._has_begun:
+            self._has_begun = self.begins_with_api_versions = True
         form = self._broker.config.kip1327_form(software_name)
         if form is not self.apis.form:
             self._use_apis(self._broker.apis.in_form(form))
@@ -319,6 +323,7 @@ class KafkaConnection(asyncio.Protocol):
                 and self.apis.bound(frame[:4]) is not None
             ):
                 answer = self._metadata_answers.answer(frame, self._broker.image)
+                self._has_begun = True
             if answer is not None:
                 if type(answer) is bytes and not self._exchanges:
                     self._output.append(answer)
@@ -343,6 +348,8 @@ class KafkaConnection(asyncio.Protocol):
         if bound is None:
             self._process_unserved(frame)
             return
+        if bound.key is not ApiKey.API_VERSIONS:
+            self._has_begun = True
         try:
             header, offset = decode_request_header(frame)
             if self._commits is not None and bound.key is ApiKey.OFFSET_COMMIT:

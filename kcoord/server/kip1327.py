@@ -24,8 +24,18 @@ _INT64: Final = Struct(">q")
 
 
 def has_creation_time_tag(context: RequestContext) -> bool:
-    """Whether the response to a heartbeat or describe request carries the tagged field."""
-    return context.api_version == TAGGED_VERSION and context.kip1327_form is Kip1327Form.CREATION_TIME
+    """Whether the response to a heartbeat or describe request carries the tagged field.
+
+    Some decoders fail on tagged fields that they do not know. A client that does not begin with ApiVersions expects the
+    bytes of Apache Kafka, whatever the broker is, so it gets no tagged field.
+    """
+    connection = context.connection
+    return (
+        context.api_version == TAGGED_VERSION
+        and connection is not None
+        and connection.begins_with_api_versions
+        and connection.apis.form is Kip1327Form.CREATION_TIME
+    )
 
 
 def creation_time_tag(creation_time_ms: int) -> TaggedFields:

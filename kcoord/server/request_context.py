@@ -77,12 +77,14 @@ def candidate_id() -> str:
 
 class ClientConnection(Protocol):
     """What a connection knows about its client. `software` is the name and version that the client gave in ApiVersions;
-    `apis` is what the broker serves to that software.
+    `apis` is what the broker serves to that software. `begins_with_api_versions`: that was the first request.
     """
 
     remote_host: str
     remote_port: int
     facts: ClientFacts | None
+
+    begins_with_api_versions: bool
 
     @property
     def software(self) -> tuple[str, str]: ...

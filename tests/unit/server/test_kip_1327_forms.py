@@ -240,6 +240,7 @@ async def test_each_form_has_its_versions_and_no_others(software: bytes) -> None
 async def test_a_connection_that_names_itself_again_gets_the_other_form() -> None:
     client = Client(await new_harness())
     steady = heartbeat(b"member-1", EPOCH)
+    await client.ask(API_VERSIONS, 0, b"")
     await client.ask(HEARTBEAT, 2, heartbeat(b"member-1", 0))
     for _ in range(2):
         assert await client.ask(HEARTBEAT, 2, steady) == unchanged(GROUP_MS_BYTES)
@@ -251,6 +252,34 @@ async def test_a_connection_that_names_itself_again_gets_the_other_form() -> Non
         await client.ask(API_VERSIONS, 0, b"")
     await client.name(b"apache")
     assert await client.ask(HEARTBEAT, 2, steady) == b""
+
+
+@pytest.mark.parametrize("has_fast_paths", [True, False])
+async def test_a_client_that_does_not_begin_with_api_versions_gets_no_tagged_field(has_fast_paths: bool) -> None:
+    """Decoders exist that fail on tagged fields that they do not know."""
+    harness = await new_harness()
+    client = Client(harness, has_fast_paths=has_fast_paths)
+    steady = heartbeat(b"member-1", EPOCH)
+    assert await client.ask(HEARTBEAT, 1, heartbeat(b"member-1", 0)) == joined(b"", b"\x00")
+    await client.name(b"text")
+    for _ in range(3):
+        assert await client.ask(HEARTBEAT, 1, steady) == unchanged(b"")
+        assert await client.ask(HEARTBEAT, 2, steady) == unchanged(GROUP_MS_BYTES)
+    negotiating = Client(harness, has_fast_paths=has_fast_paths)
+    await negotiating.ask(API_VERSIONS, 0, b"")
+    for _ in range(3):
+        assert await negotiating.ask(HEARTBEAT, 1, steady) == unchanged(b"", GROUP_TIME_TAG)
+
+
+async def test_metadata_from_memory_comes_before_api_versions_too() -> None:
+    harness = await new_harness()
+    answers = MetadataAnswers()
+    body = b"\x02" + bytes(16) + b"\x02t" + b"\x00" + b"\x00\x00" + b"\x00"
+    await Client(harness, answers).ask(METADATA, 13, body)
+    client = Client(harness, answers)
+    await client.ask(METADATA, 13, body)
+    await client.name(b"text")
+    assert not client.connection.begins_with_api_versions
 
 
 async def test_a_name_that_is_not_valid_changes_nothing() -> None:
