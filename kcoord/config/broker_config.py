@@ -58,6 +58,14 @@ OF_ALL_WORKERS = frozenset(
 """Keys that the workers have to agree on, or that make them what they are."""
 
 
+def is_without_effect(name: str) -> bool:
+    """Whether a key is known to Kafka and changes nothing here."""
+    key = BROKER_KEYS.get(name)
+    if key is None:
+        return name.startswith(KNOWN_PREFIXES) or name in KNOWN_WITHOUT_DEFINITION
+    return not key.honoured
+
+
 class BrokerConfig:
     """All broker settings in effect. Attributes are named like the keys, with `_` for `.`."""
 
@@ -220,13 +228,11 @@ class BrokerConfig:
         if of_worker is not None:
             self._set_for_worker(int(of_worker["number"]), of_worker["key"], text)
             return
-        key = BROKER_KEYS.get(name)
-        if key is None:
-            known = name.startswith(KNOWN_PREFIXES) or name in KNOWN_WITHOUT_DEFINITION
-            (self.ignored if known else self.unknown).append(name)
-            return
-        self._static[name] = key.parse(text)
-        if not key.honoured:
+        if name in BROKER_KEYS:
+            self._static[name] = BROKER_KEYS[name].parse(text)
+        elif not is_without_effect(name):
+            self.unknown.append(name)
+        if is_without_effect(name):
             self.ignored.append(name)
 
     def _set_for_worker(self, number: int, name: str, text: str) -> None:

@@ -13,6 +13,14 @@ from kcoord.config.key import ConfigError
 _LISTENER = re.compile(
     r"(?P<name>[^:/\s]+)://(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^\[\]:/\s]*)):(?P<port>-?[0-9]{1,10})"
 )
+_KEY_OF_LISTENER = re.compile(r"listener\.name\.[^.]*\.(?P<key>.*)")
+_KEYS_OF_MECHANISMS = (
+    "connections.max.reauth.ms",
+    "sasl.jaas.config",
+    "sasl.login.callback.handler.class",
+    "sasl.login.class",
+    "sasl.server.callback.handler.class",
+)
 ANY_ADDRESS = ("", "0.0.0.0", "::")
 
 
@@ -41,6 +49,16 @@ class Listener:
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.name}://{host}:{self.port}"
+
+
+def key_of_listener(name: str) -> str | None:
+    """KEY of `listener.name.NAME.KEY`, or of `listener.name.NAME.MECHANISM.KEY` where a SASL mechanism has such a key;
+    None where the name is not for one listener.
+    """
+    match = _KEY_OF_LISTENER.fullmatch(name)
+    if match is None:
+        return None
+    return next((key for key in _KEYS_OF_MECHANISMS if match["key"].endswith(key)), match["key"])
 
 
 def parse_protocol_map(text: str) -> dict[str, SecurityProtocol]:

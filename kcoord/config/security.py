@@ -7,18 +7,16 @@ start with such a setting is refused. All of these refusals are here.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from kcoord.config.key import ConfigError
-from kcoord.config.listeners import SecurityProtocol
+from kcoord.config.listeners import SecurityProtocol, key_of_listener
 from kcoord.config.server_keys import DEFAULT_PRINCIPAL_BUILDER
 
 if TYPE_CHECKING:
     from kcoord.config.broker_config import BrokerConfig
 
 _PRINCIPAL_BUILDER = "principal.builder.class"
-_OF_A_LISTENER = re.compile(r"listener\.name\.[^.]*\." + re.escape(_PRINCIPAL_BUILDER))
 
 
 def check_security(config: BrokerConfig) -> None:
@@ -36,7 +34,7 @@ def check_security(config: BrokerConfig) -> None:
             )
     _check_principal_builder(_PRINCIPAL_BUILDER, config.principal_builder_class)
     for name, value in {**config.explicit, **config.dynamic}.items():
-        if _OF_A_LISTENER.fullmatch(name):
+        if key_of_listener(name) == _PRINCIPAL_BUILDER:
             _check_principal_builder(name, value)
 
 

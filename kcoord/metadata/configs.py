@@ -23,6 +23,7 @@ from kcoord.config import (
     check_topic_configs,
     value_to_string,
 )
+from kcoord.config.listener_keys import broker_key, is_for_one_broker
 from kcoord.config.topic_config import topic_default
 from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult
 from kcoord.metadata import image as image_module
@@ -119,7 +120,7 @@ def _check_request(is_repeated: bool, changes: Sequence[Change]) -> None:
         if operation not in AlterOperation.__members__.values():
             raise KafkaError(Errors.INVALID_REQUEST, f"There is no operation {operation} on configs.")
         if value is None and operation != AlterOperation.DELETE:
-            raise KafkaError(Errors.INVALID_REQUEST, f"A value is needed for {name}.")
+            raise KafkaError(Errors.INVALID_REQUEST, f"Null value not supported for : {name}")
 
 
 def _check_resource(image: MetadataImage, config: BrokerConfig, kind: int, name: str) -> None:
@@ -146,9 +147,11 @@ def _check_broker_name(image: MetadataImage, config: BrokerConfig, name: str) ->
     if name == ALL_BROKERS:
         return
     if not name.isascii() or not name.isdecimal():
-        raise KafkaError(Errors.INVALID_REQUEST, f"A broker is named by its number, not by {name!r}.")
+        raise KafkaError(Errors.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}")
     if int(name) != config.node_id and int(name) not in image.brokers:
-        raise KafkaError(Errors.INVALID_REQUEST, f"There is no broker {name} here, this is {config.node_id}.")
+        raise KafkaError(
+            Errors.INVALID_REQUEST, f"Unexpected broker id, expected {config.node_id}, but received {name}"
+        )
 
 
 def _apply(config: BrokerConfig, kind: int, old: Mapping[str, str], changes: Sequence[Change]) -> dict[str, str]:
@@ -171,7 +174,8 @@ def _changed_list(
 ) -> str:
     key = _keys_of(kind).get(name)
     if key is None or key.type is not ConfigType.LIST:
-        raise KafkaError(Errors.INVALID_CONFIG, f"{operation.name} needs a list, and {name} is none.")
+        word = operation.name.lower()
+        raise KafkaError(Errors.INVALID_CONFIG, f"Config value {word} is not allowed for config key: {name}")
     entries = _entries(_default(config, kind, key) if old is None else old)
     given = _entries(value)
     if operation is AlterOperation.APPEND:
@@ -226,13 +230,12 @@ def _check_broker_configs(
     image: MetadataImage, config: BrokerConfig, name: str, new: Mapping[str, str], changed: Sequence[str]
 ) -> None:
     """Everything that is wrong with a dynamic broker config is INVALID_REQUEST, as observed in Kafka 4.3.1."""
-    for key_name in changed:
-        _check_update_mode(key_name, name)
+    _check_update_modes(name, changed)
     others = image.broker_configs() if name != ALL_BROKERS else image.broker_configs(config.node_id)
     effective = {**new, **others} if name == ALL_BROKERS else {**others, **new}
     try:
         for key_name, text in new.items():
-            key = BROKER_KEYS.get(key_name)
+            key = broker_key(key_name)
             if key is not None:
                 key.parse(text)
         config.with_dynamic(effective)
@@ -240,13 +243,20 @@ def _check_broker_configs(
         raise KafkaError(Errors.INVALID_REQUEST, str(error)) from None
 
 
-def _check_update_mode(key_name: str, broker_name: str) -> None:
-    key = BROKER_KEYS.get(key_name)
-    if key is None:
-        return
-    if key.update_mode is UpdateMode.READ_ONLY:
-        raise KafkaError(Errors.INVALID_REQUEST, f"{key_name} cannot be changed while the broker runs.")
-    if key_name.startswith("ssl."):
-        raise KafkaError(Errors.INVALID_REQUEST, f"{key_name} can only be changed for one listener.")
-    if key.update_mode is UpdateMode.PER_BROKER and broker_name == ALL_BROKERS:
-        raise KafkaError(Errors.INVALID_REQUEST, f"{key_name} can only be changed for one broker.")
+def _check_update_modes(broker_name: str, changed: Sequence[str]) -> None:
+    """Which keys may be changed while a broker runs, and for whom; the texts are those of Kafka 4.3.1."""
+    keys = [key for name in changed if (key := BROKER_KEYS.get(name)) is not None]
+    _refuse("Cannot update these configs dynamically", [key.name for key in keys if not key.dynamic])
+    _refuse(
+        "These security configs can be dynamically updated only per-listener using the listener prefix",
+        [key.name for key in keys if key.name.startswith("ssl.")],
+    )
+    if broker_name == ALL_BROKERS:
+        of_one_broker = [key.name for key in keys if key.update_mode is UpdateMode.PER_BROKER]
+        of_one_broker += [name for name in changed if is_for_one_broker(name)]
+        _refuse("Cannot update these configs at default cluster level, broker id must be specified", of_one_broker)
+
+
+def _refuse(reason: str, names: Sequence[str]) -> None:
+    if names:
+        raise KafkaError(Errors.INVALID_REQUEST, f"{reason}: [{', '.join(sorted(names))}]")

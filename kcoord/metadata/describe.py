@@ -22,6 +22,8 @@ from kcoord.config import (
     TopicConfig,
     value_to_string,
 )
+from kcoord.config.listener_keys import broker_key
+from kcoord.config.listeners import key_of_listener
 from kcoord.metadata.client_metrics import CLIENT_METRICS_KEYS
 from kcoord.metadata.image import MetadataImage
 
@@ -48,7 +50,7 @@ class ConfigEntry:
     value: str | None
     source: ConfigSource
     type: int
-    doc: str
+    doc: str | None
     read_only: bool = False
     is_sensitive: bool = False
     synonyms: list[tuple[str, str | None, ConfigSource]] = field(default_factory=list)
@@ -65,6 +67,10 @@ _BROKER_CHAINS: Sequence[Sequence[str]] = (
 
 
 def _chain(name: str) -> Sequence[str]:
+    """What gives a key its value: other keys of its meaning, and for a listener's key that of all listeners."""
+    key = key_of_listener(name)
+    if key is not None:
+        return (name, key)
     for chain in _BROKER_CHAINS:
         if name in chain:
             return chain[chain.index(name) :]
@@ -85,14 +91,16 @@ def _broker_synonyms(
     for values, source in layers:
         found += [(name, _shown(name, values[name]), source) for name in names if name in values]
     for name in names:
-        default = value_to_string(BROKER_KEYS[name].default)
+        key = BROKER_KEYS.get(name)
+        default = value_to_string(key.default) if key is not None else None
         if default is not None:
             found.append((name, _shown(name, default), ConfigSource.DEFAULT_CONFIG))
     return found
 
 
-def _shown(broker_key: str, value: str) -> str | None:
-    key = BROKER_KEYS.get(broker_key)
+def _shown(name: str, value: str) -> str | None:
+    """Nobody knows what is in a value of an unknown key, so it is treated as a secret."""
+    key = broker_key(name)
     return None if key is None or key.sensitive else value
 
 
@@ -124,40 +132,40 @@ def broker_config_entries(config: BrokerConfig, image: MetadataImage) -> list[Co
     entries = []
     dynamic = image.effective_broker_configs(config.node_id)
     for name, key in BROKER_KEYS.items():
-        if key.internal and name not in dynamic:
+        if key.internal and name not in dynamic and name not in config.explicit:
             continue
         entry = _entry(key, value_to_string(config.value(name)), _broker_synonyms(config, image, _chain(name)))
         entry.read_only = not key.dynamic
         entries.append(entry)
-    unknown = sorted(name for name in dynamic if name not in BROKER_KEYS)
-    return entries + [_unknown_entry(name, _source_of(image, config.node_id, name)) for name in unknown]
+    for name, value in sorted({**config.explicit, **dynamic}.items()):
+        if name not in BROKER_KEYS:
+            entries.append(_undefined_entry(name, value, _broker_synonyms(config, image, _chain(name))))
+    return entries
 
 
 def cluster_config_entries(image: MetadataImage) -> list[ConfigEntry]:
     """The dynamic configs of all brokers: what DescribeConfigs says of the broker named ""."""
-    source = ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
     entries = []
     for name, value in sorted(image.broker_configs().items()):
+        synonyms = [(name, _shown(name, value), ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)]
         key = BROKER_KEYS.get(name)
         if key is None:
-            entries.append(_unknown_entry(name, source))
+            entries.append(_undefined_entry(name, value, synonyms))
             continue
-        entry = _entry(key, value, [(name, _shown(name, value), source)])
+        entry = _entry(key, value, synonyms)
         entry.read_only = not key.dynamic
         entries.append(entry)
     return entries
 
 
-def _source_of(image: MetadataImage, node_id: int, name: str) -> ConfigSource:
-    if name in image.broker_configs(node_id):
-        return ConfigSource.DYNAMIC_BROKER_CONFIG
-    return ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
-
-
-def _unknown_entry(name: str, source: ConfigSource) -> ConfigEntry:
-    """Nobody knows what is in it, so it is treated as a secret."""
+def _undefined_entry(name: str, value: str, synonyms: list[tuple[str, str | None, ConfigSource]]) -> ConfigEntry:
+    """A key for one listener, or one that nobody knows: it has no documentation, as in Kafka."""
+    key = broker_key(name)
+    kind = key.type if key is not None else UNKNOWN_TYPE
+    is_sensitive = key is None or key.sensitive
+    shown = _shown(name, value)
     return ConfigEntry(
-        name, None, source, UNKNOWN_TYPE, "", read_only=True, is_sensitive=True, synonyms=[(name, None, source)]
+        name, shown, synonyms[0][2], kind, None, read_only=True, is_sensitive=is_sensitive, synonyms=synonyms
     )
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import uvloop
 
 from kcoord.config import BrokerConfig, Listener, TopicConfig
+from kcoord.config.broker_config import is_without_effect
 from kcoord.config.workers import worker_count, worker_properties
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, LoadError
@@ -264,11 +265,21 @@ class BrokerProcess:
         self._broker.image = image
         dynamic = image.effective_broker_configs(self._broker.node_id)
         if dynamic != self._dynamic_configs:
-            self._dynamic_configs = dynamic
-            self._config.apply_dynamic(dynamic)
+            self._apply_dynamic(dynamic)
         self._storage.topics.on_metadata_update(image, self.now_ms())
         self._publish_to_groups(image)
         self._publish_to_transactions(image)
+
+    def _apply_dynamic(self, dynamic: Mapping[str, str]) -> None:
+        """Most keys are read whenever they are needed. What is made of them once is made anew."""
+        changed = [name for name, value in dynamic.items() if self._dynamic_configs.get(name) != value]
+        ignored = sorted(filter(is_without_effect, changed))
+        if ignored:
+            _logger.info("Dynamic configs that were accepted, but are without effect: %s", ", ".join(ignored))
+        self._dynamic_configs = dynamic
+        self._config.apply_dynamic(dynamic)
+        # For new connections: whether clients may push metrics.
+        self._broker.apis = build_api_table(self._config)
 
     def _publish_to_groups(self, image: MetadataImage) -> None:
         to_load = self._groups.follow(image.topics.get(GROUP_METADATA_TOPIC), self._broker.node_id)

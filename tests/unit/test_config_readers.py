@@ -139,6 +139,25 @@ def test_a_key_without_effect_is_read_by_nothing() -> None:
     assert (broker_keys, topic_keys) == ([], [])
 
 
+def kept_from_the_start(sources: Sources) -> set[str]:
+    """Attributes of configurations that objects read when they are made."""
+    return {
+        name
+        for source in sources.values()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+        for part in ast.walk(node)
+        for name in attributes_of(part, CONFIGS)
+    }
+
+
+def test_dynamic_keys_are_read_when_they_are_needed() -> None:
+    """What an object keeps from its making does not change while the broker runs."""
+    kept = kept_from_the_start(sources_of_the_broker())
+    assert "socket_request_max_bytes" in kept
+    assert [name for name, key in BROKER_KEYS.items() if key.dynamic and key.honoured and key.attribute in kept] == []
+
+
 def test_tiered_storage_is_refused() -> None:
     for name in REFUSED_TOPIC_KEYS:
         with pytest.raises(ConfigError, match=name):

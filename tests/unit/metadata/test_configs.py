@@ -171,6 +171,74 @@ def test_errors(cluster: Cluster, kind: int, name: str, change: Change, expected
     assert error(cluster, kind, name, change) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("1", [("num.partitions", SET, "5")], "Cannot update these configs dynamically: [num.partitions]"),
+        ("", [("num.partitions", SET, "x")], "Cannot update these configs dynamically: [num.partitions]"),
+        (
+            "1",
+            [("num.partitions", SET, "5"), ("node.id", SET, "5"), ("log.cleaner.threads", SET, "2")],
+            "Cannot update these configs dynamically: [node.id, num.partitions]",
+        ),
+        (
+            "1",
+            [("ssl.keystore.location", SET, "/x")],
+            "These security configs can be dynamically updated only per-listener using the listener prefix: "
+            "[ssl.keystore.location]",
+        ),
+        (
+            "",
+            [("sasl.jaas.config", SET, "x"), ("listener.name.internal.ssl.keystore.location", SET, "/y")],
+            "Cannot update these configs at default cluster level, broker id must be specified: "
+            "[listener.name.internal.ssl.keystore.location, sasl.jaas.config]",
+        ),
+        ("1", [("num.partitions", APPEND, "5")], "Config value append is not allowed for config key: num.partitions"),
+        ("", [("log.cleaner.threads", SET, None)], "Null value not supported for : log.cleaner.threads"),
+        ("2", [("log.cleaner.threads", SET, "2")], "Unexpected broker id, expected 1, but received 2"),
+        ("x", [("log.cleaner.threads", SET, "2")], "Node id must be an integer, but it is: x"),
+    ],
+)
+def test_refusals_of_broker_keys_are_those_of_kafka(
+    cluster: Cluster, name: str, changes: list[Change], expected: str
+) -> None:
+    before = cluster.image
+    (answer,) = alter(cluster, (BROKER, name, changes))
+    assert answer.error_message == expected
+    assert cluster.image is before
+
+
+def test_replacing_configs_of_a_broker_is_refused_in_the_same_way(cluster: Cluster) -> None:
+    (answer,) = replace(cluster, (BROKER, "", {"num.partitions": "5", "log.cleaner.threads": "2"}))
+    assert answer.error_code == Errors.INVALID_REQUEST
+    assert answer.error_message == "Cannot update these configs dynamically: [num.partitions]"
+
+
+LISTENER = "listener.name.internal."
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "expected"),
+    [
+        ("1", "ssl.keystore.location", "/y", Errors.NONE),
+        ("1", "ssl.keystore.password", "secret", Errors.NONE),
+        ("1", "plain.sasl.jaas.config", "x required;", Errors.NONE),
+        ("1", "max.connections", "5", Errors.NONE),
+        ("", "max.connections", "5", Errors.NONE),
+        ("1", "max.connections", "x", Errors.INVALID_REQUEST),
+        ("", "ssl.keystore.location", "/y", Errors.INVALID_REQUEST),
+        ("1", "num.partitions", "5", Errors.NONE),
+        ("1", "no.such.key", "5", Errors.NONE),
+        ("1", "principal.builder.class", "org.example.Names", Errors.INVALID_REQUEST),
+    ],
+)
+def test_keys_for_one_listener_are_kept(cluster: Cluster, name: str, key: str, value: str, expected: Errors) -> None:
+    """As Kafka 4.3.1 does; it would load the principal builder, which is refused here."""
+    assert error(cluster, BROKER, name, (LISTENER + key, SET, value)) == expected
+    kept = cluster.image.broker_configs(int(name)) if name else cluster.image.broker_configs()
+    assert kept == ({} if expected else {LISTENER + key: value})
+
+
 def test_a_refused_group_value_names_both_keys(cluster: Cluster) -> None:
     (answer,) = alter(cluster, (GROUP, "g", [("consumer.session.timeout.ms", SET, "1")]))
     assert answer.error_message is not None

@@ -85,6 +85,62 @@ def test_broker_keys() -> None:
     assert found["its.own"].source == ConfigSource.DYNAMIC_BROKER_CONFIG
 
 
+def test_keys_for_one_listener_and_keys_of_plugins() -> None:
+    """The same keys and values were described so by Kafka 4.3.1."""
+    config = BrokerConfig.from_properties(
+        {
+            "listener.name.internal.ssl.keystore.location": "/x",
+            "listener.name.internal.ssl.keystore.password": "pw",
+            "some.plugins.key": "5",
+            "num.partitions": "1",
+        }
+    )
+    image = image_with(
+        (4, "1", "listener.name.internal.ssl.keystore.location", "/y"),
+        (4, "1", "listener.name.internal.max.connections", "5"),
+        (4, "", "listener.name.internal.max.connections", "6"),
+        (4, "1", "listener.name.internal.num.partitions", "5"),
+        (4, "1", "listener.name.internal.plain.sasl.jaas.config", "x required;"),
+        (4, "1", "sasl.jaas.config", "x required;"),
+        (4, "1", "listener.name.internal.no.such.key", "5"),
+    )
+    config.apply_dynamic(image.effective_broker_configs(1))
+    found = by_name(describe.broker_config_entries(config, image))
+
+    def shown(name: str) -> tuple[object, ...]:
+        entry = found[name]
+        assert entry.read_only
+        assert entry.doc is None
+        return entry.value, entry.is_sensitive, entry.type, entry.source, entry.synonyms
+
+    prefix = "listener.name.internal."
+    location, password = prefix + "ssl.keystore.location", prefix + "ssl.keystore.password"
+    assert shown(location) == ("/y", False, 2, 2, [(location, "/y", 2), (location, "/x", 4)])
+    assert shown(password) == (None, True, 9, 4, [(password, None, 4)])
+    connections, partitions = prefix + "max.connections", prefix + "num.partitions"
+    assert shown(connections) == (
+        "5",
+        False,
+        3,
+        2,
+        [(connections, "5", 2), (connections, "6", 3), ("max.connections", "20000", 5)],
+    )
+    assert shown(partitions) == (
+        "5",
+        False,
+        3,
+        2,
+        [(partitions, "5", 2), ("num.partitions", "1", 4), ("num.partitions", "1", 5)],
+    )
+    jaas, unknown = prefix + "plain.sasl.jaas.config", prefix + "no.such.key"
+    assert shown(jaas) == (None, True, 9, 2, [(jaas, None, 2), ("sasl.jaas.config", None, 2)])
+    assert shown(unknown) == (None, True, 0, 2, [(unknown, None, 2)])
+    assert shown("some.plugins.key") == (None, True, 0, 4, [("some.plugins.key", None, 4)])
+    (cluster_wide,) = describe.cluster_config_entries(image)
+    assert (cluster_wide.name, cluster_wide.value, cluster_wide.read_only) == (connections, "6", True)
+    assert cluster_wide.synonyms == [(connections, "6", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)]
+
+
 def test_cluster_wide_dynamic_configs() -> None:
     image = image_with((4, "", "log.retention.ms", "6"), (4, "", "nope.nope", "x"), (4, "1", "log.retention.ms", "5"))
     retention, unknown = describe.cluster_config_entries(image)

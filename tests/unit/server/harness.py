@@ -65,7 +65,12 @@ class Harness:
         self.runtime = CoordinatorRuntime(self._new_shard, CoordinatorSerde())
         logs = ShardLogs("__consumer_offsets", self._open_log, self._has_log, self.file_system)
         self.groups = LocalGroupService(
-            self.runtime, logs, self, configured_shards=SHARDS, background_threads=1, write_timeout_ms=5000
+            self.runtime,
+            logs,
+            self,
+            configured_shards=SHARDS,
+            background_threads=1,
+            write_timeout_ms=self.config.offsets_commit_timeout_ms,
         )
         self.worker.add(self.groups.driver)
         self.broker = Broker(

@@ -20,7 +20,7 @@ from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, keep_nothing, no_fault
 from kcoord.storage.recovery import Recovery
 from kcoord.storage.segment import LogConfig
-from protocol.errors import Errors
+from protocol.errors import Errors, KafkaError
 from protocol.messages import ConsumerGroupHeartbeatRequest
 from tests.storage.support import batch
 
@@ -176,6 +176,39 @@ async def test_d12_a_slow_disk_fences_nobody(broker: Harness) -> None:
     released.set()
     assert errors_of(await asyncio.wait_for(waiting, 5)) == {"t3": {0: 0}}
     assert (await broker.call(beat, 1)).error_code == 0
+
+
+async def test_who_waits_longer_than_offsets_commit_timeout_ms_is_told_so(broker: Harness) -> None:
+    """With the error of Kafka 4.3.1. What was asked for happens all the same when the disk comes back."""
+    released, begun = threading.Event(), threading.Event()
+
+    def stall(operation: Operation) -> None:
+        if operation.kind == "datasync":
+            begun.set()
+            assert released.wait(10)
+
+    memory(broker).fault = stall
+    waiting = broker.send(commit(GROUP, ("t3", {0: 7})), 9)
+    joining = broker.send(join(GROUP + "-members"), 1)
+    assert asyncio.isfuture(waiting)
+    assert asyncio.isfuture(joining)
+    await asyncio.sleep(0)
+    assert await asyncio.get_running_loop().run_in_executor(None, begun.wait, 5)
+    broker.groups.tick()
+    broker.now += broker.config.offsets_commit_timeout_ms - 1
+    broker.groups.tick()
+    assert not waiting.done()
+    broker.now += 1
+    broker.groups.tick()
+    with pytest.raises(KafkaError) as caught:
+        await asyncio.wait_for(waiting, 5)
+    assert caught.value.error == Errors.COORDINATOR_NOT_AVAILABLE
+    with pytest.raises(KafkaError):
+        await asyncio.wait_for(joining, 5)
+    memory(broker).fault = no_fault
+    released.set()
+    assert await fetched(broker) == {0: 7}
+    assert await put(broker, 8) == 0
 
 
 async def test_d14_a_disk_that_is_full_when_offsets_expire(broker: Harness) -> None:
