@@ -20,7 +20,7 @@ from kcoord.pipeline.keys import OFFSET_TYPES, KeyColumns
 from kcoord.pipeline.offset_values import OffsetValues
 from kcoord.pipeline.record_split import Split
 from kcoord.pipeline.schemas import RECORDS
-from kcoord.pipeline.transactions import NEVER, Resolution
+from kcoord.pipeline.transactions import NEVER, OWN, Resolution
 from protocol.batch_header import LOG_APPEND_TIME_BIT
 from protocol.control_records import ControlRecordType
 from protocol.errors import CorruptBatchError
@@ -114,8 +114,19 @@ class Chunk:
     @property
     def effective(self) -> Ints:
         """The log offset from which each record counts, superseded or not; NEVER where it does not."""
-        found = self.resolution.effective_offset[self.records.batch]
-        return np.where(found < 0, self.records.offset, found)
+        return np.where(self._waits, self.resolution.effective_offset[self.records.batch], self.records.offset)
+
+    @property
+    def marker_timestamp_ms(self) -> Ints:
+        """When the marker was written from which each record counts; -1 where it waits for none, or never counts."""
+        found = self.resolution.marker_timestamp_ms[self.records.batch]
+        return np.where(self._waits & self.counts, found, -1)
+
+    @property
+    def _waits(self) -> Flags:
+        """Which records wait for the marker of their transaction: committed offsets alone do."""
+        found: Flags = self.resolution.effective_offset[self.records.batch] != OWN
+        return found & self.is_offset & ~self.is_tombstone if found.any() else found
 
     @property
     def counts(self) -> Flags:

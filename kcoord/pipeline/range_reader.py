@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kcoord.pipeline.buffers import Flags, Ints
+from kcoord.pipeline.buffers import Ints
 from kcoord.pipeline.chunk import Chunk
 from kcoord.pipeline.decode import Decoder
 from kcoord.pipeline.kernels import NUMPY, Kernels
@@ -94,13 +94,12 @@ class _Rivals:
     offset: Ints
     effective: Ints
     outcome: Ints
-    is_tombstone: Flags
 
     @classmethod
     def of(cls, chunk: Chunk) -> _Rivals:
         outcome = chunk.resolution.outcome[chunk.records.batch]
         key = np.where(chunk.is_offset, chunk.keys.numbers, -1)
-        return cls(key, chunk.records.offset, chunk.effective, outcome, chunk.is_tombstone)
+        return cls(key, chunk.records.offset, chunk.effective, outcome)
 
 
 def _find_superseded(

@@ -65,6 +65,12 @@ def _effective_offset(chunk: Chunk) -> pa.Array:
     return int_column(chunk.effective, pa.int64(), chunk.counts)
 
 
+def _marker_timestamp(chunk: Chunk) -> pa.Array:
+    if not chunk.resolution.outcome.any():
+        return pa.nulls(len(chunk), _TYPES["marker_timestamp"])
+    return timestamp_column(chunk.marker_timestamp_ms)
+
+
 def _control_type(chunk: Chunk) -> pa.Array:
     records = chunk.records
     rows = np.flatnonzero(chunk.is_control & (records.key_size >= _CONTROL_KEY_BYTES))
@@ -196,6 +202,7 @@ _COLUMNS: Final[dict[str, Callable[[Chunk], pa.Array]]] = {
     "sequence": _sequence,
     "transaction": _transaction,
     "effective_offset": _effective_offset,
+    "marker_timestamp": _marker_timestamp,
     "control_type": _control_type,
     "record_type": _record_type,
     "record_name": lambda chunk: chunk.keys.texts("record_name"),

@@ -92,6 +92,12 @@ _EFFECTIVE_OFFSET: Final = Column(
     "Log offset from which the record counts: that of the commit marker for a record of a transaction, else "
     "`log_offset`. The newest state of a key is the row with the greatest `(effective_offset, log_offset)`.",
 )
+_MARKER_TIMESTAMP: Final = Column(
+    "marker_timestamp",
+    TIMESTAMP,
+    "When the commit marker was written from which the record counts; null where the record counts from its own place "
+    "on, or never.",
+)
 _GROUP: Final = Column("group", pa.string(), "Group id.")
 _TOMBSTONE: Final = (
     Column("is_tombstone", pa.bool_(), "Whether the record deletes what its key names.", True),
@@ -204,8 +210,8 @@ _TRANSACTION: Final = Column(
     "transaction",
     pa.string(),
     "Null outside of transactions. Else what became of the record, or what a marker says: `committed`, `aborted`, "
-    "`open` (no marker yet), or `superseded` (committed, but a later commit of the same key came before the marker, "
-    "and stays).",
+    "`open` (no marker yet), or `superseded` (committed, but a later commit or a tombstone of the same key came before "
+    "the marker, and that is what counts).",
 )
 
 RECORDS: Final = Table(
@@ -227,6 +233,7 @@ RECORDS: Final = Table(
             pa.int64(),
             _EFFECTIVE_OFFSET.doc + " Null for what never counted: aborted, open, superseded, damaged.",
         ),
+        _MARKER_TIMESTAMP,
         Column(
             "control_type",
             pa.string(),
@@ -270,6 +277,7 @@ COMMITS: Final = Table(
         *_PLACE,
         _TIMESTAMP,
         Column("effective_offset", pa.int64(), _EFFECTIVE_OFFSET.doc, True),
+        _MARKER_TIMESTAMP,
         Column(
             "producer_id",
             pa.int64(),

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolves the transactions in a log partition, by whole batches: a producer's batches are decided by its next marker.
 
-Which records of committed transactions lose against a later commit of the same key is found by `superseded`.
+Which records of committed transactions lose against a later record of the same key, a commit or a tombstone, is found
+by `superseded`. Both together are the rule of `kcoord.coordinator.group.transactional_offsets` for columns; a property
+test holds the tables to what a coordinator loads.
 """
 
 from __future__ import annotations
@@ -30,17 +32,18 @@ _ENDS: Final = {int(ControlRecordType.COMMIT): COMMITTED, int(ControlRecordType.
 
 @dataclass(slots=True)
 class Resolution:
-    """A row per batch: what became of it, and the log offset from which its records count: OWN, NEVER, or that of a
-    marker.
+    """A row per batch: what became of it, the log offset from which its records count (OWN, NEVER, or that of a
+    marker), and when that marker was written, -1 without one.
     """
 
     outcome: Ints
     effective_offset: Ints
+    marker_timestamp_ms: Ints
 
     @classmethod
     def without(cls, count: int) -> Resolution:
         """No transactions."""
-        return cls(np.zeros(count, np.int64), np.full(count, OWN))
+        return cls(np.zeros(count, np.int64), np.full(count, OWN), np.full(count, -1))
 
 
 class Resolver:
@@ -65,19 +68,21 @@ class Resolver:
                 self._pending.setdefault(int(batches.producer_id[row]), []).append((resolution, row))
             elif control_type in _ENDS:
                 resolution.outcome[row] = _ENDS[control_type]
-                self._end(int(batches.producer_id[row]), _ENDS[control_type], int(batches.base_offset[row]))
+                self._end(batches, row, _ENDS[control_type])
         return resolution
 
     def look_ahead(self, batches: Batches, control_types: dict[int, int]) -> None:
         """Batches behind those that are wanted: their markers alone matter."""
         for row, control_type in control_types.items():
             if control_type in _ENDS:
-                self._end(int(batches.producer_id[row]), _ENDS[control_type], int(batches.base_offset[row]))
+                self._end(batches, row, _ENDS[control_type])
 
-    def _end(self, producer_id: int, outcome: int, marker_offset: int) -> None:
-        for resolution, row in self._pending.pop(producer_id, ()):
+    def _end(self, batches: Batches, marker: int, outcome: int) -> None:
+        for resolution, row in self._pending.pop(int(batches.producer_id[marker]), ()):
             resolution.outcome[row] = outcome
-            resolution.effective_offset[row] = marker_offset if outcome == COMMITTED else NEVER
+            if outcome == COMMITTED:
+                resolution.effective_offset[row] = batches.base_offset[marker]
+                resolution.marker_timestamp_ms[row] = batches.max_timestamp[marker]
 
 
 class OpenTransactions:
@@ -111,18 +116,17 @@ class OpenTransactions:
         )
 
 
-def superseded(keys: Ints, offset: Ints, effective: Ints, outcome: Ints, is_tombstone: Flags) -> Flags:
-    """Which records of committed transactions lost: a later record of the same key, no tombstone, counted before
-    them, or came later in the same transaction. `keys` are numbers of keys, -1 for records that are not to be
-    looked at.
+def superseded(keys: Ints, offset: Ints, effective: Ints, outcome: Ints) -> Flags:
+    """Which records of committed transactions lost: a later record of the same key counted before them, or came later
+    in the same transaction. A tombstone counts from its own place on. `keys` are numbers of keys, -1 for records that
+    are not to be looked at.
     """
     lost = np.zeros(len(keys), np.bool_)
     if not (outcome == COMMITTED).any():
         return lost
     rows = np.flatnonzero((keys >= 0) & (effective != NEVER))
     rows = rows[np.lexsort((offset[rows], keys[rows]))]
-    when = np.where(is_tombstone[rows], NEVER, effective[rows])
-    later = _least_behind(keys[rows], when)
+    later = _least_behind(keys[rows], effective[rows])
     lost[rows] = (outcome[rows] == COMMITTED) & (later <= effective[rows])
     return lost
 

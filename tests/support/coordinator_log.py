@@ -6,6 +6,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from random import Random
 from typing import NamedTuple, TypeAlias, cast
 
 from hypothesis import strategies as st
@@ -58,6 +59,10 @@ _TRANSACTIONAL = st.sampled_from(PRODUCERS)
 _GROUP_STEPS = ("classic group", "consumer group", "classic group tombstone", "consumer group tombstone")
 
 
+_KINDS = ("commit offsets", "delete offsets", "delete group", "commit", "abort", *_GROUP_STEPS)
+_WEIGHTS = (8, 2, 1, 2, 1, *[0.25] * len(_GROUP_STEPS))
+
+
 def logs(*, transactional_tombstones: bool) -> st.SearchStrategy[list[Step]]:
     """Nobody writes tombstones in transactions; a log may have them, and the coordinator has a rule for them. A cleaner
     takes them out with the rest of an aborted transaction, so logs to be cleaned have none.
@@ -72,6 +77,19 @@ def logs(*, transactional_tombstones: bool) -> st.SearchStrategy[list[Step]]:
         *[_steps(st.sampled_from(("commit", "commit", "abort")), _TRANSACTIONAL)] * 2,
     )
     return st.lists(step, min_size=10, max_size=40)
+
+
+def random_log(random: Random, length: int) -> list[Step]:
+    """A long one, in which every transaction has ended in the end."""
+    steps = []
+    for _ in range(length):
+        what = random.choices(_KINDS, _WEIGHTS)[0]
+        producer_id = NO_PRODUCER
+        if what in ("commit", "abort") or (what == "commit offsets" and random.random() < 0.75):
+            producer_id = random.choice(PRODUCERS)
+        group, partition = random.choice(_GROUPS), random.randrange(PARTITIONS)
+        steps.append(Step(what, group, partition, producer_id, random.randint(1, PARTITIONS)))
+    return steps + [Step("commit", producer_id=producer_id) for producer_id in PRODUCERS]
 
 
 def batches_of(steps: Iterable[Step]) -> list[bytes]:

@@ -27,7 +27,8 @@ KEY = ("group", "topic", "partition")
 def build(new: DataFrame, records: DataFrame, history: DataFrame, settings: Settings) -> DataFrame:
     """Rows of `commits` for the records in `new`. `records` are all of bronze, `history` the commits before."""
     rows = new.where("`kind` = 'offset' AND effective_offset IS NOT NULL AND `group` IS NOT NULL")
-    rows = _with_effective_timestamp(rows, records)
+    # The marker may lie in a later micro-batch than the records of its transaction, but each of them has its time.
+    rows = rows.withColumn("effective_timestamp", F.coalesce("marker_timestamp", "timestamp"))
     rows = with_incarnation(rows, group_ends(records))
     reasons = _inferred(rows, records, history, settings)
     place = ["log_partition", "log_offset"]
@@ -39,15 +40,6 @@ def build(new: DataFrame, records: DataFrame, history: DataFrame, settings: Sett
             F.when(~F.col("is_tombstone"), "commit").otherwise(F.coalesce("tombstone_reason", "inferred_reason")),
         ).withColumn("reason_source", F.when(recorded, "recorded").otherwise("inferred"))
     )
-
-
-def _with_effective_timestamp(rows: DataFrame, records: DataFrame) -> DataFrame:
-    """The time of the marker for rows of a transaction, else their own."""
-    markers = records.where("`kind` = 'control'").select(
-        "log_partition", F.col("log_offset").alias("effective_offset"), F.col("timestamp").alias("marker_timestamp")
-    )
-    joined = rows.join(F.broadcast(markers), ["log_partition", "effective_offset"], "left")
-    return joined.withColumn("effective_timestamp", F.coalesce("marker_timestamp", "timestamp"))
 
 
 def _inferred(rows: DataFrame, records: DataFrame, history: DataFrame, settings: Settings) -> DataFrame:

@@ -32,7 +32,7 @@ FACTS: Final = "log_partition int, rows bigint, group_offset bigint, newest_ms b
 """What a worker tells: how many rows of a log partition it wrote, the log offset of the last group record and the
 newest time among them."""
 _NEARLY_UNIQUE: Final = frozenset(
-    {"log_offset", "effective_offset", "timestamp", "commit_timestamp", "committed_offset", "value"}
+    {"log_offset", "effective_offset", "timestamp", "marker_timestamp", "commit_timestamp", "committed_offset", "value"}
 )
 _DICTIONARIES: Final = [each.name for each in RECORDS.columns if each.name not in _NEARLY_UNIQUE]
 _DICTIONARY_BYTES: Final = 4 << 20

@@ -84,7 +84,9 @@ def second_half(log: MadeLog, other: MadeLog) -> None:
     log.generation("classic", 3, {}, 30)
     for number, at in enumerate((30, 32, 34, 36, 38, 60, 100, 101, 102, 103, 104), 1):
         other.epoch("storm", number, at, epoch_reason="join" if number == 1 else "metadata")
-    other.commit("tx", 0, 50, 35, producer_id=7, transaction="committed", effective_offset=len(other.rows) + 1)
+    marker_offset = len(other.rows) + 1
+    committed = other.commit("tx", 0, 50, 35, producer_id=7, transaction="committed", effective_offset=marker_offset)
+    other.rows[committed]["marker_timestamp"] = moment(45)
     other.marker(7, 45)
     other.commit("tx", 0, 60, 50, producer_id=7, transaction="aborted", effective_offset=None)
     other.marker(7, 55, "abort")

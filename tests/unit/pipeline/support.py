@@ -17,6 +17,7 @@ from kcoord.pipeline.schemas import TABLES
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.log import Log
 from kcoord.storage.segment import LogConfig
+from tests.storage.cleaning import clean
 from tests.support.offsets_sample import Row
 
 NOW_MS = 1_795_000_000_000
@@ -65,6 +66,12 @@ class LogWriter:
         offset = self.end_offset if at is None else at
         self._log.append(offset.to_bytes(8, "big") + batch[8:], now_ms=NOW_MS)
         return offset
+
+    def clean(self, stable_offset: int) -> None:
+        """Two passes of the cleaner over all but the last segment: the second takes tombstones out."""
+        self._log.roll(NOW_MS)
+        for now_ms in (NOW_MS, NOW_MS + 10**9):
+            clean(self._log, RealFileSystem(), stable_offset=stable_offset, now_ms=now_ms)
 
     def close(self) -> None:
         self._log.flush()

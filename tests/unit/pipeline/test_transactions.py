@@ -1,90 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transactions are resolved as the coordinator does it: against the resolver that `kcoord log import` uses."""
+"""Transactions are resolved as the coordinator does it: the tables are held to what a shard has that loads the log."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcoord.logtools.transactions import TransactionResolver
 from kcoord.pipeline.log_files import folders_at
 from kcoord.pipeline.tail import LogTail
-from protocol.control_records import ControlRecordType, end_txn_marker
-from protocol.record_batch import Record, encode_batch, encode_control_batch
-from tests.unit.logtools.support import commit_record, commit_tombstone
+from protocol.record_batch import decode_header
+from tests.support.coordinator_log import OffsetOf, Step, batches_of, logs, offsets_of, replayed
+from tests.support.offsets_sample import Row
 from tests.unit.pipeline.support import NOW_MS, LogWriter, range_rows, table_rows
 
-PRODUCERS = (7, 8, 9)
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("write"), st.integers(0, 3), st.sampled_from((-1, *PRODUCERS)), st.integers(1, 3)),
-        st.tuples(st.just("delete"), st.integers(0, 3), st.just(-1), st.just(1)),
-        st.tuples(st.sampled_from(["commit", "abort"]), st.just(0), st.sampled_from(PRODUCERS), st.just(1)),
-    ),
-    min_size=1,
-    max_size=30,
-)
+
+def write(folder: str, batches: Iterable[bytes]) -> None:
+    writer = LogWriter(Path(folder), segment_bytes=4096)
+    for batch in batches:
+        writer.append(batch)
+    writer.close()
 
 
-def batch_of(step: str, partition: int, producer: int, count: int, number: int) -> bytes:
-    if step in ("commit", "abort"):
-        kind = ControlRecordType.COMMIT if step == "commit" else ControlRecordType.ABORT
-        return encode_control_batch(kind, end_txn_marker(0), timestamp_ms=NOW_MS + number, producer_id=producer)
-    if step == "delete":
-        return encode_batch([commit_tombstone("g", "t", partition)])
-    records = [commit_record("g", "t", (partition + each) % 4, 100 * number + each, NOW_MS) for each in range(count)]
-    in_transaction = {"producer_id": producer, "producer_epoch": 0, "is_transactional": True} if producer >= 0 else {}
-    return encode_batch(records, **in_transaction)  # type: ignore[arg-type]
+def state_of(rows: Iterable[Row]) -> dict[OffsetOf, object]:
+    """What a reader of `commits` ends with, who takes the newest row of each key as the documentation says."""
+    in_order = sorted(rows, key=lambda row: (row["effective_offset"], row["log_offset"]))
+    newest = {_key(row): row for row in in_order}
+    return {key: row["committed_offset"] for key, row in newest.items() if not row["is_tombstone"]}
 
 
-def applied_in_order(batches: list[bytes]) -> list[Record]:
-    """What the coordinator applies, in the order in which it does; the records of one transaction in any order."""
-    resolver = TransactionResolver()
-    return [record for batch in batches for record in resolver.feed(batch)]
+def _key(row: Row) -> OffsetOf:
+    return str(row["group"]), str(row["topic"]), int(str(row["partition"]))
+
+
+def stable_offset(batches: Iterable[bytes]) -> int:
+    """Where the first transaction begins that is open at the end."""
+    begun: dict[int, int] = {}
+    end = 0
+    for header in map(decode_header, batches):
+        end = header.next_offset
+        if header.is_control:
+            begun.pop(header.producer_id, None)
+        elif header.is_transactional:
+            begun.setdefault(header.producer_id, header.base_offset)
+    return min(begun.values(), default=end)
+
+
+def _counts_from(row: Row) -> datetime:
+    found = row["marker_timestamp"] or row["timestamp"]
+    assert isinstance(found, datetime)
+    return found
 
 
 @settings(max_examples=40)
-@given(steps=STEPS, split_bytes=st.sampled_from(["4096", "1000000"]))
-def test_commits_are_those_that_the_coordinator_applies(
-    steps: list[tuple[str, int, int, int]], split_bytes: str
-) -> None:
+@given(steps=logs(transactional_tombstones=True), split_bytes=st.sampled_from(["4096", "1000000"]))
+def test_commits_and_current_offsets_are_those_of_the_coordinator(steps: list[Step], split_bytes: str) -> None:
+    batches = batches_of(steps)
+    offsets = offsets_of(replayed(batches))
     with tempfile.TemporaryDirectory() as folder:
-        writer = LogWriter(Path(folder), segment_bytes=4096)
-        batches = []
-        for number, step in enumerate(steps):
-            batch = batch_of(*step, number)
-            offset = writer.append(batch)
-            batches.append(offset.to_bytes(8, "big") + batch[8:])
+        write(folder, batches)
+        assert state_of(table_rows(folder, "commits", splitBytes=split_bytes)) == offsets
+        current = table_rows(folder, "current_offsets", splitBytes=split_bytes)
+        assert {_key(row): row["committed_offset"] for row in current} == offsets
+
+
+@settings(max_examples=60)
+@given(steps=logs(transactional_tombstones=True))
+def test_commits_up_to_any_place_are_what_the_coordinator_had_there(steps: list[Step]) -> None:
+    """So is the state as of a moment: a batch of these logs is written every millisecond."""
+    batches = batches_of(steps)
+    with tempfile.TemporaryDirectory() as folder:
+        write(folder, batches)
+        rows = table_rows(folder, "commits")
+    for count in range(1, len(batches) + 1):
+        end = decode_header(batches[count - 1]).next_offset
+        offsets = offsets_of(replayed(batches[:count]))
+        assert state_of(row for row in rows if int(str(row["effective_offset"])) < end) == offsets
+        moment = datetime.fromtimestamp(NOW_MS / 1000, UTC) + timedelta(milliseconds=count - 1)
+        assert state_of(row for row in rows if _counts_from(row) <= moment) == offsets
+
+
+@settings(max_examples=20)
+@given(steps=logs(transactional_tombstones=False))
+def test_a_cleaned_log_gives_the_same_current_offsets(steps: list[Step]) -> None:
+    """Superseded records go, and tombstones with them."""
+    batches = batches_of(steps)
+    offsets = offsets_of(replayed(batches))
+    with tempfile.TemporaryDirectory() as folder:
+        writer = LogWriter(Path(folder), segment_bytes=300)
+        for batch in batches:
+            writer.append(batch)
+        writer.clean(stable_offset(batches))
         writer.close()
-        rows = table_rows(folder, "commits", splitBytes=split_bytes)
         current = table_rows(folder, "current_offsets")
-        expected = applied_in_order(batches)
-        assert [row["log_offset"] for row in rows] == sorted(record.offset for record in expected)
-        in_order = sorted(rows, key=lambda row: (row["effective_offset"], row["log_offset"]))
-        newest = {row["partition"]: row for row in in_order}
-        state = {record.key: record for record in expected}
-        kept = {record.offset for record in state.values() if record.value is not None}
-        assert {row["log_offset"] for row in newest.values() if not row["is_tombstone"]} == kept
-        assert {row["log_offset"] for row in current} == kept
+        assert {_key(row): row["committed_offset"] for row in current} == offsets
 
 
 @settings(max_examples=40)
-@given(steps=STEPS, ends=st.lists(st.integers(0, 30), max_size=4))
-def test_stable_ranges_of_a_stream_give_the_same_commits(
-    steps: list[tuple[str, int, int, int]], ends: list[int]
-) -> None:
+@given(steps=logs(transactional_tombstones=True), ends=st.lists(st.integers(0, 40), max_size=4))
+def test_stable_ranges_of_a_stream_give_the_same_commits(steps: list[Step], ends: list[int]) -> None:
     """Read to the stable offset after every few steps: nothing twice, nothing that a later range would correct."""
+    batches = batches_of(steps)
     with tempfile.TemporaryDirectory() as folder:
         writer = LogWriter(Path(folder), segment_bytes=4096)
         tail = LogTail(folders_at([folder], "__consumer_offsets")[0], 0, is_read_committed=True, abandoned_ms=10**9)
         stable = [0]
-        for number, step in enumerate(steps):
-            writer.append(batch_of(*step, number))
-            if number in ends or number == len(steps) - 1:
+        for number, batch in enumerate(batches):
+            writer.append(batch)
+            if number in ends or number == len(batches) - 1:
                 tail.advance(1 << 20)
                 stable.append(tail.stable_offset)
         writer.close()
@@ -95,3 +123,16 @@ def test_stable_ranges_of_a_stream_give_the_same_commits(
             pieces += range_rows(folder, start, end)
         assert pieces == whole
         assert all(row["transaction"] != "open" for row in whole)
+
+
+def test_a_tombstone_between_a_commit_and_its_marker_wins() -> None:
+    steps = [
+        Step("commit offsets", producer_id=7),
+        Step("delete offsets"),
+        Step("commit", producer_id=7),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        write(folder, batches_of(steps))
+        outcomes = [(row["transaction"], row["effective_offset"]) for row in table_rows(folder)]
+        assert outcomes == [("superseded", None), (None, 1), ("committed", 2)]
+        assert table_rows(folder, "current_offsets") == []

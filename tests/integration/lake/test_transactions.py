@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transactions and deletions in a lake that grows: its tables are held to what a coordinator loads from the log."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+from pyspark.sql import SparkSession
+
+from kcoord.pipeline.lake.asof import snapshot
+from kcoord.pipeline.lake.ingest import ingest
+from kcoord.pipeline.lake.jobs import Jobs
+from kcoord.pipeline.lake.settings import Settings
+from kcoord.pipeline.lake.storage import Lake
+from tests.support.coordinator_log import Step, batches_of, offsets_of, random_log, replayed
+from tests.support.offsets_sample import committed_offsets
+from tests.support.spark import unless_too_busy
+from tests.unit.pipeline.support import NOW_MS, LogWriter
+
+BEGIN = datetime.fromtimestamp(NOW_MS / 1000, UTC)
+
+
+def grown(spark: SparkSession, folder: Path, batches: list[bytes], *ends: int) -> Lake:
+    """A lake that has read the log, and made its tables, at each of these numbers of batches and at the end."""
+    lake = Lake(spark, str(folder / "lake"))
+    writer = LogWriter(folder / "log")
+    for begin, end in pairwise((0, *ends, len(batches))):
+        for batch in batches[begin:end]:
+            writer.append(batch)
+        unless_too_busy(lambda: ingest(lake, str(folder / "log")).awaitTermination())
+        Jobs(lake, Settings()).run("current")
+    writer.close()
+    return lake
+
+
+def check_as_of(lake: Lake, batches: list[bytes], *counts: int) -> None:
+    """A batch of these logs is written every millisecond."""
+    jobs = Jobs(lake, Settings())
+    for count in counts:
+        found = snapshot(lake, jobs, BEGIN + timedelta(milliseconds=count - 1))
+        assert committed_offsets(found.offsets.collect()) == offsets_of(replayed(batches[:count])), count
+
+
+def test_a_lake_that_grows_has_the_offsets_of_the_coordinator(spark: SparkSession, tmp_path: Path) -> None:
+    batches = batches_of(random_log(Random(16), 120))
+    lake = grown(spark, tmp_path, batches, 40, 80)
+    assert committed_offsets(lake.read("current_offsets").collect()) == offsets_of(replayed(batches))
+    check_as_of(lake, batches, 39, 41, 60, 79, 81, 100, len(batches))
+
+
+def test_a_marker_that_the_lake_has_not_read_yet_says_when_its_commits_count(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The first part is read up to where the transaction of producer 8 begins, behind which the marker of 7 lies."""
+    steps = [
+        Step("commit offsets", producer_id=7),
+        Step("commit offsets", "h", producer_id=8),
+        Step("commit", producer_id=7),
+        Step("commit", producer_id=8),
+    ]
+    batches = batches_of(steps)
+    lake = grown(spark, tmp_path, batches, 3)
+    check_as_of(lake, batches, 1, 2, 3, 4)
