@@ -21,6 +21,8 @@ class TopicDelta:
     """Deleted, or made again under another id: what was known of them is void. Sorted."""
     come_or_gone: bool
     """Whether there are other topic names than before."""
+    racks_changed: bool
+    """Whether brokers have other racks than before."""
 
     @classmethod
     def between(cls, old: MetadataImage, new: MetadataImage) -> TopicDelta:
@@ -30,4 +32,5 @@ class TopicDelta:
         deleted = before.keys() - new.topics.keys()
         made_again = {name for name in changed if name in before and before[name].id != new.topics[name].id}
         come_or_gone = bool(deleted) or not changed <= before.keys()
-        return cls(old, new, frozenset(changed | deleted), sorted(deleted | made_again), come_or_gone)
+        racks_changed = old.racks != new.racks
+        return cls(old, new, frozenset(changed | deleted), sorted(deleted | made_again), come_or_gone, racks_changed)

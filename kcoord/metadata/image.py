@@ -55,6 +55,8 @@ class TopicImage:
     id: bytes
     partitions: list[PartitionImage]
     """`partitions[i]` is partition i."""
+    hashed: tuple[Mapping[int, str], int] | None = field(default=None, compare=False, repr=False)
+    """The racks and the digest that `topic_hash` computed last. It stays with a copy whose digest is the same."""
 
     @property
     def internal(self) -> bool:
@@ -112,6 +114,11 @@ class MetadataImage:
     def effective_broker_configs(self, node_id: int) -> Mapping[str, str]:
         """The dynamic configs that apply to a broker: its own over those of all brokers."""
         return {**self.broker_configs(), **self.broker_configs(node_id)}
+
+    @property
+    def racks(self) -> Mapping[int, str]:
+        """The racks of the brokers that have one, by broker id."""
+        return {broker_id: broker.rack for broker_id, broker in self.brokers.items() if broker.rack is not None}
 
     def alive_brokers(self) -> frozenset[int]:
         """The brokers that are in service."""
@@ -228,7 +235,7 @@ class ImageBuilder:
         if topic is None or topic_id in self._own_topics:
             return topic
         self._own_topics.add(topic_id)
-        copy = TopicImage(topic.name, topic.id, list(topic.partitions))
+        copy = TopicImage(topic.name, topic.id, list(topic.partitions), topic.hashed)
         self._topics[topic.name] = copy
         self._topics_by_id[topic_id] = copy
         return copy
@@ -249,6 +256,7 @@ class ImageBuilder:
         )
         self._creation_time_ms = max(self._creation_time_ms, record.creation_time_ms)
         topic.partitions[record.partition_id : record.partition_id + 1] = [partition]
+        topic.hashed = None
 
     def _change_partition(self, record: PartitionChangeRecord) -> None:
         topic = self._own_topic(record.topic_id)
@@ -260,6 +268,7 @@ class ImageBuilder:
             partition.isr = list(record.isr)
         if record.replicas is not None:
             partition.replicas = list(record.replicas)
+            topic.hashed = None
         if record.directories is not None:
             partition.directories = list(record.directories)
         if record.leader != KEEP_LEADER:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Final, TypeAlias
 
 from kcoord.coordinator.group.classic.group import ClassicGroup
-from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
+from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.member import ConsumerGroupMember, MemberState
 from kcoord.coordinator.group.group import Group
 from kcoord.coordinator.group.migration import unfinished
@@ -19,6 +19,7 @@ from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
 from kcoord.coordinator.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.topic_hash import metadata_hash
 from kcoord.simulation.broker import Process, SimulatedBroker
 from kcoord.simulation.checkers import AcknowledgedCommits, TopicPartition
 from kcoord.simulation.shards import TOMBSTONES_KEPT_MS

@@ -21,12 +21,13 @@ from kcoord.coordinator.group import records
 from kcoord.coordinator.group.classic import consumer_protocol, rebalance
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
-from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
+from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.member import ClassicMemberMetadata, ConsumerGroupMember, MemberState
 from kcoord.coordinator.group.consumer.timers import cancel_member_timers, downgrade_timer, session_timer
 from kcoord.coordinator.group.group import GroupState
 from kcoord.coordinator.result import Cancel, Completion, CoordinatorResult, Schedule, TimerKey
 from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.topic_hash import metadata_hash
 from protocol.errors import Errors, KafkaError
 from protocol.messages import SyncGroupResponse
 

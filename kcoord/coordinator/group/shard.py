@@ -98,18 +98,22 @@ class GroupCoordinatorShard(ShardMembers, ShardOffsets):
     ) -> CoordinatorResult[None]:
         """Groups that depend on a changed topic look again at their next heartbeat; offsets of deleted topics go.
 
+        If brokers have other racks, all groups look again.
+
         `delta` leads to `image`; it helps where it begins at the image that this shard has.
         """
         old, self._image = self._image, image
         self.image_epoch = image.epoch
         if delta is None or delta.old is not old:
             delta = TopicDelta.between(old, image)
-        if not delta.changed:
+        if not delta.changed and not delta.racks_changed:
             return CoordinatorResult(None)
         for group in self._consumer_groups():
             if delta.come_or_gone:
                 group.regex_stale = True
-            if not group.metadata_stale and not delta.changed.isdisjoint(group.subscribed_topic_names()):
+            if delta.racks_changed or not (
+                group.metadata_stale or delta.changed.isdisjoint(group.subscribed_topic_names())
+            ):
                 group.metadata_stale = True
         return CoordinatorResult(
             None, [tombstone for topic in delta.gone for tombstone in self._deletion.of_topic(topic)]

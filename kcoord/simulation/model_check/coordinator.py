@@ -10,11 +10,11 @@ from functools import cache
 from typing import Final
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group.consumer.group import metadata_hash
 from kcoord.coordinator.group.consumer.timers import rebalance_timer, session_timer
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.result import CoordinatorRecord, OperationContext
 from kcoord.metadata.image import ImageBuilder, MetadataImage
+from kcoord.metadata.topic_hash import metadata_hash
 from kcoord.simulation.model_check.model import (
     GROUP_ID,
     NOTHING,

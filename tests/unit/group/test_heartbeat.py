@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
+from kcoord.coordinator.group import records
+from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.result import TimerKey
+from kcoord.metadata.image import BrokerImage
 from protocol.errors import Errors, KafkaError
 from tests.unit.group.group_context import GroupContext
 
@@ -520,6 +524,35 @@ def test_restart_gives_every_member_a_new_session(context: GroupContext) -> None
     assert {key.kind for key in context.timers} == {"consumer-session", "consumer-rebalance", "offsets-expiration"}
     assert context.sleep(44_999) == []
     assert len(context.sleep(1)) == 2
+
+
+def test_a_group_whose_hash_is_of_another_kind_gets_one_epoch_more(context: GroupContext) -> None:
+    """Logs and snapshots of earlier versions have another digest of the same topics."""
+    context.join("g", A, ["t6"])
+    group = context.shard.group("g")
+    assert isinstance(group, ConsumerGroup)
+    context.log.append(records.new_group_epoch_record("g", 2, 12345, group.creation_time_ms, None))
+    context.restart()
+    owned = {"t6": [0, 1, 2, 3, 4, 5]}
+    assert [context.heartbeat("g", A, epoch, owned=owned).member_epoch for epoch in (2, 3, 3)] == [3, 3, 3]
+    context.restart()
+    assert context.heartbeat("g", A, 3, owned=owned).member_epoch == 3
+
+
+def test_other_racks_of_the_replicas_are_a_new_group_epoch(context: GroupContext) -> None:
+    """KIP-1101: an assignor may place partitions by rack."""
+    context.join("g", A, ["t6"])
+    owned = {"t6": [0, 1, 2, 3, 4, 5]}
+
+    def heartbeat_with(rack: str, epoch: int) -> int:
+        broker = BrokerImage(1, 0, bytes(16), [], rack, False, [])
+        context.image = replace(context.image, epoch=context.image.epoch + 1, brokers={1: broker})
+        context.run(lambda ctx: context.shard.on_metadata_update(ctx, context.image))
+        return context.heartbeat("g", A, epoch, owned=owned).member_epoch
+
+    assert heartbeat_with("r1", 2) == 3
+    assert heartbeat_with("r1", 3) == 3
+    assert heartbeat_with("r2", 3) == 4
 
 
 def test_creation_time_is_recorded_once(context: GroupContext) -> None:

@@ -8,7 +8,6 @@ how many members subscribe to each topic name and regular expression, and which 
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass
@@ -319,22 +318,6 @@ def _owned_partitions(member: ConsumerGroupMember | None) -> Iterator[tuple[byte
         for topic_id, partitions in owned.items():
             for partition in partitions:
                 yield topic_id, partition
-
-
-def metadata_hash(image: MetadataImage, topic_names: Iterable[str]) -> int:
-    """A signed 64-bit digest of what the assignment depends on: id and partition count of each existing topic.
-
-    0 without any such topic. It is only ever compared with one of our own; a log imported from elsewhere holds other
-    digests, which costs one extra group epoch.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    found = False
-    for name in sorted(topic_names):
-        topic = image.topics.get(name)
-        if topic is not None:
-            found = True
-            digest.update(topic.id + len(topic.partitions).to_bytes(4, "big"))
-    return int.from_bytes(digest.digest(), "big", signed=True) if found else 0
 
 
 def partition_counts(image: MetadataImage, topic_names: Iterable[str]) -> Mapping[bytes, int]:

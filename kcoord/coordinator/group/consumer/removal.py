@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from kcoord.coordinator.group import records
-from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
+from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.member import (
     LEAVE_GROUP_MEMBER_EPOCH,
     LEAVE_GROUP_STATIC_MEMBER_EPOCH,
@@ -19,6 +19,7 @@ from kcoord.coordinator.group.consumer.timers import cancel_member_timers, rebal
 from kcoord.coordinator.group.records import EpochReason
 from kcoord.coordinator.result import Cancel, CoordinatorResult
 from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.topic_hash import metadata_hash
 from protocol.errors import Errors, KafkaError
 from protocol.messages import ConsumerGroupHeartbeatResponse
 

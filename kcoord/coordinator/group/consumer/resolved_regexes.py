@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from kcoord.coordinator.group import records
-from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
+from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.regex import ResolvedRegexes
 from kcoord.coordinator.result import CoordinatorResult
 from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.topic_hash import metadata_hash
 
 
 def update_resolved_regexes(

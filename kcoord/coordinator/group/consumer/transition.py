@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import records, regex
 from kcoord.coordinator.group.consumer.current_assignment import CurrentAssignmentBuilder, OwnedPartitions
-from kcoord.coordinator.group.consumer.group import ConsumerGroup, metadata_hash
+from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.member import (
     LEAVE_GROUP_STATIC_MEMBER_EPOCH,
     Assignment,
@@ -32,6 +32,7 @@ from kcoord.coordinator.group.consumer.target_assignment import (
 from kcoord.coordinator.group.records import EpochReason, TombstoneReason
 from kcoord.coordinator.result import CoordinatorRecord, Task, TimerKey
 from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.topic_hash import metadata_hash
 from protocol.errors import Errors, KafkaError
 
 
