@@ -468,3 +468,22 @@ def test_an_assignment_that_fits_in_no_record_is_refused_and_the_group_begins_an
     assert follower.heartbeat() == Errors.REBALANCE_IN_PROGRESS
     settle(context, members, {"t6": 6})
     assert state(context) == "Stable"
+
+
+def test_a_static_member_whose_metadata_fits_in_no_record_is_refused_before_anything_changes(
+    context: GroupContext,
+) -> None:
+    """Apache Kafka 4.3.1 answers UNKNOWN_SERVER_ERROR too, and the member that has the instance id lives on."""
+    (first,) = consumers(context, 1, instance="i1")
+    settle(context, [first], {"t6": 6})
+    before, timers, version = describe(context, "g"), dict(context.timers), context.shard._groups["g"].version
+    (large,) = consumers(context, 1, instance="i1")
+    large.metadata = subscription(["t6"]) + bytes(1_100_000)
+    assert error_of(large.join_once) is Errors.UNKNOWN_SERVER_ERROR
+    assert (describe(context, "g"), context.timers, context.shard._groups["g"].version) == (before, timers, version)
+    assert not context.records
+    assert first.heartbeat() == 0
+    (second,) = consumers(context, 1, instance="i1")
+    assert second.on_joined(second.join()).generation_id == first.generation
+    assert second.on_synced(second.sync()) == first.owned
+    assert first.heartbeat() == Errors.FENCED_INSTANCE_ID

@@ -21,6 +21,7 @@ from kcoord.coordinator.group.classic.rebalance import (
     Rebalance,
     group_metadata_record,
     heartbeat_timer,
+    is_too_large,
     refused_join,
 )
 from kcoord.coordinator.group.group import GroupState
@@ -30,7 +31,7 @@ from protocol.messages import SyncGroupResponse
 from protocol.uuid import UUID_BYTES, hyphenated_uuid
 
 if TYPE_CHECKING:
-    from protocol.messages import JoinGroupRequest, JoinGroupResponse
+    from protocol.messages import GroupMetadataValue, JoinGroupRequest, JoinGroupResponse
 
 KNOWN_MEMBER_ID_VERSION = 4
 """From this version on a dynamic member must come back with the id that it is given (KIP-394)."""
@@ -198,6 +199,7 @@ class ClassicJoin:
         group, context, rebalance = self.group, self.context, self.rebalance
         old_id = group.static_members[instance_id]
         old_leader = group.leader
+        stable_value = self._value_with_successor(old_id, member_id) if group.state is GroupState.STABLE else None
         member = group.replace_static(instance_id, member_id)
         rebalance.cancel(heartbeat_timer(group.group_id, old_id))
         rebalance.complete(
@@ -210,7 +212,7 @@ class ClassicJoin:
         member.client_id, member.client_host = context.client_id, context.client_host
         before = member.metadata(group.protocol)
         self._update(member, protocols_of(self.request))
-        if group.state is not GroupState.STABLE:
+        if stable_value is None:
             rebalance.prepare_or_complete_join()
             return
         if group.select_protocol() != group.protocol or self._topics_changed(before, member):
@@ -218,10 +220,31 @@ class ClassicJoin:
             return
         group.unpark_join(member)
         rebalance.result.response = self._static_response(member, old_leader)
-        assignments = {other.member_id: other.assignment for other in group.members.values()}
-        rebalance.result.records.append(
-            group_metadata_record(group.group_id, group.to_value(context.now_ms, assignments))
-        )
+        rebalance.result.records.append(group_metadata_record(group.group_id, stable_value))
+
+    def _value_with_successor(self, old_id: str, member_id: str) -> GroupMetadataValue:
+        """The group's record with the new process in the place of the old one. Nothing has changed yet.
+
+        Raises UNKNOWN_SERVER_ERROR, as Kafka does, if the new process's metadata makes the record too large.
+        """
+        group, context = self.group, self.context
+        assignments = {member.member_id: member.assignment for member in group.members.values()}
+        value = group.to_value(context.now_ms, assignments)
+        if group.leader == old_id:
+            value.leader = member_id
+        member = next(member for member in value.members if member.member_id == old_id)
+        member.member_id = member_id
+        member.client_id, member.client_host = context.client_id, context.client_host
+        member.rebalance_timeout = rebalance_timeout_of(self.request)
+        member.session_timeout = self.request.session_timeout_ms
+        protocols = protocols_of(self.request)
+        member.subscription = next((metadata for name, metadata in protocols if name == group.protocol), b"")
+        if is_too_large(value):
+            raise KafkaError(
+                Errors.UNKNOWN_SERVER_ERROR,
+                f"The metadata of a static member makes the record of group {group.group_id} larger than a batch.",
+            )
+        return value
 
     def _topics_changed(self, before: bytes, member: ClassicMember) -> bool:
         """Whether a consumer came back for other topics. The rest of its metadata, as what it owned, may differ."""

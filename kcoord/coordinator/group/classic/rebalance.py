@@ -57,7 +57,7 @@ def sync_response(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:
     return SyncGroupResponse(protocol_type=group.protocol_type, protocol_name=group.protocol, assignment=assignment)
 
 
-def _is_too_large(value: GroupMetadataValue) -> bool:
+def is_too_large(value: GroupMetadataValue) -> bool:
     """Whether the record does not fit into a batch. Few groups are so large that it has to be made to know."""
     bound_bytes = _BOUND_BYTES
     for member in value.members:
@@ -199,7 +199,7 @@ class Rebalance:
         """
         group = self.group
         value = group.to_value(self.now_ms, assignments)
-        if _is_too_large(value):
+        if is_too_large(value):
             self.abort_syncs(Errors.UNKNOWN_SERVER_ERROR)
             self.prepare_or_complete_join()
             return
