@@ -20,6 +20,7 @@ TARGETS = (
     "shift_by",
     "to_datetime",
     "by_duration",
+    "to_start_time",
     "from_file",
 )
 STATES = ("PreparingRebalance", "CompletingRebalance", "Stable", "Empty", "Dead", "Assigning", "Reconciling")
@@ -130,6 +131,12 @@ def _add_targets(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--shift-by", type=int, metavar="N", help="forward, or back where N is negative")
     parser.add_argument("--to-datetime", metavar="TIME", help="such as 2026-01-31T12:00:00.000 (UTC)")
     parser.add_argument("--by-duration", metavar="DURATION", help="ago, such as P1D or PT1H30M")
+    parser.add_argument(
+        "--to-start-time",
+        action="store_true",
+        default=None,
+        help="the first record since the group was created, as auto.offset.reset=to_start_time (KIP-1282)",
+    )
     parser.add_argument("--from-file", type=Path, metavar="CSV", help="what --export wrote")
 
 

@@ -178,7 +178,14 @@ async def reset_offsets(admin: AdminClient, options: argparse.Namespace) -> int:
     is_failed = len(inactive) < len(wanted)
     planned: list[PlannedOffset] = []
     for group_id in inactive:
-        resets = await _resets_of(admin, options, group_id, from_file)
+        reset = None if from_file is not None else await _reset_of(admin, options, group_id)
+        if reset is None and from_file is None:
+            report_failure(
+                f"offsets of '{group_id}' cannot be set to its start time: the broker does not know when it was created"
+            )
+            is_failed = True
+            continue
+        resets = await _resets_of(admin, options, group_id, reset, from_file)
         lines = await _plan(admin, group_id, resets)
         planned += lines
         is_failed = is_failed or len(lines) < len(resets) or not (resets or options.all_groups)
@@ -216,12 +223,22 @@ async def _inactive(admin: AdminClient, group_ids: list[str]) -> list[str]:
     return found
 
 
+async def _reset_of(admin: AdminClient, options: argparse.Namespace, group_id: str) -> Reset | None:
+    """What the options ask for; None if that is the start time of a group without one, such as a classic group."""
+    if not options.to_start_time:
+        return reset_of(options, time.time_ns() // 1_000_000)
+    group = (await admin.describe_consumer_groups([group_id])).values.get(group_id)
+    if group is None or group.group_creation_time_ms is None:
+        return None
+    return Reset(Target.TIME, group.group_creation_time_ms)
+
+
 async def _resets_of(
-    admin: AdminClient, options: argparse.Namespace, group_id: str, from_file: Plan | None
+    admin: AdminClient, options: argparse.Namespace, group_id: str, reset: Reset | None, from_file: Plan | None
 ) -> dict[TopicPartition, Reset]:
     if from_file is not None:
         return {each: Reset(Target.OFFSET, offset) for each, offset in from_file.get(group_id, {}).items()}
-    reset = reset_of(options, time.time_ns() // 1_000_000)
+    assert reset is not None, "without a file the options name a target"
     if options.all_topics:
         committed = (await admin.list_consumer_group_offsets([group_id]))[group_id]
         return dict.fromkeys((each for each, offset in committed.items() if offset is not None), reset)

@@ -189,6 +189,34 @@ def test_an_active_group_keeps_its_offsets(broker: KcoordProcess, kcoord: Comman
     assert offsets(broker, live, idle) == [10, 10]
 
 
+def test_reset_to_the_start_time_of_the_group(broker: KcoordProcess, kcoord: CommandLine, idle: str) -> None:
+    """KIP-1282: what was there before the group is skipped, newer records and newer partitions are read."""
+    reset = ["--reset-offsets", "--group", idle, "--topic", idle, "--to-start-time"]
+    produce(broker.address, idle, 1, 3)
+    kcoord.succeed("topics", "--alter", "--topic", idle, "--partitions", "3")
+    kcoord.succeed("produce", idle, "--partition", "2", stdin="new\n")
+    dry = kcoord.succeed(COMMAND, *reset, "--json")
+    assert [row["new_offset"] for row in dry.json] == [10, 10, 0]
+    assert f"{idle}-1 has no record since then: set to its end" in dry.err
+    kcoord.succeed(COMMAND, *reset, "--execute")
+    assert offsets(broker, idle, idle) == [10, 10]
+    described = kcoord.succeed(COMMAND, "--describe", "--group", idle, "--json").json
+    assert [row["current_offset"] for row in described] == [10, 10, 0]
+
+
+def test_a_classic_group_has_no_start_time(broker: KcoordProcess, kcoord: CommandLine, idle: str) -> None:
+    classic = f"{idle}-classic"
+    with PolledConsumer(broker.address, classic, [idle], classic="range", commit_each=True) as member:
+        member.wait_for(20)
+    wait_until(
+        lambda: "Empty" in kcoord.run(COMMAND, "--describe", "--group", classic, "--state").out, "it is empty", 20
+    )
+    failed = kcoord.run(COMMAND, "--reset-offsets", "--group", classic, "--all-topics", "--to-start-time")
+    assert failed.code == 1
+    assert f"error: offsets of '{classic}' cannot be set to its start time" in failed.err
+    assert "NEW-OFFSET" not in failed.out
+
+
 def test_delete_offsets(broker: KcoordProcess, kcoord: CommandLine, idle: str) -> None:
     """KIP-496."""
     delete = ["--delete-offsets", "--group", idle, "--topic", f"{idle}:0"]

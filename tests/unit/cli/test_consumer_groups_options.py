@@ -32,6 +32,7 @@ RESET = ["--reset-offsets", *GROUP, "--topic", "t"]
         [*RESET, "--shift-by", "-5", "--dry-run"],
         [*RESET, "--shift-by", "0", "--export"],
         [*RESET, "--by-duration", "P1D"],
+        [*RESET, "--to-start-time"],
         ["--reset-offsets", "--all-groups", "--all-topics", "--to-datetime", "2026-01-31T12:00:00.000"],
         ["--reset-offsets", *GROUP, "--from-file", "plan.csv"],
         ["--validate-regex", "a.*"],
