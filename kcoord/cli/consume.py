@@ -34,13 +34,21 @@ def make_parser() -> argparse.ArgumentParser:
     add_connection_options(parser)
     parser.add_argument("topics", nargs="*", metavar="TOPIC")
     parser.add_argument("--include", metavar="REGEX", help="instead of names, with --group (RE2, whole names)")
-    parser.add_argument("--group", metavar="GROUP", help="share the partitions with its members, and commit offsets")
+    parser.add_argument(
+        "--group",
+        metavar="GROUP",
+        help="share the partitions with its members, and commit offsets; also group.id of --command-config",
+    )
     parser.add_argument("--from-beginning", action="store_true", help="begin with the first record, not at the end")
     parser.add_argument("--partition", type=int, metavar="N", help="of one topic, without --group")
     parser.add_argument("--offset", metavar="OFFSET", help="where to begin in that partition: earliest, latest, number")
     parser.add_argument("--max-messages", type=int, metavar="N", help="end after so many records")
     parser.add_argument("--idle-timeout", type=int, metavar="MS", help="end when nothing has come for this time")
-    parser.add_argument("--isolation-level", default="read_uncommitted", choices=("read_uncommitted", "read_committed"))
+    parser.add_argument(
+        "--isolation-level",
+        choices=("read_uncommitted", "read_committed"),
+        help="(default: that of --command-config, else read_uncommitted)",
+    )
     parser.add_argument("--key-separator", metavar="TEXT", help="print the key, this, and the value")
     parser.add_argument("--json", action="store_true", help="a JSON object per line, with all that a record has")
     return parser
@@ -63,7 +71,10 @@ def find_problem(options: argparse.Namespace) -> str | None:
 
 
 async def _consume(options: argparse.Namespace) -> int:
-    async with Consumer(_config(options)) as consumer:
+    config = _config(options)
+    if options.partition is None:
+        options.group = config.group_id
+    async with Consumer(config) as consumer:
         await _choose(consumer, options)
         left = options.max_messages
         while left is None or left > 0:
@@ -79,10 +90,11 @@ async def _consume(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> ConsumerConfig:
-    settings = {
-        "auto.offset.reset": "earliest" if options.from_beginning or options.offset == "earliest" else "latest",
-        "isolation.level": options.isolation_level,
-    }
+    settings = {}
+    if options.from_beginning or options.offset in _POSITIONS:
+        settings["auto.offset.reset"] = "latest" if options.offset == "latest" else "earliest"
+    if options.isolation_level is not None:
+        settings["isolation.level"] = options.isolation_level
     if options.group is not None:
         settings["group.id"] = options.group
     return client_config(ConsumerConfig, options, **settings)

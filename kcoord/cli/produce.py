@@ -56,9 +56,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--partition", type=int, metavar="N", help="for records that name none")
     parser.add_argument("--key-separator", metavar="TEXT", help="what stands between key and value in each line")
     parser.add_argument("--null-marker", metavar="TEXT", help="a key or value of this text is null")
-    parser.add_argument("--acks", default="all", choices=("0", "1", "all"))
+    parser.add_argument("--acks", choices=("0", "1", "all"), help="(default: that of --command-config, else all)")
     parser.add_argument(
-        "--compression", default="none", choices=("none", "gzip", "snappy", "lz4", "zstd"), help="(default none)"
+        "--compression",
+        choices=("none", "gzip", "snappy", "lz4", "zstd"),
+        help="(default: that of --command-config, else none)",
     )
     parser.add_argument(
         "--json", action="store_true", help="lines are objects: value, key, headers, partition, timestamp_ms"
@@ -119,16 +121,13 @@ def _integer(name: str, value: object) -> int | None:
 
 
 async def _produce(options: argparse.Namespace) -> int:
-    config = client_config(
-        ProducerConfig,
-        options,
-        acks=options.acks,
-        **{
-            "enable.idempotence": str(options.acks == "all").lower(),
-            "compression.type": options.compression,
-            "max.block.ms": str(options.timeout),
-        },
-    )
+    settings = {
+        "acks": options.acks,
+        "compression.type": options.compression,
+        "max.block.ms": None if options.timeout is None else str(options.timeout),
+    }
+    given = {key: value for key, value in settings.items() if value is not None}
+    config = client_config(ProducerConfig, options, **given)
     failures: list[str] = []
     unsent = asyncio.Semaphore(_MAX_UNSENT)
 

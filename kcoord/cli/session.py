@@ -11,7 +11,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,15 +41,13 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--version", action="version", version=f"kcoord {__version__}")
     parser.add_argument(
         "--bootstrap-server",
-        default=_DEFAULT_ADDRESS,
         metavar="HOST:PORT",
-        help=f"brokers to ask, separated by commas (default {_DEFAULT_ADDRESS})",
+        help=f"brokers to ask, separated by commas (default: those of --command-config, else {_DEFAULT_ADDRESS})",
     )
     parser.add_argument("--command-config", type=Path, metavar="FILE", help="a properties file with client settings")
     parser.add_argument(
         "--timeout",
         type=int,
-        default=_DEFAULT_TIMEOUT_MS,
         metavar="MS",
         help=f"how long each question may take (default {_DEFAULT_TIMEOUT_MS} ms)",
     )
@@ -61,21 +58,23 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def client_config(kind: type[Config], options: argparse.Namespace, **settings: str) -> Config:
-    """Client settings from the file and the options, which win. Those that only Java clients have are named and left
-    out, except where a connection would then be less secure than it was meant to be.
+    """Client settings: defaults of the commands, then the file, then the options. Afterwards `options.timeout` is the
+    timeout in use.
     """
-    properties: dict[str, str] = {"client.id": "kcoord-cli"}
+    properties = {
+        "client.id": "kcoord-cli",
+        "bootstrap.servers": _DEFAULT_ADDRESS,
+        "default.api.timeout.ms": str(_DEFAULT_TIMEOUT_MS),
+    }
     if options.command_config is not None:
         properties |= parse_properties(options.command_config.read_text(encoding="utf-8"))
-    protocol = properties.pop("security.protocol", "PLAINTEXT")
-    if protocol.upper() != "PLAINTEXT":
-        raise CommandError(f"security.protocol={protocol}: this command has no TLS and no SASL")
-    properties |= {"bootstrap.servers": options.bootstrap_server, "default.api.timeout.ms": str(options.timeout)}
-    properties |= settings
-    known = {field.name.replace("_", ".") for field in fields(kind)} - {"security"}
-    for key in sorted(properties.keys() - known):
-        warn(f"{key} has no effect here")
-    return kind.from_properties({key: text for key, text in properties.items() if key in known})
+    if options.bootstrap_server is not None:
+        properties["bootstrap.servers"] = options.bootstrap_server
+    if options.timeout is not None:
+        properties["default.api.timeout.ms"] = str(options.timeout)
+    config = kind.from_properties(properties | settings, warn)
+    options.timeout = config.default_api_timeout_ms
+    return config
 
 
 def run_with_admin(program: str, options: argparse.Namespace, work: AdminWork) -> int:

@@ -7,14 +7,16 @@ arguments are typed.
 
 from __future__ import annotations
 
+import logging
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, Self, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from kcoord.client.api_versions import Kip1327Revision
 from kcoord.client.errors import ConfigException
+from kcoord.client.kafka_properties import translate
 from kcoord.client.reset_policy import TO_START_TIME, ResetPolicy, parse_reset_policy
 from kcoord.client.security import Security
 from kcoord.client.version import SOFTWARE_NAME
@@ -27,6 +29,7 @@ Acks = Literal[0, 1, -1, "all"]
 BATCH_SIZE_LIMIT: Final = 1 << 30
 
 _SOFTWARE_NAME: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+_logger = logging.getLogger(__name__)
 
 
 class CommonOptions(TypedDict, total=False):
@@ -138,16 +141,18 @@ class CommonConfig:
         _at_least(1, self, "receive_message_max_bytes")
 
     @classmethod
-    def from_properties(cls, properties: Mapping[str, str]) -> Self:
-        """From Kafka's spelling, as in the properties files of its tools: `{"bootstrap.servers": "host:9092"}`."""
+    def from_properties(cls, properties: Mapping[str, str], warn: Callable[[str], None] = _logger.warning) -> Self:
+        """From Kafka's spelling, as in the properties files of its tools: `{"bootstrap.servers": "host:9092"}`. `warn`
+        gets a sentence for each property that has no effect here.
+        """
         hints = get_type_hints(cls)
-        known = {field.name for field in fields(cls)}
-        values: dict[str, Any] = {}
-        for key, text in properties.items():
-            name = key.replace(".", "_")
-            if name not in known:
-                raise ConfigException(f"{key}: unknown setting")
-            values[name] = _from_text(key, text, hints[name])
+        names = {field.name.replace("_", "."): field.name for field in fields(cls) if field.name != "security"}
+        settings, notes = translate(properties, names.keys())
+        for note in notes:
+            warn(note)
+        values: dict[str, Any] = {
+            names[key]: _from_text(key, text, hints[names[key]]) for key, text in settings.items()
+        }
         return cls(**values)
 
 

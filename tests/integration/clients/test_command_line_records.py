@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,22 @@ def test_a_group_goes_on_where_it_was(broker: KcoordProcess, kcoord: CommandLine
     assert consume(kcoord, *group, "3") == ["0:0", "0:1", "0:2"]
     assert committed(broker.address, name, [(name, 0)]) == {(name, 0): 3}
     assert consume(kcoord, *group, "2") == ["0:3", "0:4"]
+
+
+def test_files_of_kafkas_tools_are_used(broker: KcoordProcess, kcoord: CommandLine, name: str, tmp_path: Path) -> None:
+    """As console producers and consumers of Kafka have them, with keys that only Java's clients know."""
+    create_topic(broker.address, name)
+    producer = tmp_path / "producer.properties"
+    producer.write_text("acks=1\ncompression.type=gzip\nkey.serializer=org.apache.kafka.common.serialization.Long\n")
+    made = kcoord.succeed("produce", name, "--command-config", str(producer), stdin="a\nb\nc\n")
+    assert made.err.startswith("warning: key.serializer has no effect here")
+    consumer = tmp_path / "consumer.properties"
+    consumer.write_text(f"group.id={name}\nauto.offset.reset=earliest\nsession.timeout.ms=45000\n")
+    arguments = (name, "--command-config", str(consumer), "--max-messages", "2", "--idle-timeout", "5000")
+    read = kcoord.succeed("consume", *arguments)
+    assert read.out.split() == ["a", "b"]
+    assert "warning: session.timeout.ms has no effect here: the group decides" in read.err
+    assert committed(broker.address, name, [(name, 0)]) == {(name, 0): 2}
 
 
 def test_nothing_to_read(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from kcoord.cli.group_descriptions import MEMBERS_VERBOSE, _print_tables, member_rows, offset_rows, state_row
 from kcoord.cli.output import Column, assignment_text, node_text, print_rows, time_text
-from kcoord.cli.session import CommandError, client_config
+from kcoord.cli.session import client_config
 from kcoord.cli.topics import topic_json, topic_lines
 from kcoord.client.admin.model import (
     ConsumerGroupDescription,
@@ -21,6 +21,7 @@ from kcoord.client.admin.model import (
     TopicPartitionInfo,
 )
 from kcoord.client.config import AdminConfig
+from kcoord.client.errors import ConfigException
 from kcoord.client.types import Node, OffsetAndMetadata, TopicPartition
 
 NODE = Node(1, "host", 9092)
@@ -125,8 +126,18 @@ def test_command_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err == "warning: send.buffer.bytes has no effect here\n"
 
 
+def test_a_file_is_weaker_than_options_and_stronger_than_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("bootstrap.servers=other:2\ndefault.api.timeout.ms=70\n")
+    options = argparse.Namespace(bootstrap_server=None, command_config=file, timeout=None)
+    config = client_config(AdminConfig, options)
+    assert (config.bootstrap_addresses, config.default_api_timeout_ms, options.timeout) == ([("other", 2)], 70, 70)
+    config = client_config(AdminConfig, argparse.Namespace(bootstrap_server=None, command_config=None, timeout=None))
+    assert (config.bootstrap_addresses, config.default_api_timeout_ms) == ([("127.0.0.1", 9092)], 30_000)
+
+
 def test_a_connection_is_never_less_secure_than_configured(tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text("security.protocol=SASL_SSL\n")
-    with pytest.raises(CommandError, match="SASL_SSL"):
+    with pytest.raises(ConfigException, match="SASL_SSL"):
         client_config(AdminConfig, _options(file))

@@ -118,12 +118,57 @@ class TestProperties:
             assert ProducerConfig.from_properties({"bootstrap.servers": SERVER, "acks": text}).required_acks == expected
 
     @pytest.mark.parametrize(
-        ("key", "text"), [("max.poll.records", "x"), ("check.crcs", "yes"), ("no.such.key", "1"), ("acks", "many")]
+        ("key", "text"),
+        [("max.poll.records", "x"), ("check.crcs", "yes"), ("security.protocol", "SASL_SSL"), ("acks", "many")],
     )
     def test_bad_ones_are_named(self, key: str, text: str) -> None:
         cls = ProducerConfig if key == "acks" else ConsumerConfig
         with pytest.raises(ConfigException, match=key):
             cls.from_properties({"bootstrap.servers": SERVER, key: text})
+
+    def test_every_key_of_kafkas_clients_is_taken_or_named(self) -> None:
+        """Keys and texts as in files for Kafka's own tools."""
+        warnings: list[str] = []
+        config = ConsumerConfig.from_properties(
+            {
+                "bootstrap.servers": SERVER,
+                "security.protocol": "plaintext",
+                "group.id": "g",
+                "group.protocol": "classic",
+                "session.timeout.ms": "45000",
+                "partition.assignment.strategy": "org.apache.kafka.clients.consumer.RangeAssignor",
+                "key.deserializer": "org.apache.kafka.common.serialization.ByteArrayDeserializer",
+                "value.deserializer": "org.apache.kafka.common.serialization.StringDeserializer",
+                "sasl.mechanism": "PLAIN",
+                "send.buffer.bytes": "1",
+                "no.such.key": "1",
+                "fetch.min.bytes": "7",
+            },
+            warnings.append,
+        )
+        assert (config.group_id, config.group_protocol, config.fetch_min_bytes) == ("g", "consumer", 7)
+        assert [warning.split(" has no effect here")[0] for warning in warnings] == [
+            "group.protocol=classic",
+            "no.such.key",
+            "partition.assignment.strategy",
+            "sasl.mechanism",
+            "send.buffer.bytes",
+            "session.timeout.ms",
+            "value.deserializer",
+        ]
+        assert "consumer.session.timeout.ms" in warnings[5]
+
+    def test_acks_of_a_file_switch_idempotence_off_unless_it_is_asked_for(self) -> None:
+        properties = {"bootstrap.servers": SERVER, "acks": "1"}
+        assert not ProducerConfig.from_properties(properties).enable_idempotence
+        with pytest.raises(ConfigException, match="acks: must be all"):
+            ProducerConfig.from_properties({**properties, "enable.idempotence": "true"})
+
+    def test_what_has_no_effect_is_logged_unless_the_caller_takes_it(self, caplog: pytest.LogCaptureFixture) -> None:
+        AdminConfig.from_properties({"bootstrap.servers": SERVER, "retries": "3"})
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
+        assert record.getMessage().startswith("retries has no effect here: requests are repeated until")
 
 
 def test_addresses() -> None:

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Properties files of Kafka's tools and Java clients, as settings of this client. Pure.
+
+Each key is taken, translated, or named in a note with the reason why it has no effect, as Java's clients name keys that
+they do not know. Nothing is dropped silently, and a connection is never less secure than the file says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from typing import Final, NamedTuple
+
+from kcoord.client.errors import ConfigException
+
+_PLAINTEXT: Final = "PLAINTEXT"
+_SECURITY_PROTOCOL: Final = "security.protocol"
+_SECURITY_PREFIXES: Final = ("ssl.", "sasl.")
+_CLASS_PREFIX: Final = "org.apache.kafka.common.serialization."
+
+_BYTES: Final = "records are bytes here: the application decodes them"
+_REASONS: Final = {
+    "heartbeat.interval.ms": "the group decides: its config consumer.heartbeat.interval.ms",
+    "interceptor.classes": "classes of Java cannot be loaded",
+    "key.deserializer": _BYTES,
+    "key.serializer": "records are bytes or text here: the application encodes them",
+    "max.in.flight.requests.per.connection": "one batch per partition is under way at a time",
+    "metric.reporters": "classes of Java cannot be loaded",
+    "partition.assignment.strategy": "the coordinator assigns; group.remote.assignor names its assignor",
+    "partitioner.class": "records with a key go to the partition that Java's default partitioner chooses",
+    "retries": "requests are repeated until default.api.timeout.ms or delivery.timeout.ms",
+    "session.timeout.ms": "the group decides: its config consumer.session.timeout.ms",
+    "value.deserializer": _BYTES,
+    "value.serializer": "records are bytes or text here: the application encodes them",
+}
+_WHAT_THE_CLIENT_DOES: Final = {
+    "key.deserializer": ("ByteArrayDeserializer",),
+    "key.serializer": ("ByteArraySerializer", "StringSerializer"),
+    "value.deserializer": ("ByteArrayDeserializer",),
+    "value.serializer": ("ByteArraySerializer", "StringSerializer"),
+}
+"""Classes that stand for what this client does anyway."""
+
+
+class Translation(NamedTuple):
+    """The properties that are settings here, and what there is to say about the others."""
+
+    settings: dict[str, str]
+    notes: list[str]
+
+
+def translate(properties: Mapping[str, str], known: Set[str]) -> Translation:
+    """Sorts properties by whether this client has them; `known` are its settings, in Kafka's spelling. Raises
+    ConfigException for a security protocol other than PLAINTEXT.
+    """
+    protocol = properties.get(_SECURITY_PROTOCOL, _PLAINTEXT).upper()
+    if protocol != _PLAINTEXT:
+        raise ConfigException(f"{_SECURITY_PROTOCOL}={protocol}: TLS and SASL need an object, `security` of the client")
+    settings = {key: text for key, text in properties.items() if key in known}
+    if "enable.idempotence" in known and settings.get("acks", "all") in ("0", "1"):
+        # As in Java's client: idempotence is on unless the settings rule it out, and only its own key insists on it.
+        settings.setdefault("enable.idempotence", "false")
+    if settings.get("group.protocol", "").lower() == "classic":
+        del settings["group.protocol"]
+    return Translation(settings, list(_notes(properties, known)))
+
+
+def _notes(properties: Mapping[str, str], known: Set[str]) -> Iterator[str]:
+    for key, text in sorted(properties.items()):
+        if key == "group.protocol" and text.lower() == "classic":
+            yield "group.protocol=classic has no effect here: this client speaks the consumer protocol only (KIP-848)"
+        elif key in known or key == _SECURITY_PROTOCOL or _is_done_anyway(key, text):
+            continue
+        elif key.startswith(_SECURITY_PREFIXES):
+            yield f"{key} has no effect here: connections are plain, {_SECURITY_PROTOCOL} is {_PLAINTEXT}"
+        elif key in _REASONS:
+            yield f"{key} has no effect here: {_REASONS[key]}"
+        else:
+            yield f"{key} has no effect here"
+
+
+def _is_done_anyway(key: str, text: str) -> bool:
+    return text.removeprefix(_CLASS_PREFIX) in _WHAT_THE_CLIENT_DOES.get(key, ())
