@@ -18,6 +18,7 @@ from kcoord import __version__
 COMMANDS = {
     "serve": "run a broker",
     "health": "check that a broker answers and its group coordinator is active",
+    "wait": "return when a broker, a group or a topic is ready, for scripts",
     "consumer-groups": "list, describe, delete and reset consumer groups",
     "topics": "create, alter, delete, list and describe topics",
     "configs": "show and change the settings of topics, brokers and groups",

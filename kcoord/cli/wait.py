@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kcoord wait --for ready|group-stable|topic`: for scripts, returns when a broker, a group or a topic is as they need
+it.
+
+Exit code 0: it is; 1: it was not in time, or it cannot be; 2: the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from kcoord.cli.output import print_json
+from kcoord.cli.session import (
+    EXIT_FAILED,
+    add_connection_options,
+    add_json_option,
+    client_config,
+    error_text,
+    report_failure,
+    run_safely,
+)
+from kcoord.client.admin.client import AdminClient
+from kcoord.client.config import AdminConfig
+from kcoord.client.errors import TimeoutException
+from protocol.errors import Errors, KafkaError
+
+READY, GROUP_STABLE, TOPIC = "ready", "group-stable", "topic"
+_LOOK_SECONDS: Final = 0.1
+_BACKOFF_MS: Final = "200"
+_PROBE_GROUP: Final = "kcoord-wait"
+"""Does not exist. A coordinator that says so has loaded its partition."""
+_STABLE_STATE: Final = "Stable"
+
+Look = Callable[[AdminClient, argparse.Namespace, int], Awaitable[str | None]]
+"""Asks once, in at most so many milliseconds; returns what is still missing, None if nothing is."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    problem = find_problem(options)
+    if problem is not None:
+        parser.error(problem)
+    return run_safely(parser.prog, lambda: _wait(options))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kcoord wait",
+        description="Waits until a broker, a group or a topic is as a script needs it. The exit code is 0 if it is, "
+        "1 if --timeout is over or it cannot be.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--for",
+        dest="condition",
+        required=True,
+        choices=(READY, GROUP_STABLE, TOPIC),
+        help="ready: all brokers answer and their group coordinators are active; group-stable: --group is in state "
+        "Stable; topic: --topic exists and each of its partitions has a leader",
+    )
+    parser.add_argument("--group", metavar="GROUP", help="with ready, the coordinator of this group")
+    parser.add_argument("--members", type=int, metavar="N", help="with group-stable: at least so many members")
+    parser.add_argument("--topic", metavar="TOPIC")
+    add_connection_options(parser)
+    add_json_option(parser)
+    return parser
+
+
+def find_problem(options: argparse.Namespace) -> str | None:
+    """Why the options do not go together, None if they do."""
+    if (options.condition == GROUP_STABLE) and options.group is None:
+        return f"--for {GROUP_STABLE} needs --group"
+    if options.condition == TOPIC and options.group is not None:
+        return f"--group does not go with --for {TOPIC}"
+    if (options.condition == TOPIC) != (options.topic is not None):
+        return f"--topic and --for {TOPIC} go together"
+    if options.members is not None and (options.condition != GROUP_STABLE or options.members < 1):
+        return f"--members goes with --for {GROUP_STABLE} and is at least 1"
+    return None
+
+
+async def _wait(options: argparse.Namespace) -> int:
+    # Often the broker is not there yet: the default backoff would keep the script waiting for up to a second more.
+    backoff = {"reconnect.backoff.max.ms": _BACKOFF_MS, "retry.backoff.max.ms": _BACKOFF_MS}
+    config = client_config(AdminConfig, options, **backoff)
+    look: Look = {READY: _look_at_brokers, GROUP_STABLE: _look_at_group, TOPIC: _look_at_topic}[options.condition]
+    began = time.monotonic()
+    try:
+        async with AdminClient(config) as admin:
+            missing = await _until(admin, look, options, began + options.timeout / 1000)
+    except KafkaError as error:  # no broker could be reached
+        missing = error_text(error)
+    waited_ms = round((time.monotonic() - began) * 1000)
+    if options.json:
+        print_json({"for": options.condition, "met": missing is None, "waited_ms": waited_ms, "reason": missing})
+    if missing is not None:
+        report_failure(missing)
+        return EXIT_FAILED
+    if not options.json:
+        print(f"{_subject(options)} after {waited_ms} ms")
+    return 0
+
+
+def _subject(options: argparse.Namespace) -> str:
+    if options.condition == TOPIC:
+        return f"Topic '{options.topic}' has leaders for all partitions"
+    return f"Group '{options.group}' is stable" if options.condition == GROUP_STABLE else "The brokers are ready"
+
+
+async def _until(admin: AdminClient, look: Look, options: argparse.Namespace, end: float) -> str | None:
+    """Looks until nothing is missing, the time is over, or an error says that waiting is useless."""
+    missing: str | None = None
+    while (left_ms := round((end - time.monotonic()) * 1000)) > 0:
+        try:
+            missing = await look(admin, options, left_ms)
+            if missing is None:
+                return None
+        except TimeoutException as error:
+            # The last look may have had too little time; what an earlier one saw says more.
+            missing = missing or error_text(error)
+        except KafkaError as error:
+            missing = error_text(error)
+            if not error.error.retriable:
+                return missing
+        await asyncio.sleep(min(_LOOK_SECONDS, max(end - time.monotonic(), 0)))
+    return f"{missing or 'there was no time to look'}, after {options.timeout} ms"
+
+
+async def _look_at_brokers(admin: AdminClient, options: argparse.Namespace, left_ms: int) -> str | None:
+    """Every broker lists its groups, which fails while it loads one of its partitions."""
+    await admin.list_groups(timeout_ms=left_ms)
+    group_id = options.group or _PROBE_GROUP
+    error = (await admin.describe_consumer_groups([group_id], timeout_ms=left_ms)).error(group_id)
+    if error is not None and error.error is not Errors.GROUP_ID_NOT_FOUND:
+        raise error
+    return None
+
+
+async def _look_at_group(admin: AdminClient, options: argparse.Namespace, left_ms: int) -> str | None:
+    results = await admin.describe_consumer_groups([options.group], timeout_ms=left_ms)
+    error = results.error(options.group)
+    if error is not None:
+        if error.error is not Errors.GROUP_ID_NOT_FOUND:
+            raise error
+        return f"group '{options.group}' does not exist"
+    group = results[options.group]
+    if group.state != _STABLE_STATE:
+        return f"group '{options.group}' is in state {group.state}"
+    if len(group.members) < (options.members or 1):
+        return f"group '{options.group}' has {len(group.members)} of {options.members} members"
+    return None
+
+
+async def _look_at_topic(admin: AdminClient, options: argparse.Namespace, left_ms: int) -> str | None:
+    results = await admin.describe_topics([options.topic], timeout_ms=left_ms)
+    error = results.error(options.topic)
+    if error is not None and error.error is Errors.UNKNOWN_TOPIC_OR_PARTITION:
+        return f"topic '{options.topic}' does not exist"
+    leaderless = [partition.partition for partition in results[options.topic].partitions if partition.leader is None]
+    return f"topic '{options.topic}' has no leader for partitions {leaderless}" if leaderless else None
