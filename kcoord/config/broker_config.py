@@ -45,6 +45,7 @@ OF_ALL_WORKERS = frozenset(
         "broker.id",
         "group.coordinator.threads",
         "kcoord.bootstrap.features",
+        "kcoord.release",
         "kcoord.worker.ports",
         "kcoord.worker.racks",
         "listeners",
@@ -84,6 +85,7 @@ class BrokerConfig:
     delete_topic_enable: bool
     fetch_max_bytes: int
     group_consumer_assignment_interval_ms: int
+    group_consumer_assignor_offload_enable: bool
     group_consumer_assignors: list[str]
     group_consumer_heartbeat_interval_ms: int
     group_consumer_max_assignment_interval_ms: int
@@ -117,6 +119,7 @@ class BrokerConfig:
     kcoord_max_id_bytes: int
     kcoord_offsets_expiration_policy: str
     kcoord_partition_max_groups: int
+    kcoord_release: str
     kcoord_request_max_bytes: int
     kcoord_response_buffer_max_bytes: int
     kcoord_worker_ports: list[str]
@@ -284,6 +287,15 @@ class BrokerConfig:
         parsed = {name: BROKER_KEYS[name].parse(text) for name, text in usable.items() if name in BROKER_KEYS}
         self._values = self._static | parsed
         self._publish(self._values)
+
+    @property
+    def is_kafka_4_4(self) -> bool:
+        """True if the broker behaves like Kafka 4.4, false if like 4.3."""
+        return self.kcoord_release == "4.4"
+
+    def has_key(self, key: ConfigKey) -> bool:
+        """True if the release of Kafka that the broker behaves like has the key."""
+        return key.first_release <= self.kcoord_release
 
     @property
     def data_folders(self) -> list[str]:

@@ -14,6 +14,7 @@ from kcoord.config.key import (
     ConfigKey,
     ConfigType,
     ConfigValue,
+    DistinctEntries,
     Importance,
     Matches,
     OneOf,
@@ -26,9 +27,29 @@ _DURATION = r"by_duration:P(?=.)([0-9]+D)?(T(?=.)([0-9]+H)?([0-9]+M)?([0-9]+(\.[
 _OTHER_DOC = "Stored and described; groups of this kind are not served here."
 
 
-def _key(name: str, default: ConfigValue, validator: Validator | None, doc: str = _OTHER_DOC) -> ConfigKey:
+def _key(
+    name: str,
+    default: ConfigValue,
+    validator: Validator | None,
+    doc: str = _OTHER_DOC,
+    *,
+    type_: ConfigType | None = None,
+    importance: Importance = Importance.MEDIUM,
+    internal: bool = False,
+    first_release: str = "4.3",
+) -> ConfigKey:
     types = {bool: ConfigType.BOOLEAN, int: ConfigType.INT, str: ConfigType.STRING}
-    return ConfigKey(name, types[type(default)], default, validator, Importance.MEDIUM, doc, honoured=doc != _OTHER_DOC)
+    return ConfigKey(
+        name,
+        type_ or types[type(default)],
+        default,
+        validator,
+        importance,
+        doc,
+        internal=internal,
+        honoured=doc != _OTHER_DOC,
+        first_release=first_release,
+    )
 
 
 GROUP_KEYS: Mapping[str, ConfigKey] = key_table(
@@ -39,6 +60,14 @@ GROUP_KEYS: Mapping[str, ConfigKey] = key_table(
             at_least(0),
             "Least time between two target assignments computed for the group.",
         ),
+        _key(
+            "consumer.assignor.offload.enable",
+            True,
+            None,
+            "Compute target assignments that take long in the background.",
+            internal=True,
+            first_release="4.4",
+        ),
         _key("consumer.heartbeat.interval.ms", 5000, at_least(1), "How often members are told to send a heartbeat."),
         _key("consumer.session.timeout.ms", 45000, at_least(1), "A member that is silent for this long is removed."),
         _key(
@@ -47,7 +76,15 @@ GROUP_KEYS: Mapping[str, ConfigKey] = key_table(
             at_least(1),
             "How long offsets of this group are kept (KIP-211), in place of the broker's offsets.retention.minutes.",
         ),
+        _key("errors.deadletterqueue.copy.record.enable", False, None, first_release="4.4"),
+        _key(
+            "errors.deadletterqueue.topic.name",
+            "",
+            Matches(r"(?!__).*", "a topic name, which must not start with '__'"),
+            first_release="4.4",
+        ),
         _key("share.assignment.interval.ms", 1000, at_least(0)),
+        _key("share.assignor.offload.enable", True, None, internal=True, first_release="4.4"),
         _key(
             "share.auto.offset.reset",
             "latest",
@@ -60,11 +97,31 @@ GROUP_KEYS: Mapping[str, ConfigKey] = key_table(
         _key("share.record.lock.duration.ms", 30000, at_least(1000)),
         _key("share.renew.acknowledge.enable", True, None),
         _key("share.session.timeout.ms", 45000, at_least(1)),
+        _key(
+            "streams.acceptable.recovery.lag",
+            10000,
+            at_least(0),
+            type_=ConfigType.LONG,
+            internal=True,
+            first_release="4.4",
+        ),
         _key("streams.assignment.interval.ms", 1000, at_least(0)),
+        _key("streams.assignor.name", None, None, type_=ConfigType.STRING, first_release="4.4"),
+        _key("streams.assignor.offload.enable", True, None, internal=True, first_release="4.4"),
         _key("streams.heartbeat.interval.ms", 5000, at_least(1)),
         _key("streams.initial.rebalance.delay.ms", 3000, at_least(0)),
         _key("streams.num.standby.replicas", 0, at_least(0)),
+        _key("streams.num.warmup.replicas", 2, at_least(0), internal=True, first_release="4.4"),
+        _key(
+            "streams.rack.aware.assignment.tags",
+            [],
+            DistinctEntries(),
+            type_=ConfigType.LIST,
+            importance=Importance.LOW,
+            first_release="4.4",
+        ),
         _key("streams.session.timeout.ms", 45000, at_least(1)),
+        _key("streams.task.offset.interval.ms", 60000, at_least(1), internal=True, first_release="4.4"),
     )
 )
 
@@ -102,7 +159,9 @@ _LIMITS: Mapping[str, tuple[str | None, str | None]] = {
         "group.streams.max.heartbeat.interval.ms",
     ),
     "streams.num.standby.replicas": (None, "group.streams.max.standby.replicas"),
+    "streams.num.warmup.replicas": (None, "group.streams.max.warmup.replicas"),
     "streams.session.timeout.ms": ("group.streams.min.session.timeout.ms", "group.streams.max.session.timeout.ms"),
+    "streams.task.offset.interval.ms": ("group.streams.min.task.offset.interval.ms", None),
 }
 """Broker keys with the smallest and the greatest value of a group key."""
 
@@ -111,10 +170,14 @@ class GroupConfig:
     """One group's settings in effect. Attributes are named like the keys, with `_` for `.`."""
 
     consumer_assignment_interval_ms: int
+    consumer_assignor_offload_enable: bool
     consumer_heartbeat_interval_ms: int
     consumer_session_timeout_ms: int
+    errors_deadletterqueue_copy_record_enable: bool
+    errors_deadletterqueue_topic_name: str
     kcoord_offsets_retention_minutes: int
     share_assignment_interval_ms: int
+    share_assignor_offload_enable: bool
     share_auto_offset_reset: str
     share_delivery_count_limit: int
     share_heartbeat_interval_ms: int
@@ -123,11 +186,17 @@ class GroupConfig:
     share_record_lock_duration_ms: int
     share_renew_acknowledge_enable: bool
     share_session_timeout_ms: int
+    streams_acceptable_recovery_lag: int
     streams_assignment_interval_ms: int
+    streams_assignor_name: str
+    streams_assignor_offload_enable: bool
     streams_heartbeat_interval_ms: int
     streams_initial_rebalance_delay_ms: int
     streams_num_standby_replicas: int
+    streams_num_warmup_replicas: int
+    streams_rack_aware_assignment_tags: list[str]
     streams_session_timeout_ms: int
+    streams_task_offset_interval_ms: int
 
     def __init__(self, values: Mapping[str, ConfigValue]) -> None:
         self.values = values
@@ -150,12 +219,20 @@ class GroupConfig:
 
 
 def group_default(broker_config: BrokerConfig, name: str) -> ConfigValue:
-    """What a group key is where the group does not set it."""
+    """The value of a group key that the group does not set."""
+    if name == "streams.assignor.name":
+        return _streams_assignors(broker_config)[0]
     broker_key = name.removeprefix("kcoord.") if name.startswith("kcoord.") else f"group.{name}"
     try:
         return broker_config.value(broker_key)
     except KeyError:
         return GROUP_KEYS[name].default
+
+
+def _streams_assignors(broker_config: BrokerConfig) -> list[str]:
+    names = broker_config.value("group.streams.assignors")
+    assert isinstance(names, list)
+    return names or [""]
 
 
 def _within_limits(broker_config: BrokerConfig, name: str, value: ConfigValue) -> ConfigValue:
@@ -179,9 +256,16 @@ def check_group_configs(broker_config: BrokerConfig, overrides: Mapping[str, str
     """Raise ConfigError for unknown keys, bad values and values outside the broker's limits."""
     for name, text in overrides.items():
         key = GROUP_KEYS.get(name)
-        if key is None:
+        if key is None or not broker_config.has_key(key):
             raise ConfigError(f"Unknown group config name: {name}")
-        _check_limits(broker_config, name, key.parse(text))
+        value = key.parse(text)
+        _check_limits(broker_config, name, value)
+        registered = _streams_assignors(broker_config)
+        if name == "streams.assignor.name" and value not in registered:
+            names = ", ".join(registered)
+            raise ConfigError(
+                f"{name} '{value}' is not a registered task assignor. Registered assignors are: [{names}]."
+            )
     for kind in ("consumer", "share", "streams"):
         heartbeat, session = f"{kind}.heartbeat.interval.ms", f"{kind}.session.timeout.ms"
         config = GroupConfig.resolve(broker_config, overrides).values

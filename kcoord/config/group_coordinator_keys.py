@@ -36,6 +36,16 @@ GROUP_COORDINATOR_KEYS: tuple[ConfigKey, ...] = (
         update_mode=CLUSTER_WIDE,
     ),
     ConfigKey(
+        "group.consumer.assignor.offload.enable",
+        ConfigType.BOOLEAN,
+        True,
+        None,
+        MEDIUM,
+        "Compute target assignments that take long in the background; off, the request that asks for one waits for it.",
+        internal=True,
+        first_release="4.4",
+    ),
+    ConfigKey(
         "group.consumer.assignors",
         LIST,
         ["uniform", "range"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broker keys that Kafka 4.3.1 knows and this broker accepts, checks and ignores."""
+"""Broker keys that Kafka knows and this broker accepts, checks and ignores."""
 
 from __future__ import annotations
 
@@ -43,8 +43,11 @@ def _ignored(
     importance: Importance = Importance.MEDIUM,
     update_mode: UpdateMode = UpdateMode.READ_ONLY,
     internal: bool = False,
+    first_release: str = "4.3",
 ) -> ConfigKey:
-    return ConfigKey(name, type_, default, validator, importance, _DOC, update_mode, internal, honoured=False)
+    return ConfigKey(
+        name, type_, default, validator, importance, _DOC, update_mode, internal, False, first_release=first_release
+    )
 
 
 _DOC = "Accepted so that the properties file of any Kafka broker loads. It changes nothing here."
@@ -338,4 +341,28 @@ IGNORED_KEYS: tuple[ConfigKey, ...] = (
         update_mode=CLUSTER_WIDE,
         internal=True,
     ),
+    # Added in Kafka 4.4.
+    _ignored("errors.deadletterqueue.auto.create.topics.enable", BOOLEAN, False, first_release="4.4"),
+    _ignored("errors.deadletterqueue.topic.name.prefix", STRING, "dlq.", first_release="4.4"),
+    _ignored("group.share.assignor.offload.enable", BOOLEAN, True, internal=True, first_release="4.4"),
+    _ignored(
+        "group.share.dlq.manager.class.name",
+        STRING,
+        "org.apache.kafka.server.share.dlq.DefaultShareGroupDLQManager",
+        first_release="4.4",
+    ),
+    _ignored("group.streams.acceptable.recovery.lag", LONG, 10000, at_least(0), internal=True, first_release="4.4"),
+    _ignored("group.streams.assignor.offload.enable", BOOLEAN, True, internal=True, first_release="4.4"),
+    _ignored("group.streams.assignors", LIST, ["sticky"], first_release="4.4"),
+    _ignored("group.streams.max.warmup.replicas", INT, 20, at_least(0), internal=True, first_release="4.4"),
+    _ignored("group.streams.min.task.offset.interval.ms", INT, 15000, at_least(1), internal=True, first_release="4.4"),
+    _ignored("group.streams.num.warmup.replicas", INT, 2, at_least(0), internal=True, first_release="4.4"),
+    _ignored("group.streams.rack.aware.assignment.tags", LIST, [], importance=LOW, first_release="4.4"),
+    _ignored("group.streams.task.offset.interval.ms", INT, 60000, at_least(1), internal=True, first_release="4.4"),
+    _ignored("group.streams.topology.description.plugin.class", CLASS, None, first_release="4.4"),
+    _ignored("log.remote.copy.lag.bytes", LONG, -1, at_least(-1), first_release="4.4"),
+    _ignored("log.remote.copy.lag.ms", LONG, 0, at_least(-1), first_release="4.4"),
+    _ignored("max.decompressed.message.bytes", INT, 2147483639, between(1, 2147483639), first_release="4.4"),
+    _ignored("sasl.oauthbearer.allow.unverified.audience", BOOLEAN, False, first_release="4.4"),
+    _ignored("sasl.oauthbearer.allow.unverified.issuer", BOOLEAN, False, first_release="4.4"),
 )

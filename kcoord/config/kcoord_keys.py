@@ -121,6 +121,14 @@ KCOORD_KEYS: tuple[ConfigKey, ...] = (
         update_mode=UpdateMode.CLUSTER_WIDE,
     ),
     ConfigKey(
+        "kcoord.release",
+        ConfigType.STRING,
+        "4.4",
+        OneOf(("4.4", "4.3")),
+        Importance.MEDIUM,
+        "The release of Apache Kafka that the broker behaves like: versions of the APIs, epochs, errors and configs.",
+    ),
+    ConfigKey(
         "kcoord.request.max.bytes",
         ConfigType.INT,
         4 << 20,

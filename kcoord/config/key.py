@@ -121,6 +121,17 @@ class Matches:
         return self.description
 
 
+@dataclass(slots=True, frozen=True)
+class DistinctEntries:
+    """A list without empty and without repeated entries."""
+
+    def allows(self, value: ConfigValue) -> bool:
+        return not isinstance(value, list) or ("" not in value and len(set(value)) == len(value))
+
+    def __str__(self) -> str:
+        return "entries that are not empty and must not contain duplicate values"
+
+
 def at_least(lowest: float) -> Range:
     return Range(lowest=lowest)
 
@@ -144,6 +155,8 @@ class ConfigKey:
     internal: bool = False
     honoured: bool = True
     """False: the key is accepted and checked, but changes nothing here."""
+    first_release: str = "4.3"
+    """The first release of Kafka that has the key, of those that `kcoord.release` names."""
 
     @property
     def attribute(self) -> str:

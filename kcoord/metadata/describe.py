@@ -132,7 +132,7 @@ def broker_config_entries(config: BrokerConfig, image: MetadataImage) -> list[Co
     entries = []
     dynamic = image.effective_broker_configs(config.node_id)
     for name, key in BROKER_KEYS.items():
-        if key.internal and name not in dynamic and name not in config.explicit:
+        if (key.internal and name not in dynamic and name not in config.explicit) or not config.has_key(key):
             continue
         entry = _entry(key, value_to_string(config.value(name)), _broker_synonyms(config, image, _chain(name)))
         entry.read_only = not key.dynamic
@@ -170,14 +170,17 @@ def _undefined_entry(name: str, value: str, synonyms: list[tuple[str, str | None
 
 
 def group_config_entries(config: BrokerConfig, image: MetadataImage, group_id: str) -> list[ConfigEntry]:
-    """All group keys; a group that is not there has them too."""
+    """All group keys, internal ones only if the group sets them; a group that does not exist has them too."""
     overrides = image.group_configs(group_id)
     values = GroupConfig.resolve(config, overrides).values
     entries = []
     for name, key in GROUP_KEYS.items():
+        if (key.internal and name not in overrides) or not config.has_key(key):
+            continue
         value = value_to_string(values[name])
-        if f"group.{name}" in BROKER_KEYS:
-            synonyms = _broker_synonyms(config, image, [f"group.{name}"])
+        broker_key = "group.streams.assignors" if name == "streams.assignor.name" else f"group.{name}"
+        if broker_key in BROKER_KEYS:
+            synonyms = _broker_synonyms(config, image, [broker_key])
         else:
             synonyms = [(name, value_to_string(key.default), ConfigSource.DEFAULT_CONFIG)]
         if name in overrides:

@@ -47,6 +47,10 @@ SUPPORTED_FEATURES: Final[Mapping[str, tuple[int, int]]] = {
     "metadata.version": (7, METADATA_VERSION),
     "transaction.version": (0, 2),
 }
+LATEST_METADATA_VERSIONS: Final[Mapping[str, int]] = {"4.3": METADATA_VERSION, "4.4": 33}
+"""By release of Kafka. A new cluster finalizes METADATA_VERSION under both releases, because the records that we write
+are the same. So a data folder can be opened under either release.
+"""
 
 
 @dataclass(slots=True)

@@ -152,8 +152,8 @@ _CONSUMER_GROUP: Final = (
     Column(
         "epoch_reason",
         pa.string(),
-        "Why the epoch was bumped: `join`, `leave`, `fenced`, `subscription`, `metadata` or `migration`. Written by "
-        "kcoord alone.",
+        "Why the epoch was bumped: `join`, `leave`, `fenced`, `subscription`, `metadata`, `assignor` or "
+        "`migration`. Written by kcoord alone.",
     ),
     Column("metadata_hash", pa.int64(), "Hash of the subscribed topics."),
     Column("creation_timestamp", TIMESTAMP, "When the group was created (KIP-1327). Written by kcoord alone."),

@@ -42,8 +42,11 @@ KIP_1327_VERSIONS = {
 NEW_PARTITIONS_HANDLER = "consumer_group_heartbeat_new_partitions"
 """The handler of ConsumerGroupHeartbeat for the form `new-partitions`, whose v2 has another layout."""
 
+KAFKA_4_4_VERSIONS = {ApiKey.API_VERSIONS: 5, ApiKey.TXN_OFFSET_COMMIT: 6, ApiKey.DELETE_GROUPS: 3}
+"""The first version of each API that Kafka 4.4 adds; `kcoord.release=4.3` hides them."""
+
 UNSTABLE_VERSIONS = {ApiKey.INIT_PRODUCER_ID: 6}
-"""The first version of each API that is not final in Kafka 4.3.1; `unstable.api.versions.enable` shows them."""
+"""The first version of each API that is not final in Kafka 4.4; `unstable.api.versions.enable` shows them."""
 
 SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.PRODUCE: range(0, 14),
@@ -59,7 +62,7 @@ SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.SYNC_GROUP: range(0, 6),
     ApiKey.DESCRIBE_GROUPS: range(0, 7),
     ApiKey.LIST_GROUPS: range(0, 6),
-    ApiKey.API_VERSIONS: range(0, 5),
+    ApiKey.API_VERSIONS: range(0, 6),
     ApiKey.CREATE_TOPICS: range(2, 8),
     ApiKey.DELETE_TOPICS: range(1, 7),
     ApiKey.DELETE_RECORDS: range(0, 3),
@@ -69,7 +72,7 @@ SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.ADD_OFFSETS_TO_TXN: range(0, 5),
     ApiKey.END_TXN: range(0, 6),
     ApiKey.WRITE_TXN_MARKERS: range(1, 3),
-    ApiKey.TXN_OFFSET_COMMIT: range(0, 6),
+    ApiKey.TXN_OFFSET_COMMIT: range(0, 7),
     ApiKey.DESCRIBE_ACLS: range(1, 4),
     ApiKey.CREATE_ACLS: range(1, 4),
     ApiKey.DELETE_ACLS: range(1, 4),
@@ -78,7 +81,7 @@ SERVED_VERSIONS: dict[ApiKey, range] = {
     ApiKey.ALTER_REPLICA_LOG_DIRS: range(1, 3),
     ApiKey.DESCRIBE_LOG_DIRS: range(1, 6),
     ApiKey.CREATE_PARTITIONS: range(0, 4),
-    ApiKey.DELETE_GROUPS: range(0, 3),
+    ApiKey.DELETE_GROUPS: range(0, 4),
     ApiKey.ELECT_LEADERS: range(0, 3),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: range(0, 2),
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: range(0, 2),
@@ -246,6 +249,9 @@ class ApiTable:
 def build_api_table(config: BrokerConfig) -> ApiTable:
     """The APIs that a broker with this configuration serves to a client that has not named itself yet."""
     versions = dict(SERVED_VERSIONS)
+    if not config.is_kafka_4_4:
+        for key, first in KAFKA_4_4_VERSIONS.items():
+            versions[key] = range(versions[key].start, first)
     if not config.unstable_api_versions_enable:
         for key, first in UNSTABLE_VERSIONS.items():
             versions[key] = range(versions[key].start, first)

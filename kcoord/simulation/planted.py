@@ -33,8 +33,11 @@ from kcoord.simulation import shards
 from kcoord.storage import journal
 from kcoord.storage.durable_appends import DurableAppends
 from kcoord.storage.offset_map import OffsetMap
+from protocol.errors import Errors
 from protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupTargetAssignmentMetadataValue,
     DeleteGroupsResponse,
     GroupMetadataValue,
     OffsetCommitKey,
@@ -146,11 +149,12 @@ class RuthlessShard(GroupCoordinatorShard):
 # Replacements of product functions.
 
 
-def _every_commit(member: ConsumerGroupMember, epoch: int) -> PartitionCheck | None:
+def _every_commit(member: ConsumerGroupMember, epoch: int, stale: Errors | None = None) -> PartitionCheck | None:
     return None
 
 
 def _no_bump(
+    config: BrokerConfig,
     image: MetadataImage,
     group: object,
     members: Sequence[ConsumerGroupMember],
@@ -158,8 +162,9 @@ def _no_bump(
     now_ms: int,
 ) -> CoordinatorResult[None]:
     """Members leave, and the group epoch stays."""
-    result = _remove_members(image, group, members, reason, now_ms)  # type: ignore[arg-type]
-    return replace(result, records=result.records[:-1])
+    result = _remove_members(config, image, group, members, reason, now_ms)  # type: ignore[arg-type]
+    epochs = (ConsumerGroupMetadataValue, ConsumerGroupTargetAssignmentMetadataValue)
+    return replace(result, records=[record for record in result.records if not isinstance(record.value, epochs)])
 
 
 def _one_ms_early(self: Aging, offset: CommittedOffset) -> int | None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dialogues recorded from Apache Kafka 4.3.1, replayed against a kcoord process by a player with a codec of its own."""
+"""Dialogues recorded from Apache Kafka 4.3.1 and 4.4.0, replayed against a kcoord process that behaves like that
+release, by a player with a codec of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.support.kcoord_process import KcoordProcess
 from tests.support.shared import shared
@@ -31,20 +35,22 @@ SETTINGS = {
 }
 
 
-def test_all_dialogues_are_as_in_kafka(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("release", "folder"), [("4.3", "golden"), ("4.4", "golden-4.4")])
+def test_all_dialogues_are_as_in_kafka(tmp_path: Path, release: str, folder: str) -> None:
     player = shared("conformance", "golden.py")
-    broker = KcoordProcess(tmp_path, SETTINGS).start()
+    broker = KcoordProcess(tmp_path, {**SETTINGS, "kcoord.release": release}).start()
     try:
         played = subprocess.run(
             [sys.executable, str(player), broker.address, "-v"],
             capture_output=True,
             text=True,
             timeout=PLAY_SECONDS,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "GOLDEN": folder},
         )
     finally:
         assert broker.stop() == 0, broker.log
-    recorded = {path.stem for path in (player.parent / "golden").glob("*.json")}
+    recorded = {path.stem for path in (player.parent / folder).glob("*.json")}
+    assert recorded
     answered, different = _verdicts(played.stdout)
     report = f"{played.stdout}\n{played.stderr}\n{broker.log}"
     assert recorded == answered, report

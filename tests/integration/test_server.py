@@ -25,6 +25,8 @@ from protocol.messages import (
     ConsumerGroupHeartbeatResponse,
     CreateTopicsRequest,
     CreateTopicsResponse,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
     FetchRequest,
     FetchResponse,
     FindCoordinatorRequest,
@@ -203,14 +205,14 @@ def test_health_of_no_broker(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_version_of_api_versions_is_answered_in_v0(server: KcoordProcess) -> None:
     with WireClient(server.port) as client:
-        for version in (5, 99, -1):
+        for version in (6, 99, -1):
             header = struct.pack(">hhih", ApiKey.API_VERSIONS, version, 77, -1)
             client.socket.sendall(struct.pack(">i", len(header)) + header)
             frame = client.receive_frame()
             assert frame[:4] == struct.pack(">i", 77)
             answer = ApiVersionsResponse.decode(frame[4:], 0)
             assert answer.error_code == Errors.UNSUPPORTED_VERSION
-            assert [(api.api_key, api.min_version, api.max_version) for api in answer.api_keys] == [(18, 0, 4)]
+            assert [(api.api_key, api.min_version, api.max_version) for api in answer.api_keys] == [(18, 0, 5)]
 
 
 def test_api_versions_lists_what_is_served_and_the_features(server: KcoordProcess) -> None:
@@ -223,13 +225,62 @@ def test_api_versions_lists_what_is_served_and_the_features(server: KcoordProces
     versions = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
     assert versions[ApiKey.CONSUMER_GROUP_HEARTBEAT] == (0, 2)
     assert versions[ApiKey.METADATA] == (0, 14)
-    assert versions[ApiKey.API_VERSIONS] == (0, 4)
+    assert versions[ApiKey.API_VERSIONS] == (0, 5)
     assert {feature.name: feature.max_version_level for feature in answer.finalized_features}["group.version"] == 1
     assert answer.finalized_features_epoch > 0
     supported = {feature.name: (feature.min_version, feature.max_version) for feature in answer.supported_features}
     assert supported["group.version"] == (0, 1)
+    assert supported["metadata.version"] == (7, 33)
     assert [feature.name for feature in old.supported_features] == ["metadata.version"]
     assert (bad.error_code, bad.api_keys) == (Errors.INVALID_REQUEST, [])
+
+
+def test_a_client_that_means_another_cluster_or_broker_has_to_bootstrap_again(server: KcoordProcess) -> None:
+    """KIP-1242, as observed in Kafka 4.4.0."""
+
+    def ask(client: WireClient, cluster_id: str | None, node_id: int) -> tuple[Errors, bool]:
+        request = ApiVersionsRequest(
+            client_software_name="test", client_software_version="1.0", cluster_id=cluster_id, node_id=node_id
+        )
+        answer = client.call(request, 5, ApiVersionsResponse)
+        return Errors(answer.error_code), bool(answer.api_keys)
+
+    with WireClient(server.port) as client:
+        metadata = client.call(MetadataRequest(topics=[]), 12, MetadataResponse)
+        cluster_id, node_id = metadata.cluster_id, metadata.brokers[0].node_id
+        assert ask(client, None, -1) == (Errors.NONE, True)
+        assert ask(client, cluster_id, node_id) == (Errors.NONE, True)
+        for other in ((cluster_id, 77), ("other", node_id), ("", node_id)):
+            assert ask(client, *other) == (Errors.REBOOTSTRAP_REQUIRED, False)
+        for incomplete in ((cluster_id, -1), ("", -1), (None, node_id)):
+            assert ask(client, *incomplete) == (Errors.INVALID_REQUEST, False)
+
+
+def test_versions_of_kafka_4_4_are_refused_under_4_3(make_server: MakeServer) -> None:
+    server = make_server(kcoord_release="4.3").start()
+    request = ApiVersionsRequest(client_software_name="test", client_software_version="1.0")
+    with WireClient(server.port) as client:
+        answer = client.call(request, 4, ApiVersionsResponse)
+        header = struct.pack(">hhih", ApiKey.API_VERSIONS, 5, 77, -1)
+        client.socket.sendall(struct.pack(">i", len(header)) + header)
+        assert ApiVersionsResponse.decode(client.receive_frame()[4:], 0).error_code == Errors.UNSUPPORTED_VERSION
+        with pytest.raises(ConnectionClosed):
+            client.call(DeleteGroupsRequest(groups_names=["g"]), 3, DeleteGroupsResponse)
+    versions = {api.api_key: api.max_version for api in answer.api_keys}
+    listed = [versions[key] for key in (ApiKey.API_VERSIONS, ApiKey.TXN_OFFSET_COMMIT, ApiKey.DELETE_GROUPS)]
+    assert listed == [4, 5, 2]
+    supported = {feature.name: (feature.min_version, feature.max_version) for feature in answer.supported_features}
+    assert supported["metadata.version"] == (7, 30)
+
+
+def test_delete_groups_says_why_since_v3(server: KcoordProcess) -> None:
+    with WireClient(server.port) as client:
+        find_coordinator(client, "g")
+        for version, has_message in ((2, False), (3, True)):
+            answer = client.call(DeleteGroupsRequest(groups_names=["g"]), version, DeleteGroupsResponse)
+            (result,) = answer.results
+            assert result.error_code == Errors.GROUP_ID_NOT_FOUND
+            assert (result.error_message is not None) == has_message
 
 
 def test_settings_hide_versions_and_switch_the_consumer_protocol_off(make_server: MakeServer) -> None:

@@ -34,6 +34,8 @@ from protocol.messages import (
     InitProducerIdResponse,
     ListTransactionsRequest,
     ListTransactionsResponse,
+    MetadataRequest,
+    MetadataResponse,
     OffsetFetchRequest,
     OffsetFetchResponse,
     ProduceRequest,
@@ -340,6 +342,38 @@ def test_every_partition_of_a_refused_commit_is_answered(wire: WireClient) -> No
     answer = wire.call(request, 3, TxnOffsetCommitResponse)
     errors = {topic.name: topic.partitions[0].error_code for topic in answer.topics}
     assert errors == {TOPIC: Errors.INVALID_GROUP_ID, "absent": Errors.UNKNOWN_TOPIC_OR_PARTITION}
+
+
+def test_offsets_are_committed_by_topic_id_since_v6(wire: WireClient) -> None:
+    """KIP-1319; the answers are those of Kafka 4.4.0."""
+    (topic,) = wire.call(
+        MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=TOPIC)]), 12, MetadataResponse
+    ).topics
+    tx = Tx(wire, "tx")
+    tx.init()
+
+    def commit(topic_id: bytes, *partitions: int) -> dict[tuple[bytes, int], Errors]:
+        asked = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(topic_id=topic_id)
+        asked.partitions = [
+            TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(partition_index=index, committed_offset=7)
+            for index in partitions
+        ]
+        request = TxnOffsetCommitRequest(
+            transactional_id="tx", group_id=GROUP, producer_id=tx.producer_id, producer_epoch=tx.epoch, topics=[asked]
+        )
+        answer = wire.call(request, 6, TxnOffsetCommitResponse)
+        return {
+            (one.topic_id, partition.partition_index): Errors(partition.error_code)
+            for one in answer.topics
+            for partition in one.partitions
+        }
+
+    missing = Errors.UNKNOWN_TOPIC_OR_PARTITION
+    assert commit(topic.topic_id, 0, 99) == {(topic.topic_id, 0): OK, (topic.topic_id, 99): missing}
+    for unknown in (b"1" * 16, bytes(16)):
+        assert commit(unknown, 0) == {(unknown, 0): Errors.UNKNOWN_TOPIC_ID}
+    assert tx.end() is OK
+    assert fetch_offset(wire) == 7
 
 
 def test_a_successor_fences(wire: WireClient) -> None:

@@ -5,8 +5,18 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.config import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, ConfigError, ConfigKey, ConfigType, value_to_string
+from kcoord.config import (
+    BROKER_KEYS,
+    GROUP_KEYS,
+    TOPIC_KEYS,
+    BrokerConfig,
+    ConfigError,
+    ConfigKey,
+    ConfigType,
+    value_to_string,
+)
 from kcoord.config.key import ConfigValue, OneOf, Range, java_double
+from tests.support.shared import shared
 
 
 def key(type_: ConfigType, default: ConfigValue = None) -> ConfigKey:
@@ -113,8 +123,23 @@ def test_every_default_is_allowed_and_can_be_printed_and_read_again(keys: dict[s
 
 
 def test_numbers_of_keys() -> None:
-    """Kafka 4.3.1 has 360 broker keys, 34 topic keys and 17 group keys; three broker keys are only dynamic."""
-    own = [name for name in BROKER_KEYS if name.startswith("kcoord.")]
-    assert len(BROKER_KEYS) - len(own) == 360 + 3
+    """Kafka 4.3.1 has 360 broker keys, 34 topic keys and 17 group keys, 4.4.0 has 19 and 10 more; three broker keys are
+    only dynamic.
+    """
+    for release, brokers, groups in (("4.3", 360 + 3, 17), ("4.4", 379 + 3, 27)):
+        config = BrokerConfig.from_properties({"kcoord.release": release})
+        for keys, count in ((BROKER_KEYS, brokers), (GROUP_KEYS, groups)):
+            kafkas = [key for key in keys.values() if not key.name.startswith("kcoord.")]
+            assert sum(config.has_key(key) for key in kafkas) == count
     assert len(TOPIC_KEYS) == 34
-    assert len([name for name in GROUP_KEYS if not name.startswith("kcoord.")]) == 17
+
+
+@pytest.mark.parametrize(("table", "keys"), [("broker-configs.tsv", BROKER_KEYS), ("group-configs.tsv", GROUP_KEYS)])
+def test_keys_are_those_of_kafka_4_4(table: str, keys: dict[str, ConfigKey]) -> None:
+    for line in shared("kafka-facts-4.4.0", table).read_text().splitlines():
+        name, type_, default, _, importance = line.split("\t")
+        key = keys[name]
+        printed = f"[{','.join(key.default)}]" if isinstance(key.default, list) else value_to_string(key.default)
+        assert (key.type.name, key.importance.name) == (type_, importance), name
+        if key.first_release == "4.4":
+            assert default == ("null" if printed is None else printed), name

@@ -150,6 +150,31 @@ def test_bad_group_configs(name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("consumer.assignor.offload.enable", "false", "maybe"),
+        ("errors.deadletterqueue.copy.record.enable", "true", "1"),
+        ("errors.deadletterqueue.topic.name", "dlq", "__dlq"),
+        ("share.assignor.offload.enable", "false", "x"),
+        ("streams.acceptable.recovery.lag", "99999999999", "-1"),
+        ("streams.assignor.name", "sticky", "foo"),
+        ("streams.assignor.offload.enable", "true", ""),
+        ("streams.num.warmup.replicas", "20", "21"),
+        ("streams.rack.aware.assignment.tags", "a, b", "a,,b"),
+        ("streams.rack.aware.assignment.tags", "", "a,a"),
+        ("streams.task.offset.interval.ms", "15000", "14999"),
+    ],
+)
+def test_group_configs_of_kafka_4_4(name: str, good: str, bad: str) -> None:
+    """The values that Kafka 4.4.0 accepts and rejects; 4.3.1 does not know the keys."""
+    check_group_configs(broker(), {name: good})
+    with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
+        check_group_configs(broker(), {name: bad})
+    with pytest.raises(ConfigError, match="Unknown group config name"):
+        check_group_configs(broker(kcoord_release="4.3"), {name: good})
+
+
+@pytest.mark.parametrize(
     "value", ["latest", "earliest", "by_duration:P1D", "by_duration:P1DT2H3M4.5S", "by_duration:PT5M"]
 )
 def test_share_offset_reset(value: str) -> None:

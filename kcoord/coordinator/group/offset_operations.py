@@ -6,7 +6,7 @@ per partition.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import records
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 INVALID_OFFSET = -1
 NO_LEADER_EPOCH = -1
+
+FIRST_TXN_VERSION_OF_CONSUMER_GROUPS: Final = 6
+"""TxnOffsetCommit names topics by id and has the errors of consumer groups from this version on (KIP-1319)."""
 
 PartitionCheck: TypeAlias = Callable[[bytes, int], None]
 """Topic id and partition; raises STALE_MEMBER_EPOCH where the member may not commit for that partition."""
@@ -128,26 +131,26 @@ def _check_classic_commit(group: ClassicGroup, request: OffsetCommitRequest) -> 
         raise KafkaError(Errors.REBALANCE_IN_PROGRESS, f"Group {group.group_id} is rebalancing.")
 
 
-def _epoch_check(member: ConsumerGroupMember, epoch: int) -> PartitionCheck | None:
+def _epoch_check(member: ConsumerGroupMember, epoch: int, stale: Errors | None = None) -> PartitionCheck | None:
     """A commit with an older epoch is good for the partitions that the member has owned since (observed in Kafka
-    4.3.1).
+    4.3.1). `stale` is the error otherwise, by default that of the member's protocol.
     """
     if epoch == member.member_epoch:
         return None
     if epoch > member.member_epoch:
-        raise _stale(member, epoch)
+        raise _stale(member, epoch, stale)
 
     def check(topic_id: bytes, partition: int) -> None:
         since = member.assignment_epoch_of(topic_id, partition)
         if since is None or epoch < since:
-            raise _stale(member, epoch)
+            raise _stale(member, epoch, stale)
 
     return check
 
 
-def _stale(member: ConsumerGroupMember, epoch: int) -> KafkaError:
+def _stale(member: ConsumerGroupMember, epoch: int, error: Errors | None = None) -> KafkaError:
     return KafkaError(
-        Errors.STALE_MEMBER_EPOCH if member.classic is None else Errors.ILLEGAL_GENERATION,
+        error or (Errors.STALE_MEMBER_EPOCH if member.classic is None else Errors.ILLEGAL_GENERATION),
         f"Member {member.member_id} is at epoch {member.member_epoch}, the request says {epoch}.",
     )
 
@@ -160,7 +163,7 @@ def commit_transactional_offsets(
     request: TxnOffsetCommitRequest,
 ) -> CoordinatorResult[TxnOffsetCommitResponse]:
     """Like OffsetCommit, in records of the producer's transaction."""
-    _may_commit_in_transaction(group, request)
+    check = _may_commit_in_transaction(group, context.api_version, request)
     producer = Producer(request.producer_id, request.producer_epoch)
     response = TxnOffsetCommitResponse()
     result = CoordinatorResult(response, is_refusable=True)
@@ -174,6 +177,8 @@ def commit_transactional_offsets(
             if len(metadata.encode()) > config.offset_metadata_max_bytes:
                 error = Errors.OFFSET_METADATA_TOO_LARGE
             else:
+                if check is not None:
+                    check(topic_id, partition.partition_index)
                 offset = CommittedOffset(
                     partition.committed_offset,
                     partition.committed_leader_epoch,
@@ -192,39 +197,40 @@ def commit_transactional_offsets(
                 )
             )
         response.topics.append(
-            TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(name=topic.name, partitions=answers)
+            TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(
+                name=topic.name, topic_id=topic.topic_id, partitions=answers
+            )
         )
     return result
 
 
-def _may_commit_in_transaction(group: Group | None, request: TxnOffsetCommitRequest) -> None:
-    """Group metadata is optional here (KIP-447): it is checked where any of it is given. Observed in Kafka 4.3.1: a
-    wrong epoch is ILLEGAL_GENERATION in groups of both types.
+def _may_commit_in_transaction(
+    group: Group | None, api_version: int, request: TxnOffsetCommitRequest
+) -> PartitionCheck | None:
+    """Raises if the request as a whole is refused; returns a check per partition for a commit with an older epoch.
+
+    Group metadata is optional here (KIP-447): it is checked if any of it is given. Before version 6 the errors are
+    those of classic groups for groups of both types (observed in Kafka 4.3.1 and 4.4.0).
     """
-    generation, member_id, instance_id = (
-        request.generation_id_or_member_epoch,
-        request.member_id,
-        request.group_instance_id,
-    )
+    generation, member_id = request.generation_id_or_member_epoch, request.member_id
+    knows_consumer_groups = api_version >= FIRST_TXN_VERSION_OF_CONSUMER_GROUPS
     if group is None:
         if generation >= 0:
-            raise KafkaError(Errors.ILLEGAL_GENERATION, f"Group {request.group_id} does not exist.")
-        return
-    if generation < 0 and (group.is_empty() or (not member_id and instance_id is None)):
-        return
+            error = Errors.GROUP_ID_NOT_FOUND if knows_consumer_groups else Errors.ILLEGAL_GENERATION
+            raise KafkaError(error, f"Group {request.group_id} does not exist.")
+        return None
+    if generation < 0 and (group.is_empty() or (not member_id and request.group_instance_id is None)):
+        return None
     if isinstance(group, ClassicGroup):
-        check_member(group, member_id, instance_id)
+        check_member(group, member_id, request.group_instance_id)
         check_generation(group, generation)
-        return
+        return None
     assert isinstance(group, ConsumerGroup)
     member = group.members.get(member_id)
     if member is None:
         raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {request.group_id} has no member {member_id}.")
-    if generation != member.member_epoch:
-        raise KafkaError(
-            Errors.ILLEGAL_GENERATION,
-            f"Member {member_id} is at epoch {member.member_epoch}, the request says {generation}.",
-        )
+    stale = None if knows_consumer_groups else Errors.ILLEGAL_GENERATION
+    return _epoch_check(member, generation, stale)
 
 
 def fetch_offsets(

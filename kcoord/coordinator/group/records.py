@@ -47,6 +47,7 @@ class EpochReason(Enum):
     FENCED = "fenced"
     SUBSCRIPTION = "subscription"
     METADATA = "metadata"
+    ASSIGNOR = "assignor"
     MIGRATION = "migration"
 
 

@@ -191,14 +191,16 @@ class GroupCoordinatorShard(ShardMembers, ShardOffsets):
         )
         for group_id in dict.fromkeys(group_ids):
             group = self._groups.get(group_id)
-            error = Errors.NONE
+            error, message = Errors.NONE, None
             if group is None:
-                error = Errors.GROUP_ID_NOT_FOUND
+                error, message = Errors.GROUP_ID_NOT_FOUND, f"Group {group_id} not found."
             elif not group.is_empty():
-                error = Errors.NON_EMPTY_GROUP
+                error, message = Errors.NON_EMPTY_GROUP, f"The group {group_id} is not empty."
             else:
                 result.records += self._deletion.of_group(group)
-            result.response.append(DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=error))
+            result.response.append(
+                DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=error, error_message=message)
+            )
         return result
 
     @property

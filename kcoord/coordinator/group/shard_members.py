@@ -112,7 +112,7 @@ class ShardMembers(ShardState):
         """They go alone, or the group becomes a classic one with them (KIP-848 Downgrade)."""
         if migration.can_downgrade(self._config, group, members):
             return migration.downgrade(self._config, self._image, group, context.now_ms, members)
-        return removal.remove_members(self._image, group, members, reason, context.now_ms)
+        return removal.remove_members(self._config, self._image, group, members, reason, context.now_ms)
 
     # Classic members, of classic and of consumer groups.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     DeletableGroupResult = DeleteGroupsResponse.DeletableGroupResult
 
 API_KEY = ApiKey.DELETE_GROUPS
-VERSIONS = range(0, 3)
+VERSIONS = range(0, 4)
 
 
 def handle(broker: Broker, context: RequestContext, request: DeleteGroupsRequest) -> Reply[DeleteGroupsResponse]:
@@ -36,7 +36,9 @@ def handle(broker: Broker, context: RequestContext, request: DeleteGroupsRequest
 
 
 def _failed(group_id: str, error: KafkaError) -> DeletableGroupResult:
-    return DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=error.error)
+    return DeleteGroupsResponse.DeletableGroupResult(
+        group_id=group_id, error_code=error.error, error_message=error.message
+    )
 
 
 def error_response(request: DeleteGroupsRequest, error: KafkaError, version: int) -> DeleteGroupsResponse:

@@ -2,7 +2,8 @@
 """TxnOffsetCommit: offsets that count once the producer's transaction is committed.
 
 The group's partition of `__consumer_offsets` has to be part of the transaction: from v5 on (KIP-890) this request makes
-it so, before that AddOffsetsToTxn had to. What the metadata image does not know is answered here.
+it so, before that AddOffsetsToTxn had to. Since v6 topics have ids instead of names (KIP-1319). What the metadata image
+does not know is answered here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from kcoord.coordinator.group.offset_operations import FIRST_TXN_VERSION_OF_CONSUMER_GROUPS
 from kcoord.coordinator.result import Producer
 from kcoord.server.broker import map_reply
 from kcoord.server.transaction_service import GROUP_METADATA_TOPIC
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     Topics = list[TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic]
 
 API_KEY = ApiKey.TXN_OFFSET_COMMIT
-VERSIONS = range(0, 6)
+VERSIONS = range(0, 7)
 
 _LOADING_SINCE_VERSION: Final = 2
 """Older clients know COORDINATOR_NOT_AVAILABLE instead of COORDINATOR_LOAD_IN_PROGRESS."""
@@ -42,7 +44,12 @@ _COORDINATOR_IS_AWAY: Final = (
 
 
 def handle(broker: Broker, context: RequestContext, request: TxnOffsetCommitRequest) -> Reply[TxnOffsetCommitResponse]:
-    unknown = _take_unknown(broker.image, request)
+    by_id = context.api_version >= FIRST_TXN_VERSION_OF_CONSUMER_GROUPS
+    if by_id:
+        for topic in request.topics:
+            image_topic = broker.image.topics_by_id.get(topic.topic_id)
+            topic.name = image_topic.name if image_topic is not None else ""
+    unknown = _take_unknown(broker.image, request, by_id=by_id)
     if not request.topics:
         return TxnOffsetCommitResponse(topics=unknown)
     try:
@@ -136,7 +143,7 @@ def _commit_verified(
     return broker.groups.run_on_shard(shard_id, operation, context.operation_context(candidate=False))
 
 
-def _take_unknown(image: MetadataImage, request: TxnOffsetCommitRequest) -> Topics:
+def _take_unknown(image: MetadataImage, request: TxnOffsetCommitRequest, *, by_id: bool) -> Topics:
     """Removes what the image does not know from the request and returns its answers."""
     unknown: Topics = []
     known = []
@@ -145,7 +152,8 @@ def _take_unknown(image: MetadataImage, request: TxnOffsetCommitRequest) -> Topi
         count = len(image_topic.partitions) if image_topic is not None else 0
         missing = [p.partition_index for p in topic.partitions if not 0 <= p.partition_index < count]
         if missing:
-            unknown.append(_topic(topic.name, missing, Errors.UNKNOWN_TOPIC_OR_PARTITION))
+            error = Errors.UNKNOWN_TOPIC_ID if by_id and not topic.name else Errors.UNKNOWN_TOPIC_OR_PARTITION
+            unknown.append(_topic(topic, missing, error))
             topic.partitions = [p for p in topic.partitions if 0 <= p.partition_index < count]
         if topic.partitions:
             known.append(topic)
@@ -153,9 +161,12 @@ def _take_unknown(image: MetadataImage, request: TxnOffsetCommitRequest) -> Topi
     return unknown
 
 
-def _topic(name: str, partitions: list[int], error: Errors) -> TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic:
+def _topic(
+    topic: TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic, partitions: list[int], error: Errors
+) -> TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic:
     return TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(
-        name=name,
+        name=topic.name,
+        topic_id=topic.topic_id,
         partitions=[
             TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition(partition_index=index, error_code=error)
             for index in partitions
@@ -164,11 +175,11 @@ def _topic(name: str, partitions: list[int], error: Errors) -> TxnOffsetCommitRe
 
 
 def _merge(unknown: Topics, answered: Topics) -> Topics:
-    topics = {topic.name: topic for topic in unknown}
+    topics = {(topic.name, topic.topic_id): topic for topic in unknown}
     for topic in answered:
-        present = topics.get(topic.name)
+        present = topics.get((topic.name, topic.topic_id))
         if present is None:
-            topics[topic.name] = topic
+            topics[topic.name, topic.topic_id] = topic
         else:
             present.partitions.extend(topic.partitions)
     return list(topics.values())
@@ -179,5 +190,5 @@ def error_response(request: TxnOffsetCommitRequest, error: KafkaError, version: 
     if code is Errors.COORDINATOR_LOAD_IN_PROGRESS and version < _LOADING_SINCE_VERSION:
         code = Errors.COORDINATOR_NOT_AVAILABLE
     return TxnOffsetCommitResponse(
-        topics=[_topic(topic.name, [p.partition_index for p in topic.partitions], code) for topic in request.topics]
+        topics=[_topic(topic, [p.partition_index for p in topic.partitions], code) for topic in request.topics]
     )

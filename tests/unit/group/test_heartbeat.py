@@ -55,7 +55,7 @@ def test_first_member_gets_everything_at_epoch_two(context: GroupContext) -> Non
 def test_first_epoch_counts_the_first_subscription(
     context: GroupContext, names: list[str] | None, regex: str | None, epoch: int
 ) -> None:
-    assert context.join("g", A, names, regex=regex).member_epoch == epoch
+    assert context.join("g", A, names, regex=regex, assignor=None).member_epoch == epoch
 
 
 def test_steady_heartbeat_has_no_records_and_no_assignment(context: GroupContext) -> None:
@@ -208,8 +208,8 @@ def test_assignment_interval_batches_joins() -> None:
     assert (late.member_epoch, late.assignment) == (3, None)
 
 
-def test_rack_and_assignor_are_recorded_without_an_epoch(context: GroupContext) -> None:
-    context.join("g", A, ["t6"])
+def test_rack_and_unchanged_assignor_are_recorded_without_an_epoch(context: GroupContext) -> None:
+    context.join("g", A, ["t6"], assignor=None)
     assert context.heartbeat("g", A, 2, rack="r1").member_epoch == 2
     assert [type(record.key).__name__ for record in context.records] == ["ConsumerGroupMemberMetadataKey"]
     assert context.heartbeat("g", A, 2, assignor="uniform").member_epoch == 2
@@ -250,7 +250,7 @@ def test_leave_hands_the_partitions_on(context: GroupContext) -> None:
     assert (taken.member_epoch, context.assigned(taken)) == (4, {"t6": [0, 1, 2, 3, 4, 5]})
     context.heartbeat("g", B, -1)
     described = context.describe("g")
-    assert (described.group_state, described.group_epoch, described.assignment_epoch) == ("Empty", 5, 4)
+    assert (described.group_state, described.group_epoch, described.assignment_epoch) == ("Empty", 5, 5)
     assert context.join("g", A, ["t6"]).member_epoch == 6
 
 
@@ -448,7 +448,7 @@ class TestStaticMembers:
 
 class TestRegex:
     def test_resolution_bumps_the_epoch(self, context: GroupContext) -> None:
-        joined = context.join("g", A, regex="t.*")
+        joined = context.join("g", A, regex="t.*", assignor=None)
         assert (joined.member_epoch, context.assigned(joined)) == (1, {})
         context.run_tasks()
         resolved = context.heartbeat("g", A, 1, owned={})
@@ -458,7 +458,7 @@ class TestRegex:
         ("regex", "topics"), [("(?i)T3", {"t3"}), ("^t3$", {"t3"}), ("t", set()), ("t(3|6)", {"t3", "t6"})]
     )
     def test_whole_name_must_match(self, context: GroupContext, regex: str, topics: set[str]) -> None:
-        context.join("g", A, regex=regex)
+        context.join("g", A, regex=regex, assignor=None)
         context.run_tasks()
         response = context.heartbeat("g", A, 1, owned={})
         assert response.member_epoch == (2 if topics else 1)
@@ -471,7 +471,7 @@ class TestRegex:
         assert set(context.assigned(response) or {}) == {"t3", "t6"}
 
     def test_new_topic_is_found_after_a_metadata_change(self, context: GroupContext) -> None:
-        context.join("g", A, regex="t.*")
+        context.join("g", A, regex="t.*", assignor=None)
         context.run_tasks()
         context.heartbeat("g", A, 1, owned={})
         assert context.heartbeat("g", A, 2).assignment is None
@@ -483,7 +483,7 @@ class TestRegex:
         assert (found.member_epoch, "t9" in (context.assigned(found) or {})) == (3, True)
 
     def test_refresh_interval(self, context: GroupContext) -> None:
-        context.join("g", A, regex="t.*")
+        context.join("g", A, regex="t.*", assignor=None)
         context.run_tasks()
         context.heartbeat("g", A, 1, owned={})
         for _ in range(20):
@@ -493,16 +493,16 @@ class TestRegex:
         assert len(context.tasks) == 1
 
     def test_last_subscriber_takes_the_regex_along(self, context: GroupContext) -> None:
-        context.join("g", A, regex="t.*")
+        context.join("g", A, regex="t.*", assignor=None)
         context.run_tasks()
-        context.join("g", B, regex="t.*")
+        context.join("g", B, regex="t.*", assignor=None)
         context.heartbeat("g", A, -1)
         assert not any(type(record.key).__name__ == "ConsumerGroupRegularExpressionKey" for record in context.records)
         context.heartbeat("g", B, -1)
         assert any(type(record.key).__name__ == "ConsumerGroupRegularExpressionKey" for record in context.records)
 
     def test_change_from_regex_to_names(self, context: GroupContext) -> None:
-        context.join("g", A, regex="t.*")
+        context.join("g", A, regex="t.*", assignor=None)
         context.run_tasks()
         context.heartbeat("g", A, 1, owned={})
         changed = context.heartbeat("g", A, 2, names=["t3"], regex="")

@@ -138,7 +138,7 @@ def test_delete_offsets(context: GroupContext) -> None:
 def test_delete_groups(context: GroupContext) -> None:
     context.join("live", A, ["t3"])
     context.commit("simple", {"t3": {0: 1}})
-    context.join("empty", A, regex="t.*")
+    context.join("empty", A, regex="t.*", assignor=None)
     context.run_tasks()
     context.commit("empty", {"t3": {0: 1}}, member=A, epoch=1)
     context.heartbeat("empty", A, -1)

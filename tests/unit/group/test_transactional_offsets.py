@@ -54,12 +54,15 @@ def commit(
     generation: int = -1,
     member: str = "",
     instance: str | None = None,
+    api_version: int = 5,
 ) -> Errors:
     """Commits with the agreement of the transaction coordinator; the error of the request or of its first partition."""
     request = request_of(producer, offsets, group, generation, member, instance)
     ticket = context.shard.start_verification(producer)
     try:
-        response = context.run(lambda ctx: context.shard.commit_transactional_offsets(ctx, request, ticket))
+        response = context.run(
+            lambda ctx: context.shard.commit_transactional_offsets(ctx, request, ticket), api_version
+        )
     except KafkaError as error:
         return error.error
     finally:
@@ -261,6 +264,40 @@ def test_pending_offsets_neither_expire_nor_let_their_group_go(context: GroupCon
     end(context, P, committed=False)
     context.sleep(24 * 3600 * 1000)
     assert fetch(context, 0, stable=False) == [-1]
+
+
+def test_errors_of_consumer_groups_since_v6(context: GroupContext) -> None:
+    """Observed in Kafka 4.4.0 (KIP-1319)."""
+    for version, unknown, stale in (
+        (5, Errors.ILLEGAL_GENERATION, Errors.ILLEGAL_GENERATION),
+        (6, Errors.GROUP_ID_NOT_FOUND, Errors.STALE_MEMBER_EPOCH),
+    ):
+        group = f"g{version}"
+        assert commit(context, P, {0: 1}, group=group, generation=3, member="a", api_version=version) is unknown
+        epoch = context.join(group, "a", ["t3"]).member_epoch
+        for generation in (epoch - 1, epoch + 1, -1):
+            error = commit(context, P, {0: 1}, group=group, generation=generation, member="a", api_version=version)
+            assert error is stale, generation
+        missing = commit(context, P, {0: 1}, group=group, generation=epoch, member="b", api_version=version)
+        assert missing is Errors.UNKNOWN_MEMBER_ID
+
+
+def test_an_older_epoch_is_good_for_partitions_that_the_member_has_kept(context: GroupContext) -> None:
+    """As for OffsetCommit; observed in Kafka 4.4.0."""
+    context.join(GROUP, "a", ["t3"])
+    context.join(GROUP, "b", ["t3"])
+    context.heartbeat(GROUP, "a", 2)
+    assert context.heartbeat(GROUP, "a", 2, owned={"t3": [0, 1]}).member_epoch == 3
+    for version, stale in ((5, Errors.ILLEGAL_GENERATION), (6, Errors.STALE_MEMBER_EPOCH)):
+        for offsets, generation, error in (
+            ({0: 1}, 2, Errors.NONE),
+            ({0: 1, 2: 1}, 2, stale),
+            ({0: 1, 2: 1}, 3, Errors.NONE),
+            ({0: 1}, 1, stale),
+            ({0: 1}, -1, stale),
+        ):
+            answer = commit(context, P, offsets, generation=generation, member="a", api_version=version)
+            assert answer is error, (version, offsets, generation)
 
 
 # --- any order --------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ async def test_describe_configs_in_every_version(cluster: Cluster, version: int)
         (8, "2", Errors.INVALID_REQUEST, 0),
         (16, "cm", Errors.NONE, 3),
         (16, "", Errors.INVALID_REQUEST, 0),
-        (32, "g", Errors.NONE, 18),
+        (32, "g", Errors.NONE, 22),
         (32, "", Errors.INVALID_REQUEST, 0),
         (3, "x", Errors.INVALID_REQUEST, 0),
         (0, "x", Errors.INVALID_REQUEST, 0),

@@ -158,7 +158,7 @@ def test_group_keys() -> None:
     config = BrokerConfig.from_properties({"group.consumer.heartbeat.interval.ms": "6000"})
     image = image_with((32, "g", "consumer.session.timeout.ms", "50000"))
     found = by_name(describe.group_config_entries(config, image, "g"))
-    assert len(found) == 18
+    assert len(found) == 22
     assert found["consumer.session.timeout.ms"].synonyms == [
         ("consumer.session.timeout.ms", "50000", ConfigSource.GROUP_CONFIG),
         ("group.consumer.session.timeout.ms", "45000", ConfigSource.DEFAULT_CONFIG),
@@ -170,6 +170,37 @@ def test_group_keys() -> None:
     ]
     unknown_group = describe.group_config_entries(BrokerConfig.from_properties({}), image, "nobody")
     assert {one.source for one in unknown_group} == {ConfigSource.DEFAULT_CONFIG}
+
+
+def test_group_keys_of_kafka_4_4() -> None:
+    """Observed in Kafka 4.4.0: internal keys are listed only if the group sets them."""
+    image = image_with((32, "g", "streams.num.warmup.replicas", "5"), (32, "g", "streams.assignor.name", "sticky"))
+    found = by_name(describe.group_config_entries(BrokerConfig.from_properties({}), image, "g"))
+    assert found["streams.num.warmup.replicas"].synonyms == [
+        ("streams.num.warmup.replicas", "5", ConfigSource.GROUP_CONFIG),
+        ("group.streams.num.warmup.replicas", "2", ConfigSource.DEFAULT_CONFIG),
+    ]
+    assert found["streams.assignor.name"].synonyms == [
+        ("streams.assignor.name", "sticky", ConfigSource.GROUP_CONFIG),
+        ("group.streams.assignors", "sticky", ConfigSource.DEFAULT_CONFIG),
+    ]
+    assert "consumer.assignor.offload.enable" not in found
+    unset = by_name(describe.group_config_entries(BrokerConfig.from_properties({}), image, "nobody"))
+    assert unset["streams.assignor.name"].value == "sticky"
+    assert (unset["errors.deadletterqueue.topic.name"].value, unset["streams.rack.aware.assignment.tags"].type) == (
+        "",
+        7,
+    )
+    old = by_name(describe.group_config_entries(BrokerConfig.from_properties({"kcoord.release": "4.3"}), image, "g"))
+    assert (len(old), "streams.num.warmup.replicas" in old) == (18, False)
+
+
+def test_broker_keys_by_release() -> None:
+    for release, is_there in (("4.3", False), ("4.4", True)):
+        config = BrokerConfig.from_properties({"kcoord.release": release})
+        found = by_name(describe.broker_config_entries(config, NO_METADATA))
+        assert ("group.streams.assignors" in found) == is_there
+        assert "group.streams.num.warmup.replicas" not in found
 
 
 def test_client_metrics_keys() -> None:

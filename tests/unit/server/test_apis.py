@@ -4,15 +4,24 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 
 import pytest
 
 from kcoord.config import BrokerConfig, Kip1327Form
 from kcoord.server import handlers
-from kcoord.server.apis import KIP_1327_VERSIONS, SERVED_VERSIONS, UNSTABLE_VERSIONS, build_api_table
+from kcoord.server.apis import (
+    KAFKA_4_4_VERSIONS,
+    KEY_AND_VERSION,
+    KIP_1327_VERSIONS,
+    SERVED_VERSIONS,
+    UNSTABLE_VERSIONS,
+    build_api_table,
+)
 from kcoord.server.peer_listener import PEER_APIS
 from protocol.api_keys import ApiKey, request_class, response_class
+from tests.support.shared import shared
 
 
 @pytest.mark.parametrize("key", SERVED_VERSIONS, ids=lambda key: key.name.lower())
@@ -66,6 +75,30 @@ def test_versions_that_are_not_final_are_shown_on_request() -> None:
         table = build_api_table(BrokerConfig.from_properties({"unstable.api.versions.enable": str(shown).lower()}))
         for key, first in UNSTABLE_VERSIONS.items():
             assert table.apis[key].versions.stop == first + shown
+
+
+@pytest.mark.parametrize(("release", "facts"), [("4.3", "kafka-facts"), ("4.4", "kafka-facts-4.4.0")])
+def test_versions_are_those_of_the_release(release: str, facts: str) -> None:
+    config = BrokerConfig.from_properties({"kcoord.release": release, "kcoord.kip1327.enable": "false"})
+    schemas = {}
+    for path in shared(facts, "README.md").parent.glob("requests/*.json"):
+        schema = json.loads(path.read_text())
+        schemas[schema["apiKey"]] = schema
+    for key, api in build_api_table(config).apis.items():
+        lowest, _, highest = schemas[key]["validVersions"].partition("-")
+        unstable = schemas[key].get("latestVersionUnstable", False)
+        first = 0 if key == ApiKey.PRODUCE else int(lowest)
+        assert api.listed_versions == range(first, int(highest or lowest) + 1 - unstable), api.key.name
+
+
+def test_the_versions_of_kafka_4_4_are_hidden_under_4_3() -> None:
+    old, new = (
+        build_api_table(BrokerConfig.from_properties({"kcoord.release": release})) for release in ("4.3", "4.4")
+    )
+    for key, first in KAFKA_4_4_VERSIONS.items():
+        request = KEY_AND_VERSION.pack(key, first)
+        assert old.bound(request) is None
+        assert new.bound(request) is not None
 
 
 def test_kip_1327_can_be_hidden() -> None:

@@ -78,7 +78,7 @@ def join(
     if not request.member_id and request.group_instance_id is None and context.api_version >= KNOWN_MEMBER_ID_VERSION:
         required = refused_join(Errors.MEMBER_ID_REQUIRED, member_id)
         return CoordinatorResult(required)
-    subscription = _subscription(group, member_id, protocols)
+    subscription = _subscription(config, group, member_id, protocols)
     if request.member_id and request.group_instance_id is not None:
         # Only who has no id yet takes over an instance id (KIP-345); its former holder is fenced when it comes again.
         member = find_member(group, member_id, request.group_instance_id)
@@ -120,13 +120,13 @@ def join(
 
 
 def _subscription(
-    group: ConsumerGroup, member_id: str, protocols: list[tuple[str, bytes]]
+    config: BrokerConfig, group: ConsumerGroup, member_id: str, protocols: list[tuple[str, bytes]]
 ) -> ConsumerProtocolSubscription:
     subscription = consumer_protocol.read_subscription(protocols[0][1])
     if subscription is None:
-        # Kafka 4.3.1 answers UNKNOWN_SERVER_ERROR here (recorded dialogue mixed-refusals).
+        # Observed in Kafka 4.3.1 and 4.4.0 (recorded dialogue mixed-refusals).
         raise KafkaError(
-            Errors.UNKNOWN_SERVER_ERROR,
+            Errors.INCONSISTENT_GROUP_PROTOCOL if config.is_kafka_4_4 else Errors.UNKNOWN_SERVER_ERROR,
             f"The subscription of member {member_id} in group {group.group_id} is malformed.",
         )
     return subscription

@@ -3,7 +3,8 @@
 soft.
 
 Derived from the members, and kept beside them so that a heartbeat never walks the group: who owns each partition,
-how many members subscribe to each topic name and regular expression, and which member holds each instance id.
+how many members subscribe to each topic name and regular expression and ask for each assignor, and which member holds
+each instance id.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from kcoord.coordinator.group.consumer.member import Assignment, ConsumerGroupMember, MemberState
 from kcoord.coordinator.group.group import GroupState, GroupType
@@ -31,6 +31,7 @@ class ConsumerGroup:
     """Hard state of one group of the consumer protocol, with the sums derived from its members."""
 
     __slots__ = (
+        "_assignor_counts",
         "_name_counts",
         "_owners",
         "_regex_counts",
@@ -79,6 +80,7 @@ class ConsumerGroup:
         """By member epoch, those in state STABLE."""
         self.completed_epoch = 0
         """Soft: the last group epoch that all members have reached at the same time, for metrics."""
+        self._assignor_counts: Counter[str] = Counter()
         # Soft state: true means "look again at the next heartbeat", which is always safe.
         self.metadata_stale = True
         self.regex_stale = True
@@ -206,6 +208,8 @@ class ConsumerGroup:
             _recount(self._name_counts, old_names, new_names)
         if _regexes_of(old) != _regexes_of(new):
             _recount(self._regex_counts, _regexes_of(old), _regexes_of(new))
+        if _assignors_of(old) != _assignors_of(new):
+            _recount(self._assignor_counts, _assignors_of(old), _assignors_of(new))
 
     def _count_stable(self, old: ConsumerGroupMember | None, new: ConsumerGroupMember | None) -> None:
         for member, change in ((old, -1), (new, 1)):
@@ -278,8 +282,12 @@ class ConsumerGroup:
 
     def preferred_server_assignor(self, supported: Sequence[str], changed: ConsumerGroupMember | None = None) -> str:
         """The assignor that most members ask for; the broker's order decides ties (KIP-848 Assignment Process)."""
-        members = self.members if changed is None else self.members_with(changed)
-        votes = Counter(map(attrgetter("server_assignor"), members.values()))
+        votes = self._assignor_counts
+        if changed is not None:
+            votes = votes.copy()
+            for gone in self._making_room_for(changed):
+                _recount(votes, _assignors_of(gone), ())
+            _recount(votes, (), _assignors_of(changed))
         return max(supported, key=lambda name: votes[name])
 
 
@@ -295,6 +303,10 @@ def subscription_of(
 
 def _regexes_of(member: ConsumerGroupMember | None) -> tuple[str, ...]:
     return (member.subscribed_topic_regex,) if member is not None and member.subscribed_topic_regex else ()
+
+
+def _assignors_of(member: ConsumerGroupMember | None) -> tuple[str, ...]:
+    return (member.server_assignor,) if member is not None and member.server_assignor else ()
 
 
 def _recount(counts: Counter[str], gone: Iterable[str], come: Iterable[str]) -> None:

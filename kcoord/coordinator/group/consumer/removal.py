@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.member import (
@@ -81,13 +82,17 @@ def leave(
 
 
 def remove_members(
+    config: BrokerConfig,
     image: MetadataImage,
     group: ConsumerGroup,
     members: Sequence[ConsumerGroupMember],
     reason: EpochReason,
     now_ms: int,
 ) -> CoordinatorResult[None]:
-    """Everything of the members goes, and the group epoch grows once; the next heartbeat computes the new target."""
+    """Removes all records of the members and raises the group epoch once; the next heartbeat computes the new target.
+
+    Since Kafka 4.4 the last member's removal also moves the assignment epoch, since there is nothing left to assign.
+    """
     group_id, why = group.group_id, records.TombstoneReason(reason.value)
     result = CoordinatorResult(None)
     for member in members:
@@ -98,10 +103,11 @@ def remove_members(
         if group.regex_subscribers(regex) == leaving:
             result.records.append(records.new_regular_expression_tombstone(group_id, regex, why))
     new_hash = metadata_hash(image, group.subscribed_topic_names(removed=members))
-    empty_since_ms = now_ms if len(members) == len(group.members) else -1
+    epoch, is_last = group.group_epoch + 1, len(members) == len(group.members)
+    empty_since_ms = now_ms if is_last else -1
     result.records.append(
-        records.new_group_epoch_record(
-            group_id, group.group_epoch + 1, new_hash, group.creation_time_ms, reason, empty_since_ms
-        )
+        records.new_group_epoch_record(group_id, epoch, new_hash, group.creation_time_ms, reason, empty_since_ms)
     )
+    if is_last and config.is_kafka_4_4:
+        result.records.append(records.new_target_assignment_epoch_record(group_id, epoch, 0))
     return result

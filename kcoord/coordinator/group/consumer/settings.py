@@ -46,6 +46,12 @@ class GroupSettings:
             own, broker.group_consumer_min_assignment_interval_ms, broker.group_consumer_max_assignment_interval_ms
         )
 
+    @property
+    def assignor_offload_enable(self) -> bool:
+        """True if a target assignment that takes long may be computed in the background."""
+        own = self._own.get("consumer.assignor.offload.enable")
+        return self._broker.group_consumer_assignor_offload_enable if own is None else own.strip().lower() == "true"
+
 
 def _clamp(value: str, lowest: int, highest: int) -> int:
     return max(lowest, min(int(value), highest))

@@ -114,12 +114,17 @@ class MemberTransition:
         elif updated is not member or member.member_id not in group.members:
             self.records.append(records.new_member_subscription_record(group.group_id, updated))
         # 2. The group epoch.
-        group_epoch = self._group_epoch(member, updated, bump or regex_bump)
+        reason = EpochReason.SUBSCRIPTION if bump or regex_bump else None
+        if reason is None and self._changes_assignor(member, updated):
+            reason = EpochReason.ASSIGNOR
+        group_epoch = self._group_epoch(member, updated, reason)
         # 3. The target assignment, at most once per assignment interval.
         target_epoch, target = group.assignment_epoch, self._present_target(updated)
         interval_ms = self.settings.assignment_interval_ms
         if group_epoch > target_epoch and self.now_ms >= group.assignment_timestamp_ms + interval_ms:
-            if takes_long(group, self.image, updated, interval_ms, self.config.kcoord_assignor_inline_ms):
+            if self.settings.assignor_offload_enable and takes_long(
+                group, self.image, updated, interval_ms, self.config.kcoord_assignor_inline_ms
+            ):
                 self.tasks.append(Task(TimerKey(TARGET_TASK, group.group_id), ComputeTarget(group.group_id)))
             else:
                 target_epoch, target = group_epoch, self._new_target(updated, group_epoch)
@@ -168,17 +173,33 @@ class MemberTransition:
 
     # 2. The group epoch.
 
-    def _group_epoch(self, member: ConsumerGroupMember, updated: ConsumerGroupMember, bump: bool) -> int:
-        """The group epoch after this heartbeat, with its record where it grows.
+    def _changes_assignor(self, member: ConsumerGroupMember, updated: ConsumerGroupMember) -> bool:
+        """True if the member makes another assignor the one that most members ask for.
 
-        A new group starts at 1, and the first subscription counts on top of that (observed in Kafka 4.3.1).
+        Since Kafka 4.4 that starts a new group epoch, unless the member joins by the classic protocol.
+        """
+        is_known = updated is member and member.member_id in self.group.members
+        if is_known or updated.classic is not None or not self.config.is_kafka_4_4:
+            return False
+        assignors = self.config.group_consumer_assignors
+        present = self.group.preferred_server_assignor(assignors)
+        return self.group.preferred_server_assignor(assignors, changed=updated) != present
+
+    def _group_epoch(
+        self, member: ConsumerGroupMember, updated: ConsumerGroupMember, reason: EpochReason | None
+    ) -> int:
+        """Returns the group epoch after this heartbeat and appends its record if it grows.
+
+        `reason` is what the member changed, None if nothing that matters to the group.
+
+        A new group starts at 1, and the first subscription counts on top of that (observed in Kafka 4.3.1). So does
+        the first assignor if it is not the default (observed in Kafka 4.4.0).
         """
         group = self.group
+        bump = reason is not None
         epoch = group.group_epoch
         new_hash = group.metadata_hash
-        reason = EpochReason.SUBSCRIPTION if bump else EpochReason.METADATA
-        if group.replaced_by(member) is None:
-            reason = EpochReason.JOIN
+        reason = EpochReason.JOIN if group.replaced_by(member) is None else reason or EpochReason.METADATA
         if bump or group.metadata_stale:
             new_hash = metadata_hash(self.image, group.subscribed_topic_names(changed=updated))
             if new_hash == group.metadata_hash:
