@@ -278,6 +278,9 @@ class BrokerProcess:
             _logger.info("Dynamic configs that were accepted, but are without effect: %s", ", ".join(ignored))
         self._dynamic_configs = dynamic
         self._config.apply_dynamic(dynamic)
+        left_out = sorted(dynamic.keys() - self._config.dynamic.keys())
+        if left_out:
+            _logger.warning("Dynamic configs that cannot be used here were left out: %s", ", ".join(left_out))
         # For new connections: whether clients may push metrics.
         self._broker.apis = build_api_table(self._config)
 
