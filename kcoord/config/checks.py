@@ -27,6 +27,7 @@ def check_broker_config(config: BrokerConfig) -> None:
     for kind in ("consumer", "share", "streams"):
         _check_group_kind(config, kind)
     _check_assignors(config)
+    _check_protocols(config)
     _check_listeners(config)
     check_security(config)
     check_workers(config)
@@ -84,6 +85,14 @@ def _check_assignors(config: BrokerConfig) -> None:
     if not isinstance(share, list) or len(share) != 1:
         raise ConfigError(
             f"Invalid value {share} for configuration group.share.assignors: exactly one assignor must be named"
+        )
+
+
+def _check_protocols(config: BrokerConfig) -> None:
+    if "classic" not in config.group_coordinator_rebalance_protocols:
+        raise ConfigError(
+            f"Invalid value {','.join(config.group_coordinator_rebalance_protocols)} for configuration "
+            "group.coordinator.rebalance.protocols: Disabling the 'classic' protocol is not supported."
         )
 
 

@@ -166,7 +166,8 @@ GROUP_COORDINATOR_KEYS: tuple[ConfigKey, ...] = (
         ["classic", "consumer", "streams"],
         ListOf(("consumer", "classic", "share", "streams")),
         MEDIUM,
-        "Group protocols that are enabled.",
+        "Group protocols that are enabled: classic must be among them, consumer can be left out. Groups of the other "
+        "kinds are not served.",
     ),
     ConfigKey(
         "group.coordinator.threads",

@@ -135,6 +135,11 @@ def test_assignors() -> None:
     assert "group.share.assignors" in refused(group_share_assignors="simple,other")
 
 
+def test_the_classic_protocol_cannot_be_disabled() -> None:
+    message = refused(group_coordinator_rebalance_protocols="consumer")
+    assert "group.coordinator.rebalance.protocols: Disabling the 'classic' protocol is not supported." in message
+
+
 def test_limits() -> None:
     assert "socket.request.max.bytes" in refused(queued_max_request_bytes="1000")
     assert "-1 (no limit)" in refused(log_retention_ms="0")

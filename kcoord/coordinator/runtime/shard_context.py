@@ -397,8 +397,8 @@ class ShardContext(Generic[M]):
             batch = PackedBatch(self._next_offset, now_ms)
             batch.add(encoded.body, encoded.count)
             batch.add(encode_records(serialized, batch.count), len(serialized))
-            if self._buffer.add_batch(batch):
-                self._batch_began(now_ms)
+            self._buffer.add_batch(batch)
+            self._batch_began(now_ms)
             self._appended(batch.count)
         try:
             if encoded is not None:

@@ -10,7 +10,9 @@ from protocol.compression import Compression
 
 
 class WriteBuffer:
-    """See the module's text. What adds records is given the offset of the first one, and says whether a batch began."""
+    """See the module's text. `add` and `pack` are given the offset of their first record, and say whether a batch
+    began.
+    """
 
     __slots__ = ("_batches", "_compression", "_max_batch_bytes", "base_offset")
 
@@ -32,7 +34,8 @@ class WriteBuffer:
             return False
         batch = OpenBatch(next_offset, now_ms, stamp)
         batch.add(records, bound_bytes)
-        return self.add_batch(batch)
+        self.add_batch(batch)
+        return True
 
     def pack(self, packed: PackedRecords, next_offset: int) -> bool | None:
         """Adds to the last batch, if that is one of packed results and has room; None where no batch has."""
@@ -45,13 +48,15 @@ class WriteBuffer:
                 return False
         alone = PackedBatch(next_offset, packed.timestamp_ms)
         alone.add(packed.encode_records(0), packed.count)
-        return self.add_batch(alone) if alone.size_bytes <= self._max_batch_bytes else None
+        if alone.size_bytes > self._max_batch_bytes:
+            return None
+        self.add_batch(alone)
+        return True
 
-    def add_batch(self, batch: OpenBatch | PackedBatch) -> bool:
+    def add_batch(self, batch: OpenBatch | PackedBatch) -> None:
         if not self._batches:
             self.base_offset = batch.base_offset
         self._batches.append(batch)
-        return True
 
     def take(self) -> bytes:
         """All batches as they are written; the buffer is empty then."""
