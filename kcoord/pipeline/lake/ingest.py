@@ -83,7 +83,7 @@ def bronze(source: DataFrame, batch: int) -> DataFrame:
 
 def write_files(lake: Lake, ranges: DataFrame, batch: int, options: Options) -> Ingested:
     """As `write_batch`, for rows of the source's table `ranges`: the workers read them and write the files."""
-    place = lake.path(TABLES["records"])
+    place = lake.files_uri(TABLES["records"])
     record_files.clear(place, batch)
     write = record_files.writer(options, place, batch)
     return _note(lake, batch, ranges.select("work").mapInArrow(write, record_files.FACTS).collect())

@@ -18,12 +18,16 @@ import json
 from dataclasses import dataclass, field
 from typing import Final
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats import Format, open_store
 from kcoord.pipeline.lake.formats.place import Place
+from kcoord.pipeline.lake.formats.s3 import HADOOP_FILE_SYSTEM
 from kcoord.pipeline.lake.tables import TABLES, Table
+from kcoord.pipeline.log_files import join
 
 NOTES: Final = "_kcoord"
 
@@ -42,22 +46,32 @@ class Note:
 
 
 class Lake:
-    """The tables under one URI: a local path, or any file system that both Spark and pyarrow know."""
+    """The tables under one URI: a local path, or any file system that both Spark and pyarrow know.
+
+    The options of an `s3://` URI are pyarrow's; Spark and the libraries of the formats get the same.
+    """
 
     def __init__(self, spark: SparkSession, uri: str, table_format: Format = Format.PARQUET) -> None:
         self.spark = spark
-        self.uri = uri.rstrip("/")
         self.format = table_format
+        self._given_uri = uri
         try:
-            self._place = Place.of(self.uri)
+            self._place = Place.of(uri)
         except (ValueError, OSError) as error:
             raise LakeError(f"lake {uri}: {error}") from error
+        self.uri = self._place.uri
         self._files = self._place.files
         self._check_format()
+        if not self._place.is_local:
+            self._check_spark()
         self._store = open_store(spark, self._place, table_format)
 
     def path(self, table: Table) -> str:
         return f"{self.uri}/{table.layer}/{table.name}"
+
+    def files_uri(self, table: Table) -> str:
+        """The folder of a table as pyarrow names it, with the options of the lake's URI; `path` is Spark's name."""
+        return join(self._given_uri, f"{table.layer}/{table.name}")
 
     @property
     def checkpoint(self) -> str:
@@ -91,6 +105,24 @@ class Lake:
             self._replace("format", self.format.value)
         elif known != self.format:
             raise LakeError(f"lake {self.uri} is kept as {known}, not as {self.format}")
+
+    def _check_spark(self) -> None:
+        """Spark has file systems of its own: it must find what pyarrow has just found."""
+        if self._place.s3 is not None:
+            settings = self._place.s3.hadoop()
+            for key, value in HADOOP_FILE_SYSTEM.items():
+                if self.spark.conf.get(f"spark.hadoop.{key}", None) is None:
+                    settings[key] = value
+            for key, value in settings.items():
+                self.spark.conf.set(key, value)
+        try:
+            # The schema is fixed; asking for it makes Spark look for the file.
+            assert self.spark.read.text(f"{self.uri}/{NOTES}/format").schema
+        except (PySparkException, Py4JError) as error:
+            raise LakeError(
+                f"lake {self.uri}: Spark cannot read it, but pyarrow can: {_reason(error)}. "
+                'docs/pipeline.md, "Object storage", lists the jars and settings that Spark needs'
+            ) from error
 
     # Notes.
 
@@ -131,3 +163,10 @@ class Lake:
         with self._files.open_output_stream(f"{folder}/{name}.new") as file:
             file.write(text.encode())
         self._files.move(f"{folder}/{name}.new", f"{folder}/{name}")
+
+
+def _reason(error: Exception) -> str:
+    """The line of a Java exception that tells the cause, without the stack."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return causes[-1] if causes else next((line for line in lines if "Exception" in line), lines[0])

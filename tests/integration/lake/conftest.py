@@ -12,7 +12,7 @@ from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.session import check_java, get_session
 from tests.support.shared import missing
 
-_SMALL = {
+SMALL = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
     # Compiling code takes longer than the work that it speeds up.
@@ -28,7 +28,7 @@ def spark() -> Iterator[SparkSession]:
         check_java()
     except LakeError as error:
         missing(str(error))
-    session = get_session("local[2]", _SMALL)
+    session = get_session("local[2]", SMALL)
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()

@@ -23,12 +23,13 @@ class DeltaStore:
     def __init__(self, spark: SparkSession, place: Place) -> None:
         self._spark = spark
         self._place = place
+        self._options = place.s3.delta() if place.s3 is not None else None
 
     def read(self, table: Table) -> DataFrame | None:
         uri = self._place.table_uri(table)
-        if not DeltaTable.is_deltatable(uri):
+        if not DeltaTable.is_deltatable(uri, self._options):
             return None
-        found = DeltaTable(uri)
+        found = DeltaTable(uri, storage_options=self._options)
         if "deletionVectors" in (found.protocol().reader_features or []):
             # Spark would read the rows that another program has marked as deleted in the files.
             raise LakeError(f"{uri} has deletion vectors; run REORG TABLE ... APPLY (PURGE) and switch them off")
@@ -49,7 +50,7 @@ class DeltaStore:
     ) -> None:
         uri, layout = self._place.table_uri(table), list(table.partitioned_by)
         schema = to_arrow_schema(table.schema, timezone="UTC")
-        known = DeltaTable.create(uri, schema, mode="ignore", partition_by=layout)
+        known = DeltaTable.create(uri, schema, mode="ignore", partition_by=layout, storage_options=self._options)
         now_ms = round(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [
             AddAction(each.path, each.size_bytes, each.layout, now_ms, True, json.dumps({"numRecords": each.rows}))

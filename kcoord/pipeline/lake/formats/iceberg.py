@@ -45,6 +45,8 @@ class IcebergStore:
             place.files.create_dir(f"{place.root}/{OWN_CATALOG.rpartition('/')[0]}")
             own = {"type": "sql", "uri": f"sqlite:///{place.root}/{OWN_CATALOG}", "warehouse": place.root}
             self._catalog_properties = own
+        if place.s3 is not None:
+            self._catalog_properties |= place.s3.iceberg()
 
     def read(self, table: Table) -> DataFrame | None:
         with self._catalog() as catalog:

@@ -8,20 +8,26 @@ from dataclasses import dataclass
 from pyarrow import fs
 
 from kcoord.pipeline.lake.files import file_system
+from kcoord.pipeline.lake.formats.s3 import S3Options
 from kcoord.pipeline.lake.tables import Table
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`uri` is Spark's name of the folder; `root` is the path in the file system `files`."""
+    """`uri` is Spark's name of the folder; `root` is the path in the file system `files`; `s3` has what S3 needs."""
 
     uri: str
     files: fs.FileSystem
     root: str
+    s3: S3Options | None = None
 
     @classmethod
     def of(cls, uri: str) -> Place:
         """Raises ValueError or OSError where pyarrow has no such file system."""
+        s3 = S3Options.of(uri)
+        if s3 is not None:
+            files, root = file_system(uri)
+            return cls(s3.uri, files, root.rstrip("/"), s3)
         files, root = file_system(uri.rstrip("/"))
         return cls(uri.rstrip("/") if "://" in uri else root, files, root)
 

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Spark session with Hadoop's file system for S3, whose jars have to be there when its JVM starts, so in a process of
+its own. `python -m tests.integration.lake.s3_driver LOG FORMAT=URI...` grows lakes in two steps, each by an object of
+its own, and prints the format and the committed offsets after each as a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from kcoord.pipeline.lake.formats import Format
+from kcoord.pipeline.lake.ingest import ingest
+from kcoord.pipeline.lake.jobs import Jobs
+from kcoord.pipeline.lake.session import get_session
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
+from kcoord.pipeline.lake.storage import Lake
+from tests.integration.lake.conftest import SMALL
+from tests.support.hadoop_jars import s3_jars
+from tests.support.offsets_sample import Key, committed_offsets
+from tests.support.spark import unless_too_busy
+
+WITHOUT_WAITING = {
+    # The server of the tests does not know `Expect: 100-continue`: each upload would wait for it.
+    "spark.hadoop.fs.s3a.connection.expect.continue": "false",
+}
+STEPS = ((1,), (1, 3))
+
+
+def grow(lake: Lake, log: str, log_partitions: tuple[int, ...]) -> None:
+    chosen = ",".join(map(str, log_partitions))
+    unless_too_busy(lambda: ingest(lake, log, options={"logPartitions": chosen}).awaitTermination())
+
+
+def current(lake: Lake) -> dict[Key, int]:
+    Jobs(lake, Settings(retention_ms=MS_PER_MINUTE)).run("current")
+    return committed_offsets(lake.read("current_offsets").collect())
+
+
+def main(log: str, *lakes: str) -> None:
+    spark = get_session("local[2]", {**SMALL, **WITHOUT_WAITING, "spark.jars": ",".join(s3_jars())})
+    spark.sparkContext.setLogLevel("ERROR")
+    for each in lakes:
+        table_format, _, uri = each.partition("=")
+        for log_partitions in STEPS:
+            lake = Lake(spark, uri, Format(table_format))
+            grow(lake, log, log_partitions)
+            print(json.dumps([table_format, list(current(lake).items())]))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
