@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from kcoord.coordinator.group.classic.consumer_protocol import PROTOCOL_TYPE, read_assignment, read_subscription
+from kcoord.coordinator.group.classic.consumer_protocol import PROTOCOL_TYPE, read_assignment, read_topics
 from kcoord.coordinator.group.records import EPOCH_REASON_TAG, empty_since_from
 from protocol.errors import DecodeError
 from protocol.messages import (
@@ -129,7 +129,6 @@ def _classic_group(value: Message) -> Row:
 
 
 def _classic_member(member: GroupMetadataValue.MemberMetadata, *, is_consumer: bool) -> Row:
-    subscription = read_subscription(member.subscription) if is_consumer else None
     assignment = read_assignment(member.assignment) if is_consumer else None
     return {
         "member_id": member.member_id,
@@ -138,7 +137,7 @@ def _classic_member(member: GroupMetadataValue.MemberMetadata, *, is_consumer: b
         "client_host": member.client_host,
         "rebalance_timeout_ms": member.rebalance_timeout,
         "session_timeout_ms": member.session_timeout,
-        "subscribed_topics": None if subscription is None else subscription.topics,
+        "subscribed_topics": read_topics(member.subscription) if is_consumer else None,
         "assigned": None
         if assignment is None
         else [

@@ -20,7 +20,13 @@ from kcoord.pipeline.range_reader import LogRange, read_range
 from kcoord.pipeline.tail import LogTail
 from protocol.compression import Compression
 from protocol.control_records import ControlRecordType, end_txn_marker
-from protocol.messages import ConsumerGroupMetadataKey, ConsumerGroupMetadataValue, GroupMetadataKey
+from protocol.messages import (
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    ConsumerProtocolSubscription,
+    GroupMetadataKey,
+    GroupMetadataValue,
+)
 from protocol.record_batch import Record, TimestampType, encode_batch, encode_control_batch
 from tests.support.offsets_sample import Row
 from tests.unit.logtools.support import commit_record, commit_tombstone, record_of
@@ -145,6 +151,22 @@ def test_reasons_of_tombstones_and_epochs(tmp_path: Path) -> None:
     (row,) = table_rows(str(tmp_path), "group_epochs")
     assert (row["epoch"], row["epoch_reason"], row["metadata_hash"]) == (3, "join", 5)
     assert row["creation_timestamp"] == row["empty_since"] == bumped["timestamp"]
+
+
+def test_topics_of_a_subscription_are_read_as_the_coordinator_reads_them(tmp_path: Path) -> None:
+    """As version 0 (KIP-496), so the header of version 1 in front of a body of version 0 does not hide them."""
+    subscription = b"\x00\x01" + ConsumerProtocolSubscription(topics=["orders"]).encode(0)
+    members = [
+        GroupMetadataValue.MemberMetadata(member_id=str(len(data)), subscription=data) for data in (subscription, b"\0")
+    ]
+    value = GroupMetadataValue(protocol_type="consumer", generation=1, protocol="range", leader="m", members=members)
+    writer = LogWriter(tmp_path)
+    writer.append(encode_batch([record_of(CoordinatorRecord(GroupMetadataKey(group="g"), value, 3))]))
+    writer.close()
+    (row,) = table_rows(str(tmp_path), "classic_groups")
+    described = row["members"]
+    assert isinstance(described, list)
+    assert [member["subscribed_topics"] for member in described] == [["orders"], None]
 
 
 def test_a_group_that_moves_to_the_other_protocol_does_not_end(tmp_path: Path) -> None:
