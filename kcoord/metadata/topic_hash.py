@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kafka's digest of what an assignment depends on: id, name and partitions of a topic, with the racks of the replicas.
 
-The values are those of Apache Kafka 4.1 to 4.4 (XXH3 over a stream of little-endian values), so the records of a group
-that comes from Kafka say whether its topics have changed since. A digest is computed once for each state of a topic.
+The values are those of Apache Kafka 4.3.1 and 4.4.0 (XXH3 over a stream of little-endian values), so the records of a
+group that comes from Kafka say whether its topics have changed since. Each state of a topic is digested once.
 """
 
 from __future__ import annotations

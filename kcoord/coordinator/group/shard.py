@@ -111,10 +111,11 @@ class GroupCoordinatorShard(ShardMembers, ShardOffsets):
         for group in self._consumer_groups():
             if delta.come_or_gone:
                 group.regex_stale = True
-            if delta.racks_changed or not (
-                group.metadata_stale or delta.changed.isdisjoint(group.subscribed_topic_names())
-            ):
-                group.metadata_stale = True
+            group.metadata_stale = (
+                group.metadata_stale
+                or delta.racks_changed
+                or not delta.changed.isdisjoint(group.subscribed_topic_names())
+            )
         return CoordinatorResult(
             None, [tombstone for topic in delta.gone for tombstone in self._deletion.of_topic(topic)]
         )
