@@ -99,6 +99,8 @@ async def _forecasts(admin: AdminClient, topic: TopicDescription, options: argpa
     """The rows of the partitions that are asked for, one partition after the other."""
     from kcoord.coordinator.service import partition_for
 
+    if admin.config.security is not None:
+        raise CommandError("the log is read over plain connections: security.protocol has to be PLAINTEXT here")
     image = await _overrides(admin)
     settings: dict[int, BrokerConfig] = {}
     rows: list[ExpiryRow] = []

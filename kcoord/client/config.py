@@ -147,13 +147,13 @@ class CommonConfig:
         """
         hints = get_type_hints(cls)
         names = {field.name.replace("_", "."): field.name for field in fields(cls) if field.name != "security"}
-        settings, notes = translate(properties, names.keys())
+        settings, security, notes = translate(properties, names.keys())
         for note in notes:
             warn(note)
         values: dict[str, Any] = {
             names[key]: _from_text(key, text, hints[names[key]]) for key, text in settings.items()
         }
-        return cls(**values)
+        return cls(**values, security=security)
 
 
 @dataclass(kw_only=True)

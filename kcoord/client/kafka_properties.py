@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties files of Kafka's tools and Java clients, as settings of this client. Pure.
+"""Properties files of Kafka's tools and Java clients, as settings of this client.
 
 Each key is taken, translated, or named in a note with the reason why it has no effect, as Java's clients name keys that
 they do not know. Nothing is dropped silently, and a connection is never less secure than the file says.
@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from typing import Final, NamedTuple
 
-from kcoord.client.errors import ConfigException
+from kcoord.client.security import Security
+from kcoord.client.security_properties import PLAINTEXT, SECURITY_PROTOCOL, USED_KEYS, security_of
 
-_PLAINTEXT: Final = "PLAINTEXT"
-_SECURITY_PROTOCOL: Final = "security.protocol"
 _SECURITY_PREFIXES: Final = ("ssl.", "sasl.")
 _CLASS_PREFIX: Final = "org.apache.kafka.common.serialization."
 
@@ -45,33 +44,34 @@ class Translation(NamedTuple):
     """The properties that are settings here, and what there is to say about the others."""
 
     settings: dict[str, str]
+    security: Security | None
     notes: list[str]
 
 
 def translate(properties: Mapping[str, str], known: Set[str]) -> Translation:
     """Sorts properties by whether this client has them; `known` are its settings, in Kafka's spelling. Raises
-    ConfigException for a security protocol other than PLAINTEXT.
+    ConfigException for security that this client does not have.
     """
-    protocol = properties.get(_SECURITY_PROTOCOL, _PLAINTEXT).upper()
-    if protocol != _PLAINTEXT:
-        raise ConfigException(f"{_SECURITY_PROTOCOL}={protocol}: TLS and SASL need an object, `security` of the client")
     settings = {key: text for key, text in properties.items() if key in known}
     if "enable.idempotence" in known and settings.get("acks", "all") in ("0", "1"):
         # As in Java's client: idempotence is on unless the settings rule it out, and only its own key insists on it.
         settings.setdefault("enable.idempotence", "false")
     if settings.get("group.protocol", "").lower() == "classic":
         del settings["group.protocol"]
-    return Translation(settings, list(_notes(properties, known)))
+    security = security_of(properties)
+    return Translation(settings, security, list(_notes(properties, known, is_plain=security is None)))
 
 
-def _notes(properties: Mapping[str, str], known: Set[str]) -> Iterator[str]:
+def _notes(properties: Mapping[str, str], known: Set[str], *, is_plain: bool) -> Iterator[str]:
     for key, text in sorted(properties.items()):
         if key == "group.protocol" and text.lower() == "classic":
             yield "group.protocol=classic has no effect here: this client speaks the consumer protocol only (KIP-848)"
-        elif key in known or key == _SECURITY_PROTOCOL or _is_done_anyway(key, text):
+        elif key in known or key == SECURITY_PROTOCOL or _is_done_anyway(key, text):
             continue
-        elif key.startswith(_SECURITY_PREFIXES):
-            yield f"{key} has no effect here: connections are plain, {_SECURITY_PROTOCOL} is {_PLAINTEXT}"
+        elif key.startswith(_SECURITY_PREFIXES) and is_plain:
+            yield f"{key} has no effect here: connections are plain, {SECURITY_PROTOCOL} is {PLAINTEXT}"
+        elif key in USED_KEYS:
+            continue
         elif key in _REASONS:
             yield f"{key} has no effect here: {_REASONS[key]}"
         else:

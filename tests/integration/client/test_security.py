@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
 import re
 import ssl
 import time
@@ -16,12 +19,14 @@ import pytest
 
 from kcoord.client import (
     AdminClient,
+    AdminConfig,
     Consumer,
     Errors,
     KafkaError,
     NewTopic,
     Producer,
     RequestSender,
+    Security,
     TopicPartition,
 )
 from kcoord.testing import KcoordBroker, start_broker
@@ -94,7 +99,7 @@ async def behind(front: SecureFront) -> AsyncIterator[KcoordBroker]:
             await asyncio.to_thread(broker.stop)
 
 
-async def use_all(address: str, security: Tls) -> None:
+async def use_all(address: str, security: Security | None) -> None:
     """The topic t is made, written to and read, each by a client of its own."""
     async with AdminClient(bootstrap_servers=address, security=security) as admin:
         (await admin.create_topics([NewTopic("t", 1, 1)])).all()
@@ -187,3 +192,72 @@ async def test_a_certificate_that_nobody_trusts() -> None:
                 bootstrap_servers=f"127.0.0.1:{front.port}", security=Strict(), default_api_timeout_ms=4000
             ) as admin:
                 await admin.list_topics()
+
+
+def scram_server(password: str) -> tuple[Step, ...]:
+    """The server's side of SCRAM-SHA-256, by RFC 5802."""
+    salt, iterations = b"0123456789abcdef", 4096
+    said: list[bytes] = []
+
+    def begin(message: bytes) -> tuple[Errors, bytes]:
+        bare = message.removeprefix(b"n,,")
+        nonce = dict(part.split(b"=", 1) for part in bare.split(b","))[b"r"] + b"server"
+        answer = b"r=%s,s=%s,i=%d" % (nonce, base64.b64encode(salt), iterations)
+        said[:] = [bare, answer]
+        return Errors.NONE, answer
+
+    def end(message: bytes) -> tuple[Errors, bytes]:
+        without_proof, _, proof = message.rpartition(b",p=")
+        salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations)
+        client_key = hmac.digest(salted, b"Client Key", "sha256")
+        whole = b",".join((*said, without_proof))
+        signature = hmac.digest(hashlib.sha256(client_key).digest(), whole, "sha256")
+        if bytes(a ^ b for a, b in zip(base64.b64decode(proof), signature, strict=True)) != client_key:
+            return Errors.SASL_AUTHENTICATION_FAILED, b""
+        server_key = hmac.digest(salted, b"Server Key", "sha256")
+        return Errors.NONE, b"v=" + base64.b64encode(hmac.digest(server_key, whole, "sha256"))
+
+    return begin, end
+
+
+@pytest.mark.parametrize(
+    ("protocol", "mechanism", "script"),
+    [
+        ("SSL", None, ()),
+        ("SASL_SSL", "PLAIN", (expect(b"\0me\0word"),)),
+        ("SASL_PLAINTEXT", "PLAIN", (expect(b"\0me\0word"),)),
+        ("SASL_SSL", "SCRAM-SHA-256", scram_server("word")),
+    ],
+)
+async def test_properties_of_kafkas_tools(protocol: str, mechanism: str | None, script: tuple[Step, ...]) -> None:
+    """TLS by a PEM file, and logins, as in a file for --command-config."""
+    tls = protocol.endswith("SSL")
+    properties = {
+        "security.protocol": protocol,
+        "sasl.jaas.config": 'any.LoginModule required username="me" password="word";',
+    }
+    if tls:
+        properties |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(CERTIFICATE)}
+    if mechanism is not None:
+        properties["sasl.mechanism"] = mechanism
+    front = SecureFront(mechanism, script, tls=tls)
+    async with behind(front) as broker:
+        security = AdminConfig.from_properties({"bootstrap.servers": "h:1", **properties}).security
+        await use_all(f"127.0.0.1:{front.port}", security)
+        assert [record.value for record in broker.records("t")] == [b"secret"]
+    assert mechanism is None or front.authenticated >= 3
+
+
+async def test_a_wrong_password_is_told_at_once() -> None:
+    front = SecureFront("SCRAM-SHA-256", scram_server("other"), tls=False)
+    properties = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.jaas.config": 'any.LoginModule required username="me" password="word";',
+    }
+    async with behind(front):
+        config = AdminConfig.from_properties({"bootstrap.servers": f"127.0.0.1:{front.port}", **properties})
+        with pytest.raises(KafkaError) as raised:
+            async with AdminClient(config):
+                raise AssertionError("the broker does not let the client in")
+    assert raised.value.error is Errors.SASL_AUTHENTICATION_FAILED

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TLS and SASL by Kafka's properties: what is understood, what is refused, and SCRAM's arithmetic."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from kcoord.client import AdminConfig, ConfigException
+from kcoord.client.scram import MAX_ITERATIONS, ScramError, ScramExchange
+from kcoord.client.security_properties import PropertiesSecurity, security_of
+
+CERTIFICATE = Path(__file__).parents[2] / "integration" / "client" / "tls" / "localhost.pem"
+TLS = {"security.protocol": "ssl", "ssl.truststore.type": "PEM", "ssl.truststore.location": str(CERTIFICATE)}
+JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="a \\"word\\"";'
+SASL = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": JAAS}
+
+
+def test_a_scram_exchange_of_rfc_7677() -> None:
+    exchange = ScramExchange("SCRAM-SHA-256", "user", "pencil", "rOprNGfwEbeRWgbNEkqO")
+    assert exchange.first() == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
+    nonce = "rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
+    final = exchange.final(f"r={nonce},s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096".encode())
+    assert final == f"c=biws,r={nonce},p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=".encode()
+    exchange.verify(b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=")
+    with pytest.raises(ScramError, match="the server does not know the password"):
+        exchange.verify(b"v=AAAATRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=")
+    with pytest.raises(ScramError, match="other-error"):
+        exchange.verify(b"e=other-error")
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ("r=other,s=AAAA,i=4096", "did not extend the nonce"),
+        ("r=mine,s=AAAA,i=4096", "did not extend the nonce"),
+        ("r=mine1,s=AAAA,i=10", "10 iterations"),
+        (f"r=mine1,s=AAAA,i={MAX_ITERATIONS + 1}", "iterations are not between"),
+        ("r=mine1,s=A,i=4096", "is not base64"),
+        ("", "did not extend the nonce"),
+    ],
+)
+def test_a_server_that_breaks_the_rules_gets_no_proof(message: str, problem: str) -> None:
+    with pytest.raises(ScramError, match=problem):
+        ScramExchange("SCRAM-SHA-512", "user", "pencil", "mine").final(message.encode())
+
+
+def test_a_name_is_escaped() -> None:
+    assert ScramExchange("SCRAM-SHA-512", "a=b,c", "p", "n").first() == b"n,,n=a=3Db=2Cc,r=n"
+
+
+def test_plain_needs_nothing() -> None:
+    assert security_of({}) is None
+    assert security_of({"security.protocol": "plaintext"}) is None
+
+
+def test_tls() -> None:
+    security = security_of(TLS | {"ssl.enabled.protocols": "TLSv1.3"})
+    assert security is not None
+    context = security.ssl_context()
+    assert context is not None
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_3
+    assert context.cert_store_stats()["x509"] == 1
+    lenient = security_of(TLS | {"ssl.endpoint.identification.algorithm": ""})
+    assert lenient is not None
+    unnamed = lenient.ssl_context()
+    assert unnamed is not None
+    assert (unnamed.verify_mode, unnamed.check_hostname) == (ssl.CERT_REQUIRED, False)
+    with_key = security_of(TLS | {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(CERTIFICATE)})
+    assert isinstance(with_key, PropertiesSecurity)
+
+
+def test_certificates_in_the_properties_themselves() -> None:
+    properties = {"security.protocol": "SSL", "ssl.truststore.type": "PEM"}
+    security = security_of(properties | {"ssl.truststore.certificates": CERTIFICATE.read_text()})
+    assert security is not None
+    context = security.ssl_context()
+    assert context is not None
+    assert context.cert_store_stats()["x509"] == 1
+
+
+def test_a_login_has_no_tls_of_its_own() -> None:
+    security = security_of(SASL)
+    assert security is not None
+    assert security.ssl_context() is None
+
+
+@pytest.mark.parametrize(
+    ("properties", "problem"),
+    [
+        ({"security.protocol": "TLS"}, "'TLS' is none of PLAINTEXT, SSL"),
+        (TLS | {"ssl.truststore.type": "JKS"}, "ssl.truststore.type=JKS cannot be read here"),
+        ({"security.protocol": "SSL", "ssl.truststore.location": "t.jks"}, "ssl.truststore.type=JKS cannot be read"),
+        (TLS | {"ssl.truststore.location": "/absent.pem"}, "ssl.truststore.location=/absent.pem: .*No such file"),
+        (TLS | {"ssl.keystore.location": "k.p12", "ssl.keystore.type": "PKCS12"}, "ssl.keystore.type=PKCS12"),
+        (TLS | {"ssl.keystore.key": "-----BEGIN"}, "give a PEM file instead"),
+        (TLS | {"ssl.enabled.protocols": "TLSv1.1"}, "'TLSv1.1' is none of TLSv1.2, TLSv1.3"),
+        (SASL | {"sasl.mechanism": "GSSAPI"}, "'GSSAPI' is none of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
+        ({"security.protocol": "SASL_SSL"}, "'GSSAPI' is none of"),
+        (SASL | {"sasl.jaas.config": "x required;"}, "username=.* is needed"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(properties: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigException, match=problem):
+        AdminConfig.from_properties({"bootstrap.servers": "h:1", **properties})
+
+
+def test_keys_that_security_uses_are_not_warned_of() -> None:
+    warnings: list[str] = []
+    properties = {"bootstrap.servers": "h:1", **TLS, **SASL, "ssl.provider": "x", "security.protocol": "SASL_SSL"}
+    config = AdminConfig.from_properties(properties, warnings.append)
+    assert isinstance(config.security, PropertiesSecurity)
+    assert warnings == ["ssl.provider has no effect here"]
