@@ -21,7 +21,7 @@ COMMANDS = {
     "wait": "return when a broker, a group or a topic is ready, for scripts",
     "consumer-groups": "list, describe, delete and reset consumer groups",
     "topics": "create, alter, delete, list and describe topics",
-    "configs": "show and change the settings of topics, brokers and groups",
+    "configs": "show and change the settings of topics, brokers, groups and client metrics",
     "features": "show and change the levels of the cluster's features",
     "consume": "read records",
     "produce": "write records from lines",

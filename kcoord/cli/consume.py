@@ -97,6 +97,9 @@ def _config(options: argparse.Namespace) -> ConsumerConfig:
         settings["isolation.level"] = options.isolation_level
     if options.group is not None:
         settings["group.id"] = options.group
+    if options.partition is not None:
+        # A group.id of the file must not get the offsets of somebody who only looks at a partition.
+        settings["enable.auto.commit"] = "false"
     return client_config(ConsumerConfig, options, **settings)
 
 

@@ -73,7 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def find_problem(options: argparse.Namespace) -> str | None:
     """Why the options do not go together, None if they do."""
-    if (options.condition == GROUP_STABLE) and options.group is None:
+    if options.condition == GROUP_STABLE and options.group is None:
         return f"--for {GROUP_STABLE} needs --group"
     if options.condition == TOPIC and options.group is not None:
         return f"--group does not go with --for {TOPIC}"
