@@ -558,16 +558,21 @@ async def test_a_commit_whose_shard_fails_is_not_acknowledged() -> None:
 
 
 async def test_a_commit_that_the_short_cut_cannot_write_is_not_counted_by_it() -> None:
-    side = await known_commits()
-    counters = side.harness.groups.counters
-    assert counters.offset_commits == 3
-    shard = side.harness.runtime.active(side.harness.groups.shard_of("simple"))
-    assert shard is not None
-    shard._max_batch_bytes = 10
+    harness = Harness(file_system=None, **SETTINGS)
+    harness.runtime._max_batch_bytes = 250  # one record has room, three have not
+    side = Side(await harness.open(), has_fast_paths=True)
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(
+        name="t3",
+        partitions=[
+            OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=index, committed_offset=1)
+            for index in range(3)
+        ],
+    )
+    large = OffsetCommitRequest(group_id="simple", topics=[topic]).encode(9)
+    for frame in (simple_commit(1), simple_commit(2), encode_request(ApiKey.OFFSET_COMMIT, 9, 3, "a", large)):
+        side.connections["a"].data_received(frame)
+        await turns()
+    assert harness.groups.counters.offset_commits == 2
     side.connections["a"].data_received(simple_commit(4))
     await turns()
-    assert counters.offset_commits == 3
-    shard._max_batch_bytes = 1 << 20
-    side.connections["a"].data_received(simple_commit(5))
-    await turns()
-    assert counters.offset_commits == 4
+    assert harness.groups.counters.offset_commits == 3
