@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from kcoord.client.backoff import Backoff
 from kcoord.client.config import CommonConfig
-from kcoord.client.connection import Connection, open_connection
+from kcoord.client.connection import Connection, ExpectedBroker, open_connection
 from kcoord.client.errors import DisconnectException, IllegalStateException, TimeoutException, is_retriable
 from kcoord.client.metadata import NO_NODE, ClusterMetadata
 from kcoord.client.results import error_of
@@ -149,17 +149,39 @@ class Cluster:
         failures = self._connect_failures.get(node_id, 0)
         await asyncio.sleep(self._reconnect_backoff.delay_ms(failures, self._random.random()) / 1000)
         try:
-            connection = await self._open(node.host, node.port)
-        except KafkaError:
+            connection = await self._open(node.host, node.port, self._expected_broker(node_id))
+        except KafkaError as error:
             self._connect_failures[node_id] = failures + 1
+            await self._rebootstrap_if_required(error)
             raise
         self._connect_failures.pop(node_id, None)
         return connection
 
+    def _expected_broker(self, node_id: int) -> ExpectedBroker | None:
+        cluster_id = self.metadata.cluster_id
+        return ExpectedBroker(cluster_id, node_id) if cluster_id is not None else None
+
+    async def _rebootstrap_if_required(self, error: KafkaError) -> None:
+        """If the brokers that we know are not those of the cluster any more, forgets them and all connections.
+
+        The next request starts at the bootstrap list (KIP-1102, KIP-1242). So the failure is one that may pass.
+        """
+        if error.error is not Errors.REBOOTSTRAP_REQUIRED:
+            return
+        _log.warning("the cluster has changed, bootstrapping again: %s", error)
+        connections = [connection for connection in (*self._connections.values(), self._bootstrap) if connection]
+        self._connections.clear()
+        self._bootstrap = None
+        self._coordinators.clear()
+        self._connect_failures.clear()
+        self.metadata.forget_cluster()
+        await asyncio.gather(*(connection.close() for connection in connections))
+        raise DisconnectException(f"the client has to bootstrap again: {error}") from error
+
     def _coordinator_node(self, node_id: int) -> Node | None:
         return next((node for node in self._coordinators.values() if node.node_id == node_id), None)
 
-    async def _open(self, host: str, port: int) -> Connection:
+    async def _open(self, host: str, port: int, expected: ExpectedBroker | None = None) -> Connection:
         config = self.config
         self._check_open()
         connection = await open_connection(
@@ -172,6 +194,7 @@ class Cluster:
             security=config.security,
             software_name=config.client_software_name,
             revision=config.kip_1327_revision,
+            expected=expected,
         )
         if self._is_closed:
             await connection.close()
@@ -283,7 +306,9 @@ class Cluster:
     ) -> MetadataResponse:
         response = await self.call_any(request, MetadataResponse, lowest=lowest)
         if response.error_code:
-            raise KafkaError(error_of(response.error_code))
+            error = KafkaError(error_of(response.error_code))
+            await self._rebootstrap_if_required(error)
+            raise error
         self.metadata.merge(response, all_topics=all_topics)
         return response
 

@@ -39,6 +39,14 @@ class _Waiting:
     answer: asyncio.Future[bytes]
 
 
+@dataclass(slots=True)
+class ExpectedBroker:
+    """Which broker of which cluster the client means to reach at an address."""
+
+    cluster_id: str
+    node_id: int
+
+
 class Connection(asyncio.Protocol):
     """Made by `open_connection`; `call` is all that most users need."""
 
@@ -137,9 +145,14 @@ class Connection(asyncio.Protocol):
         await self._writable.wait()
         self._write(request.api_key, version, body)
 
-    async def negotiate(self) -> None:
-        """Asks what the broker offers; one that does not know our version says which it knows (KIP-511)."""
+    async def negotiate(self, expected: ExpectedBroker | None = None) -> None:
+        """Asks what the broker offers; one that does not know our version says which it knows (KIP-511).
+
+        Raises REBOOTSTRAP_REQUIRED if the broker knows version 5 and is not the `expected` one (KIP-1242).
+        """
         request = ApiVersionsRequest(client_software_name=self._software_name, client_software_version=SOFTWARE_VERSION)
+        if expected is not None:
+            request.cluster_id, request.node_id = expected.cluster_id, expected.node_id
         version = ApiVersionsRequest.valid_versions.stop - 1
         while True:
             answer = await self._ask_versions(request, version)
@@ -236,6 +249,7 @@ async def open_connection(
     security: Security | None = None,
     software_name: str = SOFTWARE_NAME,
     revision: Kip1327Revision = "creation-time",
+    expected: ExpectedBroker | None = None,
 ) -> Connection:
     """A connection that has negotiated its versions and is authenticated."""
     address = f"{host}:{port}"
@@ -254,7 +268,7 @@ async def open_connection(
     except OSError as error:
         raise DisconnectException(f"no connection to {address}: {error}") from error
     try:
-        await connection.negotiate()
+        await connection.negotiate(expected)
         if security is not None:
             await security.authenticate(connection)
     except BaseException:

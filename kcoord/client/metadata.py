@@ -70,6 +70,12 @@ class ClusterMetadata:
         for topic in response.topics:
             self._merge_topic(topic)
 
+    def forget_cluster(self) -> None:
+        """Forgets which cluster it was and its brokers. Topics stay as those to ask about."""
+        self.cluster_id = None
+        self.controller_id = NO_NODE
+        self.brokers = {}
+
     def _merge_topic(self, topic: MetadataResponse.MetadataResponseTopic) -> None:
         error = error_of(topic.error_code)
         name = topic.name or self.names_by_id.get(topic.topic_id)

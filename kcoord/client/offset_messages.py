@@ -17,6 +17,9 @@ OffsetsOrError = GroupOffsets | KafkaError
 LAST_VERSION_WITH_NAMES: Final = 9
 """From v10 OffsetCommit and OffsetFetch name topics by id, which is of no use where a person gave names."""
 
+LAST_TXN_VERSION_WITH_NAMES: Final = 5
+"""TxnOffsetCommit names topics by id from v6 on."""
+
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     """Sorted, as requests group them."""

@@ -128,7 +128,10 @@ class BrokerChecks:
             raise ViolationError("I-20 a downgrade is carried out", text)
 
     def _check_epochs(self, machine: GroupCoordinatorShard, group: ConsumerGroup) -> None:
-        """I-5: the epochs of a group do not go back while it lives."""
+        """I-5: the epochs of a group do not go back while it lives. I-6: an empty group has nothing to assign."""
+        if self._broker.config.is_kafka_4_4 and group.is_empty() and group.assignment_epoch != group.group_epoch:
+            text = f"{group.group_id} is empty at group epoch {group.group_epoch}, assignment {group.assignment_epoch}"
+            raise ViolationError("I-6 nothing in an empty group", text)
         before = self._epochs.get(group.group_id)
         self._epochs[group.group_id] = group, group.group_epoch, group.assignment_epoch
         if before is None or before[0] is not group:

@@ -237,7 +237,9 @@ def _classic_subscription(data: bytes) -> tuple[str, ...] | None:
 async def delete_groups(cluster: Cluster, deadline: Deadline, group_ids: Iterable[str]) -> dict[str, KafkaError | None]:
     async def ask(connection: Connection, _: Node, asked: list[str]) -> Mapping[str, KafkaError | None]:
         response = await connection.call(DeleteGroupsRequest(groups_names=asked), DeleteGroupsResponse)
-        return {result.group_id: outcome_of(result.error_code, None, None) for result in response.results}
+        return {
+            result.group_id: outcome_of(result.error_code, result.error_message, None) for result in response.results
+        }
 
     async def attempt(pending: list[str]) -> Mapping[str, KafkaError | None]:
         return await ask_coordinators(cluster, pending, ask)

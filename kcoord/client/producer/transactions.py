@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from kcoord.client.api_versions import TRANSACTION_VERSION
 from kcoord.client.cluster import Cluster, CoordinatorType, Deadline
 from kcoord.client.errors import IllegalStateException
-from kcoord.client.offset_messages import by_topic
+from kcoord.client.offset_messages import LAST_TXN_VERSION_WITH_NAMES, by_topic
 from kcoord.client.producer.batches import Sequences
 from kcoord.client.results import error_of
 from kcoord.client.types import ConsumerGroupMetadata, OffsetAndMetadata, Offsets, TopicPartition
@@ -233,7 +233,7 @@ class Transactions:
             request,
             TxnOffsetCommitResponse,
             codes,
-            highest=None if self.is_v2 else _LAST_V1_OFFSET_COMMIT,
+            highest=LAST_TXN_VERSION_WITH_NAMES if self.is_v2 else _LAST_V1_OFFSET_COMMIT,
         )
         self._check(next((code for code in codes(answer) if code), 0), "TxnOffsetCommit")
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Self
 
 from protocol.api_keys import ApiKey, request_class
+from protocol.errors import Errors
 from protocol.framing import FrameReader
 from protocol.headers import decode_request_header, encode_response
 from protocol.message import Message
@@ -91,7 +92,7 @@ class FakeBroker:
         if isinstance(answer, bytes):
             writer.write(answer)
         elif answer is not None:
-            if isinstance(answer, ApiVersionsResponse) and answer.error_code:
+            if isinstance(answer, ApiVersionsResponse) and answer.error_code == Errors.UNSUPPORTED_VERSION:
                 writer.write(encode_response(header.correlation_id, key, 0, answer.encode(0)))
             else:
                 writer.write(encode_response(header.correlation_id, key, version, answer.encode(version)))

@@ -25,6 +25,7 @@ from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
 from protocol.message import Message
 from protocol.messages import (
+    ApiVersionsRequest,
     ApiVersionsResponse,
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -94,7 +95,7 @@ class TestVersions:
 
         async with FakeBroker({ApiKey.API_VERSIONS: old}, api_versions=(0, 1)) as broker:
             connection = await connect(broker)
-            assert [version for _, version, _ in broker.requests] == [4, 1]
+            assert [version for _, version, _ in broker.requests] == [5, 1]
             assert connection.versions.offers(ApiKey.METADATA)
             await connection.close()
 
@@ -218,6 +219,49 @@ class TestCluster:
             broker.hang_up()
             while not first.is_closed:
                 await asyncio.sleep(0.001)
+            assert not (await cluster.connection(1)).is_closed
+
+    async def test_it_says_which_broker_it_means(self) -> None:
+        async with FakeBroker() as broker, cluster_of(broker) as cluster:
+            await cluster.connection(1)
+        asked = [
+            (version, request.cluster_id, request.node_id)
+            for _, version, request in broker.requests
+            if isinstance(request, ApiVersionsRequest)
+        ]
+        assert asked == [(5, None, -1), (5, "fake", 1)]
+
+    @pytest.mark.parametrize("where", ["ApiVersions", "Metadata"])
+    async def test_it_bootstraps_again_when_the_cluster_has_changed(self, where: str) -> None:
+        """KIP-1242 and KIP-1102: what it knew of the brokers is forgotten, and the request succeeds at last."""
+        has_moved = False
+
+        def api_versions(request: Message, version: int) -> Answer:
+            assert isinstance(request, ApiVersionsRequest)
+            if where == "ApiVersions" and has_moved and request.cluster_id == "fake":
+                return ApiVersionsResponse(error_code=Errors.REBOOTSTRAP_REQUIRED)
+            return ApiVersionsResponse(api_keys=broker.api_versions())
+
+        def metadata(request: Message, version: int) -> Answer:
+            if where == "Metadata" and has_moved and len(broker.asked(ApiKey.API_VERSIONS)) == 2:
+                return MetadataResponse(error_code=Errors.REBOOTSTRAP_REQUIRED)
+            node = MetadataResponse.MetadataResponseBroker(node_id=1, host="127.0.0.1", port=broker.port)
+            return MetadataResponse(brokers=[node], controller_id=1, cluster_id="new" if has_moved else "fake")
+
+        handlers = {ApiKey.API_VERSIONS: api_versions, ApiKey.METADATA: metadata}
+        async with FakeBroker(handlers) as broker, cluster_of(broker) as cluster:
+            first = await cluster.connection(1)
+            has_moved = True
+            if where == "ApiVersions":
+                broker.hang_up()
+                while not first.is_closed:
+                    await asyncio.sleep(0.001)
+                with pytest.raises(DisconnectException, match="REBOOTSTRAP_REQUIRED"):
+                    await cluster.connection(1)
+                assert cluster.metadata.brokers == {}
+            await cluster.retry("it", cluster.deadline(2000), lambda: cluster.refresh_metadata(()))
+            assert (cluster.metadata.cluster_id, list(cluster.metadata.brokers)) == ("new", [1])
+            assert first.is_closed
             assert not (await cluster.connection(1)).is_closed
 
     async def test_bootstrap_waits_for_a_broker(self) -> None:

@@ -17,6 +17,7 @@ REASONS: Final = {
     "fenced": "#d4484b",
     "subscription": "#8b6cc9",
     "metadata": "#3f83d4",
+    "assignor": "#b8a13c",
     "migration": "#c95f9e",
     "rejoin": "#8a93a3",
 }
