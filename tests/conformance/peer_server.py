@@ -17,6 +17,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+RELEASE = "4.3"
+"""The suite is of Kafka 4.3.1."""
 FEATURE = "peer.feature."
 BROKER = "peer.broker."
 BOOTSTRAP_FEATURES = ("group.version", "transaction.version")
@@ -25,7 +27,7 @@ BOOTSTRAP_FEATURES = ("group.version", "transaction.version")
 def main(arguments: list[str]) -> None:
     data, properties = arguments
     facts = read_facts(Path(properties).read_text(encoding="latin-1"))
-    overrides = [f"log.dirs={data}", *settings(facts)]
+    overrides = [f"log.dirs={data}", f"kcoord.release={RELEASE}", *settings(facts)]
     command = [sys.executable, "-m", "kcoord", "serve", properties]
     for override in overrides:
         command += ["--override", override]
