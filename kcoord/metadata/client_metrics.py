@@ -106,7 +106,7 @@ def check_client_metrics_configs(configs: Mapping[str, str]) -> None:
     for name, text in configs.items():
         key = CLIENT_METRICS_KEYS.get(name)
         if key is None:
-            raise KafkaError(Errors.INVALID_REQUEST, f"Unknown client metrics config name: {name}")
+            raise KafkaError(Errors.INVALID_REQUEST, f"Unknown client metrics configuration: {name}")
         try:
             value = key.parse(text)
         except ConfigError as error:
@@ -114,7 +114,8 @@ def check_client_metrics_configs(configs: Mapping[str, str]) -> None:
         if isinstance(value, int) and not MIN_INTERVAL_MS <= value <= MAX_INTERVAL_MS:
             raise KafkaError(
                 Errors.INVALID_REQUEST,
-                f"Invalid value {value} for interval.ms: it must be between {MIN_INTERVAL_MS} and {MAX_INTERVAL_MS}",
+                f"Invalid value {value} for interval.ms, interval must be between {MIN_INTERVAL_MS} and "
+                f"{MAX_INTERVAL_MS} (1 hour)",
             )
         if name == "match" and isinstance(value, list):
             for entry in value:
@@ -130,4 +131,4 @@ def _check_match(entry: str) -> None:
     except re2.error:
         separator = ""
     if not separator or parameter.strip() not in MATCH_PARAMETERS:
-        raise KafkaError(Errors.INVALID_CONFIG, f"Invalid value {entry} for match: expected name=regex of a known name")
+        raise KafkaError(Errors.INVALID_CONFIG, f"Illegal client matching pattern: {entry}")

@@ -112,13 +112,13 @@ def _unless_validating(result: CoordinatorResult[T], validate_only: bool) -> Coo
 
 def _check_request(is_repeated: bool, changes: Sequence[Change]) -> None:
     if is_repeated:
-        raise KafkaError(Errors.INVALID_REQUEST, "The request names the resource more than once.")
+        raise KafkaError(Errors.INVALID_REQUEST, "Each resource must appear at most once.")
     repeated = duplicates(name for name, _, _ in changes)
     if repeated:
-        raise KafkaError(Errors.INVALID_REQUEST, f"Keys are given more than once: {', '.join(sorted(repeated))}.")
+        raise KafkaError(Errors.INVALID_REQUEST, f"Error due to duplicate config keys: {', '.join(sorted(repeated))}")
     for name, operation, value in changes:
         if operation not in AlterOperation.__members__.values():
-            raise KafkaError(Errors.INVALID_REQUEST, f"There is no operation {operation} on configs.")
+            raise KafkaError(Errors.INVALID_REQUEST, f"Unknown operations type {operation}")
         if value is None and operation != AlterOperation.DELETE:
             raise KafkaError(Errors.INVALID_REQUEST, f"Null value not supported for : {name}")
 
@@ -126,21 +126,21 @@ def _check_request(is_repeated: bool, changes: Sequence[Change]) -> None:
 def _check_resource(image: MetadataImage, config: BrokerConfig, kind: int, name: str) -> None:
     match kind:
         case image_module.TOPIC_RESOURCE if not name:
-            raise KafkaError(Errors.INVALID_REQUEST, "A topic must be named.")
+            raise KafkaError(Errors.INVALID_REQUEST, "Default topic resources are not allowed.")
         case image_module.TOPIC_RESOURCE:
             check_topic_name(name)
             if name not in image.topics:
-                raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic {name!r}.")
+                raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
         case image_module.BROKER_RESOURCE:
             _check_broker_name(image, config, name)
         case image_module.CLIENT_METRICS_RESOURCE if not name:
-            raise KafkaError(Errors.INVALID_REQUEST, "A client metrics subscription must be named.")
+            raise KafkaError(Errors.INVALID_REQUEST, "Subscription name can't be empty")
         case image_module.GROUP_RESOURCE if not name:
-            raise KafkaError(Errors.INVALID_REQUEST, "A group must be named.")
+            raise KafkaError(Errors.INVALID_REQUEST, "Default group resources are not allowed.")
         case image_module.CLIENT_METRICS_RESOURCE | image_module.GROUP_RESOURCE:
             return
         case _:
-            raise KafkaError(Errors.INVALID_REQUEST, f"Resources of type {kind} cannot be altered.")
+            raise KafkaError(Errors.INVALID_REQUEST, f"Unknown resource type {kind}")
 
 
 def _check_broker_name(image: MetadataImage, config: BrokerConfig, name: str) -> None:
@@ -174,8 +174,10 @@ def _changed_list(
 ) -> str:
     key = _keys_of(kind).get(name)
     if key is None or key.type is not ConfigType.LIST:
-        word = operation.name.lower()
-        raise KafkaError(Errors.INVALID_CONFIG, f"Config value {word} is not allowed for config key: {name}")
+        text = f"Can't {operation.name} to key {name} because its type is not LIST."
+        if kind == image_module.BROKER_RESOURCE:
+            text = f"Config value {operation.name.lower()} is not allowed for config key: {name}"
+        raise KafkaError(Errors.INVALID_CONFIG, text)
     entries = _entries(_default(config, kind, key) if old is None else old)
     given = _entries(value)
     if operation is AlterOperation.APPEND:

@@ -15,20 +15,20 @@ _LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+")
 def topic_name_problem(name: str) -> str | None:
     """Why `name` cannot be a topic's name, None where it can."""
     if not name:
-        return "a topic name must not be empty"
+        return "the empty string is not allowed"
     if name in (".", ".."):
-        return f"{name!r} cannot be a topic name"
+        return f"'{name}' is not allowed"
     if len(name) > MAX_TOPIC_NAME_LENGTH:
-        return f"a topic name has at most {MAX_TOPIC_NAME_LENGTH} characters, this one has {len(name)}"
+        return f"the length of '{name}' is longer than the max allowed length {MAX_TOPIC_NAME_LENGTH}"
     if not _LEGAL.fullmatch(name):
-        return f"{name!r} has characters other than ASCII letters, digits, '.', '_' and '-'"
+        return f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
     return None
 
 
 def check_topic_name(name: str) -> None:
     problem = topic_name_problem(name)
     if problem is not None:
-        raise KafkaError(Errors.INVALID_TOPIC_EXCEPTION, f"The topic name is invalid: {problem}.")
+        raise KafkaError(Errors.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {problem}")
 
 
 def collision_form(name: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.metadata import records
+from kcoord.metadata.collect import duplicates
 from kcoord.metadata.image import BrokerImage, MetadataImage, TopicImage
 from protocol.errors import Errors, KafkaError
 from protocol.uuid import ZERO_UUID
@@ -77,12 +78,21 @@ class Placement:
     def check_replicas(self, broker_ids: Sequence[int]) -> None:
         """Raise INVALID_REPLICA_ASSIGNMENT where these cannot be the replicas of a partition."""
         if not broker_ids:
-            raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, "A partition needs at least one replica.")
-        if len(set(broker_ids)) != len(broker_ids):
-            raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, "A broker holds at most one replica of a partition.")
+            raise KafkaError(
+                Errors.INVALID_REPLICA_ASSIGNMENT, "The manual partition assignment includes an empty replica list."
+            )
+        repeated = duplicates(broker_ids)
+        if repeated:
+            raise KafkaError(
+                Errors.INVALID_REPLICA_ASSIGNMENT,
+                f"The manual partition assignment includes the broker {min(repeated)} more than once.",
+            )
         for broker_id in broker_ids:
             if broker_id not in self.broker_ids:
-                raise KafkaError(Errors.INVALID_REPLICA_ASSIGNMENT, f"There is no broker {broker_id}.")
+                raise KafkaError(
+                    Errors.INVALID_REPLICA_ASSIGNMENT,
+                    f"The manual partition assignment includes broker {broker_id}, but no such broker is registered.",
+                )
 
     def default_replication_factor(self, topic: str, config: BrokerConfig) -> int:
         """The configured one, or as many as there are brokers."""

@@ -58,7 +58,13 @@ def alter_partition_reassignments(
             told = PartitionReassigned(partition_index=wanted.partition_index, error_message=None)
             answer.partitions.append(told)
             try:
-                found, partition = _find(image, topic.name, wanted.partition_index)
+                found, partition = _find(
+                    image,
+                    topic.name,
+                    wanted.partition_index,
+                    f"Unable to find a topic named {topic.name}.",
+                    f"Unable to find partition {topic.name}:{wanted.partition_index}.",
+                )
                 replicas = _checked_replicas(placement, partition, wanted.replicas, request)
                 leader = leaders.get((found.id, partition.partition_id), partition.leader)
             except KafkaError as error:
@@ -83,10 +89,13 @@ def alter_partition_reassignments(
     return result
 
 
-def _find(image: MetadataImage, topic: str, partition_id: int) -> tuple[TopicImage, PartitionImage]:
+def _find(
+    image: MetadataImage, topic: str, partition_id: int, no_topic: str, no_partition: str
+) -> tuple[TopicImage, PartitionImage]:
+    """Returns the partition and its topic. The two texts are Kafka's for a topic and a partition that do not exist."""
     partition = image.partition(topic, partition_id)
     if partition is None:
-        raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {topic}-{partition_id}.")
+        raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, no_partition if topic in image.topics else no_topic)
     return image.topics[topic], partition
 
 
@@ -147,11 +156,17 @@ def _elect(
     kind: ElectionType,
     result: CoordinatorResult[ElectLeadersResponse],
 ) -> None:
-    topic, partition = _find(image, topic_name, partition_id)
+    topic, partition = _find(
+        image,
+        topic_name,
+        partition_id,
+        f"No such topic as {topic_name}",
+        f"No such partition as {topic_name}-{partition_id}",
+    )
     preferred = partition.replicas[0]
     if kind is ElectionType.UNCLEAN or partition.leader == preferred:
         # A partition that could have a leader has one.
-        raise KafkaError(Errors.ELECTION_NOT_NEEDED)
+        raise KafkaError(Errors.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
     if preferred not in image.alive_brokers():
         raise KafkaError(Errors.PREFERRED_LEADER_NOT_AVAILABLE)
     result.records.append(new_leader_record(topic.id, partition_id, partition.isr, preferred))

@@ -37,6 +37,8 @@ MAX_NEW_PARTITIONS: Final = 10_000
 """Most partitions that one request may create, as in Kafka."""
 DEFAULT: Final = -1
 MIN_SEGMENT_BYTES: Final = 1_048_576
+DUPLICATE_NAME: Final = "Duplicate topic name."
+DUPLICATE_ID: Final = "Duplicate topic id."
 FIRST_VERSION_WITH_DELETION_DISABLED_ERROR: Final = 3
 FIRST_VERSION_WITH_TOPIC_STATES: Final = 6
 
@@ -63,7 +65,7 @@ class TopicOperations:
         for topic, topic_id in zip(first_of_each(request.topics, lambda t: t.name), topic_ids, strict=False):
             try:
                 if topic.name in duplicates:
-                    raise KafkaError(Errors.INVALID_REQUEST, "The request names the topic more than once.")
+                    raise KafkaError(Errors.INVALID_REQUEST, DUPLICATE_NAME)
                 results.append(self._create_topic(topic, topic_id))
             except KafkaError as error:
                 results.append(_failed_topic(topic.name, error))
@@ -107,21 +109,21 @@ class TopicOperations:
     def _check_new_name(self, name: str) -> None:
         check_topic_name(name)
         if name == CLUSTER_METADATA_TOPIC:
-            raise KafkaError(Errors.INVALID_REQUEST, f"{name} belongs to the broker and cannot be created.")
+            raise KafkaError(Errors.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
         if name in self._image.topics:
-            raise KafkaError(Errors.TOPIC_ALREADY_EXISTS, f"There is a topic {name!r} already.")
+            raise KafkaError(Errors.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
         other = self._colliding.get(collision_form(name))
         if other is not None:
             raise KafkaError(
                 Errors.INVALID_TOPIC_EXCEPTION,
-                f"Topic {name!r} differs from the existing {other!r} only in '.' and '_'.",
+                f"Topic '{name}' collides with existing topic: {other}",
             )
 
     def _checked_configs(self, topic: CreateTopicsRequest.CreatableTopic) -> dict[str, str]:
         configs: dict[str, str] = {}
         for config in topic.configs:
             if config.value is None:
-                raise KafkaError(Errors.INVALID_CONFIG, f"The topic config {config.name} has no value.")
+                raise KafkaError(Errors.INVALID_CONFIG, f"Null value not supported for topic configs: {config.name}")
             configs[config.name] = config.value
         try:
             check_topic_configs(self._config, configs)
@@ -140,7 +142,7 @@ class TopicOperations:
             )
         if topic.num_partitions < DEFAULT or topic.num_partitions == 0:
             raise KafkaError(
-                Errors.INVALID_PARTITIONS, "The number of partitions must be positive, or -1 for the default."
+                Errors.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value."
             )
         count = self._default_partitions(topic.name) if topic.num_partitions == DEFAULT else topic.num_partitions
         self._check_internal_partitions(topic.name, count)
@@ -168,24 +170,27 @@ class TopicOperations:
     def _manual_assignment(self, topic: CreateTopicsRequest.CreatableTopic) -> list[list[int]]:
         if topic.replication_factor != DEFAULT:
             raise KafkaError(
-                Errors.INVALID_REQUEST, "With a manual assignment the replication factor must be left at -1."
+                Errors.INVALID_REQUEST,
+                "A manual partition assignment was specified, but replication factor was not set to -1.",
             )
         if topic.num_partitions != DEFAULT:
             raise KafkaError(
-                Errors.INVALID_REQUEST, "With a manual assignment the number of partitions must be left at -1."
+                Errors.INVALID_REQUEST,
+                "A manual partition assignment was specified, but numPartitions was not set to -1.",
             )
         assignment: dict[int, list[int]] = {}
         for entry in topic.assignments:
             if entry.partition_index in assignment:
                 raise KafkaError(
-                    Errors.INVALID_REPLICA_ASSIGNMENT, f"Partition {entry.partition_index} is assigned more than once."
+                    Errors.INVALID_REPLICA_ASSIGNMENT,
+                    f"Found multiple manual partition assignments for partition {entry.partition_index}",
                 )
             self._placement.check_replicas(entry.broker_ids)
             _check_size(entry.broker_ids, topic.assignments[0].broker_ids)
             assignment[entry.partition_index] = entry.broker_ids
         if sorted(assignment) != list(range(len(assignment))):
             raise KafkaError(
-                Errors.INVALID_REPLICA_ASSIGNMENT, "The assigned partitions must be numbered 0, 1, 2 and so on."
+                Errors.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence"
             )
         self._check_internal_partitions(topic.name, len(assignment))
         return [assignment[partition_id] for partition_id in range(len(assignment))]
@@ -200,7 +205,7 @@ class TopicOperations:
             result = CreatePartitionsResponse.CreatePartitionsTopicResult(name=topic.name)
             try:
                 if topic.name in duplicates:
-                    raise KafkaError(Errors.INVALID_REQUEST, "The request names the topic more than once.")
+                    raise KafkaError(Errors.INVALID_REQUEST, DUPLICATE_NAME)
                 self._create_partitions_of(topic)
             except KafkaError as error:
                 result.error_code, result.error_message = error.error, error.message
@@ -214,9 +219,13 @@ class TopicOperations:
         if topic is None:
             raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION)
         current = len(topic.partitions)
-        if request.count <= current:
+        if request.count == current:
+            raise KafkaError(Errors.INVALID_PARTITIONS, f"Topic already has {current} partition(s).")
+        if request.count < current:
             raise KafkaError(
-                Errors.INVALID_PARTITIONS, f"The topic has {current} partitions, so {request.count} would not add any."
+                Errors.INVALID_PARTITIONS,
+                f"The topic {request.name} currently has {current} partition(s); {request.count} would not be an "
+                "increase.",
             )
         self._check_internal_partitions(request.name, request.count)
         added = request.count - current
@@ -230,7 +239,8 @@ class TopicOperations:
             if len(assignment) != added:
                 raise KafkaError(
                     Errors.INVALID_REPLICA_ASSIGNMENT,
-                    f"{added} partitions would be added, but {len(assignment)} are assigned.",
+                    f"Attempted to add {added} additional partition(s), but only {len(assignment)} assignment(s) were "
+                    "specified.",
                 )
             for broker_ids in assignment:
                 self._placement.check_replicas(broker_ids)
@@ -256,13 +266,15 @@ def delete_topics(
         answer = DeleteTopicsResponse.DeletableTopicResult(name=state.name, topic_id=state.topic_id)
         try:
             if state.name is None and state.topic_id == ZERO_UUID:
-                raise KafkaError(Errors.INVALID_REQUEST, "Neither a topic name nor a topic id is given.")
+                raise KafkaError(Errors.INVALID_REQUEST, "Neither topic name nor id were specified.")
             if (state.name, state.topic_id) in duplicates:
-                raise KafkaError(Errors.INVALID_REQUEST, "The request names the topic more than once.")
+                raise KafkaError(Errors.INVALID_REQUEST, DUPLICATE_NAME if state.name is not None else DUPLICATE_ID)
             topic = _topic_to_delete(image, state)
             answer.name, answer.topic_id = topic.name, topic.id
             if topic.id in twice:
-                raise KafkaError(Errors.INVALID_REQUEST, "The request names the topic both by name and by id.")
+                raise KafkaError(
+                    Errors.INVALID_REQUEST, "The provided topic name maps to an ID that was already supplied."
+                )
             result.records.append(records.new_remove_topic_record(topic.id))
         except KafkaError as error:
             answer.error_code, answer.error_message = error.error, error.message
@@ -285,15 +297,15 @@ def requested_deletions(request: DeleteTopicsRequest, version: int) -> list[Dele
 
 def _topic_to_delete(image: MetadataImage, state: DeleteTopicsRequest.DeleteTopicState) -> TopicImage:
     if state.name is not None and state.topic_id != ZERO_UUID:
-        raise KafkaError(Errors.INVALID_REQUEST, "A topic is named by its name or by its id, not by both.")
+        raise KafkaError(Errors.INVALID_REQUEST, "You may not specify both topic name and topic id.")
     if state.name is not None:
         topic = image.topics.get(state.name)
         if topic is None:
-            raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, "There is no such topic.")
+            raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
         return topic
     topic = image.topics_by_id.get(state.topic_id)
     if topic is None:
-        raise KafkaError(Errors.UNKNOWN_TOPIC_ID, "There is no topic of that id.")
+        raise KafkaError(Errors.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
     return topic
 
 
@@ -309,7 +321,8 @@ def _check_size(broker_ids: Sequence[int], others: Sequence[int]) -> None:
 def _check_new_partitions(count: int) -> None:
     if count > MAX_NEW_PARTITIONS:
         raise KafkaError(
-            Errors.POLICY_VIOLATION, f"One request may create {MAX_NEW_PARTITIONS} partitions, not {count}."
+            Errors.POLICY_VIOLATION,
+            f"Excessively large number of partitions per request: {count}, at most {MAX_NEW_PARTITIONS} are allowed.",
         )
 
 

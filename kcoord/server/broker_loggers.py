@@ -42,14 +42,14 @@ def _level_name(logger: logging.Logger) -> str:
 def check_broker_name(name: str, node_id: int) -> None:
     """KafkaError where `name` is not this broker's number."""
     if name != str(node_id):
-        raise KafkaError(Errors.INVALID_REQUEST, f"Loggers are those of broker {node_id}, not of {name!r}.")
+        raise KafkaError(Errors.INVALID_REQUEST, f"Unexpected node id. Expected {node_id}, but received {name}")
 
 
 def alter_levels(changes: Sequence[IncrementalAlterConfigsRequest.AlterableConfig], *, validate_only: bool) -> None:
     """Sets levels, or gives a logger the level of its parent again; all or nothing."""
     repeated = duplicates(change.name for change in changes)
     if repeated:
-        raise KafkaError(Errors.INVALID_REQUEST, f"Keys are given more than once: {', '.join(sorted(repeated))}.")
+        raise KafkaError(Errors.INVALID_REQUEST, f"Error due to duplicate config keys: {', '.join(sorted(repeated))}")
     levels = logger_levels()
     for change in changes:
         _check_change(change, levels)
@@ -63,11 +63,15 @@ def alter_levels(changes: Sequence[IncrementalAlterConfigsRequest.AlterableConfi
 def _check_change(change: IncrementalAlterConfigsRequest.AlterableConfig, levels: Mapping[str, str]) -> None:
     if change.config_operation not in (SET, DELETE):
         raise KafkaError(Errors.INVALID_REQUEST, "The level of a logger can only be set or deleted.")
+    if change.config_operation == SET and change.value is None:
+        raise KafkaError(Errors.INVALID_REQUEST, f"Null value not supported for : {change.name}")
     if change.name not in levels:
-        raise KafkaError(Errors.INVALID_CONFIG, f"There is no logger {change.name}.")
+        raise KafkaError(Errors.INVALID_CONFIG, f"Logger {change.name} does not exist!")
     if change.config_operation == SET and change.value not in LEVELS:
         raise KafkaError(
-            Errors.INVALID_CONFIG, f"Invalid level {change.value} of logger {change.name}; allowed: {', '.join(LEVELS)}"
+            Errors.INVALID_CONFIG,
+            f"Cannot set the log level of {change.name} to {change.value} as it is not a supported log level. "
+            f"Valid log levels are {', '.join(sorted(LEVELS))}",
         )
     if change.config_operation == DELETE and change.name == ROOT:
-        raise KafkaError(Errors.INVALID_REQUEST, "The root logger always has a level.")
+        raise KafkaError(Errors.INVALID_REQUEST, "Removing the log level of the root logger is not allowed")

@@ -23,9 +23,12 @@ BROKERS, CONTROLLERS = 1, 2
 
 def handle(broker: Broker, context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
     if request.endpoint_type == CONTROLLERS:
-        raise KafkaError(Errors.MISMATCHED_ENDPOINT_TYPE, "This is a listener of a broker, not of a controller.")
+        raise KafkaError(
+            Errors.MISMATCHED_ENDPOINT_TYPE,
+            "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER",
+        )
     if request.endpoint_type != BROKERS:
-        raise KafkaError(Errors.UNSUPPORTED_ENDPOINT_TYPE, f"There are no endpoints of type {request.endpoint_type}.")
+        raise KafkaError(Errors.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {request.endpoint_type}")
     found = broker_addresses(broker, context.listener_name)
     fenced = fenced_addresses(broker, context.listener_name) if request.include_fenced_brokers else []
     return DescribeClusterResponse(

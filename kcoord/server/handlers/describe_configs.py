@@ -64,9 +64,10 @@ def _entries(broker: Broker, kind: int, name: str) -> list[ConfigEntry]:
     if kind == BROKER_LOGGER_RESOURCE:
         return _logger_entries(broker, name)
     if kind not in (CLIENT_METRICS_RESOURCE, GROUP_RESOURCE):
-        raise KafkaError(Errors.INVALID_REQUEST, f"There are no resources of type {kind}.")
+        raise KafkaError(Errors.INVALID_REQUEST, f"Unknown resource type {kind}")
     if not name:
-        raise KafkaError(Errors.INVALID_REQUEST, "The group or client metrics subscription must be named.")
+        noun = "Group" if kind == GROUP_RESOURCE else "Client metrics subscription"
+        raise KafkaError(Errors.INVALID_REQUEST, f"{noun} name must not be empty")
     if kind == GROUP_RESOURCE:
         return describe.group_config_entries(broker.config, image, name)
     return describe.client_metrics_entries(image, name)
@@ -76,7 +77,8 @@ def _broker_entries(broker: Broker, name: str) -> list[ConfigEntry]:
     if not name:
         return describe.cluster_config_entries(broker.image)
     if name != str(broker.node_id):
-        raise KafkaError(Errors.INVALID_REQUEST, f"This is broker {broker.node_id}, not {name!r}.")
+        text = f"Unexpected broker id, expected {broker.node_id} or empty string, but received {name}"
+        raise KafkaError(Errors.INVALID_REQUEST, text)
     return describe.broker_config_entries(broker.config, broker.image)
 
 

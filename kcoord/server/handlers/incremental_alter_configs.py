@@ -45,7 +45,7 @@ def _alter_loggers(broker: Broker, resources: list[Resource], validate_only: boo
         result = Result(error_message=None, resource_type=resource.resource_type, resource_name=resource.resource_name)
         try:
             if resource.resource_name in repeated:
-                raise KafkaError(Errors.INVALID_REQUEST, "The request names the resource more than once.")
+                raise KafkaError(Errors.INVALID_REQUEST, "Each resource must appear at most once.")
             broker_loggers.check_broker_name(resource.resource_name, broker.node_id)
             broker_loggers.alter_levels(resource.configs, validate_only=validate_only)
         except KafkaError as error:

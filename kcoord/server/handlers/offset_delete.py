@@ -48,7 +48,8 @@ def _take_unknown(image: MetadataImage, request: OffsetDeleteRequest) -> Topics:
         image_topic = image.topics.get(topic.name)
         count = len(image_topic.partitions) if image_topic is not None else 0
         missing = [p.partition_index for p in topic.partitions if not 0 <= p.partition_index < count]
-        if missing:
+        if missing or image_topic is None:
+            # Kafka names an unknown topic also if the request names no partition of it.
             unknown.append(_topic(topic.name, missing, Errors.UNKNOWN_TOPIC_OR_PARTITION))
             topic.partitions = [p for p in topic.partitions if 0 <= p.partition_index < count]
         if topic.partitions:
