@@ -38,7 +38,7 @@ class Settings(NamedTuple):
 
 def explain(group: ConsumerGroupDescription, settings: Settings) -> Iterator[Finding]:
     """Why the group is as it is."""
-    yield Finding("group", f"{summary_of(group)}{_made(group)}")
+    yield from _introduction(group)
     if group.assignor:
         yield Finding("assignor", _assignor(group, settings))
     found = list(_convergence(group))
@@ -66,9 +66,13 @@ def summary_of(group: ConsumerGroupDescription) -> str:
     return f"{text}, epoch {group.group_epoch}, target assignment of epoch {group.target_assignment_epoch}"
 
 
-def _made(group: ConsumerGroupDescription) -> str:
-    """When, where the broker knows (KIP-1327)."""
-    return "" if group.group_creation_time_ms is None else f", made {time_text(group.group_creation_time_ms)}"
+def _introduction(group: ConsumerGroupDescription) -> Iterator[Finding]:
+    """The group, and its creation time if the broker knows it (KIP-1327). The time has a line of its own: after the
+    epochs it would read as the time of the target assignment.
+    """
+    yield Finding("group", summary_of(group))
+    if group.group_creation_time_ms is not None:
+        yield Finding("created", time_text(group.group_creation_time_ms))
 
 
 def _assignor(group: ConsumerGroupDescription, settings: Settings) -> str:
@@ -142,7 +146,7 @@ def changes(before: ConsumerGroupDescription | None, after: ConsumerGroupDescrip
             yield Finding("group", "is gone")
         return
     if before is None:
-        yield Finding("group", f"{summary_of(after)}{_made(after)}")
+        yield from _introduction(after)
         before = _nobody(after)
     elif _epochs(before) != _epochs(after):
         yield Finding("group", "; ".join([summary_of(after), *cause_of(before, after)]))

@@ -43,10 +43,8 @@ def told(before: ConsumerGroupDescription | None, after: ConsumerGroupDescriptio
 
 def test_a_group_that_has_converged() -> None:
     assert explained(group(member("a", (0,), (0,)))) == [
-        (
-            "group",
-            "Consumer group, Stable, 1 member, epoch 3, target assignment of epoch 3, made 1970-01-01T00:00:00.000Z",
-        ),
+        ("group", "Consumer group, Stable, 1 member, epoch 3, target assignment of epoch 3"),
+        ("created", "1970-01-01T00:00:00.000Z"),
         ("assignor", "uniform: the broker's default, the first of group.consumer.assignors"),
         ("convergence", "complete: nobody is waited for"),
     ]
@@ -113,7 +111,7 @@ def test_other_causes() -> None:
 
 def test_groups_come_and_go() -> None:
     first = told(None, group(member("a", (0,), (0,), epoch=-2, instance="i")))
-    assert [subject for subject, _ in first] == ["group", "joined", "member", "member"]
+    assert [subject for subject, _ in first] == ["group", "created", "joined", "member", "member"]
     assert first[-1] == ("member", "a left and may return")
     assert told(group(), None) == [("group", "is gone")]
     assert told(None, None) == []

@@ -119,9 +119,8 @@ def test_create_partitions(
     cluster: Cluster, count: int, assignment: list[list[int]] | None, error: Errors, text: str
 ) -> None:
     kind = CreatePartitionsRequest.CreatePartitionsAssignment
-    asked = CreatePartitionsRequest.CreatePartitionsTopic(
-        name="t", count=count, assignments=assignment and [kind(broker_ids=replicas) for replicas in assignment]
-    )
+    assignments = None if assignment is None else [kind(broker_ids=replicas) for replicas in assignment]
+    asked = CreatePartitionsRequest.CreatePartitionsTopic(name="t", count=count, assignments=assignments)
     request = CreatePartitionsRequest(topics=[asked])
     (result,) = cluster.run(lambda machine, context: machine.create_partitions(context, request)).results
     assert (result.error_code, result.error_message) == (error, text)
