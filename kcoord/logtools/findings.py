@@ -20,6 +20,8 @@ class FindingKind(Enum):
     """A batch with the right CRC whose records cannot be read."""
     FOREIGN_GROUP = "foreign group"
     """A record of a group whose home is another partition."""
+    LOST_GROUP = "lost group"
+    """A group has committed offsets, but the last that the log says of it is its tombstone."""
     WRONG_EPOCH = "wrong leader epoch"
     GAP = "missing offsets"
     """Offsets are missing in a log that was never compacted, or a file is."""
@@ -45,7 +47,9 @@ class Finding:
     end: int = -1
     next_offset: int = -1
     leader_epoch: int = -1
-    """What it should be, where that is what is wrong."""
+    """What it should be, where that is what is wrong; that of the log's end for a lost group."""
+    group: str = ""
+    """Which group is lost."""
 
     def __str__(self) -> str:
         return f"{self.file}: position {self.position}, offset {self.offset}: {self.kind.value}: {self.reason}"

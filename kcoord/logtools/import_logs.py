@@ -23,6 +23,7 @@ from kcoord.logtools.folders import FolderReader, NoLogsError, Partition, partit
 from kcoord.logtools.import_metadata import MetadataImport
 from kcoord.logtools.import_topics import TopicImporter
 from kcoord.logtools.live_state import LiveState
+from kcoord.logtools.lost_groups import new_group_record
 from kcoord.logtools.metadata_source import SourceMetadata, read_metadata
 from kcoord.logtools.topic_clues import TopicClues
 from kcoord.logtools.transactions import TransactionCounts, TransactionResolver
@@ -192,6 +193,9 @@ class LogImport:
                 writers[number].append(record)
                 if len(writers[number]) >= _BATCH_RECORDS:
                     flush(number)
+        for group_id in self._live.lost_groups:
+            writers[partition_for(group_id, count)].append(new_group_record(group_id, self._now_ms))
+            self.report.notes.append(f"group {group_id} had offsets, but its last record was a tombstone; it is back")
         for number in sorted(writers):
             flush(number)
 
@@ -220,6 +224,8 @@ class LogImport:
         else:
             self.report.kept_unknown[self._unknown_kind(record)] += 1
         group_id = group_id_of(record.key)
+        if found is None and group_id is not None and record.value is not None:
+            self._live.note_unknown(group_id)
         target = partition.number % count if group_id is None else partition_for(group_id, count)
         self.report.rerouted_records += target != partition.number
         return target

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from kcoord.coordinator.result import CoordinatorRecord
 from protocol.messages import (
@@ -26,9 +27,13 @@ class LiveState:
     def __init__(self) -> None:
         self._types: dict[str, str] = {}
         self._offsets: dict[str, set[tuple[str, int]]] = {}
+        self._lost: set[str] = set()
         self._assigned: dict[tuple[str, str, str], frozenset[bytes]] = {}
 
     def note(self, record: CoordinatorRecord) -> None:
+        if record.value is not None:
+            group_id = getattr(record.key, "group_id", getattr(record.key, "group", ""))
+            self._lost.discard(group_id)
         match record.key:
             case OffsetCommitKey() as key:
                 self._note_offset(key, is_tombstone=record.value is None)
@@ -45,6 +50,10 @@ class LiveState:
             case _:
                 return
 
+    def note_unknown(self, group_id: str) -> None:
+        """A record of a type that is not known here, a share group's or a streams group's: the group is there."""
+        self._lost.discard(group_id)
+
     def _note_offset(self, key: OffsetCommitKey, *, is_tombstone: bool) -> None:
         offsets = self._offsets.setdefault(key.group, set())
         if not is_tombstone:
@@ -53,18 +62,27 @@ class LiveState:
         offsets.discard((key.topic, key.partition))
         if not offsets:
             del self._offsets[key.group]
+            self._lost.discard(key.group)
 
     def _note_group(self, group_id: str, group_type: str, *, is_tombstone: bool) -> None:
+        """A group that is there by its offsets alone goes with a tombstone of either type, as it does in Kafka."""
         if not is_tombstone:
             self._types[group_id] = group_type
-        elif self._types.get(group_id) == group_type:
-            del self._types[group_id]
+        elif self._types.get(group_id, group_type) == group_type:
+            self._types.pop(group_id, None)
+            if group_id in self._offsets:
+                self._lost.add(group_id)
 
     @property
     def groups(self) -> Counter[str]:
         """By type. A group that has nothing but offsets is a classic one."""
         simple = self._offsets.keys() - self._types.keys()
         return Counter(self._types.values()) + Counter({CLASSIC: len(simple)})
+
+    @property
+    def lost_groups(self) -> Mapping[str, int]:
+        """The groups that have offsets although their tombstone came last, and how many (see `lost_groups`)."""
+        return {group_id: len(self._offsets[group_id]) for group_id in sorted(self._lost)}
 
     @property
     def offsets(self) -> int:

@@ -3,7 +3,7 @@
 
 `SKIP` removes damaged bytes alone and leaves an empty batch in the place of their offsets, so that readers pass over
 them; `TRUNCATE` ends the log before the first damage. What can be built again from the log (indexes, producer
-snapshots, checkpoints) is removed.
+snapshots, checkpoints) is removed. What it adds are records of lost groups alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Final
 
 from kcoord.logtools.copying import copy_file, copy_range
 from kcoord.logtools.findings import Finding, FindingKind
-from kcoord.logtools.folders import NoLogsError, SegmentFile, partition_at, segments_in
+from kcoord.logtools.folders import FolderReader, NoLogsError, SegmentFile, partition_at, segments_in
+from kcoord.logtools.lost_groups import new_group_record
 from kcoord.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
     LOCK_FILE,
@@ -97,11 +98,15 @@ class Repair:
         self._mode = mode
         self._keep = keep
         self._in_logs: defaultdict[str, list[Finding]] = defaultdict(list)
+        self._lost_groups: defaultdict[str, list[Finding]] = defaultdict(list)
         self._others: list[Finding] = []
         self._steps: list[Step] = []
         self._kept: list[dict[str, object]] = []
         for finding in findings:
-            (self._in_logs[parent(finding.file)] if finding.kind in _IN_LOG else self._others).append(finding)
+            if finding.kind is FindingKind.LOST_GROUP:
+                self._lost_groups[parent(finding.file)].append(finding)
+            else:
+                (self._in_logs[parent(finding.file)] if finding.kind in _IN_LOG else self._others).append(finding)
 
     def plan(self) -> list[Step]:
         """What `run` would do."""
@@ -126,6 +131,11 @@ class Repair:
                 self._truncate(folder, findings, is_real=is_real)
             else:
                 self._skip(folder, findings, is_real=is_real)
+            partition = partition_at(folder)
+            if partition is not None:
+                touched.add((partition.topic, partition.number))
+        for folder, findings in sorted(self._lost_groups.items()):
+            self._bring_back(folder, findings, is_real=is_real)
             partition = partition_at(folder)
             if partition is not None:
                 touched.add((partition.topic, partition.number))
@@ -190,6 +200,26 @@ class Repair:
                 if following is not None and self._fs.size(segment.path) == 0:
                     self._remove(segment.path)
         self._drop_derived(folder, changed, is_real=is_real)
+
+    def _bring_back(self, folder: str, findings: Sequence[Finding], *, is_real: bool) -> None:
+        """Appends a record per lost group, with the time of the last batch: a repair has no clock."""
+        last = SegmentFile(0, findings[0].file)
+        for finding in findings:
+            self._note(finding.file, finding.position, 0, f"a record of the group is written: {finding.reason}")
+        if is_real:
+            time_ms = max(frame.max_timestamp for frame in FolderReader(self._fs, folder).batches())
+            batch = encode_batch(
+                [new_group_record(finding.group, time_ms) for finding in findings],
+                base_offset=findings[0].offset,
+                partition_leader_epoch=max(findings[0].leader_epoch, 0),
+            )
+            file = self._fs.open_append(last.path)
+            try:
+                write_all(file, batch)
+                file.datasync()
+            finally:
+                file.close()
+        self._drop_derived(folder, [last], is_real=is_real)
 
     @staticmethod
     def _lost(finding: Finding) -> int:

@@ -80,7 +80,12 @@ class FolderCheck:
         ends: dict[TopicPartition, tuple[int, int]] = {}
         for partition in partitions:
             check = LogCheck(self.fs, partition, self._facts(partition))
-            yield from check.run()
+            is_whole = not self.in_use
+            for finding in check.run():
+                is_whole &= finding.kind is FindingKind.INDEX
+                yield finding
+            if is_whole:
+                yield from check.lost_groups()
             yield from self._side_files(partition, check)
             ends[partition.topic, partition.number] = check.start_offset, check.end_offset
             self.totals.partitions += 1

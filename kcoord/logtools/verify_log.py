@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from kcoord.coordinator.service import partition_for
 from kcoord.logtools.decode import LogKind, RecordDescriber, group_id_of, kind_of
 from kcoord.logtools.dump import frames_and_damage
 from kcoord.logtools.findings import Finding, FindingKind
 from kcoord.logtools.folders import Partition, SegmentFile, segments_in
+from kcoord.logtools.lost_groups import LostGroups
 from kcoord.logtools.verify_index import IndexCheck
 from kcoord.storage.file_system import FileSystem
 from kcoord.storage.scan import BatchFrame, Damage, DamageKind
@@ -61,6 +63,7 @@ class LogCheck:
         self._last: _Seen | None = None
         self._gap: Finding | None = None
         self._gap_is_explained = True
+        self._lost_groups = LostGroups()
         self.batches = 0
         self.records = 0
         self.start_offset = 0
@@ -86,6 +89,19 @@ class LogCheck:
             position = self._fs.size(file) if segments else 0
             reason = f"everything below offset {self._facts.recovery_point} had reached the disk"
             yield Finding(FindingKind.SHORT, file, position, self._due, reason)
+
+    def lost_groups(self) -> Iterator[Finding]:
+        """Of a log in which nothing else was found. The position is that of the record to be written."""
+        if not self._lost_groups.candidates:
+            return
+        segments = segments_in(self._fs, self._partition.path)
+        frames = chain.from_iterable(frames_and_damage(self._fs, segment.path) for segment in segments)
+        found = self._lost_groups.find(frame.batch for frame in frames if isinstance(frame, BatchFrame))
+        file = segments[-1].path
+        for group_id, count in found.items():
+            reason = f"group {group_id} has {count} committed offsets, but its last record is a tombstone"
+            place = self._fs.size(file), self._due
+            yield Finding(FindingKind.LOST_GROUP, file, *place, reason, leader_epoch=self._epoch, group=group_id)
 
     def _segment(self, segment: SegmentFile, *, is_last: bool) -> Iterator[Finding]:
         index = IndexCheck(self._fs, segment, is_active=is_last, in_use=self._facts.in_use)
@@ -208,6 +224,8 @@ class LogCheck:
                 self.records += 1
                 if self._describer.kind is LogKind.DATA:
                     continue
+                if self._describer.kind is LogKind.OFFSETS and not header.is_control:
+                    self._lost_groups.note(record, is_transactional=header.is_transactional)
                 self._describer.check(record, is_control=header.is_control)
                 group_id = group_id_of(record.key) if self._facts.partitions and not header.is_control else None
                 home = partition_for(group_id, self._facts.partitions) if group_id else self._partition.number

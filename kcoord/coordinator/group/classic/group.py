@@ -95,8 +95,11 @@ class ClassicGroup:
         return self._state is GroupState.EMPTY
 
     def is_simple(self) -> bool:
-        """Whether the group has never had members: it exists by its offsets, or it is being made."""
-        return self.persisted is None and not self.members and not self.pending_members
+        """Whether the group has never had members: it exists by its offsets, or it is being made. A record of it
+        says so by having no protocol type.
+        """
+        had_members = self.persisted is not None and bool(self.persisted.protocol_type)
+        return not had_members and not self.members and not self.pending_members
 
     def can_rebalance(self) -> bool:
         return self._state is not GroupState.PREPARING_REBALANCE
