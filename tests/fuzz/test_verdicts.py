@@ -20,7 +20,7 @@ SILENCE_SECONDS = 0.1
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[KcoordProcess]:
-    process = KcoordProcess(tmp_path, SETTINGS).start()
+    process = KcoordProcess(tmp_path, {**SETTINGS, "kcoord.release": "4.3"}).start()
     yield process
     process.kill()
 

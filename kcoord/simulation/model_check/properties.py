@@ -158,11 +158,11 @@ def check_step(before: State, step: Step) -> None:
 def has_converged(state: State) -> bool:
     """Coordinator and clients agree, every partition has an owner, and nobody who is gone is still a member.
 
-    An empty group computes no target: as in Kafka 4.3.1 its assignment epoch stays behind until somebody joins.
+    An empty group computes no target, but since Kafka 4.4 it has nothing left to assign.
     """
     group_epoch, assignment_epoch = epochs_of(state.log)
     members = members_of(state)
-    if members and (group_epoch != assignment_epoch or _grown(state)):
+    if group_epoch != assignment_epoch or (members and _grown(state)):
         return False
     owned: set[int] = set()
     for number, client in enumerate(state.clients):
