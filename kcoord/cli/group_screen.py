@@ -50,7 +50,7 @@ class GroupScreen:
         if group is not None and group.members:
             yield make_table(_TITLES, _rows(group))
         for time_ms, finding in self._events:
-            yield Text.assemble((f"{format_time(time_ms)}  ", "dim"), f"{finding.subject:<6}  {finding.text}")
+            yield Text.assemble((f"{format_time(time_ms)}  ", "dim"), f"{finding.subject:<7}  {finding.text}")
 
 
 def _rows(group: ConsumerGroupDescription) -> Iterator[tuple[object, ...]]:

@@ -128,4 +128,4 @@ def _tell(finding: Finding, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps({"time_ms": now_ms, **finding._asdict()}, ensure_ascii=False), flush=True)
     else:
-        print(f"{format_time(now_ms)}  {finding.subject:<6}  {finding.text}", flush=True)
+        print(f"{format_time(now_ms)}  {finding.subject:<7}  {finding.text}", flush=True)
