@@ -18,13 +18,17 @@ RESOLVE_SECONDS = 600
 TOOL_SECONDS = 90
 VERSION = "4.3.1"
 TOOLS = {
+    "acls": "org.apache.kafka.tools.AclCommand",
+    "cluster": "org.apache.kafka.tools.ClusterTool",
     "configs": "kafka.admin.ConfigCommand",
     "console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
     "console-share-consumer": "org.apache.kafka.tools.consumer.ConsoleShareConsumer",
     "console-producer": "org.apache.kafka.tools.ConsoleProducer",
     "consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
     "dump-log": "org.apache.kafka.tools.DumpLogSegments",
+    "features": "org.apache.kafka.tools.FeatureCommand",
     "leader-election": "org.apache.kafka.tools.LeaderElectionCommand",
+    "metadata-quorum": "org.apache.kafka.tools.MetadataQuorumCommand",
     "reassign": "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
     "topics": "org.apache.kafka.tools.TopicCommand",
 }

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kafka's own tools for features, the quorum, log folders, registrations, users and ACLs, and `kcoord features`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.integration.clients.conftest import StartBroker
+from tests.support.command_line import CommandLine
+from tests.support.kafka_jars import KafkaJars
+from tests.support.kcoord_process import KcoordProcess
+
+pytestmark = pytest.mark.java
+
+
+def tool(broker: KcoordProcess, name: str, *arguments: str, check: bool = True) -> str:
+    return KafkaJars().tool(name, "--bootstrap-server", broker.address, *arguments, check=check)
+
+
+def test_features_as_kafka_tells_them(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    kcoord = CommandLine(broker.address)
+    # Kafka's tool has names for the levels of metadata.version.
+    ours, theirs = (
+        [line for line in text.splitlines() if "metadata.version" not in line]
+        for text in (kcoord.succeed("features", "describe").out, tool(broker, "features", "describe"))
+    )
+    assert ours == theirs
+    assert len(ours) == 4
+    for arguments in (
+        ("downgrade", "--feature", "group.version=0"),
+        ("upgrade", "--feature", "group.version=1", "--dry-run"),
+        ("upgrade", "--feature", "group.version=2", "--feature", "transaction.version=2"),
+        ("disable", "--feature", "transaction.version", "--dry-run"),
+        ("upgrade", "--feature", "nope=1", "--dry-run"),
+    ):
+        printed = kcoord.run("features", *arguments)
+        assert printed.out + printed.err == tool(broker, "features", *arguments, check=False)
+
+
+def test_the_quorum(broker: KcoordProcess) -> None:
+    status = tool(broker, "metadata-quorum", "describe", "--status")
+    found = {key: value.strip() for key, _, value in (line.partition(":") for line in status.splitlines())}
+    assert (found["LeaderId"], found["MaxFollowerLag"], found["CurrentObservers"]) == ("1", "0", "[]")
+    assert int(found["HighWatermark"]) > 0
+    assert json.loads(found["CurrentVoters"]) == [{"id": 1, "endpoints": [f"PLAINTEXT://{broker.address}"]}]
+    replication = tool(broker, "metadata-quorum", "describe", "--replication").splitlines()
+    assert [line.split()[0] for line in replication] == ["NodeId", "1"]
+    assert "Leader" in replication[1]
+
+
+def test_replicas_in_their_log_folder(broker: KcoordProcess, tmp_path: Path, name: str) -> None:
+    CommandLine(broker.address).succeed("topics", "--create", "--topic", name)
+    plan = tmp_path / "plan.json"
+    for folder, text in (
+        (broker.data, "Successfully started moving log directory to "),
+        (tmp_path, "The user-specified log directory is not found in the broker config"),
+    ):
+        move = {"topic": name, "partition": 0, "replicas": [1], "log_dirs": [str(folder)]}
+        plan.write_text(json.dumps({"version": 1, "partitions": [move]}))
+        options = ["--execute", "--reassignment-json-file", str(plan), "--timeout", "500"]
+        assert text in tool(broker, "reassign", *options, check=False)
+
+
+def test_acls_without_an_authorizer(broker: KcoordProcess) -> None:
+    entry = ["--force", "--allow-principal", "User:a", "--operation", "Read", "--topic", "x"]
+    for arguments in (["--list"], ["--add", *entry], ["--remove", *entry]):
+        said = tool(broker, "acls", *arguments, check=False)
+        assert "SecurityDisabledException: No Authorizer is configured" in said
+
+
+def test_users_without_credentials_and_quotas(broker: KcoordProcess) -> None:
+    for options in (["--entity-type", "users"], ["--entity-type", "users", "--entity-name", "alice"]):
+        assert tool(broker, "configs", "--describe", *options) == ""
+
+
+def test_a_broker_is_unregistered_until_the_next_start(start_broker: StartBroker) -> None:
+    broker = start_broker()
+    jars = KafkaJars()
+
+    def unregister(broker_id: str) -> str:
+        options = ["unregister", "--bootstrap-server", broker.address, "--id", broker_id]
+        return jars.tool("cluster", *options, check=False)
+
+    assert "BrokerIdNotRegisteredException: Broker ID 99 is not currently registered" in unregister("99")
+    assert re.search("^Broker 1 is no longer registered", unregister("1"), re.MULTILINE)
+    broker.restart()
+    assert "1          127.0.0.1" in jars.tool("cluster", "list-endpoints", "--bootstrap-server", broker.address)
+    CommandLine(broker.address).succeed("topics", "--create", "--topic", "t")
