@@ -20,7 +20,9 @@ STOP_SECONDS = 30.0
 
 
 class KafkaBroker:
-    """Its data is under `folder / "logs"`; keyword arguments are settings with underscores for dots."""
+    """Its data is under `folder / "logs"`, where it may be already; keyword arguments are settings with underscores for
+    dots.
+    """
 
     def __init__(self, jars: KafkaJars, folder: Path, **settings: str) -> None:
         script = shared("anchors", "kafka", "run.sh")
@@ -30,7 +32,7 @@ class KafkaBroker:
         work = folder / "work"
         # Where the script looks for the class path of a version.
         path = work if jars.version == VERSION else folder / f"work-{jars.version}"
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
         (path / "cp.txt").write_text(jars.class_path)
         overrides = [f"{key.replace('_', '.')}={value}" for key, value in settings.items()]
         with (folder / "kafka.log").open("wb") as log:
