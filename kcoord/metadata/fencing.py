@@ -30,8 +30,14 @@ def fence_broker(image: MetadataImage, broker_id: int, *, fenced: bool) -> Coord
 
 
 def unregister_broker(image: MetadataImage, broker_id: int) -> CoordinatorResult[None]:
-    """Removes a broker until it is started again. As in Kafka 4.3.1, the broker may be in service."""
+    """Removes a broker until it is started again.
+
+    As in Kafka 4.3.1, the broker may be in service. But the last one in service is refused: nobody could serve anything
+    until a restart.
+    """
     broker = _registered(image, broker_id)
+    if image.alive_brokers() == {broker_id}:
+        raise KafkaError(Errors.INVALID_REQUEST, f"Broker ID {broker_id} is the only broker in service")
     return CoordinatorResult(None, _settled_after(image, new_unregister_broker_record(broker_id, broker.broker_epoch)))
 
 

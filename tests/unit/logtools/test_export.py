@@ -326,9 +326,9 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["log", "export", source, target, "--node-id", "3"]) == 0
     said = capsys.readouterr().out
     assert f"start Kafka with log.dirs={target}, node.id=3" in said
-    assert main(["log", "export", source, target, "--format", "json"]) == 1
+    assert main(["log", "export", source, target, "--json"]) == 1
     assert capsys.readouterr().err == f"kcoord log: {target}: is there already; an export makes a new folder\n"
-    assert main(["log", "export", source, f"{target}2", "--format", "json"]) == 0
+    assert main(["log", "export", source, f"{target}2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["classic groups"], report["committed offsets"], report["topics"]) == (1, 2, 2)
     assert image_of(RealFileSystem(), f"{target}2").topics["orders"].partitions[0].replicas == [1]

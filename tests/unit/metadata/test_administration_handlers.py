@@ -170,14 +170,17 @@ async def test_unregister_a_broker(cluster: Cluster) -> None:
         unregister_broker.handle(broker, asked, UnregisterBrokerRequest(broker_id=2))
     failed = await settle(unregister_broker.error_response(UnregisterBrokerRequest(), caught.value, 0), 0)
     assert (failed.error_code, failed.error_message) == (102, "Broker ID 2 is not currently registered")
+    with pytest.raises(KafkaError, match="Broker ID 1 is the only broker in service"):
+        unregister_broker.handle(broker, asked, UnregisterBrokerRequest(broker_id=1))
 
 
 def test_an_unregistered_broker_comes_back_at_the_next_start(cluster: Cluster) -> None:
-    cluster.create(topic("t", 2))
+    cluster.register(registration(1), registration(2))
+    cluster.create(manual("t", (0, [1]), (1, [1])))
     cluster.run(lambda machine, context: machine.unregister_broker(context, 1))
-    assert cluster.image.brokers == {}
+    assert set(cluster.image.brokers) == {2}
     assert [partition.leader for partition in cluster.image.topics["t"].partitions] == [-1, -1]
-    cluster.register(registration(1))
+    cluster.register(registration(1), registration(2))
     assert [partition.leader for partition in cluster.image.topics["t"].partitions] == [1, 1]
 
 

@@ -312,7 +312,7 @@ def described(group_time: bytes, tags: bytes) -> bytes:
         + b"\x00"
         + compact(b"g")
         + compact(b"Empty")
-        + pack(">ii", 3, 2)
+        + pack(">ii", 3, 3)
         + compact(b"uniform")
         + b"\x01"  # no members
         + group_time
