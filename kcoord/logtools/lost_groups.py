@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups that are lost although they have committed offsets: the last that the log says of the group is its tombstone.
 
-This broker lists such a group as one without members. Other brokers answer for its offsets, but have the group in no
-list, and nothing deletes it or its offsets. A record of the group behind the tombstone brings it back for all of them.
+This broker lists such a group as one without members. Kafka 4.3.1 keeps its offsets, but has the group in no list,
+answers no offset of it, and deletes none. A record of the group behind the tombstone brings it back there too.
 """
 
 from __future__ import annotations

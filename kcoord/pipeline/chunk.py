@@ -114,7 +114,10 @@ class Chunk:
     @property
     def effective(self) -> Ints:
         """The log offset from which each record counts, superseded or not; NEVER where it does not."""
-        return np.where(self._waits, self.resolution.effective_offset[self.records.batch], self.records.offset)
+        waits = self._waits
+        if not waits.any():
+            return self.records.offset
+        return np.where(waits, self.resolution.effective_offset[self.records.batch], self.records.offset)
 
     @property
     def marker_timestamp_ms(self) -> Ints:

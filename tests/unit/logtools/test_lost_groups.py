@@ -19,6 +19,7 @@ from kcoord.logtools.findings import Finding, FindingKind
 from kcoord.logtools.folders import FolderReader, partitions_in
 from kcoord.logtools.import_logs import ImportReport, LogImport
 from kcoord.logtools.repair import Repair, RepairMode
+from kcoord.logtools.replay_check import replay_folder
 from kcoord.logtools.restore import offsets_at
 from kcoord.logtools.verify import FolderCheck
 from kcoord.storage.file_system import RealFileSystem
@@ -182,6 +183,7 @@ def test_an_import_has_the_coordinators_offsets_and_no_lost_group(steps: list[St
     with tempfile.TemporaryDirectory() as name:
         source = make_folder(Path(name, "data"), batches_of(steps))
         offsets = offsets_of(replayed(batches_of(steps)))
+        assert replay_folder(FS, str(source)).offsets == len(offsets)
         report = imported(source, Path(name, "new"))
         assert offsets_of(loaded(Path(name, "new"))) == offsets
         assert report.offsets == len(offsets)
