@@ -33,7 +33,7 @@ from protocol.messages import (
     UnregisterBrokerRequest,
 )
 from protocol.uuid import ZERO_UUID
-from tests.unit.metadata.cluster import Cluster, manual, registration, topic
+from tests.unit.metadata.cluster import Cluster, manual, registration
 from tests.unit.metadata.serving import broker_of, context, settle
 
 NOT_HERE = "This server does not host this topic-partition."
