@@ -103,6 +103,19 @@ def batches_of(steps: Iterable[Step]) -> list[bytes]:
     return batches
 
 
+def stable_offset(batches: Iterable[bytes]) -> int:
+    """Where the first transaction begins that is open at the end."""
+    begun: dict[int, int] = {}
+    end = 0
+    for header in map(decode_header, batches):
+        end = header.next_offset
+        if header.is_control:
+            begun.pop(header.producer_id, None)
+        elif header.is_transactional:
+            begun.setdefault(header.producer_id, header.base_offset)
+    return min(begun.values(), default=end)
+
+
 def _batch(step: Step, number: int, base_offset: int) -> bytes:
     at_ms = NOW_MS + number
     if step.what in ("commit", "abort"):

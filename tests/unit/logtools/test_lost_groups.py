@@ -24,6 +24,7 @@ from kcoord.logtools.restore import offsets_at
 from kcoord.logtools.verify import FolderCheck
 from kcoord.storage.file_system import RealFileSystem
 from protocol.record_batch import Record, decode_records, encode_batch
+from tests.storage.cleaning import clean
 from tests.support.coordinator_log import (
     NO_PRODUCER,
     OffsetOf,
@@ -32,9 +33,11 @@ from tests.support.coordinator_log import (
     logs,
     offsets_of,
     replayed,
+    stable_offset,
 )
 from tests.unit.logtools.support import (
     NOW_MS,
+    SMALL,
     append,
     broker_config,
     commit_record,
@@ -192,6 +195,34 @@ def test_an_import_has_the_coordinators_offsets_and_no_lost_group(steps: list[St
         repair(source)
         assert [finding for finding in check(source) if finding.kind is FindingKind.LOST_GROUP] == []
         assert offsets_of(loaded(source)) == offsets
+
+
+@settings(max_examples=20)
+@given(steps=logs(transactional_tombstones=False))
+def test_a_cleaned_log_gives_the_same_offsets_and_no_lost_group(steps: list[Step]) -> None:
+    """The cleaner takes out tombstones, and what they and later commits replaced."""
+    batches = batches_of(steps)
+    offsets = offsets_of(replayed(batches))
+    with tempfile.TemporaryDirectory() as name:
+        source = make_folder(Path(name, "data"), [])
+        log_dir = open_folder(str(source))
+        log = log_dir.open_log("__consumer_offsets", 0, SMALL, NOW_MS)
+        for batch in batches:
+            log.append(batch, now_ms=NOW_MS)
+        log.roll(NOW_MS)
+        for now_ms in (NOW_MS, NOW_MS + 10**9):
+            clean(log, FS, stable_offset=stable_offset(batches), now_ms=now_ms)
+        log.close()
+        log_dir.close()
+        imported(source, Path(name, "new"))
+        assert offsets_of(loaded(source)) == offsets_of(loaded(Path(name, "new"))) == offsets
+        assert lost_for_other_brokers(Path(name, "new")) == set()
+        restored = {
+            (group, *place): offset.offset
+            for group in ("g", "h")
+            for place, offset in offsets_at(batches_in(source), group, NOW_MS + 10**9).offsets.items()
+        }
+        assert restored == offsets
 
 
 @settings(max_examples=40)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kcoord.pipeline.log_files import folders_at
 from kcoord.pipeline.tail import LogTail
 from protocol.record_batch import decode_header
-from tests.support.coordinator_log import OffsetOf, Step, batches_of, logs, offsets_of, replayed
+from tests.support.coordinator_log import OffsetOf, Step, batches_of, logs, offsets_of, replayed, stable_offset
 from tests.support.offsets_sample import Row
 from tests.unit.pipeline.support import NOW_MS, LogWriter, range_rows, table_rows
 
@@ -36,19 +36,6 @@ def state_of(rows: Iterable[Row]) -> dict[OffsetOf, object]:
 
 def _key(row: Row) -> OffsetOf:
     return str(row["group"]), str(row["topic"]), int(str(row["partition"]))
-
-
-def stable_offset(batches: Iterable[bytes]) -> int:
-    """Where the first transaction begins that is open at the end."""
-    begun: dict[int, int] = {}
-    end = 0
-    for header in map(decode_header, batches):
-        end = header.next_offset
-        if header.is_control:
-            begun.pop(header.producer_id, None)
-        elif header.is_transactional:
-            begun.setdefault(header.producer_id, header.base_offset)
-    return min(begun.values(), default=end)
 
 
 def _counts_from(row: Row) -> datetime:
