@@ -369,10 +369,9 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _node_id(text: str) -> int:
-    number = int(text)
-    if not 0 <= number <= _HIGHEST_NODE_ID:
-        raise ValueError
-    return number
+    if not text.isdecimal() or int(text) > _HIGHEST_NODE_ID:
+        raise argparse.ArgumentTypeError(f"{text!r} is no node.id: give a number from 0 to {_HIGHEST_NODE_ID}")
+    return int(text)
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -333,5 +333,6 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (report["classic groups"], report["committed offsets"], report["topics"]) == (1, 2, 2)
     assert image_of(RealFileSystem(), f"{target}2").topics["orders"].partitions[0].replicas == [1]
     with pytest.raises(SystemExit) as ended:
-        main(["log", "export", source, target, "--node-id", "-2"])
+        main(["log", "export", source, target, "--node-id=-2"])
     assert ended.value.code == 2
+    assert "'-2' is no node.id: give a number from 0 to 2147483647" in capsys.readouterr().err

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`current` with more keys than go to every worker at once: it has another plan then, and the same answer.
+
+Key `i` has group `i / 100`, partition `i % 100` and log partition `i % 4`. In the first micro-batch every key is
+committed with offset `i`, each third is committed again, and each seventh removed. In the second, each eleventh is
+committed again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from kcoord.pipeline.lake import current, jobs
+from kcoord.pipeline.lake.jobs import Jobs
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
+from kcoord.pipeline.lake.storage import Lake, Note
+from kcoord.pipeline.lake.tables import TABLES
+
+KEYS = 1_010_000
+AGAIN = 2_000_000
+"""What a second commit adds to the offset."""
+SETTINGS = Settings(retention_ms=MS_PER_MINUTE)
+NOT_THERE = np.iinfo(np.int64).min
+Numbers = npt.NDArray[np.int64]
+
+COMPILED = {
+    # The session of the other tests is tuned for tables of ten rows.
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+    "spark.sql.shuffle.partitions": "4",
+}
+
+
+def commits(spark: SparkSession, batch: int, turn: int, where: str, offset: str) -> DataFrame:
+    """A commit of each key that `where` chooses, behind all those of earlier turns; a null offset is a tombstone.
+    Both are SQL, with the number of the key as `id`.
+    """
+    return (
+        spark.range(KEYS)
+        .where(where)
+        .selectExpr(
+            "CAST(id % 4 AS int) AS log_partition",
+            f"id + {turn * KEYS} AS log_offset",
+            f"id + {turn * KEYS} AS effective_offset",
+            "concat('group-', id DIV 100) AS `group`",
+            "'orders' AS topic",
+            "CAST(id % 100 AS int) AS partition",
+            f"CAST({offset} AS bigint) AS committed_offset",
+            f"({offset}) IS NULL AS is_tombstone",
+            f"CAST({batch} AS bigint) AS batch",
+        )
+    )
+
+
+def add(lake: Lake, batch: int, *parts: DataFrame) -> None:
+    """Writes `commits` as the job of that name leaves it."""
+    frame = lake.spark.createDataFrame([], TABLES["commits"].schema)
+    for part in parts:
+        frame = frame.unionByName(part, allowMissingColumns=True)
+    lake.write("commits", frame)
+    lake.set_note("records", Note(batch + 1, {}, {"batch": batch}))
+    lake.set_note("commits", Note(batch + 1, {"retention_ms": str(SETTINGS.retention_ms)}, {"batch": batch}))
+
+
+def offsets(lake: Lake) -> Numbers:
+    """What the table has, by key; NOT_THERE for the keys that it does not have. No key is in it twice."""
+    found = pq.read_table(lake.path(TABLES["current_offsets"]), columns=["group", "partition", "committed_offset"])
+    group = pc.cast(pc.utf8_slice_codeunits(found["group"], len("group-")), "int64").to_numpy()
+    keys = group * 100 + found["partition"].to_numpy()
+    assert len(np.unique(keys)) == len(keys)
+    by_key = np.full(KEYS, NOT_THERE)
+    by_key[keys] = found["committed_offset"].to_numpy()
+    return by_key
+
+
+def test_more_than_a_million_keys_are_counted_exactly(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert KEYS > jobs._MOST_PLACES
+    session = spark.newSession()
+    for key, value in COMPILED.items():
+        session.conf.set(key, value)
+    lake = Lake(session, str(tmp_path / "lake"))
+    add(
+        lake,
+        0,
+        commits(session, 0, 0, "true", "id"),
+        commits(session, 0, 1, "id % 3 = 0", f"id + {AGAIN}"),
+        commits(session, 0, 2, "id % 7 = 0", "null"),
+    )
+    plans: list[str] = []
+    at_places = current.at_places
+
+    def noted(rows: DataFrame, places: DataFrame) -> DataFrame:
+        plans.append("places")
+        return at_places(rows, places)
+
+    monkeypatch.setattr(current, "at_places", noted)
+    Jobs(lake, SETTINGS).run("current")
+    # So many places are not sent to every worker.
+    assert plans == []
+    number = np.arange(KEYS)
+    expected = np.where(number % 3 == 0, number + AGAIN, number)
+    expected[::7] = NOT_THERE
+    assert np.count_nonzero(expected != NOT_THERE) == KEYS - len(range(0, KEYS, 7))
+    assert np.array_equal(offsets(lake), expected)
+
+    add(lake, 1, commits(session, 1, 3, "id % 11 = 0", "-id - 1"))
+    Jobs(lake, SETTINGS).run("current")
+    # The few new ones are, and are merged with all that the table has.
+    assert plans == ["places"]
+    expected[::11] = -number[::11] - 1
+    assert np.array_equal(offsets(lake), expected)
