@@ -45,6 +45,8 @@ Step: TypeAlias = "int | tuple[ApiKey, int, str, Message]"
 Script: TypeAlias = Generator[Step, bytes, None]
 _HEARTBEAT: Final = 1
 _JOIN: Final = 3
+_STATIC_JOIN: Final = 5
+"""The first version with instance ids (KIP-345)."""
 _SYNC: Final = 5
 _COMMIT: Final = 8
 _INIT: Final = 4
@@ -111,6 +113,7 @@ def actors(
     scripts = {
         "custom-assignor": _custom_assignor(),
         "large-assignment": _large_assignment(),
+        "large-static-member": _large_static_member(),
         "commit-before-sync": _commit_before_sync(),
         "leader": _leader(),
         "follower": _follower(),
@@ -133,20 +136,23 @@ def _expect(error: int, wanted: Errors, what: str) -> None:
 # Groups.
 
 
-def _join(group_id: str) -> Step:
-    metadata = b"\x00\x01" + ConsumerProtocolSubscription(topics=[FIRST_TOPIC]).encode(1)
+def _join(group_id: str, instance_id: str | None = None, user_data: bytes | None = None) -> Step:
+    subscription = ConsumerProtocolSubscription(topics=[FIRST_TOPIC], user_data=user_data)
+    metadata = b"\x00\x01" + subscription.encode(1)
     request = JoinGroupRequest(
         group_id=group_id,
+        group_instance_id=instance_id,
         session_timeout_ms=_SESSION_MS,
         rebalance_timeout_ms=_SESSION_MS,
         protocol_type="consumer",
         protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=metadata)],
     )
-    return ApiKey.JOIN_GROUP, _JOIN, group_id, request
+    return ApiKey.JOIN_GROUP, _JOIN if instance_id is None else _STATIC_JOIN, group_id, request
 
 
-def _joined(group_id: str) -> Generator[Step, bytes, JoinGroupResponse]:
-    joined = JoinGroupResponse.decode((yield _join(group_id)), _JOIN)
+def _joined(group_id: str, instance_id: str | None = None) -> Generator[Step, bytes, JoinGroupResponse]:
+    version = _JOIN if instance_id is None else _STATIC_JOIN
+    joined = JoinGroupResponse.decode((yield _join(group_id, instance_id)), version)
     _expect(joined.error_code, Errors.NONE, "JoinGroup")
     return joined
 
@@ -201,6 +207,16 @@ def _large_assignment() -> Script:
     joined = yield from _joined(group_id)
     error = yield from _synced(group_id, joined, bytes(_TOO_LARGE))
     _expect(error, Errors.UNKNOWN_SERVER_ERROR, "SyncGroup with too much")
+
+
+def _large_static_member() -> Script:
+    """A static member whose metadata fits into no record does not take its instance id over."""
+    group_id = "corner-static"
+    joined = yield from _joined(group_id, "instance")
+    _expect((yield from _synced(group_id, joined, None)), Errors.NONE, "SyncGroup")
+    refused = JoinGroupResponse.decode((yield _join(group_id, "instance", bytes(_TOO_LARGE))), _STATIC_JOIN)
+    _expect(refused.error_code, Errors.UNKNOWN_SERVER_ERROR, "JoinGroup with too much")
+    yield from _joined(group_id, "instance")
 
 
 def _commit_before_sync() -> Script:
