@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from kcoord.simulation.model_check.model import Budget
 from kcoord.simulation.model_check.search import Configuration, Report, Search
@@ -60,7 +60,18 @@ def _search(configuration: Configuration, show: bool = False) -> Report:
 
 
 def json_of(report: Report) -> dict[str, object]:
-    return {**asdict(report), "configuration": str(report.configuration), "complete": report.is_complete}
+    return {
+        "configuration": str(report.configuration),
+        "complete": report.is_complete,
+        "states": report.states,
+        "transitions": report.transitions,
+        "depth": report.depth,
+        "converged": report.converged,
+        "followed": report.followed,
+        "actions": dict(sorted(report.actions.items())),
+        "violation": report.violation,
+        "trace": report.trace,
+    }
 
 
 def lines_of(report: Report) -> list[str]:

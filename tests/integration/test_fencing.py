@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import socket
@@ -55,6 +56,12 @@ def run(data: Path, action: str, node_id: int) -> tuple[int, str]:
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = main(["workers", action, str(node_id), "--data", str(data)])
     return code, said.getvalue()
+
+
+def test_the_outcome_as_json(broker: KcoordProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    for action in ("fence", "unfence"):
+        assert main(["workers", action, str(NODES[0]), "--data", str(broker.data), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"broker": NODES[0], "fenced": action == "fence"}
 
 
 def fence(broker: KcoordProcess, node_id: int) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import struct
@@ -107,6 +108,21 @@ def test_it_tells_where_it_listens_and_ends_on_sigterm(server: KcoordProcess) ->
     assert server.stop() == 0
     assert time.monotonic() - started < 5
     assert (server.data / ".kafka_cleanshutdown").exists()
+
+
+def test_the_ready_line_as_json(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kcoord", "serve", "--json", "--override", "listeners=PLAINTEXT://127.0.0.1:0"]
+    command += ["--override", f"log.dirs={tmp_path / 'data'}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ready = json.loads(process.stdout.readline())
+            address = ready["addresses"][0].removeprefix("PLAINTEXT://")
+            assert main(["health", "--bootstrap-server", address, "--json"]) == 0
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+    assert (ready["node_id"], ready["nodes"], ready["control_url"]) == (1, 1, None)
 
 
 def test_a_stop_answers_long_polls_and_does_not_wait_for_idle_connections(server: KcoordProcess) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from kcoord.cli.model_check import CONFIGURATIONS, main
@@ -54,4 +56,9 @@ def test_a_planted_fault_is_found_with_the_way_there(name: str, broken: set[str]
 
 def test_the_command_prints_what_was_explored(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--states", "2000"]) == 0
-    assert "every property holds" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "every property holds" in text
+    assert main(["--states", "2000", "--json"]) == 0
+    reports = json.loads(capsys.readouterr().out)
+    assert [report["violation"] for report in reports] == [""] * len(CONFIGURATIONS)
+    assert text.endswith(f"{sum(report['states'] for report in reports)} states explored\n")

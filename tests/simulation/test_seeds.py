@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -136,6 +137,13 @@ def test_the_command_counts_and_exits(capsys: pytest.CaptureFixture[str]) -> Non
     output = capsys.readouterr().out
     assert "again: kcoord simulate --seed 0" in output
     assert "trace hash: " in output
+    assert main(["--seed", "0", "--plant", "aborted-transaction-counts", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert f"trace hash: {said['trace_hash']}" in output
+    (failure,) = said["failures"]
+    assert (failure["seed"], said["runs"]) == (0, 1)
+    assert main(["--seeds", "0:2", "--steps", "200", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["failures"] == []
     for wrong in (["--seeds", "many"], ["--faults", "weather"]):
         with pytest.raises(SystemExit):
             main(wrong)

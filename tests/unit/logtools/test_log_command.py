@@ -94,7 +94,14 @@ def test_import_and_backup(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "is there already" in capsys.readouterr().err
     assert main(["log", "backup", str(target), "--into", str(backup), "--verify"]) == 0
     assert "would serve 2 topics, 1 groups, 2 offsets" in capsys.readouterr().out
-    assert main(["log", "backup", str(backup), "--verify"]) == 0
+    assert main(["log", "backup", str(backup), "--verify", "--json"]) == 0
+    served = json.loads(capsys.readouterr().out)
+    assert (served["sound"], served["topics"], served["groups"], served["offsets"]) == (True, 2, 1, 2)
+    again = folder.parent / "again"
+    assert main(["log", "backup", str(target), "--into", str(again), "--json"]) == 0
+    copied = json.loads(capsys.readouterr().out)
+    assert (copied["backup"], copied["repeated"]) == (str(again), 0)
+    assert copied["partitions"] > 0
     flip(logs(backup, "orders-0")[0], 1)
     assert main(["log", "backup", str(backup), "--verify"]) == 1
     assert "not sound" in capsys.readouterr().out
