@@ -123,16 +123,18 @@ def test_ends_are_sampled_until_it_is_told_to_stop(
     assert all(row["created_timestamp"] <= row["timestamp"] for row in rows)
     assert main(["ends", *options, "--every", "0.01", "--samples", "2"]) == 0
     assert "sample 2: 3 partitions" in capsys.readouterr().err
+    assert main(["ends", *options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"sample": 1, "partitions": 3}
 
     def stop_after_the_next() -> None:
-        wait_until(lambda: _samples(tmp_path) == 4, "the fourth sample is taken", STOP_SECONDS)
+        wait_until(lambda: _samples(tmp_path) == 5, "the fifth sample is taken", STOP_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
 
     stopper = threading.Thread(target=stop_after_the_next)
     stopper.start()
     assert main(["ends", *options, "--every", str(STOP_SECONDS)]) == 0
     stopper.join()
-    assert lake.read("ends").select("timestamp").distinct().count() == 4
+    assert lake.read("ends").select("timestamp").distinct().count() == 5
 
 
 def _samples(lake: Path) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from kcoord.metrics.exposition import Snapshot, Timing, families
+from kcoord.metrics.exposition import METERS, Snapshot, Timing, families
 from kcoord.metrics.measures import BUCKETS_MS, Histogram, LoopLag, RecentRates, RequestMeasures
 
 
@@ -126,6 +127,30 @@ def test_states_without_groups_or_partitions_are_0() -> None:
         *(("classic_group_count", state) for state in ("PreparingRebalance", "CompletingRebalance", "Stable", "Dead")),
         *(("num_partitions", state) for state in ("loading", "failed")),
     }
+
+
+KAFKA_4_3_1 = """
+offset-commit-count offset-commit-rate offset-expiration-count offset-expiration-rate offset-deletion-count
+offset-deletion-rate group-completed-rebalance-count group-completed-rebalance-rate consumer-group-rebalance-count
+consumer-group-rebalance-rate event-queue-size thread-idle-ratio-avg partition-load-time-avg partition-load-time-max
+group-count:protocol=classic group-count:protocol=consumer num-partitions:state=loading num-partitions:state=active
+num-partitions:state=failed consumer-group-count:state=Empty consumer-group-count:state=Assigning
+consumer-group-count:state=Reconciling consumer-group-count:state=Stable consumer-group-count:state=Dead
+"""
+"""Attributes of kafka.server:type=group-coordinator-metrics, as a broker names them over JMX. Left out are those of
+share and streams groups and the times of single events.
+"""
+
+
+def test_the_page_has_the_names_of_kafka() -> None:
+    every_meter = dict.fromkeys(METERS, 0)
+    names = set()
+    for family in families(replace(SNAPSHOT, counters=every_meter, rates=every_meter)):
+        for sample in family.samples:
+            name = sample.name.removeprefix("kafka_group_coordinator_metrics_").replace("_", "-")
+            labels = "".join(f":{label}={value}" for label, value in sample.labels.items())
+            names.add(name + labels)
+    assert set(KAFKA_4_3_1.split()) - names == set()
 
 
 async def test_rates_and_idle_ratios_are_those_of_the_last_30_seconds() -> None:
