@@ -314,6 +314,16 @@ LOG_KEYS: tuple[ConfigKey, ...] = (
         update_mode=CLUSTER_WIDE,
     ),
     ConfigKey(
+        "max.decompressed.message.bytes",
+        INT,
+        2147483639,
+        between(1, 2147483639),
+        MEDIUM,
+        "Largest single record of a compressed batch, decompressed.",
+        update_mode=CLUSTER_WIDE,
+        first_release="4.4",
+    ),
+    ConfigKey(
         "message.max.bytes",
         INT,
         1048588,

@@ -28,6 +28,7 @@ TOPIC_CONFIG_SYNONYMS: Mapping[str, tuple[tuple[str, int], ...]] = {
     "local.retention.bytes": (("log.local.retention.bytes", 1),),
     "local.retention.ms": (("log.local.retention.ms", 1),),
     "max.compaction.lag.ms": (("log.cleaner.max.compaction.lag.ms", 1),),
+    "max.decompressed.message.bytes": (("max.decompressed.message.bytes", 1),),
     "max.message.bytes": (("message.max.bytes", 1),),
     "message.timestamp.after.max.ms": (("log.message.timestamp.after.max.ms", 1),),
     "message.timestamp.before.max.ms": (("log.message.timestamp.before.max.ms", 1),),
@@ -36,6 +37,8 @@ TOPIC_CONFIG_SYNONYMS: Mapping[str, tuple[tuple[str, int], ...]] = {
     "min.compaction.lag.ms": (("log.cleaner.min.compaction.lag.ms", 1),),
     "min.insync.replicas": (("min.insync.replicas", 1),),
     "preallocate": (("log.preallocate", 1),),
+    "remote.copy.lag.bytes": (("log.remote.copy.lag.bytes", 1),),
+    "remote.copy.lag.ms": (("log.remote.copy.lag.ms", 1),),
     "retention.bytes": (("log.retention.bytes", 1),),
     "retention.ms": (("log.retention.ms", 1), ("log.retention.minutes", MINUTE_MS), ("log.retention.hours", HOUR_MS)),
     "segment.bytes": (("log.segment.bytes", 1),),
@@ -56,6 +59,7 @@ class TopicConfig:
     compression_type: str
     compression_zstd_level: int
     delete_retention_ms: int
+    errors_deadletterqueue_group_enable: bool
     file_delete_delay_ms: int
     flush_messages: int
     flush_ms: int
@@ -66,6 +70,7 @@ class TopicConfig:
     local_retention_bytes: int
     local_retention_ms: int
     max_compaction_lag_ms: int
+    max_decompressed_message_bytes: int
     max_message_bytes: int
     message_timestamp_after_max_ms: int
     message_timestamp_before_max_ms: int
@@ -74,6 +79,8 @@ class TopicConfig:
     min_compaction_lag_ms: int
     min_insync_replicas: int
     preallocate: bool
+    remote_copy_lag_bytes: int
+    remote_copy_lag_ms: int
     remote_log_copy_disable: bool
     remote_log_delete_on_disable: bool
     remote_storage_enable: bool
@@ -139,7 +146,7 @@ def check_topic_configs(broker_config: BrokerConfig, overrides: Mapping[str, str
     """Raise ConfigError for unknown keys, bad values and values that do not fit together."""
     for name, text in overrides.items():
         key = TOPIC_KEYS.get(name)
-        if key is None:
+        if key is None or not broker_config.has_key(key):
             raise ConfigError(f"Unknown topic config name: {name}")
         key.parse(text)
     config = TopicConfig.resolve(broker_config, overrides)

@@ -115,7 +115,7 @@ def topic_config_entries(config: BrokerConfig, image: MetadataImage, overrides: 
     values = TopicConfig.resolve(config, overrides).values
     entries = []
     for name, key in TOPIC_KEYS.items():
-        if key.internal and name not in overrides:
+        if (key.internal and name not in overrides) or not config.has_key(key):
             continue
         value = value_to_string(values[name])
         synonyms = _broker_synonyms(

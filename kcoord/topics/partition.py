@@ -79,6 +79,7 @@ def batch_rules(config: TopicConfig) -> BatchRules:
     }
     return BatchRules(
         max_message_bytes=config.max_message_bytes,
+        max_record_bytes=config.max_decompressed_message_bytes,
         segment_bytes=config.effective_segment_bytes,
         compacted=config.is_compacted,
         log_append_time=config.message_timestamp_type == "LogAppendTime",

@@ -101,6 +101,16 @@ def scan_records(data: bytes, count: int, base_timestamp: int, rules: ScanRules)
     return Scan(max_timestamp, errors)
 
 
+def largest_record_bytes(data: bytes, count: int) -> int:
+    """The size of the largest of `count` records that `scan_records` found sound, without its length prefix."""
+    largest = position = 0
+    for _ in range(count):
+        size, position = decode_uvarint(data, position)
+        largest = max(largest, size >> 1)
+        position += size >> 1
+    return largest
+
+
 def _skip_headers(data: bytes, position: int, end: int, index: int) -> int:
     count, position = decode_uvarint(data, position)
     # A header has at least two bytes.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcoord.topics.producer_state import NO_PRODUCER_ID, BatchFacts
-from kcoord.topics.record_scan import ScanRules, scan_records
+from kcoord.topics.record_scan import ScanRules, largest_record_bytes, scan_records
 from protocol.batch_header import (
     BATCH_OVERHEAD_BYTES,
     NO_TIMESTAMP,
@@ -80,6 +80,8 @@ class BatchRules:
     log_append_time: bool = False
     timestamp_before_max_ms: int = 2**63 - 1
     timestamp_after_max_ms: int = 2**63 - 1
+    max_record_bytes: int = 2**31 - 1
+    """Of a single record in a compressed batch, decompressed."""
     compression: Compression | None = None
     """The codec to store in; None keeps the producer's."""
     compression_level: int | None = None
@@ -241,6 +243,13 @@ def _check_records(data: bytes, header: BatchHeader, rules: BatchRules, now_ms: 
         scan = scan_records(records, header.records_count, header.base_timestamp, scan_rules)
     except (DecodeError, ValueError) as error:
         raise KafkaError(Errors.INVALID_RECORD, f"The records of the batch cannot be read: {error}") from error
+    if len(records) > rules.max_record_bytes and compression is not Compression.NONE:
+        largest = largest_record_bytes(records, header.records_count)
+        if largest > rules.max_record_bytes:
+            text = (
+                f"A record of {largest} bytes is larger than max.decompressed.message.bytes={rules.max_record_bytes}."
+            )
+            raise KafkaError(Errors.INVALID_RECORD, text)
     if scan.errors:
         _reject(scan.errors)
     return scan.max_timestamp

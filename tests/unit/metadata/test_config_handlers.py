@@ -66,7 +66,7 @@ async def test_describe_configs_in_every_version(cluster: Cluster, version: int)
 @pytest.mark.parametrize(
     ("kind", "name", "error", "count"),
     [
-        (2, "t3", Errors.NONE, 33),
+        (2, "t3", Errors.NONE, 37),
         (2, "nope", Errors.UNKNOWN_TOPIC_OR_PARTITION, 0),
         (2, "bad name!", Errors.INVALID_TOPIC_EXCEPTION, 0),
         (2, "", Errors.INVALID_TOPIC_EXCEPTION, 0),

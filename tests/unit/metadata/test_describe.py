@@ -25,7 +25,7 @@ def by_name(entries: list[ConfigEntry]) -> Mapping[str, ConfigEntry]:
 
 def test_topic_keys_at_their_defaults() -> None:
     entries = describe.topic_config_entries(BrokerConfig.from_properties({}), NO_METADATA, {})
-    assert len(entries) == 33
+    assert len(entries) == 37
     assert [one.name for one in entries] == sorted(one.name for one in entries)
     assert {one.source for one in entries} == {ConfigSource.DEFAULT_CONFIG}
     assert not any(one.read_only or one.is_sensitive for one in entries)
@@ -59,7 +59,7 @@ def test_every_layer_of_a_topic_key() -> None:
 def test_internal_topic_key_is_listed_where_it_is_set() -> None:
     config = BrokerConfig.from_properties({})
     entries = describe.topic_config_entries(config, NO_METADATA, {"internal.segment.bytes": "100"})
-    assert len(entries) == 34
+    assert len(entries) == 38
 
 
 def test_broker_keys() -> None:
@@ -195,9 +195,11 @@ def test_group_keys_of_kafka_4_4() -> None:
     assert (len(old), "streams.num.warmup.replicas" in old) == (18, False)
 
 
-def test_broker_keys_by_release() -> None:
+def test_broker_and_topic_keys_by_release() -> None:
     for release, is_there in (("4.3", False), ("4.4", True)):
         config = BrokerConfig.from_properties({"kcoord.release": release})
+        topic = by_name(describe.topic_config_entries(config, NO_METADATA, {}))
+        assert ("max.decompressed.message.bytes" in topic) == is_there
         found = by_name(describe.broker_config_entries(config, NO_METADATA))
         assert ("group.streams.assignors" in found) == is_there
         assert "group.streams.num.warmup.replicas" not in found

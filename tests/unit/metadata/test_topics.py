@@ -68,7 +68,7 @@ def test_records_and_response_of_a_new_topic() -> None:
     assert [one.directories for one in created.partitions] == [[DIRECTORY_ID], [DIRECTORY_ID]]
     assert answer.configs is not None
     described = {entry.name: (entry.value, entry.config_source) for entry in answer.configs}
-    assert len(described) == 33
+    assert len(described) == 37
     assert described["retention.ms"] == ("5", 1)
     assert described["segment.bytes"] == ("1073741824", 5)
 

@@ -242,3 +242,18 @@ def test_a_header_of_impossible_length_in_a_batch_that_is_compressed_anew() -> N
     batch[position] = 0x7F
     batch[17:21] = crc32c(bytes(batch[21:])).to_bytes(4, "big")
     assert refusal(bytes(batch), BatchRules(1000, 10_000, compression=Compression.GZIP)).error is Errors.INVALID_RECORD
+
+
+def test_a_record_of_a_compressed_batch_has_a_limit_of_its_own() -> None:
+    """max.decompressed.message.bytes; the sizes were observed in Kafka 4.4.0."""
+    rules = BatchRules(max_message_bytes=100_000, segment_bytes=1_000_000, max_record_bytes=5000)
+    for codec in CODECS:
+        stamped(encode_batch([Record(None, b"x" * 1000, timestamp_ms=NOW_MS)] * 10, compression=codec), rules)
+        stamped(encode_batch([Record(None, b"x" * 4992, timestamp_ms=NOW_MS)], compression=codec), rules)
+        large = encode_batch([Record(None, b"x" * 4994, timestamp_ms=NOW_MS)], compression=codec)
+        if codec is Compression.NONE:
+            stamped(large, rules)
+        else:
+            error = refusal(large, rules)
+            assert error.error is Errors.INVALID_RECORD
+            assert "max.decompressed.message.bytes=5000" in (error.message or "")
