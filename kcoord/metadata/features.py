@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """UpdateFeatures (KIP-584, KIP-1022): a pure function from image and request to records and response.
 
-An update of several features is atomic: one refusal refuses the request, in the words of Kafka 4.3.1. Version 0 of the
-request has a field AllowDowngrade, which Kafka 4.3.1 does not read, so that version cannot lower a level.
+An update of several features is atomic: one refusal refuses the request, in the words of Kafka 4.3.1 and 4.4.0. Version
+0 of the request has a field AllowDowngrade, which Kafka does not read, so that version cannot lower a level.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from kcoord.coordinator.result import CoordinatorResult, OperationContext
 from kcoord.metadata.image import MetadataImage
-from kcoord.metadata.records import SUPPORTED_FEATURES, new_feature_level_record
+from kcoord.metadata.records import new_feature_level_record, supported_features
 from protocol.errors import Errors, KafkaError
 from protocol.messages import UpdateFeaturesRequest, UpdateFeaturesResponse
 
@@ -46,7 +46,7 @@ def update_features(
     result = CoordinatorResult(response)
     for name, update in sorted({update.feature: update for update in request.feature_updates}.items()):
         current = image.features.get(name, 0)
-        reason = _reason_to_refuse(config.node_id, current, update)
+        reason = _reason_to_refuse(config, current, update)
         if reason is not None:
             raise KafkaError(Errors.INVALID_UPDATE_VERSION, _REFUSED + reason)
         if update.max_version_level != current and not request.validate_only:
@@ -59,14 +59,14 @@ def update_features(
     return result
 
 
-def _reason_to_refuse(node_id: int, current: int, update: UpdateFeaturesRequest.FeatureUpdateKey) -> str | None:
-    name, level = update.feature, update.max_version_level
+def _reason_to_refuse(config: BrokerConfig, current: int, update: UpdateFeaturesRequest.FeatureUpdateKey) -> str | None:
+    name, level, node_id = update.feature, update.max_version_level, config.node_id
     invalid = f"Invalid update version {level} for feature {name}."
     if update.upgrade_type not in tuple(UpgradeType):
         return f"{invalid} The controller does not support the given upgrade type."
     if level < 0:
         return f"{invalid} A feature version cannot be less than 0."
-    supported = SUPPORTED_FEATURES.get(name)
+    supported = supported_features(config.kcoord_release).get(name)
     if supported is None and level == 0:
         return f"{invalid} Feature {name} not found."
     if supported is not None and not supported[0] <= level <= supported[1]:

@@ -53,6 +53,12 @@ are the same. So a data folder can be opened under either release.
 """
 
 
+def supported_features(release: str) -> dict[str, tuple[int, int]]:
+    """Returns the lowest and highest levels of the features under a release of Kafka."""
+    lowest, _ = SUPPORTED_FEATURES["metadata.version"]
+    return {**SUPPORTED_FEATURES, "metadata.version": (lowest, LATEST_METADATA_VERSIONS[release])}
+
+
 @dataclass(slots=True)
 class BrokerRegistration:
     """What a broker says about itself at its start; `endpoints` are (listener name, host, port, security protocol)."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from kcoord.metadata.records import LATEST_METADATA_VERSIONS, SUPPORTED_FEATURES
+from kcoord.metadata.records import supported_features
 from kcoord.server.apis import TELEMETRY_APIS
 from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
@@ -81,11 +81,9 @@ def listed_versions(apis: ApiTable, config: BrokerConfig) -> list[ApiVersionsRes
 
 def _supported_features(release: str, version: int) -> list[ApiVersionsResponse.SupportedFeatureKey]:
     """v3 cannot tell a lowest level of 0 (KIP-1022 fixed its meaning in v4), so such features are left out there."""
-    metadata_versions = (SUPPORTED_FEATURES["metadata.version"][0], LATEST_METADATA_VERSIONS[release])
-    features = {**SUPPORTED_FEATURES, "metadata.version": metadata_versions}
     return [
         ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=lowest, max_version=highest)
-        for name, (lowest, highest) in features.items()
+        for name, (lowest, highest) in supported_features(release).items()
         if lowest > 0 or version >= FIRST_VERSION_WITH_ZERO_FEATURE_LEVELS
     ]
 

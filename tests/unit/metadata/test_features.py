@@ -84,7 +84,7 @@ def refusal(cluster: Cluster, *updates: UpdateFeaturesRequest.FeatureUpdateKey) 
     ],
 )
 def test_refusals(asked: UpdateFeaturesRequest.FeatureUpdateKey, text: str) -> None:
-    cluster = Cluster({"node.id": "1"})
+    cluster = Cluster({"node.id": "1", "kcoord.release": "4.3"})
     assert refusal(cluster, asked) == text
     assert refusal(cluster, update("transaction.version", 0, SAFE), asked) == text
     assert cluster.image.features == ALL_LEVELS
@@ -152,3 +152,14 @@ def test_version_0_cannot_lower_a_level(cluster: Cluster) -> None:
     request = UpdateFeaturesRequest(feature_updates=[asked])
     request = UpdateFeaturesRequest.decode(request.encode(0), 0)
     assert refusal(cluster, *request.feature_updates).endswith(LOWER_NEEDS_TYPE)
+
+
+def test_the_release_limits_metadata_version() -> None:
+    """Kafka 4.4.0 has levels up to 33."""
+    cluster = Cluster({"kcoord.release": "4.4", "node.id": "1"})
+    assert refusal(cluster, update("metadata.version", 34)).endswith("Local controller 1 only supports versions 7-33")
+    run(cluster, update("metadata.version", 33))
+    assert cluster.image.features["metadata.version"] == 33
+    assert refusal(cluster, update("metadata.version", 30, SAFE)).startswith(
+        "Unsupported metadata.version downgrade from 33 to 30."
+    )
