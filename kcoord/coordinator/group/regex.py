@@ -41,7 +41,7 @@ def validate(regex: str) -> None:
         text = error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else str(error)
         raise KafkaError(
             Errors.INVALID_REGULAR_EXPRESSION,
-            f"SubscribedTopicRegex `{regex}` is no valid RE2 regular expression: {text}",
+            f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {text}",
         ) from None
 
 

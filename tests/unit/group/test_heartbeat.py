@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -143,6 +144,52 @@ def test_invalid_joins(context: GroupContext, change: dict[str, object], error: 
     with refused(error):
         context.join(**arguments)  # type: ignore[arg-type]
     assert not context.log
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"rebalance_timeout_ms": -1}, "RebalanceTimeoutMs must be provided in first request"),
+        ({"owned": {"t3": [0]}}, "TopicPartitions must be empty when (re-)joining."),
+        ({"names": None}, "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."),
+        ({"assignor": "nope"}, "ServerAssignor nope is not supported. Supported assignors: uniform, range."),
+        ({"names": None, "regex": "["}, "SubscribedTopicRegex `[` is not a valid regular expression: missing "),
+        (
+            {"member": B, "instance": "i"},
+            f"Static member {B} with instance id i cannot join the group because the instance id is owned by {A} "
+            "member.",
+        ),
+    ],
+)
+def test_refused_joins_in_kafkas_words(context: GroupContext, change: dict[str, object], text: str) -> None:
+    context.join("g", A, ["t3"], instance="i")
+    arguments: dict[str, object] = {"group": "g", "member": "C", "names": ["t3"]} | change
+    with pytest.raises(KafkaError, match=re.escape(text)):
+        context.join(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("member", "epoch", "instance", "text"),
+    [
+        (A, -3, None, "MemberEpoch is invalid."),
+        (A, -2, None, "InstanceId can't be null."),
+        ("C", 1, None, "Member C is not a member of group g."),
+        (A, 1, "j", "Instance id j is unknown."),
+        (
+            A,
+            9,
+            None,
+            "The consumer group member has a greater member epoch (9) than the one known by the group coordinator (2). "
+            "The member must abandon all its partitions and rejoin.",
+        ),
+    ],
+)
+def test_refused_heartbeats_in_kafkas_words(
+    context: GroupContext, member: str, epoch: int, instance: str | None, text: str
+) -> None:
+    context.join("g", A, ["t3"])
+    with pytest.raises(KafkaError, match=re.escape(text)):
+        context.heartbeat("g", member, epoch, instance=instance)
 
 
 def test_unknown_group(context: GroupContext) -> None:

@@ -176,7 +176,7 @@ class ClassicJoin:
             self.rebalance.prepare_or_complete_join()
 
     def _update(self, member: ClassicMember, protocols: list[tuple[str, bytes]]) -> None:
-        """Park this request in the place of an older one of the member, which is answered no more."""
+        """Parks this request in place of an older one of the member, which fails with a retriable error."""
         request = self.request
         self.group.set_protocols(member, protocols)
         member.rebalance_timeout_ms = rebalance_timeout_of(request)

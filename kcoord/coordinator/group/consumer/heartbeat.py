@@ -62,19 +62,20 @@ def validate_request(request: ConsumerGroupHeartbeatRequest, api_version: int, a
         raise _invalid("RackId can't be empty.")
     if epoch == JOIN_GROUP_EPOCH:
         if request.rebalance_timeout_ms <= 0:
-            raise _invalid(f"RebalanceTimeoutMs {request.rebalance_timeout_ms} of a joining member must be above zero.")
+            given = request.rebalance_timeout_ms
+            raise _invalid(f"RebalanceTimeoutMs must be provided in first request, above zero and not {given}.")
         if request.topic_partitions is None or request.topic_partitions:
-            raise _invalid("TopicPartitions must be an empty list for a member that joins.")
+            raise _invalid("TopicPartitions must be empty when (re-)joining.")
         if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
-            raise _invalid("SubscribedTopicNames or SubscribedTopicRegex must be given by a member that joins.")
+            raise _invalid("Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining.")
     elif epoch == LEAVE_GROUP_STATIC_MEMBER_EPOCH and request.instance_id is None:
-        raise _invalid("InstanceId must be given with member epoch -2.")
+        raise _invalid("InstanceId can't be null.")
     elif epoch < LEAVE_GROUP_STATIC_MEMBER_EPOCH:
-        raise _invalid(f"MemberEpoch {epoch} is invalid.")
+        raise _invalid("MemberEpoch is invalid.")
     if request.server_assignor is not None and request.server_assignor not in assignors:
         raise KafkaError(
             Errors.UNSUPPORTED_ASSIGNOR,
-            f"ServerAssignor {request.server_assignor} is not supported; supported are {', '.join(assignors)}.",
+            f"ServerAssignor {request.server_assignor} is not supported. Supported assignors: {', '.join(assignors)}.",
         )
 
 
@@ -126,8 +127,8 @@ class ConsumerHeartbeat:
         relation = "greater" if received > known else "smaller"
         raise KafkaError(
             Errors.FENCED_MEMBER_EPOCH,
-            f"Member epoch {received} is {relation} than {known}, which the coordinator knows; the member must give up "
-            "its partitions and rejoin.",
+            f"The consumer group member has a {relation} member epoch ({received}) than the one known by the group "
+            f"coordinator ({known}). The member must abandon all its partitions and rejoin.",
         )
 
     def _update_member(self, member: ConsumerGroupMember) -> ConsumerGroupMember:

@@ -38,9 +38,7 @@ def find_member(group: ConsumerGroup, member_id: str, instance_id: str | None) -
     if instance_id is not None:
         holder = group.static_member(instance_id)
         if holder is None:
-            raise KafkaError(
-                Errors.UNKNOWN_MEMBER_ID, f"Group {group.group_id} has no member with instance id {instance_id}."
-            )
+            raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
         if holder.member_id != member_id:
             raise KafkaError(
                 Errors.FENCED_INSTANCE_ID,
@@ -49,7 +47,7 @@ def find_member(group: ConsumerGroup, member_id: str, instance_id: str | None) -
         return holder
     member = group.members.get(member_id)
     if member is None:
-        raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {group.group_id} has no member {member_id}.")
+        raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group.group_id}.")
     return member
 
 

@@ -82,7 +82,8 @@ class MemberTransition:
         if not classic and existing.classic is None and existing.member_epoch != LEAVE_GROUP_STATIC_MEMBER_EPOCH:
             raise KafkaError(
                 Errors.UNRELEASED_INSTANCE_ID,
-                f"Instance id {instance_id} is in use by member {existing.member_id}, not free for {member_id}.",
+                f"Static member {member_id} with instance id {instance_id} cannot join the group because the instance "
+                f"id is owned by {existing.member_id} member.",
             )
         self.predecessor = existing
         if existing.member_id != member_id:
