@@ -72,7 +72,7 @@ def current_offsets(
             if groups is not None:
                 chunk = chunk.rows(chunk.keys.flags(lambda key: key.group in groups))
             chunk = applied_commits(chunk)
-            order = np.stack([chunk.keys.numbers, chunk.effective, chunk.records.offset, chunk.is_tombstone], axis=1)
+            order = np.stack([chunk.keys.places, chunk.effective, chunk.records.offset, chunk.is_tombstone], axis=1)
             kept = newest(order)
             if len(kept):
                 latest.add(order[kept], record_batch(chunk.rows(kept), names))

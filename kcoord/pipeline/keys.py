@@ -157,6 +157,22 @@ class KeyTable:
             known = self._ints[attribute] = np.concatenate([known[:first] if known is not None else new[:0], new, [-1]])
         return known
 
+    def places(self) -> Ints | None:
+        """A number of each key that all keys of one committed offset share, then -1; None where every key has its own:
+        a second type of key for offset commits is in logs of old releases alone.
+        """
+        types = self.ints("record_type")
+        if not (types == OFFSET_TYPES[0]).any():
+            return None
+        places = np.arange(len(types))
+        places[-1] = -1
+        first: dict[tuple[str | None, str | None, int], int] = {}
+        for number in np.flatnonzero(np.isin(types, OFFSET_TYPES)).tolist():
+            key = self.keys[number]
+            if key.error is None:
+                places[number] = first.setdefault((key.group, key.topic, key.partition), number)
+        return places
+
     def texts(self, attribute: str) -> pa.Array:
         """A text of each key."""
         known = self._texts.get(attribute)
@@ -180,6 +196,12 @@ class KeyColumns:
 
     def rows(self, chosen: Flags | Ints | slice) -> KeyColumns:
         return KeyColumns(self._table, self.numbers[chosen])
+
+    @property
+    def places(self) -> Ints:
+        """As `numbers`, but the same for all records of one committed offset."""
+        places = self._table.places()
+        return self.numbers if places is None else places[self.numbers]
 
     def flags(self, test: Callable[[Key], bool]) -> Flags:
         """Which records have a key that passes."""

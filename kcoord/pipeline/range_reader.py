@@ -98,7 +98,7 @@ class _Rivals:
     @classmethod
     def of(cls, chunk: Chunk) -> _Rivals:
         outcome = chunk.resolution.outcome[chunk.records.batch]
-        key = np.where(chunk.is_offset, chunk.keys.numbers, -1)
+        key = np.where(chunk.is_offset, chunk.keys.places, -1)
         return cls(key, chunk.records.offset, chunk.effective, outcome)
 
 

@@ -36,6 +36,7 @@ PRODUCERS = (7, 8)
 NO_PRODUCER = -1
 TOPIC = "orders"
 PARTITIONS = 2
+_NEW = st.just(False)
 
 
 class Step(NamedTuple):
@@ -46,11 +47,15 @@ class Step(NamedTuple):
     partition: int = 0
     producer_id: int = NO_PRODUCER
     width: int = 1
+    is_old: bool = False
+    """Whether its keys have the type that old releases of Kafka gave to offset commits."""
 
 
-def _steps(what: st.SearchStrategy[str], producers: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
+def _steps(
+    what: st.SearchStrategy[str], producers: st.SearchStrategy[int], old: st.SearchStrategy[bool] = _NEW
+) -> st.SearchStrategy[Step]:
     places = st.integers(0, PARTITIONS - 1)
-    return st.builds(Step, what, st.sampled_from(_GROUPS), places, producers, st.integers(1, PARTITIONS))
+    return st.builds(Step, what, st.sampled_from(_GROUPS), places, producers, st.integers(1, PARTITIONS), old)
 
 
 _GROUPS = ("g", "g", "g", "h")
@@ -63,15 +68,17 @@ _KINDS = ("commit offsets", "delete offsets", "delete group", "commit", "abort",
 _WEIGHTS = (8, 2, 1, 2, 1, *[0.25] * len(_GROUP_STEPS))
 
 
-def logs(*, transactional_tombstones: bool) -> st.SearchStrategy[list[Step]]:
-    """Nobody writes tombstones in transactions; a log may have them, and the coordinator has a rule for them. A cleaner
-    takes them out with the rest of an aborted transaction, so logs to be cleaned have none.
+def logs(*, oddities: bool) -> st.SearchStrategy[list[Step]]:
+    """Nobody writes tombstones in transactions, or the keys of old releases; a log may have them, and the coordinator
+    has a rule for them. A cleaner takes such tombstones out with the rest of an aborted transaction, and takes the two
+    types of keys for different keys, so logs to be cleaned have none.
     """
-    deleting = _ANY if transactional_tombstones else st.just(NO_PRODUCER)
+    deleting = _ANY if oddities else st.just(NO_PRODUCER)
+    old = st.sampled_from((False, False, False, True)) if oddities else _NEW
     step = st.one_of(
-        _steps(st.just("commit offsets"), st.just(NO_PRODUCER)),
-        *[_steps(st.just("commit offsets"), _TRANSACTIONAL)] * 3,
-        _steps(st.just("delete offsets"), deleting),
+        _steps(st.just("commit offsets"), st.just(NO_PRODUCER), old),
+        *[_steps(st.just("commit offsets"), _TRANSACTIONAL, old)] * 3,
+        _steps(st.just("delete offsets"), deleting, old),
         _steps(st.just("delete group"), st.just(NO_PRODUCER)),
         _steps(st.sampled_from(_GROUP_STEPS), st.just(NO_PRODUCER)),
         *[_steps(st.sampled_from(("commit", "commit", "abort")), _TRANSACTIONAL)] * 2,
@@ -124,6 +131,9 @@ def _batch(step: Step, number: int, base_offset: int) -> bytes:
             kind, end_txn_marker(0), timestamp_ms=at_ms, producer_id=step.producer_id, base_offset=base_offset
         )
     records = _records(step, number, at_ms)
+    if step.is_old:
+        for record in records:
+            record.key = b"\0\0" + (record.key or b"")[2:]
     if step.producer_id == NO_PRODUCER:
         return encode_batch(records, base_offset=base_offset)
     return encode_batch(

@@ -113,7 +113,7 @@ def of_snapshot(shard: GroupCoordinatorShard) -> GroupCoordinatorShard | None:
     return restored
 
 
-@given(steps=logs(transactional_tombstones=True))
+@given(steps=logs(oddities=True))
 def test_whatever_the_log_every_offset_has_a_group(steps: list[Step]) -> None:
     """Loaded in whole batches, record by record, and from a snapshot."""
     batches = batches_of(steps)

@@ -148,7 +148,7 @@ def test_records_that_are_no_offsets_do_not_wait() -> None:
     assert resolve(script.batches) == (["a=1"], TransactionCounts())
 
 
-@given(steps=logs(transactional_tombstones=True))
+@given(steps=logs(oddities=True))
 def test_what_counts_is_what_the_coordinator_applies(steps: list[Step]) -> None:
     """Against the broker's own load, not against another tool."""
     batches = batches_of(steps)

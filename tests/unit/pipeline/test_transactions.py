@@ -45,7 +45,7 @@ def _counts_from(row: Row) -> datetime:
 
 
 @settings(max_examples=40)
-@given(steps=logs(transactional_tombstones=True), split_bytes=st.sampled_from(["4096", "1000000"]))
+@given(steps=logs(oddities=True), split_bytes=st.sampled_from(["4096", "1000000"]))
 def test_commits_and_current_offsets_are_those_of_the_coordinator(steps: list[Step], split_bytes: str) -> None:
     batches = batches_of(steps)
     offsets = offsets_of(replayed(batches))
@@ -57,7 +57,7 @@ def test_commits_and_current_offsets_are_those_of_the_coordinator(steps: list[St
 
 
 @settings(max_examples=60)
-@given(steps=logs(transactional_tombstones=True))
+@given(steps=logs(oddities=True))
 def test_commits_up_to_any_place_are_what_the_coordinator_had_there(steps: list[Step]) -> None:
     """So is the state as of a moment: a batch of these logs is written every millisecond."""
     batches = batches_of(steps)
@@ -73,7 +73,7 @@ def test_commits_up_to_any_place_are_what_the_coordinator_had_there(steps: list[
 
 
 @settings(max_examples=20)
-@given(steps=logs(transactional_tombstones=False))
+@given(steps=logs(oddities=False))
 def test_a_cleaned_log_gives_the_same_current_offsets(steps: list[Step]) -> None:
     """Superseded records go, and tombstones with them."""
     batches = batches_of(steps)
@@ -89,7 +89,7 @@ def test_a_cleaned_log_gives_the_same_current_offsets(steps: list[Step]) -> None
 
 
 @settings(max_examples=40)
-@given(steps=logs(transactional_tombstones=True), ends=st.lists(st.integers(0, 40), max_size=4))
+@given(steps=logs(oddities=True), ends=st.lists(st.integers(0, 40), max_size=4))
 def test_stable_ranges_of_a_stream_give_the_same_commits(steps: list[Step], ends: list[int]) -> None:
     """Read to the stable offset after every few steps: nothing twice, nothing that a later range would correct."""
     batches = batches_of(steps)
