@@ -18,7 +18,7 @@ from kcoord.logtools.transactions import OFFSET_COMMIT_TYPES, TransactionResolve
 from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
 from kcoord.storage.file_system import FileSystem
 from protocol.messages import OffsetCommitKey, OffsetCommitValue
-from protocol.record_batch import Record
+from protocol.record_batch import Record, decode_header, decode_records
 from protocol.uuid import ZERO_UUID
 
 PartitionKey: TypeAlias = tuple[str, int]
@@ -62,14 +62,25 @@ def offsets_at(batches: Iterable[bytes], group_id: str, time_ms: int) -> PastOff
     resolver = TransactionResolver()
     seen: set[PartitionKey] = set()
     for batch in batches:
-        for record in resolver.feed(batch):
-            if record.key is None or not record.key.startswith(begin):
-                continue
-            found = serde.deserialize(record.key, record.value)
-            if found is not None and isinstance(found.key, OffsetCommitKey):
-                value = found.value if isinstance(found.value, OffsetCommitValue) else None
-                _note(past, seen, (found.key.topic, found.key.partition), value, record, time_ms)
+        if decode_header(batch).is_transactional:
+            # What was deleted before it counted is not lost.
+            seen.update(key for key, _, _ in _of_group(serde, begin, decode_records(batch)))
+        for key, value, record in _of_group(serde, begin, resolver.feed(batch)):
+            _note(past, seen, key, value, record, time_ms)
     return past
+
+
+def _of_group(
+    serde: CoordinatorSerde, begin: tuple[bytes, ...], records: Iterable[Record]
+) -> Iterator[tuple[PartitionKey, OffsetCommitValue | None, Record]]:
+    """Those whose keys begin so: topic and partition, and what was committed, None for a tombstone."""
+    for record in records:
+        if record.key is None or not record.key.startswith(begin):
+            continue
+        found = serde.deserialize(record.key, record.value)
+        if found is not None and isinstance(found.key, OffsetCommitKey):
+            value = found.value if isinstance(found.value, OffsetCommitValue) else None
+            yield (found.key.topic, found.key.partition), value, record
 
 
 def batches_in_folder(fs: FileSystem, path: str, group_id: str) -> Iterator[bytes]:

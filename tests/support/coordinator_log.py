@@ -36,7 +36,14 @@ PRODUCERS = (7, 8)
 NO_PRODUCER = -1
 TOPIC = "orders"
 PARTITIONS = 2
+
 _NEW = st.just(False)
+_GROUPS = ("g", "g", "g", "h")
+_ANY = st.sampled_from((NO_PRODUCER, *PRODUCERS))
+_TRANSACTIONAL = st.sampled_from(PRODUCERS)
+_GROUP_STEPS = ("classic group", "consumer group", "classic group tombstone", "consumer group tombstone")
+_KINDS = ("commit offsets", "delete offsets", "delete group", "commit", "abort", *_GROUP_STEPS)
+_WEIGHTS = (8, 2, 1, 2, 1, *[0.25] * len(_GROUP_STEPS))
 
 
 class Step(NamedTuple):
@@ -56,16 +63,6 @@ def _steps(
 ) -> st.SearchStrategy[Step]:
     places = st.integers(0, PARTITIONS - 1)
     return st.builds(Step, what, st.sampled_from(_GROUPS), places, producers, st.integers(1, PARTITIONS), old)
-
-
-_GROUPS = ("g", "g", "g", "h")
-_ANY = st.sampled_from((NO_PRODUCER, *PRODUCERS))
-_TRANSACTIONAL = st.sampled_from(PRODUCERS)
-_GROUP_STEPS = ("classic group", "consumer group", "classic group tombstone", "consumer group tombstone")
-
-
-_KINDS = ("commit offsets", "delete offsets", "delete group", "commit", "abort", *_GROUP_STEPS)
-_WEIGHTS = (8, 2, 1, 2, 1, *[0.25] * len(_GROUP_STEPS))
 
 
 def logs(*, oddities: bool) -> st.SearchStrategy[list[Step]]:

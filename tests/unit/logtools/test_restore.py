@@ -16,6 +16,7 @@ from kcoord.logtools.restore import (
 )
 from kcoord.storage.file_system import RealFileSystem
 from protocol.record_batch import Record, encode_batch
+from tests.support.coordinator_log import Step, batches_of
 from tests.unit.logtools.support import (
     NOW_MS,
     TOPIC_ID,
@@ -59,6 +60,15 @@ def test_what_compaction_has_removed_is_known_to_be_lost() -> None:
     assert (found.offsets, found.lost) == ({}, {("orders", 0)})
     (row,) = plan_restore(found, {}, TOPICS)
     assert row.action is RestoreAction.LOST
+
+
+def test_what_was_deleted_while_its_transaction_was_open_is_neither_restored_nor_lost() -> None:
+    log = batches_of(
+        [Step("commit offsets", producer_id=7), Step("delete offsets"), Step("commit", producer_id=7)],
+    )
+    for time_ms in (NOW_MS - 1, NOW_MS, NOW_MS + 5):
+        found = offsets_at(log, "g", time_ms)
+        assert (found.offsets, found.lost) == ({}, set())
 
 
 def test_each_partition_gets_its_action() -> None:
