@@ -70,7 +70,7 @@ def test_kafka_serves_topics_groups_offsets_and_data_of_the_folder(
     assert broker.stop() == 0
     source = bytes_of(broker.data)
     folder = tmp_path / "kafka"
-    command = ["log", "export", str(broker.data), str(folder / "logs"), "--format", "json"]
+    command = ["log", "export", str(broker.data), str(folder / "logs"), "--json"]
     assert main(command) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["topics"], report["consumer groups"], report["notes"]) == (4, 2, [])
