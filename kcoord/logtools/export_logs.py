@@ -2,7 +2,7 @@
 """Makes a folder that Apache Kafka 4.3.1 starts on from the data folder of a stopped broker.
 
 All log files are copied, with what journals hold for them, and every batch is checked. Group records, transactions and
-topic data stay as they are, since they are Kafka's own records. The metadata log is written anew, for one broker.
+topic data stay as they are, since they are Kafka's own records. The metadata log is a new one, for one broker.
 The folder appears under its name when it is complete.
 """
 
@@ -77,6 +77,8 @@ class LogExport:
         folder, or if the target holds something. The source is not changed, and no part of a target is left.
         """
         source_node_id, identity = self._identity()
+        if self._target.startswith(f"{self._source}/"):
+            raise StorageError(f"{self._target}: is in {self._source}, which an export does not change")
         with ExitStack() as locks:
             self._lock_source(locks)
             with new_folder(self._fs, self._target, "an export") as building:
@@ -85,6 +87,11 @@ class LogExport:
                 except StorageError as error:
                     # What is wrong in a copy is wrong in its original, which is the file that is still there.
                     raise StorageError(str(error).replace(building, self._source)) from error
+                except OSError as error:
+                    if error.filename is not None:
+                        raise
+                    # A write that failed, such as on a full disk, does not say where.
+                    raise StorageError(f"{building}: {error}") from error
         return self.report
 
     def _identity(self) -> tuple[int, Identity]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from kcoord.cli import main
 from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.coordinator.service import partition_for
+from kcoord.logtools import export_logs
 from kcoord.logtools.export_logs import ExportReport, LogExport
 from kcoord.logtools.export_metadata import MetadataExport
 from kcoord.logtools.folders import FolderReader, partitions_in, segments_in
@@ -305,6 +307,23 @@ def test_what_is_no_data_folder_or_is_there_already_is_refused(fs: MemoryFileSys
     fs.remove(f"{SOURCE}/meta.properties")
     with pytest.raises(StorageError, match=r"no data folder: it has no meta\.properties"):
         LogExport(fs, SOURCE, "var/second", 1, NOW_MS, uuids()).run()
+
+
+def test_the_target_is_not_in_the_source(fs: MemoryFileSystem) -> None:
+    before = files_in(fs, SOURCE)
+    with pytest.raises(StorageError, match=f"^{SOURCE}/kafka: is in {SOURCE}"):
+        LogExport(fs, SOURCE, f"{SOURCE}/kafka", 1, NOW_MS, uuids()).run()
+    assert files_in(fs, SOURCE) == before
+
+
+def test_a_full_disk_is_told_by_its_folder(fs: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(export_logs, "copy_file", fail)
+    with pytest.raises(StorageError, match=rf"^{TARGET}\.incomplete: .*No space left on device"):
+        export(fs)
+    assert is_nothing_left(fs)
 
 
 def test_without_metadata_there_is_nothing_to_export(fs: MemoryFileSystem) -> None:
