@@ -21,8 +21,8 @@ _FORMAT_BYTE = b"\0"
 
 
 def metadata_hash(image: MetadataImage, topic_names: Iterable[str]) -> int:
-    """Returns the digest of several topics, as a signed 64-bit number. Topics that do not exist count for nothing, and
-    it is 0 if none exists.
+    """Returns the digest of several topics, as a signed 64-bit number. It skips topics that do
+    not exist, and returns 0 if no topic exists.
     """
     racks = image.racks
     topics = [topic for name in sorted(topic_names) if (topic := image.topics.get(name)) is not None]
@@ -31,9 +31,9 @@ def metadata_hash(image: MetadataImage, topic_names: Iterable[str]) -> int:
 
 def topic_hash(topic: TopicImage, racks: Mapping[int, str]) -> int:
     """Returns the digest of one topic, as a signed 64-bit number. `racks` are those of the brokers, by broker id."""
-    known = topic.hashed
-    if known is not None and known[0] == racks:
-        return known[1]
+    cached = topic.hashed
+    if cached is not None and cached[0] == racks:
+        return cached[1]
     value = _signed_digest(_head(topic) + _partitions(topic, racks))
     topic.hashed = racks, value
     return value

@@ -213,8 +213,9 @@ class ShardMembers(ShardState):
         return GroupSettings(self._config, self._image, group_id).session_timeout_ms
 
     def _timers_after_load(self, now_ms: int) -> Iterator[Schedule | Cancel]:
-        """Every member gets a whole session timeout, and one that was revoking its whole rebalance timeout. A downgrade
-        that the end of the last process interrupted goes on.
+        """Every member gets a whole session timeout, and one that was revoking its whole rebalance timeout.
+
+        A downgrade that a crash interrupted continues.
         """
         for group in self._groups.values():
             if not isinstance(group, ConsumerGroup | ClassicGroup):

@@ -372,7 +372,7 @@ def test_assignments_are_described_while_the_group_rebalances(context: GroupCont
     def shown() -> tuple[str, list[bool], list[Assigned]]:
         group = describe(context, "g")
         assignments = [consumer_protocol.read_assignment(member.member_assignment) for member in group.members]
-        by_name = [{t.topic: t.partitions for t in one.assigned_partitions} if one else {} for one in assignments]
+        by_name = [{t.topic: t.partitions for t in given.assigned_partitions} if given else {} for given in assignments]
         return group.group_state, [bool(member.member_metadata) for member in group.members], by_name
 
     first, second, third = consumers(context, 3)
