@@ -9,7 +9,7 @@ The names in the default list, and where each client says so:
 
 | name | where |
 |---|---|
-| dekaf | the issue that asks for this key; thomhurst/Dekaf#2314 has the later layout |
+| dekaf | thomhurst/Dekaf#2314, which reads the later layout |
 | apache-kafka-java | `AppInfoParser` and `ApiVersionsRequest.Builder` of Apache Kafka's clients, tools included |
 | librdkafka | the default of its `client.software.name`, and so of bindings that set no name |
 | confluent-kafka-python | the binding's C module, 2.16 |

@@ -21,6 +21,9 @@ MAX_BATCH_BYTES: Final = 1_048_588
 """The most that the records of a result may take in the log: Kafka's default of `message.max.bytes`."""
 
 
+NO_CREATION_LIMIT: Final = 2**63 - 1
+
+
 class Producer(NamedTuple):
     """A transactional producer, as record batches name it."""
 
@@ -132,6 +135,8 @@ class OperationContext:
     """
     token: Hashable = None
     """What a Completion of this request must name; unique among the requests under way."""
+    creation_limit_ms: int = NO_CREATION_LIMIT
+    """The latest creation time that a new group may have (KIP-1327, `group.creation_limits`)."""
 
 
 @dataclass(slots=True)

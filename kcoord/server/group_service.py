@@ -6,12 +6,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, TargetInput, compute, encode
 from kcoord.coordinator.group.counters import GroupCounters
+from kcoord.coordinator.group.creation_limits import CreationLimits
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.coordinator.runtime.runtime import ShardState
 from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.server.interpreter import share_with_loop
 from kcoord.server.shard_service import ShardOwner, ShardService
@@ -23,12 +25,17 @@ if TYPE_CHECKING:
     from kcoord.coordinator.group.packed_commit import CommitPlan
     from kcoord.coordinator.group.packed_fetch import PackedFetch
     from kcoord.coordinator.group.steady import SteadyHeartbeat
-    from kcoord.coordinator.result import Producer, Task
+    from kcoord.coordinator.result import CoordinatorResult, OperationContext, Producer, Task
     from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, ShardContext, Waiter
     from kcoord.coordinator.runtime.timers import Timer
+    from kcoord.metadata.delta import TopicDelta
+    from kcoord.metadata.image import MetadataImage
+    from kcoord.server.broker import Reply
     from kcoord.server.shard_logs import ShardLogs
 
 _logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LONGEST_ON_LOOP_US = 10_000
 """A target assignment that takes no longer is computed between two turns of the event loop. A thread would have to
@@ -106,16 +113,28 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
         configured_shards: int,
         background_threads: int,
         write_timeout_ms: int,
+        creation_limits: CreationLimits | None = None,
     ) -> None:
         super().__init__("groups", runtime, logs, owner, configured_shards=configured_shards)
         self.counters = GroupCounters()
         """Of all shards that this process has or had."""
+        self._creation_limits = creation_limits or CreationLimits()
+        self._latest_creation_time_ms = -1
         self._process = owner
         self._background_threads = background_threads
         self._write_timeout_ms = write_timeout_ms
         self._threads: ThreadPoolExecutor | None = None
 
     # --- what handlers use --------------------------------------------------------------------------------------------
+
+    def run_on_shard(
+        self,
+        shard_id: int,
+        operation: Callable[[GroupCoordinatorShard, OperationContext], CoordinatorResult[T]],
+        context: OperationContext,
+    ) -> Reply[T]:
+        context.creation_limit_ms = self._creation_limits.limit_ms
+        return super().run_on_shard(shard_id, operation, context)
 
     def steady(self, group_id: str, member_id: str) -> SteadyReply | None:
         """The right to repeat the answer that a heartbeat of the member has just been given, if there is one."""
@@ -148,9 +167,27 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
         return shard is not None and shard.defer(waiter)
 
     def latest_creation_time_ms(self) -> int:
-        """Of any group of the loaded shards (KIP-1327), -1 where there was none."""
-        machines = (self._runtime.machine(shard_id) for shard_id in self.shard_ids)
-        return max((machine.latest_creation_time_ms for machine in machines if machine is not None), default=-1)
+        """Of any group of the shards that were loaded here (KIP-1327), -1 if there was none."""
+        for shard_id in self.shard_ids:
+            self._note_creation_time(shard_id)
+        return self._latest_creation_time_ms
+
+    def _note_creation_time(self, shard_id: int) -> None:
+        machine = self._runtime.machine(shard_id)
+        if machine is not None:
+            self._latest_creation_time_ms = max(self._latest_creation_time_ms, machine.latest_creation_time_ms)
+
+    def _update_shard(self, shard_id: int, image: MetadataImage, delta: TopicDelta | None = None) -> None:
+        """After each load, too. A shard may fail later, and its groups still count: none of them is created later than
+        the clock, the newest partition, and what the shard was loaded with.
+        """
+        self._note_creation_time(shard_id)
+        super()._update_shard(shard_id, image, delta)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether groups of this process may not be known yet."""
+        return any(self._runtime.state(shard_id) is ShardState.LOADING for shard_id in self.shard_ids)
 
     def start_verification(self, shard_id: int, producer: Producer) -> int | None:
         """A ticket for a producer that the transaction coordinator has to be asked about first, None where not."""

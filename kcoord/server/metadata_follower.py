@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from kcoord.coordinator.runtime.serde import MetadataSerde
 from kcoord.metadata.machine import MetadataMachine
-from kcoord.server.peer_frames import FrameKind, decode_offset, encode_offset, kind_of
+from kcoord.server.peer_frames import (
+    FrameKind,
+    decode_offset,
+    decode_time,
+    encode_hold,
+    encode_offset,
+    encode_time,
+    kind_of,
+)
 from kcoord.server.peer_link import PeerConnection, Peers
 from protocol.batch_header import iter_headers
 from protocol.errors import Errors, KafkaError
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
     from kcoord.config import BrokerConfig
     from kcoord.coordinator.result import OperationContext
     from kcoord.metadata.image import MetadataImage
+    from kcoord.server.group_times import GroupTimes
     from kcoord.server.metadata_operations import MetadataOperation
 
 _logger = logging.getLogger(__name__)
@@ -51,6 +60,7 @@ class MetadataFollower:
         controller_path: str,
         publish: Callable[[MetadataImage], None],
         give_up: Callable[[BaseException], None],
+        group_times: GroupTimes | None = None,
     ) -> None:
         self._machine = MetadataMachine(config)
         self._serde = MetadataSerde()
@@ -59,6 +69,7 @@ class MetadataFollower:
         self._controller_path = controller_path
         self._publish = publish
         self._give_up = give_up
+        self._group_times = group_times
         self._next_offset = 0
         self._synchronized: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -107,9 +118,11 @@ class MetadataFollower:
         while True:
             try:
                 _, connection = await loop.create_unix_connection(
-                    lambda: _FollowerConnection(self._take), self._controller_path
+                    lambda: _FollowerConnection(self._take, self._group_times), self._controller_path
                 )
-                connection.write(encode_offset(FrameKind.FOLLOW, self._next_offset))
+                times = self._group_times
+                data = encode_time(times.newest_ms()) if times is not None else b""
+                connection.write(encode_offset(FrameKind.FOLLOW, self._next_offset, data))
                 await connection.lost
             except OSError as error:
                 _logger.debug("The controller cannot be reached: %s", error)
@@ -147,14 +160,51 @@ class MetadataFollower:
 
 
 class _FollowerConnection(PeerConnection):
-    def __init__(self, take: Callable[[bytes], int | None]) -> None:
+    def __init__(self, take: Callable[[bytes], int | None], group_times: GroupTimes | None) -> None:
         super().__init__()
         self._take = take
+        self._group_times = group_times
+        self._answering: dict[int, asyncio.Task[None]] = {}
+        # Operations that were under way when an earlier connection ended. Their end is not heard any more.
+        self._stale_tickets = group_times.limits.tickets if group_times is not None else set()
         self.failure: Exception | None = None
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for task in self._answering.values():
+            task.cancel()
+
     def frame_received(self, frame: bytes) -> None:
-        if kind_of(frame) is not FrameKind.BATCHES or self.failure is not None:
+        if self.failure is not None:
             return
+        kind = kind_of(frame)
+        if kind is FrameKind.BATCHES:
+            self._receive_batches(frame)
+        elif self._group_times is not None:
+            ticket, data = decode_offset(frame)
+            self._order_creation_times(self._group_times, kind, ticket, decode_time(data))
+
+    def _order_creation_times(
+        self, group_times: GroupTimes, kind: FrameKind, ticket: int, limit_ms: int | None
+    ) -> None:
+        """See `kcoord.metadata.creation_order`."""
+        self._stale_tickets.discard(ticket)
+        if kind is FrameKind.RELEASE:
+            group_times.limits.release(ticket)
+            if ticket in self._answering:
+                self._answering.pop(ticket).cancel()
+        elif limit_ms is not None:
+            group_times.limits.hold(ticket, limit_ms)
+        else:
+            self._answering[ticket] = asyncio.ensure_future(self._answer(group_times, ticket))
+
+    async def _answer(self, group_times: GroupTimes, ticket: int) -> None:
+        await group_times.loaded()
+        newest_ms = group_times.newest_ms()
+        group_times.limits.hold(ticket, newest_ms)
+        self.write(encode_hold(FrameKind.HELD, ticket, newest_ms))
+
+    def _receive_batches(self, frame: bytes) -> None:
         try:
             applied_offset = self._take(frame)
         except Exception as error:
@@ -163,4 +213,7 @@ class _FollowerConnection(PeerConnection):
             self.close()
             return
         if applied_offset is not None:
+            while self._stale_tickets and self._group_times is not None:
+                # What these operations made is known now. The controller has named those that still go on.
+                self._group_times.limits.release(self._stale_tickets.pop())
             self.write(encode_offset(FrameKind.APPLIED, applied_offset))

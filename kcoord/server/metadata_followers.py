@@ -14,13 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from kcoord.server.metadata_service import METADATA_SHARD, LocalMetadataService, MetadataOwner
-from kcoord.server.peer_frames import FrameKind, encode_offset
+from kcoord.metadata.creation_order import CreationOrder
+from kcoord.server.metadata_service import METADATA_SHARD, LocalMetadataService, MetadataOwner, monotonic_ms
+from kcoord.server.peer_frames import FrameKind, encode_hold, encode_offset
 
 if TYPE_CHECKING:
     from kcoord.coordinator.result import CoordinatorResult, OperationContext
     from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
     from kcoord.metadata.machine import MetadataMachine
+    from kcoord.server.group_times import GroupTimes
     from kcoord.server.shard_logs import ShardLogs
     from kcoord.storage.log import Log
 
@@ -45,22 +47,64 @@ class Follower:
 class MetadataFollowers:
     """All workers that follow `log`, and the answers that wait for them."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, order: CreationOrder[Follower]) -> None:
         self.log = log
+        self._order = order
         self._followers: list[Follower] = []
+        self._holding: dict[int, asyncio.Future[None]] = {}
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
-    def add(self, offset: int, write: Callable[[bytes], None]) -> Follower:
-        """A worker that knows everything below `offset`."""
+    def add(self, offset: int, write: Callable[[bytes], None], newest_ms: int | None = None) -> Follower:
+        """A worker that knows everything below `offset`. With `newest_ms`, the latest creation time of its groups, it
+        takes part in the order of creation times.
+        """
         follower = Follower(write, offset, offset)
         self._followers.append(follower)
+        if newest_ms is not None:
+            # Before the log: with that the worker may begin to take clients.
+            for ticket, limit_ms in self._order.join(follower, newest_ms, monotonic_ms()).items():
+                write(encode_hold(FrameKind.HOLD, ticket, limit_ms))
         self._send(follower)
         return follower
 
     def remove(self, follower: Follower) -> None:
         if follower in self._followers:
             self._followers.remove(follower)
+        self._order.lose(follower, monotonic_ms())
         self._release()
+        for ticket in list(self._holding):
+            self._check_held(ticket)
+
+    # --- the order of creation times ----------------------------------------------------------------------------------
+
+    async def hold(self, ticket: int) -> None:
+        """Asks all workers for the latest creation time of their groups; ends when they have answered."""
+        if not self._order.waiting(ticket):
+            return
+        held = self._holding[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            for follower in self._order.waiting(ticket):
+                follower.write(encode_hold(FrameKind.HOLD, ticket))
+            await held
+        finally:
+            del self._holding[ticket]
+
+    def held(self, follower: Follower, ticket: int, newest_ms: int) -> None:
+        """The answer of a worker."""
+        self._order.answer(follower, ticket, newest_ms, monotonic_ms())
+        self._check_held(ticket)
+
+    def _check_held(self, ticket: int) -> None:
+        held = self._holding.get(ticket)
+        if held is not None and not held.done() and not self._order.waiting(ticket):
+            held.set_result(None)
+
+    def release(self, ticket: int) -> None:
+        """Behind the batches of the operation, if it made any."""
+        for follower in self._followers:
+            follower.write(encode_hold(FrameKind.RELEASE, ticket))
+
+    # --- the log ------------------------------------------------------------------------------------------------------
 
     def applied(self, follower: Follower, offset: int) -> None:
         follower.applied_offset = offset
@@ -116,16 +160,28 @@ class MetadataFollowers:
 class ControllerMetadataService(LocalMetadataService):
     """Serves `Broker.metadata` in the controller of several workers."""
 
-    def __init__(self, runtime: CoordinatorRuntime[MetadataMachine], logs: ShardLogs, owner: MetadataOwner) -> None:
-        super().__init__(runtime, logs, owner)
-        self.followers = MetadataFollowers(logs.open(METADATA_SHARD))
+    def __init__(
+        self,
+        runtime: CoordinatorRuntime[MetadataMachine],
+        logs: ShardLogs,
+        owner: MetadataOwner,
+        group_times: GroupTimes | None = None,
+    ) -> None:
+        super().__init__(runtime, logs, owner, group_times)
+        self.followers = MetadataFollowers(logs.open(METADATA_SHARD), self._order)
 
-    def run(
+    async def _hold(self, ticket: int) -> None:
+        await self.followers.hold(ticket)
+
+    def _release(self, ticket: int) -> None:
+        self.followers.release(ticket)
+
+    def _run(
         self,
         operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
         context: OperationContext,
     ) -> asyncio.Future[T]:
-        durable = super().run(operation, context)
+        durable = super()._run(operation, context)
         target: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def pass_on(_: object) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
 from kcoord.coordinator.runtime.runtime import LoadError
+from kcoord.metadata.creation_order import CreationOrder
 from kcoord.server.runtime_driver import RuntimeDriver
 from kcoord.storage.errors import StorageError
+from protocol.api_keys import ApiKey
 from protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
     from kcoord.metadata.image import MetadataImage
     from kcoord.metadata.machine import MetadataMachine
+    from kcoord.server.group_times import GroupTimes
     from kcoord.server.log_writer import WritableLog
+    from kcoord.server.metadata_followers import Follower
     from kcoord.server.shard_logs import ShardLogs
     from kcoord.storage.log import Log
 
@@ -35,6 +39,15 @@ METADATA_SHARD = 0
 
 
 RELOAD_SECONDS = 5.0
+
+ORDER_SECONDS: Final = 5.0
+"""How long new partitions wait for the creation times of groups that are being loaded, or that a worker has."""
+
+PARTITION_MAKERS: Final = frozenset({ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS})
+
+
+def monotonic_ms() -> int:
+    return int(asyncio.get_running_loop().time() * 1000)
 
 
 class MetadataOwner(Protocol):
@@ -53,10 +66,18 @@ class MetadataOwner(Protocol):
 class LocalMetadataService:
     """Serves `Broker.metadata`. The runtime's only shard is loaded already."""
 
-    def __init__(self, runtime: CoordinatorRuntime[MetadataMachine], logs: ShardLogs, owner: MetadataOwner) -> None:
+    def __init__(
+        self,
+        runtime: CoordinatorRuntime[MetadataMachine],
+        logs: ShardLogs,
+        owner: MetadataOwner,
+        group_times: GroupTimes | None = None,
+    ) -> None:
         self._runtime = runtime
         self._logs = logs
         self._owner = owner
+        self._group_times = group_times
+        self._order: CreationOrder[Follower] = CreationOrder()
         self._loop = asyncio.get_running_loop()
         self._closing = False
         self._image_under_way = self.image
@@ -85,13 +106,57 @@ class LocalMetadataService:
         operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
         context: OperationContext,
     ) -> asyncio.Future[T]:
-        """The answer when it is durable; an operation that fails at once raises KafkaError.
+        """The answer when it is durable; an operation that fails at once raises KafkaError."""
+        if self._group_times is None or getattr(operation, "api_key", None) not in PARTITION_MAKERS:
+            context.now_ms = self._least_creation_time_ms(context.now_ms)
+            return self._run(operation, context)
+        return asyncio.ensure_future(self._run_in_order(self._group_times, operation, context))
 
-        A partition that is made now is newer than every group that is there, also where the clock was set back or both
-        fall into one millisecond: KIP-1327 tells new partitions by that.
+    def _least_creation_time_ms(self, now_ms: int) -> int:
+        """A partition that is made now is newer than every group that is there, also if the clock was set back or both
+        fall into one millisecond: KIP-1327 recognizes new partitions by that.
         """
-        context.now_ms = max(context.now_ms, self._owner.latest_group_creation_time_ms() + 1)
+        return max(now_ms, self._owner.latest_group_creation_time_ms() + 1)
 
+    async def _run_in_order(
+        self,
+        group_times: GroupTimes,
+        operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
+        context: OperationContext,
+    ) -> T:
+        """Makes partitions that are newer than the groups of all workers (`metadata.creation_order`)."""
+        ticket = self._order.begin()
+        try:
+            try:
+                async with asyncio.timeout(ORDER_SECONDS):
+                    await group_times.loaded()
+                    await self._hold(ticket)
+            except TimeoutError:
+                _logger.warning("The creation times of all groups are not known within %.0f s", ORDER_SECONDS)
+            context.now_ms = self._order.stamp(
+                ticket,
+                self._least_creation_time_ms(context.now_ms),
+                self.image.last_creation_time_ms,
+                monotonic_ms(),
+            )
+            group_times.limits.hold(ticket, context.now_ms - 1)
+            return await self._run(operation, context)
+        finally:
+            group_times.limits.release(ticket)
+            self._order.end(ticket)
+            self._release(ticket)
+
+    async def _hold(self, ticket: int) -> None:
+        """Asks the other workers; there are none."""
+
+    def _release(self, ticket: int) -> None:
+        """Tells the other workers that the operation is over; there are none."""
+
+    def _run(
+        self,
+        operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
+        context: OperationContext,
+    ) -> asyncio.Future[T]:
         def refusable(machine: MetadataMachine, operation_context: OperationContext) -> CoordinatorResult[T]:
             # Nothing but replay changes this machine.
             result = operation(machine, operation_context)

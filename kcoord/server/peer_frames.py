@@ -4,6 +4,8 @@ before each frame, then a kind and what belongs to it.
 
 Both ends are the same release, started by the same supervisor, so there are no versions. Requests and responses are
 Kafka's own, in any order; batches of the metadata log flow to those who follow it, and they tell how far they are.
+HOLD, HELD and RELEASE keep creation times in order (`kcoord.metadata.creation_order`); a follower that takes part sends
+its latest creation time with FOLLOW.
 """
 
 from __future__ import annotations
@@ -22,12 +24,16 @@ class FrameKind(IntEnum):
     FOLLOW = 3
     BATCHES = 4
     APPLIED = 5
+    HOLD = 6
+    HELD = 7
+    RELEASE = 8
 
 
 _LENGTH: Final = Struct(">i")
 _REQUEST: Final = Struct(">Bihhhh")
 _RESPONSE: Final = Struct(">Bi")
 _OFFSET: Final = Struct(">Bq")
+_TIME: Final = Struct(">q")
 
 
 @dataclass(slots=True)
@@ -70,6 +76,20 @@ def decode_response(frame: bytes) -> tuple[int, bytes]:
 def encode_offset(kind: FrameKind, offset: int, data: bytes = b"") -> bytes:
     """FOLLOW: from where; APPLIED: up to where; BATCHES: where the log ends, and some batches of it."""
     return _framed(_OFFSET.pack(kind, offset) + data)
+
+
+def encode_hold(kind: FrameKind, ticket: int, time_ms: int | None = None) -> bytes:
+    """HOLD: asks for the latest creation time of groups, or says the limit; HELD: the answer; RELEASE: it is over."""
+    return encode_offset(kind, ticket, b"" if time_ms is None else encode_time(time_ms))
+
+
+def encode_time(time_ms: int) -> bytes:
+    return _TIME.pack(time_ms)
+
+
+def decode_time(data: bytes) -> int | None:
+    """The creation time in a frame, None if there is none."""
+    return int(_TIME.unpack(data)[0]) if data else None
 
 
 def decode_offset(frame: bytes) -> tuple[int, bytes]:

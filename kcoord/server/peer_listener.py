@@ -17,6 +17,7 @@ from kcoord.server.peer_frames import (
     FrameKind,
     PeerRequest,
     decode_offset,
+    decode_time,
     encode_response,
     kind_of,
 )
@@ -117,14 +118,19 @@ class _PeerServerConnection(asyncio.Protocol):
             if kind is FrameKind.REQUEST:
                 self._serve(PeerRequest.decode(frame))
             else:
-                self._follow(kind, decode_offset(frame)[0])
+                self._follow(kind, *decode_offset(frame))
 
-    def _follow(self, kind: FrameKind, offset: int) -> None:
+    def _follow(self, kind: FrameKind, offset: int, data: bytes) -> None:
         followers = self._owner.followers
         assert followers is not None, "only the controller is followed"
+        time_ms = decode_time(data)
         if kind is FrameKind.FOLLOW:
-            self._follower = followers.add(offset, self._write)
-        elif self._follower is not None:
+            self._follower = followers.add(offset, self._write, time_ms)
+        elif self._follower is None:
+            return
+        elif time_ms is not None:
+            followers.held(self._follower, offset, time_ms)
+        else:
             followers.applied(self._follower, offset)
 
     def _serve(self, asked: PeerRequest) -> None:

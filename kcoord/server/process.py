@@ -34,6 +34,7 @@ from kcoord.server.connection import KafkaConnection
 from kcoord.server.connection_limits import ConnectionLimits
 from kcoord.server.fetch_service import FetchService
 from kcoord.server.group_service import LocalGroupService
+from kcoord.server.group_times import GroupTimes
 from kcoord.server.listener import SocketListener
 from kcoord.server.metadata_service import METADATA_SHARD, LocalMetadataService
 from kcoord.server.peer_calls import NoPeers, PeerCalls
@@ -164,6 +165,7 @@ class BrokerProcess:
             self._loop, clock.now_ms, storage.journal, gathers=config.group_coordinator_append_linger_ms != 0
         )
         self.wake = self._worker.wake
+        self._group_times = GroupTimes(self._newest_creation_time_ms, self._is_loading_groups)
         self._metadata = self._new_metadata_service(metadata)
         runtime = CoordinatorRuntime(
             self._new_group_shard,
@@ -179,6 +181,7 @@ class BrokerProcess:
             configured_shards=config.offsets_topic_num_partitions,
             background_threads=config.group_coordinator_background_threads,
             write_timeout_ms=config.offsets_commit_timeout_ms,
+            creation_limits=self._group_times.limits,
         )
         self._transactions = self._transaction_service()
         if isinstance(self._metadata, LocalMetadataService):
@@ -211,7 +214,7 @@ class BrokerProcess:
 
     def _new_metadata_service(self, runtime: CoordinatorRuntime[MetadataMachine] | None) -> MetadataSource:
         assert runtime is not None, "the metadata log is here"
-        return LocalMetadataService(runtime, self._storage.metadata_logs, self)
+        return LocalMetadataService(runtime, self._storage.metadata_logs, self, self._group_times)
 
     def _new_peers(self) -> PeerCalls:
         return NoPeers()
@@ -255,6 +258,14 @@ class BrokerProcess:
 
     def latest_group_creation_time_ms(self) -> int:
         return self._groups.latest_creation_time_ms()
+
+    def _newest_creation_time_ms(self) -> int:
+        """The latest creation time that a group of this process has, or could get now."""
+        image_ms = self._metadata.image.last_creation_time_ms
+        return max(self.now_ms(), self.latest_group_creation_time_ms(), image_ms)
+
+    def _is_loading_groups(self) -> bool:
+        return not self._has_joined or self._groups.is_loading
 
     def publish(self, image: MetadataImage) -> None:
         """A new image is durable: everybody sees it before the replies that waited for it leave. The first one is that

@@ -147,10 +147,16 @@ class WorkerProcess(BrokerProcess):
 
     def _new_metadata_service(self, runtime: CoordinatorRuntime[MetadataMachine] | None) -> MetadataSource:
         if runtime is not None:
-            return ControllerMetadataService(runtime, self._storage.metadata_logs, self)
+            return ControllerMetadataService(runtime, self._storage.metadata_logs, self, self._group_times)
         controller = self._place.workers[CONTROLLER]
         return MetadataFollower(
-            self._config, self._peers, controller.config.node_id, controller.peer_path, self.publish, self._give_up
+            self._config,
+            self._peers,
+            controller.config.node_id,
+            controller.peer_path,
+            self.publish,
+            self._give_up,
+            self._group_times,
         )
 
     def _new_peers(self) -> Peers:

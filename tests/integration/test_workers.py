@@ -30,6 +30,10 @@ from kafka.structs import OffsetAndMetadata
 from kcoord.coordinator.service import partition_for
 from protocol.errors import Errors
 from protocol.messages import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
     CreateTopicsRequest,
     CreateTopicsResponse,
     DescribeClusterRequest,
@@ -144,6 +148,34 @@ def test_a_created_topic_is_known_to_every_worker_when_the_answer_comes(shared_b
             found = metadata(other, [topic]).topics[0]
             assert found.error_code == 0
             assert sorted(one.leader_id for one in found.partitions) != [10, 10, 10, 10]
+
+
+def test_a_partition_is_newer_than_groups_of_all_workers(shared_broker: KcoordProcess) -> None:
+    """KIP-1327: each group is there when the topic grows, at once, so that times of one millisecond would show."""
+    port = shared_broker.port
+    assert create(port, "growing", 1, 1).error_code == 0
+    with WireClient(port) as client:
+        client.call(FindCoordinatorRequest(key="g"), 3, FindCoordinatorResponse)
+    for count in range(2, 14):
+        worker = count % WORKERS
+        group_id = group_on(worker, f"older-{count}")
+        request = ConsumerGroupHeartbeatRequest(
+            group_id=group_id,
+            member_id="m",
+            rebalance_timeout_ms=60_000,
+            subscribed_topic_names=["growing"],
+            topic_partitions=[],
+        )
+        with WireClient(shared_broker.ports[worker]) as coordinator, WireClient(port) as client:
+            joined = coordinator.call(request, 2, ConsumerGroupHeartbeatResponse)
+            assert joined.error_code == 0
+            topic = CreatePartitionsRequest.CreatePartitionsTopic(name="growing", count=count, assignments=None)
+            grown = client.call(CreatePartitionsRequest(topics=[topic], timeout_ms=5000), 3, CreatePartitionsResponse)
+            assert [result.error_code for result in grown.results] == [0]
+            asked = MetadataRequest.MetadataRequestTopic(name="growing")
+            answer = client.call(MetadataRequest(topics=[asked]), 14, MetadataResponse)
+        times = {each.partition_index: each.creation_time_ms for each in answer.topics[0].partitions}
+        assert times[count - 1] > joined.group_creation_time_ms >= times[count - 2]
 
 
 def test_replication_factors_are_checked_and_reported(shared_broker: KcoordProcess) -> None:

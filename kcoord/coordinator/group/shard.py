@@ -205,6 +205,11 @@ class GroupCoordinatorShard(ShardMembers, ShardOffsets):
         return result
 
     @property
+    def image(self) -> MetadataImage:
+        """The newest metadata image that the shard was given."""
+        return self._image
+
+    @property
     def latest_creation_time_ms(self) -> int:
         """Of any group so far (KIP-1327), -1 where there was none."""
         return self._replay.latest_creation_time_ms

@@ -89,7 +89,9 @@ class ShardMembers(ShardState):
         if isinstance(group, ConsumerGroup):
             return group
         # KIP-1327: a group that is made later never has an earlier creation time, even if the clock went back.
-        creation_time_ms = max(context.now_ms, self._replay.latest_creation_time_ms, self._image.last_creation_time_ms)
+        # It is not before any partition that is known, nor after one that is being made (`metadata.creation_order`).
+        now_ms = min(context.now_ms, context.creation_limit_ms)
+        creation_time_ms = max(now_ms, self._replay.latest_creation_time_ms, self._image.last_creation_time_ms)
         if isinstance(group, ClassicGroup) and not group.is_empty():
             new, upgraded = migration.upgrade(self._config, self._image, group, context.now_ms, creation_time_ms)
             conversion.records += upgraded.records

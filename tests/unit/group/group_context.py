@@ -19,6 +19,7 @@ from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, c
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.result import (
+    NO_CREATION_LIMIT,
     PENDING,
     Cancel,
     CoordinatorRecord,
@@ -77,6 +78,7 @@ class GroupContext:
         self.timers: dict[TimerKey, int] = {}
         self.tasks: list[Task] = []
         self.now_ms = 1_000_000
+        self.creation_limit_ms = NO_CREATION_LIMIT
         self.records: list[CoordinatorRecord] = []
         self.answers: dict[int, object] = {}
         """Token -> the answer of a request that had to wait."""
@@ -93,6 +95,7 @@ class GroupContext:
             client_host="/127.0.0.1",
             candidate_id=uuid.uuid4().hex[:22],
             token=token,
+            creation_limit_ms=self.creation_limit_ms,
         )
         result = operation(context)
         self.records = result.records

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
+from kcoord.coordinator.group.creation_limits import CreationLimits
 from kcoord.coordinator.group.records import EpochReason
-from kcoord.coordinator.result import CoordinatorRecord
+from kcoord.coordinator.result import NO_CREATION_LIMIT, CoordinatorRecord
 from protocol.errors import Errors, KafkaError
 from protocol.messages import ConsumerGroupMetadataKey, ConsumerGroupMetadataValue
 from tests.unit.group.group_context import GroupContext
@@ -133,3 +134,21 @@ def test_the_record_has_it() -> None:
     assert isinstance(record.value, ConsumerGroupMetadataValue)
     assert ConsumerGroupMetadataValue.decode(record.value.encode(0), 0).creation_time_ms == 1234
     assert ConsumerGroup("g").creation_time_ms == -1
+
+
+def test_a_group_is_not_created_after_partitions_that_are_being_made() -> None:
+    """`kcoord.metadata.creation_order`: these partitions are new to it."""
+    context = GroupContext({"t": 1})
+    limits = CreationLimits()
+    assert limits.limit_ms == NO_CREATION_LIMIT
+    limits.hold(1, context.now_ms - 5)
+    limits.hold(2, context.now_ms - 3)
+    context.creation_limit_ms = limits.limit_ms
+    assert context.join("g", "a", ["t"]).group_creation_time_ms == context.now_ms - 5
+    limits.release(1)
+    context.creation_limit_ms = limits.limit_ms
+    assert context.join("h", "a", ["t"]).group_creation_time_ms == context.now_ms - 3
+    limits.release(2)
+    limits.release(2)
+    context.creation_limit_ms = limits.limit_ms
+    assert context.join("i", "a", ["t"]).group_creation_time_ms == context.now_ms

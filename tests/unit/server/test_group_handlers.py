@@ -272,3 +272,19 @@ async def test_while_a_target_is_computed_everybody_is_answered(monkeypatch: pyt
         await asyncio.sleep(0)
     (topic,) = answer.assignment.topic_partitions
     assert len(topic.partitions) == 2
+
+
+async def test_groups_of_a_failed_shard_still_count_for_new_partitions() -> None:
+    """KIP-1327: the clock was set back since the group was created, and then its shard failed."""
+    harness = await Harness(offsets_topic_num_partitions="4").open()
+    request = ConsumerGroupHeartbeatRequest(
+        group_id="g", member_id="m", rebalance_timeout_ms=1000, subscribed_topic_names=["t1"], topic_partitions=[]
+    )
+    created_ms = (await harness.call(request, 2)).group_creation_time_ms
+    shard_id = harness.groups.shard_of("g")
+    again = Harness(file_system=harness.file_system, offsets_topic_num_partitions="4")
+    again.now = created_ms - 60_000
+    await again.open()
+    again.runtime.fail_shard(shard_id, "by a test")
+    assert again.runtime.machine(shard_id) is None
+    assert again.groups.latest_creation_time_ms() == created_ms

@@ -7,16 +7,19 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kcoord.config import BrokerConfig
+from kcoord.coordinator.result import NO_CREATION_LIMIT
 from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
 from kcoord.coordinator.runtime.serde import MetadataSerde
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.topics import auto_create_request
-from kcoord.server import metadata_followers
+from kcoord.server import metadata_followers, metadata_service
+from kcoord.server.group_times import GroupTimes
 from kcoord.server.metadata_follower import MetadataFollower, OutOfStep
 from kcoord.server.metadata_followers import ControllerMetadataService
 from kcoord.server.metadata_operations import AllocateProducerIds, AutoCreateTopics
@@ -42,7 +45,7 @@ NOW_MS = 1_700_000_000_000
 class Controller:
     """The worker with the metadata log, on files in memory, and its socket."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, times: GroupTimes | None = None) -> None:
         self.path = str(path / "controller")
         self.file_system = MemoryFileSystem()
         self.images: list[MetadataImage] = []
@@ -51,7 +54,7 @@ class Controller:
         runtime.load(METADATA_SHARD, (), NOW_MS)
         self.worker = Worker(asyncio.get_running_loop(), self.now_ms, None)
         logs = ShardLogs("__cluster_metadata", self._open_log, lambda partition: True, self.file_system)
-        self.service = ControllerMetadataService(runtime, logs, self)
+        self.service = ControllerMetadataService(runtime, logs, self, times)
         self.worker.add(self.service.driver)
         self.broker = broker_of(Cluster())
         self.broker.metadata = self.service
@@ -109,7 +112,7 @@ async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
 class Follower:
     """Another worker."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, times: GroupTimes | None = None) -> None:
         self.images: list[MetadataImage] = []
         self.given_up: list[BaseException] = []
         self.peers = Peers({CONTROLLER_ID: controller.path}, self.spawn)
@@ -120,6 +123,7 @@ class Follower:
             controller.path,
             self.images.append,
             self.given_up.append,
+            times,
         )
 
     def spawn(self, coroutine: Coroutine[object, object, Message]) -> asyncio.Future[Message]:
@@ -245,3 +249,121 @@ async def test_a_worker_that_does_not_exist_is_not_available() -> None:
         await asyncio.wait_for(peers.ask(9, CreateTopicsRequest(topics=[]), 7), 5)
     assert caught.value.error is Errors.BROKER_NOT_AVAILABLE
     peers.close()
+
+
+class Times:
+    """The creation times of a worker's groups."""
+
+    def __init__(self, newest_ms: int) -> None:
+        self.newest_ms = newest_ms
+        self.is_loading = False
+        self.of_process = GroupTimes(lambda: self.newest_ms, lambda: self.is_loading)
+
+    @property
+    def limit_ms(self) -> int:
+        return self.of_process.limits.limit_ms
+
+
+class TestCreationTimes:
+    """KIP-1327: new partitions are newer than the groups of all workers, whatever their clocks say."""
+
+    @pytest.fixture
+    async def controller(self, tmp_path: Path) -> AsyncIterator[Controller]:
+        made = await Controller(tmp_path, Times(NOW_MS).of_process).start()
+        yield made
+        await made.close()
+
+    async def created_ms(self, controller: Controller, name: str) -> int:
+        await asyncio.wait_for(controller.create(name), 5)
+        return self.time_of(controller, name)
+
+    def time_of(self, controller: Controller, name: str) -> int:
+        (time_ms,) = {each.creation_time_ms for each in controller.service.image.topics[name].partitions}
+        return time_ms
+
+    async def released(self, *times: Times) -> None:
+        async with asyncio.timeout(5):
+            while any(each.limit_ms != NO_CREATION_LIMIT for each in times):
+                await asyncio.sleep(0.001)
+
+    async def test_a_partition_is_newer_than_groups_of_a_worker_whose_clock_is_ahead(
+        self, controller: Controller
+    ) -> None:
+        assert await self.created_ms(controller, "alone") == NOW_MS
+        behind, ahead = Times(NOW_MS - 60_000), Times(NOW_MS + 60_000)
+        followers = [await Follower(controller, times.of_process).start() for times in (behind, ahead)]
+        assert await self.created_ms(controller, "a") == NOW_MS + 60_001
+        # The controller's clock is behind that time now.
+        assert await self.created_ms(controller, "b") == NOW_MS + 60_002
+        await self.released(behind, ahead)
+        for follower in followers:
+            follower.close()
+
+    async def test_groups_are_not_created_later_until_their_worker_knows_the_partition(
+        self, controller: Controller
+    ) -> None:
+        times = Times(NOW_MS + 1_000)
+        follower = await Follower(controller, times.of_process).start()
+        seen: list[tuple[int, bool]] = []
+        controller.service._owner = SimpleNamespace(
+            wake=controller.wake,
+            publish=lambda image: seen.append((times.limit_ms, "a" in follower.metadata.image.topics)),
+            latest_group_creation_time_ms=lambda: -1,
+        )
+        assert await self.created_ms(controller, "a") == NOW_MS + 1_001
+        assert seen == [(NOW_MS + 1_000, False)]
+        await self.released(times)
+        assert "a" in follower.metadata.image.topics
+        follower.close()
+
+    async def test_what_is_being_loaded_is_waited_for(self, controller: Controller) -> None:
+        times = Times(NOW_MS)
+        times.is_loading = True
+        follower = await Follower(controller, times.of_process).start()
+        creating = controller.create("a")
+        await asyncio.sleep(0.05)
+        assert not creating.done()
+        times.newest_ms = NOW_MS + 5_000
+        times.is_loading = False
+        await asyncio.wait_for(creating, 5)
+        assert self.time_of(controller, "a") == NOW_MS + 5_001
+        follower.close()
+
+    async def test_a_worker_that_does_not_answer_is_not_waited_for_for_ever(
+        self, controller: Controller, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(metadata_service, "ORDER_SECONDS", 0.05)
+        times = Times(NOW_MS + 5_000)
+        times.is_loading = True
+        follower = await Follower(controller, times.of_process).start()
+        assert NOW_MS + 5_000 < await self.created_ms(controller, "a") < NOW_MS + 10_000
+        times.is_loading = False
+        await asyncio.sleep(0.05)
+        await self.released(times)
+        follower.close()
+
+    async def test_a_worker_that_ended_is_remembered(self, controller: Controller) -> None:
+        follower = await Follower(controller, Times(NOW_MS + 5_000).of_process).start()
+        follower.close()
+        await asyncio.sleep(0.05)
+        assert NOW_MS + 5_000 < await self.created_ms(controller, "a") < NOW_MS + 10_000
+
+    async def test_a_worker_lives_on_after_the_controller_ended_in_between(self, controller: Controller) -> None:
+        times = Times(NOW_MS)
+        follower = await Follower(controller, times.of_process).start()
+        times.of_process.limits.hold(4711, NOW_MS - 1)
+        controller.restart()
+        await asyncio.sleep(0.05)
+        assert times.limit_ms == NOW_MS - 1
+        await controller.start()
+        await self.released(times)
+        follower.close()
+
+    async def test_an_operation_that_makes_nothing_is_over_too(self, controller: Controller) -> None:
+        times = Times(NOW_MS)
+        follower = await Follower(controller, times.of_process).start()
+        await asyncio.wait_for(controller.create("a"), 5)
+        again = await asyncio.wait_for(controller.create("a"), 5)
+        assert again.topics[0].error_code == Errors.TOPIC_ALREADY_EXISTS
+        await self.released(times)
+        follower.close()

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of creation times, checked by Hypothesis: workers and a controller whose clocks differ and run differently,
+with messages that take their time. Each partition is new to the groups that were created without knowing it, and to no
+other group.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from kcoord.coordinator.group.creation_limits import CreationLimits
+from kcoord.coordinator.result import NO_CREATION_LIMIT
+from kcoord.metadata.creation_order import CreationOrder
+
+MOST_AHEAD = 8
+"""A worker's clock runs fast by an eighth at most."""
+
+
+@dataclass(eq=False)
+class Worker:
+    """`log` is what the controller has sent and the worker has not read yet."""
+
+    now_ms: int
+    known: dict[int, int]
+    limits: CreationLimits = field(default_factory=CreationLimits)
+    latest_ms: int = -1
+    log: deque[tuple[str, int, int]] = field(default_factory=deque)
+    answers: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def newest_ms(self) -> int:
+        return max(self.now_ms, self.latest_ms, *self.known.values(), -1)
+
+    def create_group(self) -> int:
+        limited_ms = min(self.now_ms, self.limits.limit_ms)
+        self.latest_ms = max(limited_ms, self.latest_ms, *self.known.values(), -1)
+        return self.latest_ms
+
+    def read(self) -> None:
+        kind, number, time_ms = self.log.popleft()
+        if kind == "ask":
+            newest_ms = self.newest_ms()
+            self.limits.hold(number, newest_ms)
+            self.answers.append((number, newest_ms))
+        elif kind == "limit":
+            self.limits.hold(number, time_ms)
+        elif kind == "partition":
+            self.known[number] = time_ms
+        else:
+            self.limits.release(number)
+
+
+class Cluster(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: CreationOrder[Worker] = CreationOrder()
+        self.now_ms = 1_000
+        self.heard_ms = 0
+        self.workers: list[Worker] = []
+        self.partitions: dict[int, int] = {}
+        self.asking: list[int] = []
+        self.stamped: deque[tuple[int, int]] = deque()
+        self.groups: list[tuple[int, frozenset[int]]] = []
+
+    @precondition(lambda self: len(self.workers) < 3)
+    @rule(clock_ms=st.integers(0, 5_000))
+    def join(self, clock_ms: int) -> None:
+        """It knows what is durable before it takes clients."""
+        worker = Worker(clock_ms, dict(self.partitions))
+        self.workers.append(worker)
+        for ticket, limit_ms in self.order.join(worker, worker.newest_ms(), self.heard_ms).items():
+            worker.log.append(("ask", ticket, -1) if limit_ms is None else ("limit", ticket, limit_ms))
+        for kind, _, _ in list(worker.log):
+            if kind == "limit":
+                worker.read()
+            else:
+                break
+
+    @precondition(lambda self: self.workers)
+    @rule(index=st.integers(0, 2))
+    def die(self, index: int) -> None:
+        self.order.lose(self.workers.pop(index % len(self.workers)), self.heard_ms)
+
+    @rule(elapsed_ms=st.integers(1, 400), rates=st.lists(st.integers(0, MOST_AHEAD), min_size=3, max_size=3))
+    def pass_time(self, elapsed_ms: int, rates: list[int]) -> None:
+        self.heard_ms += elapsed_ms
+        self.now_ms += elapsed_ms
+        for worker, rate in zip(self.workers, rates, strict=False):
+            worker.now_ms += elapsed_ms + elapsed_ms * rate // (MOST_AHEAD * MOST_AHEAD)
+
+    @rule()
+    def set_controllers_clock_back(self) -> None:
+        """It was started anew, say."""
+        self.now_ms = max(self.now_ms - 700, 0)
+
+    @precondition(lambda self: self.workers)
+    @rule(index=st.integers(0, 2))
+    def create_group(self, index: int) -> None:
+        worker = self.workers[index % len(self.workers)]
+        self.groups.append((worker.create_group(), frozenset(worker.known)))
+        for number, time_ms in self.partitions.items():
+            self._check(number, time_ms, self.groups[-1:])
+
+    def _check(self, number: int, time_ms: int, groups: list[tuple[int, frozenset[int]]]) -> None:
+        for group_ms, known in groups:
+            assert (time_ms > group_ms) == (number not in known)
+
+    @rule()
+    def begin(self) -> None:
+        ticket = self.order.begin()
+        self.asking.append(ticket)
+        for worker in self.order.waiting(ticket):
+            worker.log.append(("ask", ticket, -1))
+
+    @precondition(lambda self: self.workers)
+    @rule(index=st.integers(0, 2), count=st.integers(1, 5))
+    def read(self, index: int, count: int) -> None:
+        worker = self.workers[index % len(self.workers)]
+        for _ in range(min(count, len(worker.log))):
+            worker.read()
+
+    @precondition(lambda self: self.workers)
+    @rule(index=st.integers(0, 2))
+    def hear(self, index: int) -> None:
+        worker = self.workers[index % len(self.workers)]
+        while worker.answers:
+            ticket, newest_ms = worker.answers.popleft()
+            self.order.answer(worker, ticket, newest_ms, self.heard_ms)
+
+    @rule()
+    def stamp(self) -> None:
+        for ticket in [each for each in self.asking if not self.order.waiting(each)]:
+            self.asking.remove(ticket)
+            newest_ms = max([time_ms for _, time_ms in self.stamped] + [*self.partitions.values(), -1])
+            time_ms = self.order.stamp(ticket, self.now_ms, newest_ms, self.heard_ms)
+            assert time_ms > newest_ms
+            self.stamped.append((ticket, time_ms))
+
+    @precondition(lambda self: self.stamped)
+    @rule(fails=st.booleans())
+    def publish(self, fails: bool) -> None:
+        """In the order of the log. An operation may fail after all."""
+        ticket, time_ms = self.stamped.popleft()
+        if not fails:
+            self._check(ticket, time_ms, self.groups)
+            self.partitions[ticket] = time_ms
+        self.order.end(ticket)
+        for worker in self.workers:
+            if not fails:
+                worker.log.append(("partition", ticket, time_ms))
+            worker.log.append(("release", ticket, -1))
+
+    def teardown(self) -> None:
+        while self.asking or self.stamped:
+            for worker in self.workers:
+                while worker.log:
+                    worker.read()
+                self.hear(self.workers.index(worker))
+            self.stamp()
+            while self.stamped:
+                self.publish(fails=False)
+        for worker in self.workers:
+            while worker.log:
+                worker.read()
+            assert worker.limits.limit_ms == NO_CREATION_LIMIT
+
+
+TestCluster = Cluster.TestCase
+TestCluster.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def test_a_worker_that_does_not_answer_is_taken_for_as_late_as_it_can_be() -> None:
+    order: CreationOrder[str] = CreationOrder()
+    order.join("a", 5_000, heard_ms=0)
+    order.join("b", 100, heard_ms=0)
+    ticket = order.begin()
+    order.answer("b", ticket, 130, heard_ms=10)
+    assert set(order.waiting(ticket)) == {"a"}
+    # 800 ms of the controller are 900 at most of the other one.
+    assert order.stamp(ticket, 1_000, -1, heard_ms=800) == 5_902
+    order.end(ticket)
+    order.answer("a", ticket, 5_850, heard_ms=810)
+    order.lose("a", heard_ms=820)
+    ticket = order.begin()
+    assert set(order.waiting(ticket)) == {"b"}
+    order.answer("b", ticket, 200, heard_ms=830)
+    assert order.stamp(ticket, 1_000, -1, heard_ms=830) == 5_850 + 10 + 1 + 1 + 1
