@@ -83,7 +83,7 @@ simulate: $(RUN) ## the deterministic simulation on all cores until stopped (SEE
 model-check: $(RUN) ## all states of small groups, a million of them (STATES=1000000)
 	$(BIN)/kcoord model-check --states $(STATES) --processes 2 $(ARGS)
 
-conformance: $(DEV) ## the dialogues recorded from Apache Kafka 4.3.1 against a fresh kcoord (needs SHARED=../shared)
+conformance: $(DEV) ## the dialogues recorded from Apache Kafka 4.3.1 and 4.4.0 against a fresh kcoord (needs SHARED=../shared)
 	$(BIN)/python -m pytest -q tests/conformance $(ARGS)
 
 vectors: $(RUN) ## decode and encode the byte vectors of Apache Kafka 4.3.1's and 4.4.0's serializers (needs SHARED=../shared)

@@ -136,6 +136,8 @@ class Side:
 
 
 class BrokerLife(RuleBasedStateMachine):
+    release = "4.4"
+
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
@@ -155,7 +157,7 @@ class BrokerLife(RuleBasedStateMachine):
         self.deleted: set[str] = set()
 
     async def _new(self, *, has_fast_paths: bool) -> Side:
-        harness = Harness(file_system=None, **SETTINGS)
+        harness = Harness(file_system=None, kcoord_release=self.release, **SETTINGS)
         return Side(await harness.open(), has_fast_paths)
 
     def teardown(self) -> None:
@@ -224,8 +226,13 @@ class BrokerLife(RuleBasedStateMachine):
         self.consumer_heartbeat("a", joins=True, owned=False)
         self.classic_turn("b")
 
-    @rule(client=st.sampled_from(CLIENTS), joins=st.booleans(), owned=st.booleans())
-    def consumer_heartbeat(self, client: str, joins: bool, owned: bool) -> None:
+    @rule(
+        client=st.sampled_from(CLIENTS),
+        joins=st.booleans(),
+        owned=st.booleans(),
+        assignor=st.sampled_from([None, None, "range", "uniform"]),
+    )
+    def consumer_heartbeat(self, client: str, joins: bool, owned: bool, assignor: str | None = None) -> None:
         epoch = 0 if joins else self.epochs.get(client, 0)
         request = ConsumerGroupHeartbeatRequest(
             group_id="modern",
@@ -233,6 +240,7 @@ class BrokerLife(RuleBasedStateMachine):
             member_epoch=epoch,
             rebalance_timeout_ms=5000 if epoch == 0 else -1,
             subscribed_topic_names=["t1", "t3", "later"] if epoch == 0 else None,
+            server_assignor=assignor,
             topic_partitions=[] if owned or epoch == 0 else None,
         )
         body = self._ask(client, ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, request)
@@ -487,6 +495,16 @@ class BrokerLife(RuleBasedStateMachine):
 
 BrokerLife.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestBrokerLife = BrokerLife.TestCase
+
+
+class OlderBrokerLife(BrokerLife):
+    """The same under the older release, whose group epochs differ."""
+
+    release = "4.3"
+
+
+OlderBrokerLife.TestCase.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
+TestOlderBrokerLife = OlderBrokerLife.TestCase
 
 
 # --- durability -------------------------------------------------------------------------------------------------------
