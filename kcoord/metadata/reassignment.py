@@ -166,7 +166,7 @@ def _elect(
     preferred = partition.replicas[0]
     if kind is ElectionType.UNCLEAN or partition.leader == preferred:
         # A partition that could have a leader has one.
-        raise KafkaError(Errors.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
+        raise KafkaError(Errors.ELECTION_NOT_NEEDED, Errors.ELECTION_NOT_NEEDED.description)
     if preferred not in image.alive_brokers():
         raise KafkaError(Errors.PREFERRED_LEADER_NOT_AVAILABLE)
     result.records.append(new_leader_record(topic.id, partition_id, partition.isr, preferred))

@@ -301,11 +301,11 @@ def _topic_to_delete(image: MetadataImage, state: DeleteTopicsRequest.DeleteTopi
     if state.name is not None:
         topic = image.topics.get(state.name)
         if topic is None:
-            raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+            raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, Errors.UNKNOWN_TOPIC_OR_PARTITION.description)
         return topic
     topic = image.topics_by_id.get(state.topic_id)
     if topic is None:
-        raise KafkaError(Errors.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+        raise KafkaError(Errors.UNKNOWN_TOPIC_ID, Errors.UNKNOWN_TOPIC_ID.description)
     return topic
 
 

@@ -37,7 +37,7 @@ def _describe(
     try:
         check_topic_name(topic)
         if not broker.topics.has_partition(topic, index):
-            raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+            raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, Errors.UNKNOWN_TOPIC_OR_PARTITION.description)
         entries = broker.topics.active_producers(topic, index, context.now_ms)
     except KafkaError as error:
         return DescribeProducersResponse.PartitionResponse(

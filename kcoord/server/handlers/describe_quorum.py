@@ -24,7 +24,6 @@ VERSIONS = range(0, 3)
 FIRST_VERSION_WITH_NODES: Final = 2
 LEADER_EPOCH: Final = 0
 """The leader epoch in the batches of the metadata log: the leader never changes."""
-_NOT_HERE: Final = "This server does not host this topic-partition."
 
 Topic = DescribeQuorumResponse.TopicData
 Partition = DescribeQuorumResponse.PartitionData
@@ -59,7 +58,7 @@ def _refused(topic: DescribeQuorumRequest.TopicData) -> Topic:
     return Topic(
         topic_name=topic.topic_name,
         partitions=[
-            Partition(partition_index=partition.partition_index, error_code=error, error_message=_NOT_HERE)
+            Partition(partition_index=partition.partition_index, error_code=error, error_message=error.description)
             for partition in topic.partitions
         ],
     )
