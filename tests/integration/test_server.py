@@ -28,6 +28,8 @@ from protocol.messages import (
     CreateTopicsResponse,
     DeleteGroupsRequest,
     DeleteGroupsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
     FetchRequest,
     FetchResponse,
     FindCoordinatorRequest,
@@ -297,6 +299,26 @@ def test_delete_groups_says_why_since_v3(server: KcoordProcess) -> None:
             (result,) = answer.results
             assert result.error_code == Errors.GROUP_ID_NOT_FOUND
             assert (result.error_message is not None) == has_message
+
+
+def test_a_deleted_topic_of_offsets_takes_its_groups_along(server: KcoordProcess) -> None:
+    """As in Kafka 4.3.1. The topic is made again when a client looks for a coordinator."""
+    with WireClient(server.port) as client:
+        create_topic(client, "t", 1)
+        find_coordinator(client, "g")
+        committed(client, "g")
+        assert commit(client, "g", "t", {0: 7}) == {0: 0}
+        state = DeleteTopicsRequest.DeleteTopicState(name="__consumer_offsets")
+        deleted = client.call(DeleteTopicsRequest(topics=[state], timeout_ms=10_000), 6, DeleteTopicsResponse)
+        assert [(result.error_code, result.error_message) for result in deleted.responses] == [(0, None)]
+        assert client.call(ListGroupsRequest(), 4, ListGroupsResponse).groups == []
+        find_coordinator(client, "g")
+        assert committed(client, "g") == {}
+        assert commit(client, "g", "t", {0: 8}) == {0: 0}
+        server.restart()
+    with WireClient(server.port) as client:
+        find_coordinator(client, "g")
+        assert committed(client, "g") == {0: 8}
 
 
 def test_settings_hide_versions_and_switch_the_consumer_protocol_off(make_server: MakeServer) -> None:
