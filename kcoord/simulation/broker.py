@@ -16,6 +16,7 @@ from typing import Final
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, TargetInput, compute
+from kcoord.coordinator.group.creation_limits import CreationLimits
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.result import OperationContext, Task
@@ -97,6 +98,7 @@ class Process:
                 observer.watch_transactions,
             ),
         )
+        self.creation_limits = CreationLimits()
         self.memo: dict[tuple[str, str, int], object] = {}
         """Answers to steady heartbeats that may be repeated, as the server keeps them."""
 
@@ -105,6 +107,14 @@ class Process:
         """What the clock of this process says; another process may have another one, and it may be a slow one."""
         elapsed_ms = self._broker.clock.now_ms - self._started_ms
         return self._started_ms + self._offset_ms + int(elapsed_ms * self.clock_rate)
+
+    def newest_creation_time_ms(self) -> int | None:
+        """The latest creation time that a group has, or could get now; None while a shard is not loaded."""
+        machines = [self.groups.runtime.machine(shard_id) for shard_id in range(self.groups.count)]
+        times_ms = [machine.latest_creation_time_ms for machine in machines if machine is not None]
+        if len(times_ms) < len(machines):
+            return None
+        return max(self.now_ms, self.published.last_creation_time_ms, *times_ms)
 
     @property
     def image(self) -> MetadataImage:
@@ -187,6 +197,8 @@ class SimulatedBroker:
         self.observer = Observer(trace)
         self.transaction_requests = TransactionRequests(self)
         self.process: Process | None = None
+        self.on_start: Callable[[Process], None] = lambda process: None
+        self.on_end: Callable[[Process], None] = lambda process: None
         self.producer_ids = itertools.count(1_000)
         self._policies = itertools.cycle(options.migration_policies)
         self._network = network
@@ -210,6 +222,7 @@ class SimulatedBroker:
             self.trace.add("restored", str(process.restored_bytes))
         process.groups.load_all()
         process.transactions.load_all()
+        self.on_start(process)
 
     def start_again(self) -> None:
         if self.process is None:
@@ -217,7 +230,7 @@ class SimulatedBroker:
 
     def crash(self, whole_machine: bool) -> None:
         """Kills the process; with the whole machine, what was not synced is lost to a random extent."""
-        self.process = None
+        self._end_process()
         self._power_lost_after = None
         self.trace.add("crash", f"whole_machine={whole_machine}")
         self.disk.crash(self._keep if whole_machine else keep_everything)
@@ -229,8 +242,13 @@ class SimulatedBroker:
         self.trace.add("stop")
         process.groups.stop()
         process.transactions.stop()
-        self.process = None
+        self._end_process()
         self.disk.crash(keep_everything)
+
+    def _end_process(self) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            self.on_end(process)
 
     def pause(self, duration_ms: int) -> None:
         """SIGSTOP: nothing moves; then everything that has become due does, at once."""
@@ -326,7 +344,9 @@ class SimulatedBroker:
     def context(self, process: Process, request: Request) -> OperationContext:
         self._made += 1
         client_id = request.connection.client_id
-        return OperationContext(process.now_ms, request.api_version, client_id, "/127.0.0.1", f"made-{self._made}")
+        context = OperationContext(process.now_ms, request.api_version, client_id, "/127.0.0.1", f"made-{self._made}")
+        context.creation_limit_ms = process.creation_limits.limit_ms
+        return context
 
     def respond(self, request: Request, answer: object) -> bytes:
         body = answer.encode(request.api_version)  # type: ignore[attr-defined]

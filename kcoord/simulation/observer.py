@@ -7,7 +7,7 @@ It also knows the order of the log: which commit of a partition came after which
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -32,9 +32,11 @@ from protocol.messages import (
     ConsumerGroupMetadataValue,
     ControlRecordTypeSchema,
     GroupMetadataKey,
+    Message,
     OffsetCommitKey,
     OffsetCommitRequest,
     OffsetCommitValue,
+    PartitionRecord,
     TransactionLogKey,
     TransactionLogValue,
 )
@@ -162,7 +164,7 @@ class Observer:
             case OffsetCommitKey() as key, None:
                 self._offset_deleted(machine, CommitKey(key.group, key.topic, key.partition), record.reason)
             case ConsumerGroupMetadataKey() as key, ConsumerGroupMetadataValue() as value:
-                self._group_epoch(key.group_id, value)
+                self._group_epoch(machine, key.group_id, value)
             case ConsumerGroupMetadataKey() as key, None:
                 self._group_deleted(machine, key.group_id, record.reason)
             case GroupMetadataKey() as key, None:
@@ -229,13 +231,35 @@ class Observer:
             raise ViolationError("I-21 creation times are written once", text)
         self._creation_times[group_id] = found
 
-    def _group_epoch(self, group_id: str, value: ConsumerGroupMetadataValue) -> None:
+    def _group_epoch(self, machine: GroupCoordinatorShard, group_id: str, value: ConsumerGroupMetadataValue) -> None:
         """I-21: the creation time is written once per life of a group."""
+        if group_id not in self._creation_times:
+            self._check_new_group(machine, group_id, value.creation_time_ms)
         known = self._creation_times.setdefault(group_id, value.creation_time_ms)
         self._given_creation_times.setdefault(group_id, set()).add(value.creation_time_ms)
         if known != value.creation_time_ms:
             text = f"{group_id} was created at {known}, then at {value.creation_time_ms}"
             raise ViolationError("I-21 creation times are written once", text)
+
+    def _check_new_group(self, machine: GroupCoordinatorShard, group_id: str, created_ms: int) -> None:
+        """I-31: partitions that the coordinator knows when it creates a group are not new to it, all others are."""
+        known = machine.image.topics_by_id
+        for topic in self.image().topics.values():
+            known_count = len(known[topic.id].partitions) if topic.id in known else 0
+            for partition in topic.partitions:
+                is_new = partition.creation_time_ms > created_ms
+                if is_new == (partition.partition_id < known_count):
+                    text = f"{group_id} of {created_ms}, {topic.name}-{partition} of {partition.creation_time_ms}"
+                    raise ViolationError("I-31 new partitions are newer", text)
+
+    def partitions_made(self, records: Iterable[Message]) -> None:
+        """I-31: they are new to all groups that there are."""
+        for record in records:
+            if isinstance(record, PartitionRecord):
+                for group_id, created_ms in self._creation_times.items():
+                    if record.creation_time_ms <= created_ms:
+                        text = f"{group_id} of {created_ms}, a partition of {record.creation_time_ms}"
+                        raise ViolationError("I-31 new partitions are newer", text)
 
     def _group_deleted(self, machine: GroupCoordinatorShard, group_id: str, reason: str) -> None:
         """I-16: only an empty group is deleted; a conversion is no deletion."""

@@ -21,6 +21,7 @@ from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.heartbeat import ConsumerHeartbeat
 from kcoord.coordinator.group.consumer.member import ConsumerGroupMember
 from kcoord.coordinator.group.consumer.transition import MemberTransition
+from kcoord.coordinator.group.creation_limits import CreationLimits
 from kcoord.coordinator.group.expiration import Aging
 from kcoord.coordinator.group.offset_operations import PartitionCheck
 from kcoord.coordinator.group.offsets import CommittedOffset
@@ -28,6 +29,7 @@ from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.group.steady import SteadyHeartbeat
 from kcoord.coordinator.group.transactional_offsets import OffsetKey, PendingOffsets, TransactionalOffsets
 from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext, Schedule
+from kcoord.metadata.creation_order import CreationOrder
 from kcoord.metadata.image import MetadataImage
 from kcoord.simulation import shards
 from kcoord.storage import journal
@@ -253,10 +255,16 @@ def _flushes_nothing(self: DurableAppends) -> bool:
     return True
 
 
+def _hears_nothing(self: CreationOrder[object], worker: object, ticket: int, newest_ms: int, heard_ms: int) -> None:
+    """Takes the answer, and forgets what it says."""
+    _answer(self, worker, ticket, -1, heard_ms)
+
+
 def _nothing(*arguments: object) -> None:
     """Checks nothing."""
 
 
+_answer = CreationOrder.answer
 _remove_members = removal.remove_members
 _expires_at_ms = Aging.expires_at_ms
 _get = OffsetMap.get
@@ -269,6 +277,7 @@ _find_member = ConsumerHeartbeat._find_member
 
 FAULTS: Final = {
     "aborted-transaction-counts": Fault(patches=[(PendingOffsets, "end", _aborted_too)]),
+    "clocks-of-workers-not-compared": Fault(patches=[(CreationOrder, "answer", _hears_nothing)]),
     "compaction-loses-the-newest-value": Fault(
         patches=[(OffsetMap, "get", _lost_newest), (OffsetMap, "last_offsets", _lost_newest_of_all)]
     ),
@@ -277,6 +286,7 @@ FAULTS: Final = {
     "downgrade-forgotten-by-a-load": Fault(patches=[(migration, "unfinished", _rebalances_only)]),
     "downgrade-without-rebalance-after-a-load": Fault(patches=[(migration, "unfinished", _converts_only)]),
     "downgrade-resets-the-epoch": Fault(patches=[(migration, "downgrade", _from_one)]),
+    "creation-time-without-limit": Fault(patches=[(CreationLimits, "hold", _nothing)]),
     "dropped-tombstone": Fault(ClingingShard),
     "epoch-not-bumped": Fault(patches=[(removal, "remove_members", _no_bump)]),
     "expiry-one-ms-early": Fault(patches=[(Aging, "expires_at_ms", _one_ms_early)]),

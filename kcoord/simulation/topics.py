@@ -5,16 +5,14 @@ get configs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from random import Random
 from typing import Final
 
 from kcoord.coordinator.group.expiration import GROUP_RETENTION_KEY
-from kcoord.coordinator.result import CoordinatorRecord
-from kcoord.metadata.image import GROUP_RESOURCE, ImageBuilder
+from kcoord.metadata.image import GROUP_RESOURCE
 from kcoord.simulation.broker import SimulatedBroker
+from kcoord.simulation.controller import Controller
 from kcoord.simulation.options import Options
-from kcoord.simulation.trace import Trace
 from protocol.messages import ConfigRecord, Message, PartitionRecord, RemoveTopicRecord, TopicRecord
 
 FIRST_TOPIC: Final = "topic-0"
@@ -25,17 +23,20 @@ _MOST_PARTITIONS: Final = 12
 class Topics:
     """`names` are all topics that there ever were, by id."""
 
-    def __init__(self, broker: SimulatedBroker, options: Options, trace: Trace) -> None:
+    def __init__(self, broker: SimulatedBroker, options: Options, controller: Controller) -> None:
         self.names: dict[bytes, str] = {}
         self._broker = broker
         self._options = options
-        self._trace = trace
+        self._controller = controller
 
     def begin(self, random: Random) -> None:
         self.create(random, FIRST_TOPIC, self._options.partitions)
 
     def change(self, random: Random) -> None:
         """The first topic only grows; the later one comes, grows, goes and comes again."""
+        self._controller.change(lambda: self._change(random))
+
+    def _change(self, random: Random) -> None:
         topics = self._broker.image.topics
         if LATER_TOPIC not in topics:
             self.create(random, LATER_TOPIC, random.randint(1, 4))
@@ -47,18 +48,19 @@ class Topics:
             return
         topic = topics[random.choice((FIRST_TOPIC, LATER_TOPIC))]
         if len(topic.partitions) < _MOST_PARTITIONS:
-            first = len(topic.partitions)
-            self._publish(_partitions(topic.id, first, random.randint(1, 3)), f"grow {topic.name} {first}")
+            first, count = len(topic.partitions), random.randint(1, 3)
+            self._controller.make(
+                lambda time_ms: _partitions(topic.id, first, count, time_ms), f"grow {topic.name} {first}"
+            )
 
     def create(self, random: Random, name: str, partitions: int) -> None:
         topic_id = random.randbytes(16)
         self.names[topic_id] = name
-        self._publish(
-            [TopicRecord(name=name, topic_id=topic_id), *_partitions(topic_id, 0, partitions)], f"create {name}"
-        )
+        topic = TopicRecord(name=name, topic_id=topic_id)
+        self._controller.make(lambda time_ms: [topic, *_partitions(topic_id, 0, partitions, time_ms)], f"create {name}")
 
     def _delete(self, topic_id: bytes) -> None:
-        self._publish([RemoveTopicRecord(topic_id=topic_id)], f"delete {topic_id.hex()}")
+        self._controller.publish([RemoveTopicRecord(topic_id=topic_id)], f"delete {topic_id.hex()}")
 
     def configure(self, random: Random, group_ids: list[str]) -> None:
         """Sessions only get longer: clients here do not ask for them, and rely on the broker's."""
@@ -73,18 +75,18 @@ class Topics:
         )
         group_id, value = random.choice(group_ids), random.choice(values)
         record = ConfigRecord(resource_type=GROUP_RESOURCE, resource_name=group_id, name=name, value=value)
-        self._publish([record], f"config {group_id} {name}={value}")
-
-    def _publish(self, records: Iterable[Message], text: str) -> None:
-        builder = ImageBuilder(self._broker.image)
-        for record in records:
-            builder.replay(CoordinatorRecord(None, record))
-        self._trace.add("metadata", text)
-        self._broker.update_image(builder.build())
+        self._controller.publish([record], f"config {group_id} {name}={value}")
 
 
-def _partitions(topic_id: bytes, first: int, count: int) -> list[Message]:
+def _partitions(topic_id: bytes, first: int, count: int, creation_time_ms: int) -> list[Message]:
     return [
-        PartitionRecord(partition_id=partition, topic_id=topic_id, replicas=[1], isr=[1], leader=1)
+        PartitionRecord(
+            partition_id=partition,
+            topic_id=topic_id,
+            replicas=[1],
+            isr=[1],
+            leader=1,
+            creation_time_ms=creation_time_ms,
+        )
         for partition in range(first, first + count)
     ]

@@ -25,6 +25,7 @@ from kcoord.simulation.client import ModelClient
 from kcoord.simulation.clock import START_MS, Clock
 from kcoord.simulation.committer import Committer
 from kcoord.simulation.consumer import ModelConsumer
+from kcoord.simulation.controller import Controller
 from kcoord.simulation.disturbances import Disturbance, draw
 from kcoord.simulation.network import Network
 from kcoord.simulation.options import MEMBERS_PER_GROUP, Options
@@ -86,7 +87,7 @@ class World:
         self.broker = SimulatedBroker(self.clock, self.stream("broker"), self.options, self.trace, self.network, fault)
         self.commits = AcknowledgedCommits(self.broker.observer)
         self.ownership = Ownership()
-        self.topics = Topics(self.broker, self.options, self.trace)
+        self.topics = Topics(self.broker, self.options, Controller(self.broker, self.stream("times"), self.trace))
         self.promises = Promises(
             self.trace, self.ownership, ToldEpochs(), self.commits, lambda: self.broker.image, self.topics.names
         )

