@@ -445,7 +445,7 @@ class KafkaConnection(asyncio.Protocol):
         if key == ApiKey.API_VERSIONS:
             from kcoord.server.handlers.api_versions import unsupported_version_answer
 
-            self._output.append(unsupported_version_answer(self._broker, correlation_id))
+            self._send_known(frame, unsupported_version_answer(self._broker, correlation_id))
             return
         try:
             name = ApiKey(key).name

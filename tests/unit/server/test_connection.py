@@ -78,7 +78,8 @@ class Owner:
         def error_response(request: Any, error: KafkaError, version: int) -> Any:
             return ListGroupsResponse(error_code=error.error)
 
-        table = ApiTable([Api(ApiKey.LIST_GROUPS, range(3, 6), handler, error_response)])
+        versions = {ApiKey.LIST_GROUPS: range(3, 6), ApiKey.API_VERSIONS: range(0, 5)}
+        table = ApiTable(Api(key, served, handler, error_response) for key, served in versions.items())
         self.broker = cast("Any", SimpleNamespace(apis=table, now_ms=lambda: 0))
         self.handled = 0
         self.reports: list[str] = []
@@ -154,6 +155,20 @@ async def test_later_answers_wait_for_earlier_ones() -> None:
     await turns()
     assert peer.errors() == [(1, 1), (2, 2), (3, 3)]
     assert len(peer.transport.writes) == 1
+
+
+async def test_the_answer_to_unknown_api_versions_waits_for_earlier_ones() -> None:
+    """Clients match responses to requests by their order."""
+    future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    peer = Peer(lambda _: future)
+    unknown = encode_request(ApiKey.API_VERSIONS, 99, 2, "test", b"")
+    peer.connection.data_received(request(1) + unknown)
+    await turns()
+    assert peer.transport.writes == []
+    future.set_result(ListGroupsResponse())
+    await turns()
+    frames = FrameReader(1 << 20).feed(b"".join(peer.transport.writes))
+    assert [int.from_bytes(frame[:4], "big") for frame in frames] == [1, 2]
 
 
 async def test_expected_and_unexpected_failures_are_answers(caplog: pytest.LogCaptureFixture) -> None:
