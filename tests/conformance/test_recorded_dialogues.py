@@ -30,8 +30,6 @@ SETTINGS = {
     "group.consumer.session.timeout.ms": "45000",
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "500",
-    # The player gives no name, and its decoder does not skip tagged fields: it is served what Apache Kafka has.
-    "kcoord.kip1327.revisions": "*:off",
     "offsets.retention.check.interval.ms": "86400000",
     "offsets.topic.num.partitions": "4",
 }

@@ -33,6 +33,7 @@ VALUES = {
     "log.roll.ms": "7777",
     "log.segment.bytes": "7777777",
     "log.segment.delete.delay.ms": "7",
+    "max.decompressed.message.bytes": "7",
     "message.max.bytes": "7",
     "min.insync.replicas": "7",
 }
@@ -53,7 +54,7 @@ def settings(partition: Partition) -> tuple[object, ...]:
     lengths = (log.segment_bytes, log.segment_ms, log.segment_index_bytes, log.index_interval_bytes)
     rules = partition.rules
     stamps = (rules.log_append_time, rules.timestamp_before_max_ms, rules.timestamp_after_max_ms)
-    codec = (rules.compression, rules.compression_level)
+    codec = (rules.compression, rules.compression_level, rules.max_record_bytes)
     return (*lengths, log.file_delete_delay_ms, rules.max_message_bytes, rules.compacted, *stamps, *codec)
 
 
