@@ -85,7 +85,7 @@ def test_a_damaged_batch_is_bad_wherever_the_broker_finds_it_bad(
     try:
         decode_records(bytes(damaged))
     except CorruptBatchError as error:
-        # Falling offsets and headers are looked at later. A value that the damage cuts short leaves its rest as headers.
+        # Falling offsets and headers are looked at later. A value that is cut short leaves headers.
         has_headers = columns.end - columns.value_at - np.maximum(columns.value_size, 0) > 1
         of_damaged = slice(len(records), 2 * len(records))
         assert not ok[1] or "offset delta" in str(error) or has_headers[of_damaged].any()
