@@ -164,9 +164,12 @@ class ShardSet(Generic[M]):
         life, name = self._life, self._folder(shard_id)
         old = self.logs.pop(shard_id, None)
         if old is not None:
-            if old.failure is not None:
-                self._reopening.setdefault(shard_id, old.reopening())
-            old.close()
+            try:
+                old.close()
+            finally:
+                # Closing syncs, and may be what fails.
+                if old.failure is not None:
+                    self._reopening.setdefault(shard_id, old.reopening())
         recovery = self._reopening.get(shard_id, Recovery())
         life.opening += 1
         try:

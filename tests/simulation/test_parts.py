@@ -19,8 +19,10 @@ from kcoord.simulation.runner import report, run, shrink
 from kcoord.simulation.summary import FAULT_EVENTS
 from kcoord.simulation.trace import Trace, ViolationError
 from kcoord.simulation.world import Setup, World
+from kcoord.storage.memory_file_system import Operation, keep_nothing, no_fault
 from protocol.api_keys import ApiKey
 from protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
+from protocol.record_batch import Record, encode_batch
 
 TOPIC = bytes(range(16))
 
@@ -182,3 +184,28 @@ def test_clients_of_a_users_own_take_part() -> None:
     outcome = run(Setup(2, steps=500, make_clients=lambda world: [Watcher(world)]))
     assert not outcome.failure, report(outcome)
     assert outcome.trace_hash != run(Setup(2, steps=500)).trace_hash
+
+
+def test_a_log_whose_close_fails_is_written_again_when_it_is_opened() -> None:
+    """A failed sync may drop what it should write. Programs see that, and no later sync writes it (D-3)."""
+    broker = World(Setup(1, faults=frozenset())).broker
+    broker.start()
+    assert broker.process is not None
+    shards = broker.process.groups
+    path = f"{shards.logs[0].directory}/00000000000000000000.log"
+    batch = encode_batch([Record(b"key", b"value", timestamp_ms=START_MS)], base_offset=shards.logs[0].end_offset)
+    shards.logs[0].append(batch, now_ms=START_MS)
+
+    def fails_to_sync(operation: Operation) -> BaseException | None:
+        return OSError(5, "simulated") if (operation.kind, operation.path) == ("datasync", path) else None
+
+    assert shards.give_up(0)
+    broker.disk.fault = fails_to_sync
+    shards.load(0)
+    assert 0 not in shards.logs
+    broker.disk.fault = no_fault
+    shards.load(0)
+    assert shards.logs[0].end_offset == 1
+    broker.disk.crash(keep_nothing)
+    file = broker.disk.open_read(path)
+    assert file.read_at(0, file.size()) == batch
