@@ -222,9 +222,11 @@ class GroupReplay:
         if value is not None:
             group = self._groups.get(key.group)
             if not isinstance(group, ClassicGroup):
-                # The group is converted, or its log is loaded: no rebalance ends here.
                 group = self._groups[key.group] = ClassicGroup(key.group)
-            elif value.members and (group.persisted is None or group.persisted.generation != value.generation):
+            is_new_generation = group.persisted is None or group.persisted.generation != value.generation
+            if value.members and group.members and is_new_generation:
+                # A group that is converted, or whose log is loaded, gets its first members by this record: no rebalance
+                # ends here.
                 self.counters.classic_rebalances_completed += 1
             group.apply(value)
         elif isinstance(gone := self._groups.get(key.group), ClassicGroup):

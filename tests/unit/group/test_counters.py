@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import pytest
+
 from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.result import Producer
 from protocol.messages import OffsetDeleteRequest
@@ -140,6 +142,24 @@ def test_a_conversion_completes_no_rebalance() -> None:
     context.join("g", "new", ["t3"], instance="i", assignor=None)
     assert context.describe("g").group_state == "Stable"
     assert counted(context) == {"classic_rebalances_completed": 1}
+
+
+@pytest.mark.parametrize("has_offsets", [False, True])
+def test_a_conversion_back_completes_no_rebalance(has_offsets: bool) -> None:
+    """Offsets keep the group when the records of its old type are deleted."""
+    context = started()
+    epoch = context.join("g", "old", ["t3"], instance="i", assignor=None).member_epoch
+    if has_offsets:
+        context.commit("g", {"t3": {0: 1}}, member="old", epoch=epoch)
+    before = counted(context)
+    static = ClassicConsumer(context, "g", "a", ["t3"], instance="i")
+    static.on_joined(static.join())
+    context.sleep(0)
+    static.on_synced(static.sync())
+    assert static.heartbeat() == 0
+    (group,) = context.run(lambda ctx: context.shard.list_groups(ctx, [], []))
+    assert (group.group_type, group.group_state) == ("classic", "Stable")
+    assert counted(context) == before
 
 
 def test_loading_counts_nothing_and_shards_can_share_their_counters() -> None:
