@@ -46,9 +46,15 @@ def test_epoch_of_the_first_member(
         assert epochs(context)[:2] == (epoch, epoch), release
 
 
+CLASS_NAMES = ",".join(
+    f"org.apache.kafka.coordinator.group.assignor.{name}" for name in ("UniformAssignor", "RangeAssignor")
+)
+
+
+@pytest.mark.parametrize("assignors", ["uniform,range", CLASS_NAMES], ids=["names", "class names"])
 @pytest.mark.parametrize(("release", "changed"), [("4.3", (2, 2, "range")), ("4.4", (3, 3, "range"))])
-def test_a_member_that_changes_the_assignor(release: str, changed: tuple[int, int, str]) -> None:
-    context = context_of(release)
+def test_a_member_that_changes_the_assignor(release: str, changed: tuple[int, int, str], assignors: str) -> None:
+    context = context_of(release, {"group.consumer.assignors": assignors})
     context.join("g", A, ["t6"], assignor=None)
     epoch = context.heartbeat("g", A, 2, assignor="range").member_epoch
     assert (epoch, epochs(context)) == (changed[0], changed)

@@ -182,7 +182,7 @@ class MemberTransition:
         is_known = updated is member and member.member_id in self.group.members
         if is_known or updated.classic is not None or not self.config.is_kafka_4_4:
             return False
-        assignors = self.config.group_consumer_assignors
+        assignors = self.config.consumer_assignors
         present = self.group.preferred_server_assignor(assignors)
         return self.group.preferred_server_assignor(assignors, changed=updated) != present
 
