@@ -266,7 +266,7 @@ async def open_connection(
     except TimeoutError:
         raise TimeoutException(f"no connection to {address} within {connect_timeout_ms} ms") from None
     except OSError as error:
-        raise DisconnectException(f"no connection to {address}: {error}") from error
+        raise DisconnectException(f"no connection to {address}: {str(error) or type(error).__name__}") from error
     try:
         await connection.negotiate(expected)
         if security is not None:

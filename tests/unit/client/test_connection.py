@@ -183,6 +183,18 @@ class TestConnection:
         with pytest.raises(DisconnectException, match=str(broker.port)):
             await connect(broker)
 
+    async def test_a_broker_without_tls_fails_with_a_reason(self) -> None:
+        class Encrypted:
+            def ssl_context(self) -> ssl.SSLContext | None:
+                return ssl.create_default_context()
+
+            async def authenticate(self, sender: RequestSender) -> None:
+                raise AssertionError
+
+        async with FakeBroker() as broker:
+            with pytest.raises(DisconnectException, match=rf"no connection to 127\.0\.0\.1:{broker.port}: \S+"):
+                await connect(broker, security=Encrypted())
+
     async def test_authentication_comes_before_everything_else(self) -> None:
         class Handshake:
             def ssl_context(self) -> ssl.SSLContext | None:
