@@ -113,7 +113,7 @@ class Errors(IntEnum):
     GROUP_SUBSCRIBED_TO_TOPIC = (
         86,
         False,
-        "Deleting offsets of a topic is forbidden while the group is actively subscribed to it.",
+        "Deleting offsets of a topic is forbidden while the consumer group is actively subscribed to it.",
     )
     INVALID_RECORD = 87, False, "A record broke a rule of the topic and was refused."
     UNSTABLE_OFFSET_COMMIT = 88, True, "A transaction that commits offsets is still open."

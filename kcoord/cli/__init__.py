@@ -26,7 +26,7 @@ COMMANDS = {
     "consume": "read records",
     "produce": "write records from lines",
     "migrate": "check whether a classic group can become one of the consumer protocol",
-    "log": "dump, verify, repair, import and back up log folders",
+    "log": "dump, verify, repair, import, export and back up log folders",
     "groups": "explain and watch groups, tell when offsets expire, bring them back",
     "workers": "take a broker of several worker processes out of service, and back",
     "lake": "keep consumer groups through time as tables (Spark)",

@@ -37,7 +37,9 @@ class CommandError(Exception):
     """What the user is told before the command ends with exit code 1."""
 
 
-def add_connection_options(parser: argparse.ArgumentParser) -> None:
+def add_connection_options(
+    parser: argparse.ArgumentParser, timeout_help: str = "how long each question may take"
+) -> None:
     parser.add_argument("--version", action="version", version=f"kcoord {__version__}")
     parser.add_argument(
         "--bootstrap-server",
@@ -49,7 +51,7 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=int,
         metavar="MS",
-        help=f"how long each question may take (default {_DEFAULT_TIMEOUT_MS} ms)",
+        help=f"{timeout_help} (default {_DEFAULT_TIMEOUT_MS} ms)",
     )
 
 

@@ -66,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--group", metavar="GROUP", help="with ready, the coordinator of this group")
     parser.add_argument("--members", type=int, metavar="N", help="with group-stable: at least so many members")
     parser.add_argument("--topic", metavar="TOPIC")
-    add_connection_options(parser)
+    add_connection_options(parser, "how long to wait")
     add_json_option(parser)
     return parser
 

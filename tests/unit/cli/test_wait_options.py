@@ -33,3 +33,9 @@ def test_a_condition_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
         make_parser().parse_args([])
     assert ended.value.code == 2
     assert "--for" in capsys.readouterr().err
+
+
+def test_the_timeout_is_that_of_the_whole_wait(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["--help"])
+    assert "--timeout MS          how long to wait (default 30000 ms)" in capsys.readouterr().out
