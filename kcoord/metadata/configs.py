@@ -75,7 +75,9 @@ def incremental_alter_configs(
             _check_request((kind, name) in repeated, changes)
             _check_resource(image, config, kind, name)
             old = image.configs.get((kind, name), {})
-            result.records += _altered(image, config, kind, name, _apply(config, kind, old, changes), changes)
+            altered = _altered(image, config, kind, name, _apply(config, kind, old, changes), changes)
+            _check_topic_exists(image, kind, name)
+            result.records += altered
         except KafkaError as error:
             answer.error_code, answer.error_message = error.error, error.message
         result.response.responses.append(answer)
@@ -97,7 +99,9 @@ def alter_configs(
         try:
             _check_request((kind, name) in repeated, changes)
             _check_resource(image, config, kind, name)
-            result.records += _altered(image, config, kind, name, _apply(config, kind, {}, changes), changes)
+            altered = _altered(image, config, kind, name, _apply(config, kind, {}, changes), changes)
+            _check_topic_exists(image, kind, name)
+            result.records += altered
         except KafkaError as error:
             answer.error_code, answer.error_message = error.error, error.message
         result.response.responses.append(answer)
@@ -129,8 +133,6 @@ def _check_resource(image: MetadataImage, config: BrokerConfig, kind: int, name:
             raise KafkaError(Errors.INVALID_REQUEST, "Default topic resources are not allowed.")
         case image_module.TOPIC_RESOURCE:
             check_topic_name(name)
-            if name not in image.topics:
-                raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
         case image_module.BROKER_RESOURCE:
             _check_broker_name(image, config, name)
         case image_module.CLIENT_METRICS_RESOURCE if not name:
@@ -141,6 +143,12 @@ def _check_resource(image: MetadataImage, config: BrokerConfig, kind: int, name:
             return
         case _:
             raise KafkaError(Errors.INVALID_REQUEST, f"Unknown resource type {kind}")
+
+
+def _check_topic_exists(image: MetadataImage, kind: int, name: str) -> None:
+    """Kafka looks for the topic when it has checked the configs."""
+    if kind == TOPIC_RESOURCE and name not in image.topics:
+        raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
 
 
 def _check_broker_name(image: MetadataImage, config: BrokerConfig, name: str) -> None:
