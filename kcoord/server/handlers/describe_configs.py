@@ -30,11 +30,17 @@ if TYPE_CHECKING:
 API_KEY = ApiKey.DESCRIBE_CONFIGS
 VERSIONS = range(1, 5)
 
+_DESCRIBED_TYPES = {TOPIC_RESOURCE, BROKER_RESOURCE, BROKER_LOGGER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE}
+
 Result = DescribeConfigsResponse.DescribeConfigsResult
 Config = DescribeConfigsResponse.DescribeConfigsResourceResult
 
 
 def handle(broker: Broker, context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+    for resource in request.resources:
+        if resource.resource_type not in _DESCRIBED_TYPES:
+            # As in Kafka, none of the resources is described then.
+            raise KafkaError(Errors.INVALID_REQUEST, f"Unknown resource type {resource.resource_type}")
     return DescribeConfigsResponse(results=[_describe(broker, request, resource) for resource in request.resources])
 
 
@@ -63,8 +69,6 @@ def _entries(broker: Broker, kind: int, name: str) -> list[ConfigEntry]:
         return _broker_entries(broker, name)
     if kind == BROKER_LOGGER_RESOURCE:
         return _logger_entries(broker, name)
-    if kind not in (CLIENT_METRICS_RESOURCE, GROUP_RESOURCE):
-        raise KafkaError(Errors.INVALID_REQUEST, f"Unknown resource type {kind}")
     if not name:
         noun = "Group" if kind == GROUP_RESOURCE else "Client metrics subscription"
         raise KafkaError(Errors.INVALID_REQUEST, f"{noun} name must not be empty")
