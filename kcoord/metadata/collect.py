@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
@@ -17,6 +18,11 @@ def duplicates(keys: Iterable[K]) -> set[K]:
     for key in keys:
         (repeated if key in seen else seen).add(key)
     return repeated
+
+
+def once(keys: Iterable[K]) -> set[K]:
+    """The keys that occur once."""
+    return {key for key, count in Counter(keys).items() if count == 1}
 
 
 def first_of_each(items: Iterable[V], key: Callable[[V], Hashable]) -> list[V]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kcoord.metadata.collect import once
 from kcoord.server.handlers.timeouts import check_timeout
 from kcoord.server.metadata_operations import CreatePartitions
 from protocol.api_keys import ApiKey
@@ -22,7 +23,7 @@ VERSIONS = range(0, 4)
 def handle(
     broker: Broker, context: RequestContext, request: CreatePartitionsRequest
 ) -> Reply[CreatePartitionsResponse]:
-    if request.topics:
+    if once(topic.name for topic in request.topics):
         check_timeout(request.timeout_ms)
     return broker.metadata.run(CreatePartitions(request), context.operation_context(candidate=False))
 

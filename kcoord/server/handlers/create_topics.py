@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kcoord.metadata.collect import once
+from kcoord.metadata.image import CLUSTER_METADATA_TOPIC
 from kcoord.server.handlers.timeouts import check_timeout
 from kcoord.server.handlers.topic_ids import random_topic_ids
 from kcoord.server.metadata_operations import CreateTopics
@@ -21,7 +23,7 @@ VERSIONS = range(2, 8)
 
 
 def handle(broker: Broker, context: RequestContext, request: CreateTopicsRequest) -> Reply[CreateTopicsResponse]:
-    if request.topics:
+    if once(topic.name for topic in request.topics) - {CLUSTER_METADATA_TOPIC}:
         check_timeout(request.timeout_ms)
     topic_ids = random_topic_ids(len(request.topics))
     return broker.metadata.run(CreateTopics(request, topic_ids), context.operation_context(candidate=False))

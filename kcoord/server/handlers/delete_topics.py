@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kcoord.metadata.collect import once
 from kcoord.metadata.topics import requested_deletions
 from kcoord.server.handlers.timeouts import check_timeout
 from kcoord.server.metadata_operations import DeleteTopics
 from protocol.api_keys import ApiKey
 from protocol.errors import KafkaError
 from protocol.messages import DeleteTopicsRequest, DeleteTopicsResponse
+from protocol.uuid import ZERO_UUID
 
 if TYPE_CHECKING:
     from kcoord.server.broker import Broker, Reply
@@ -21,7 +23,8 @@ VERSIONS = range(1, 7)
 
 
 def handle(broker: Broker, context: RequestContext, request: DeleteTopicsRequest) -> Reply[DeleteTopicsResponse]:
-    if request.topics or request.topic_names:
+    named = once((state.name, state.topic_id) for state in requested_deletions(request, context.api_version))
+    if any((name is None) != (topic_id == ZERO_UUID) for name, topic_id in named):
         check_timeout(request.timeout_ms)
     return broker.metadata.run(DeleteTopics(request), context.operation_context(candidate=False))
 

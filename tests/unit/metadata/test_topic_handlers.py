@@ -140,6 +140,52 @@ async def test_a_request_without_time_left_times_out(cluster: Cluster, timeout_m
     assert (await settle(reply, 2)).error_code == Errors.NONE
 
 
+ID = bytes(15) + b"\x01"
+
+
+@pytest.mark.parametrize(
+    ("handler", "request_", "version"),
+    [
+        (create_topics, CreateTopicsRequest(topics=[topic("a"), topic("a")], timeout_ms=0), 7),
+        (create_topics, CreateTopicsRequest(topics=[topic("__cluster_metadata")], timeout_ms=0), 7),
+        (
+            create_partitions,
+            CreatePartitionsRequest(
+                topics=[CreatePartitionsRequest.CreatePartitionsTopic(name="t3", count=4)] * 2, timeout_ms=0
+            ),
+            3,
+        ),
+        (delete_topics, DeleteTopicsRequest(topic_names=["t3", "t3"], timeout_ms=0), 5),
+        (
+            delete_topics,
+            DeleteTopicsRequest(topics=[DeleteTopicsRequest.DeleteTopicState(name="t3", topic_id=ID)], timeout_ms=0),
+            6,
+        ),
+        (
+            delete_topics,
+            DeleteTopicsRequest(topics=[DeleteTopicsRequest.DeleteTopicState(name=None)], timeout_ms=0),
+            6,
+        ),
+        (
+            delete_topics,
+            DeleteTopicsRequest(
+                topics=[DeleteTopicsRequest.DeleteTopicState(name=None, topic_id=ID)] * 2, timeout_ms=0
+            ),
+            6,
+        ),
+    ],
+)
+async def test_a_request_without_time_left_that_asks_for_nothing_valid(
+    cluster: Cluster, handler: Any, request_: Message, version: int
+) -> None:
+    """Kafka 4.3.1 says what is wrong with each topic before it looks at the time."""
+    reply = handler.handle(broker_of(cluster), context(handler.API_KEY, version), request_)
+    codes = list(error_codes(await settle(reply, version)))
+    assert Errors.INVALID_REQUEST in codes
+    assert Errors.REQUEST_TIMED_OUT not in codes
+    assert len(cluster.image.topics["t3"].partitions) == 3
+
+
 FAILURE = KafkaError(Errors.NOT_CONTROLLER, "not now")
 
 FAILED_REQUESTS: list[tuple[object, Message]] = [
