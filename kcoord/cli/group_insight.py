@@ -45,7 +45,7 @@ def explain(group: ConsumerGroupDescription, settings: Settings) -> Iterator[Fin
     yield from found or [Finding("convergence", "complete: nobody is waited for")]
     for member in sorted(group.members, key=lambda each: each.group_instance_id or ""):
         if member.group_instance_id is not None:
-            yield Finding("static member", _static_member(member, settings))
+            yield Finding("static member", _static_member(group, member, settings))
     for member in group.members:
         if group.group_type == _CONSUMER and member.upgraded is False:
             yield Finding("protocol", f"{name_of(member)} still uses the classic protocol")
@@ -118,9 +118,11 @@ def _member_convergence(
         yield f"learns of epoch {target_epoch} with its next heartbeat"
 
 
-def _static_member(member: MemberDescription, settings: Settings) -> str:
+def _static_member(group: ConsumerGroupDescription, member: MemberDescription, settings: Settings) -> str:
     timeout = "the session timeout"
-    if settings.session_timeout_ms is not None:
+    if group.group_type != _CONSUMER or member.upgraded is False:
+        timeout = "its own session.timeout.ms"  # brokers do not tell it
+    elif settings.session_timeout_ms is not None:
         timeout = f"consumer.session.timeout.ms={settings.session_timeout_ms}"
     if member.member_epoch == LEFT_FOR_A_WHILE:
         kept = partitions_text(member.assignment)

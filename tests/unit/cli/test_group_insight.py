@@ -78,6 +78,16 @@ def test_static_members() -> None:
     ]
 
 
+def test_a_static_member_of_the_classic_protocol_has_a_session_timeout_of_its_own() -> None:
+    static = member("a", (0,), (0,), instance="i")
+    for description in (
+        group(replace(static, upgraded=False)),
+        group(replace(static, upgraded=None), group_type="Classic"),
+    ):
+        text = dict(explained(description))["static member"]
+        assert text == "i is held by a until that is silent for its own session.timeout.ms"
+
+
 def test_members_of_the_classic_protocol() -> None:
     mixed = explained(group(replace(member("a", (0,), (0,)), upgraded=False)))
     assert ("protocol", "a (app on /h) still uses the classic protocol") in mixed
