@@ -96,6 +96,28 @@ def test_second_member_waits_until_the_first_has_revoked(context: GroupContext) 
     assert context.describe("g").group_state == "Stable"
 
 
+def test_a_member_that_has_to_revoke_more_stays_at_its_epoch(context: GroupContext) -> None:
+    context.join("g", A, ["t6"])
+    context.join("g", B, ["t6"])
+    kept = context.assigned(context.heartbeat("g", A, 2))
+    context.join("g", C, ["t6"])
+    told = context.heartbeat("g", A, 2, owned=kept)
+    less = context.assigned(told)
+    assert less is not None
+    assert (told.member_epoch, len(less["t6"])) == (2, 2)
+    assert context.heartbeat("g", A, 2, owned=less).member_epoch == 4
+
+
+def test_what_a_member_has_revoked_it_can_get_back_at_once(context: GroupContext) -> None:
+    context.join("g", A, ["t6"])
+    assert context.assigned(context.heartbeat("g", A, 2, names=["t3"])) == {}
+    assert context.heartbeat("g", A, 2, names=["t3", "t6"]).assignment is None
+    told = context.heartbeat("g", A, 2, owned={})
+    assert told.member_epoch == 4
+    assert context.assigned(told) == {"t3": [0, 1, 2], "t6": [0, 1, 2, 3, 4, 5]}
+    assert context.heartbeat("g", A, 4).assignment is None
+
+
 def test_epoch_rules(context: GroupContext) -> None:
     context.join("g", A, ["t6"])
     context.join("g", B, ["t6"])

@@ -41,7 +41,7 @@ class CurrentAssignmentBuilder:
         if member.state is MemberState.UNREVOKED_PARTITIONS:
             if self._still_owns(member.pending_revocation):
                 return self._drop_unsubscribed() if self.subscription_changed else member
-            return self._next(min(member.member_epoch + 1, self.target_epoch))
+            return self._next(member.member_epoch)
         if member.state is MemberState.UNRELEASED_PARTITIONS:
             return self._next(member.member_epoch)
         # A state written by a later version: only a member that owns nothing can be brought to the target safely.
@@ -72,7 +72,9 @@ class CurrentAssignmentBuilder:
             if leave := {p: epoch for p, epoch in assigned.items() if p not in target}:
                 revoked[topic_id] = leave
             wanted = sorted(p for p in target if p not in assigned)
-            free = [p for p in wanted if self.is_free(topic_id, p)]
+            # What the member has just revoked, and is to have again, is still noted as its own.
+            given_up = member.pending_revocation.get(topic_id, {})
+            free = [p for p in wanted if p in given_up or self.is_free(topic_id, p)]
             unreleased = unreleased or len(free) < len(wanted)
             if free:
                 taken[topic_id] = free
