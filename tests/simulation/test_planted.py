@@ -21,7 +21,7 @@ FOUND_BY = {
     "downgrade-forgotten-by-a-load": {"I-20"},
     "downgrade-without-rebalance-after-a-load": {"I-20"},
     "downgrade-resets-the-epoch": {"I-20"},
-    "dropped-tombstone": {"I-17"},
+    "dropped-tombstone": {"I-17", "I-9"},
     "epoch-not-bumped": {"I-2", "I-28", "I-8"},
     "expiry-one-ms-early": {"I-14"},
     "grant-before-release": {"I-1"},
