@@ -120,7 +120,10 @@ class ShardMembers(ShardState):
 
     def join_group(self, context: OperationContext, request: JoinGroupRequest) -> CoordinatorResult[JoinGroupResponse]:
         """The response is PENDING until the others have joined too."""
-        classic_join.validate_request(self._config, request)
+        try:
+            classic_join.validate_request(self._config, request)
+        except KafkaError as error:
+            return CoordinatorResult(refused_join(error.error, request.member_id))
         check_new_member(self._config, request.member_id, request.group_instance_id)
         group = self._present_or_admitted(request.group_id)
         if isinstance(group, ConsumerGroup) and not group.is_empty():

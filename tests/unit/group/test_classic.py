@@ -193,6 +193,10 @@ def test_validation(context: GroupContext) -> None:
         member = ClassicConsumer(context, "g", "m0", ["t3"])
         member.session_timeout_ms = timeout_ms
         assert error_of(member.join_once) == Errors.INVALID_SESSION_TIMEOUT
+        member.member_id = "m0"
+        refused = member.join_once()
+        assert isinstance(refused, JoinGroupResponse)
+        assert refused.member_id == "m0"
     member = ClassicConsumer(context, "g", "m0", ["t3"])
     member.protocols = []
     assert error_of(member.join_once) == Errors.INCONSISTENT_GROUP_PROTOCOL
