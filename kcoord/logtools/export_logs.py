@@ -2,8 +2,8 @@
 """Makes a folder that Apache Kafka 4.3.1 starts on from the data folder of a stopped broker.
 
 All log files are copied, with what journals hold for them, and every batch is checked. Group records, transactions and
-topic data stay as they are, since they are Kafka's own records. The metadata log is a new one, for one broker.
-The folder appears under its name when it is complete.
+topic data stay as they are, since they are Kafka's own records; a lost group gets one more, so that Kafka lists it too.
+The metadata log is a new one, for one broker. The folder appears under its name when it is complete.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from typing import Final
 from kcoord.coordinator.runtime.serde import MetadataSerde
 from kcoord.logtools.copying import copy_file, new_folder
 from kcoord.logtools.export_metadata import MetadataExport
-from kcoord.logtools.folders import Partition, is_metadata_topic, partitions_in
+from kcoord.logtools.folders import FolderReader, Partition, is_metadata_topic, partitions_in
+from kcoord.logtools.lost_groups import LostGroups, new_group_record, note_of_return
 from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.replay_check import replay_folder
 from kcoord.metadata.image import CLUSTER_METADATA_TOPIC, MetadataImage
+from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
 from kcoord.storage.checkpoints import LOCK_FILE, LOG_START_OFFSET_FILE, read_properties
 from kcoord.storage.errors import MetaPropertiesError, StorageError
 from kcoord.storage.file_system import FileSystem, join
@@ -34,7 +36,8 @@ from kcoord.storage.snapshot import SNAPSHOT_FILE
 from kcoord.storage.worker_checkpoints import read_merged_checkpoint, worker_folders
 from kcoord.topics import open_log
 from kcoord.topics.partition_files import PartitionFiles
-from protocol.record_batch import encode_batch_from_parts
+from protocol.errors import DecodeError
+from protocol.record_batch import encode_batch, encode_batch_from_parts
 from protocol.uuid import uuid_from_string, uuid_to_string
 
 _BATCH_RECORDS: Final = 500
@@ -182,11 +185,33 @@ class LogExport:
             return
         log = self._open(log_dir, topic, number)
         log.advance_start_offset(min(max(start_offset, log.start_offset), log.end_offset))
+        if topic == CONSUMER_OFFSETS_TOPIC:
+            self._bring_back(log, files.directory)
         files.create(topic_id)
         opened = open_log.load(log, files, self._now_ms)
         # Without a snapshot Kafka's start after an orderly stop would forget producers and their open transactions.
         files.store_snapshot(log.end_offset, list(opened.producers.entries.values()))
         self.report.copied_partitions += 1
+
+    def _bring_back(self, log: Log, folder: str) -> None:
+        """Appends a record per lost group, which the source's broker lists and Kafka would not."""
+        reader = FolderReader(self._fs, folder)
+        candidates = LostGroups()
+        leader_epoch = 0
+        try:
+            for frame in reader.batches(log.start_offset):
+                candidates.note_batch(frame.batch)
+                leader_epoch = max(leader_epoch, frame.leader_epoch)
+            if not candidates.candidates:
+                return
+            lost = candidates.find(frame.batch for frame in reader.batches(log.start_offset))
+        except DecodeError as error:
+            raise StorageError(f"{folder}: {error}") from error
+        if lost:
+            records = [new_group_record(group_id, self._now_ms) for group_id in lost]
+            batch = encode_batch(records, base_offset=log.end_offset, partition_leader_epoch=leader_epoch)
+            log.append(batch, now_ms=self._now_ms)
+        self.report.notes += map(note_of_return, lost)
 
     # --- metadata -----------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from kcoord.logtools.folders import FolderReader, NoLogsError, Partition, partit
 from kcoord.logtools.import_metadata import MetadataImport
 from kcoord.logtools.import_topics import TopicImporter
 from kcoord.logtools.live_state import LiveState
-from kcoord.logtools.lost_groups import new_group_record
+from kcoord.logtools.lost_groups import new_group_record, note_of_return
 from kcoord.logtools.metadata_source import SourceMetadata, read_metadata
 from kcoord.logtools.topic_clues import TopicClues
 from kcoord.logtools.transactions import TransactionCounts, TransactionResolver
@@ -195,7 +195,7 @@ class LogImport:
                     flush(number)
         for group_id in self._live.lost_groups:
             writers[partition_for(group_id, count)].append(new_group_record(group_id, self._now_ms))
-            self.report.notes.append(f"group {group_id} had offsets, but its last record was a tombstone; it is back")
+            self.report.notes.append(note_of_return(group_id))
         for number in sorted(writers):
             flush(number)
 

@@ -16,7 +16,7 @@ from kcoord.logtools.decode import group_id_of
 from kcoord.logtools.live_state import LiveState
 from kcoord.logtools.transactions import TransactionResolver
 from protocol.messages import ConsumerGroupMetadataKey, GroupMetadataKey, GroupMetadataValue
-from protocol.record_batch import Record
+from protocol.record_batch import Record, decode_header, decode_records
 
 _GROUP_TYPES: Final = tuple(cls.api_key.to_bytes(2, "big") for cls in (GroupMetadataKey, ConsumerGroupMetadataKey))
 
@@ -28,6 +28,13 @@ class LostGroups:
 
     def __init__(self) -> None:
         self.candidates: set[str] = set()
+
+    def note_batch(self, batch: bytes) -> None:
+        """Show it all records of a batch."""
+        header = decode_header(batch)
+        if not header.is_control:
+            for record in decode_records(batch):
+                self.note(record, is_transactional=header.is_transactional)
 
     def note(self, record: Record, *, is_transactional: bool) -> None:
         if record.key is None:
@@ -64,3 +71,8 @@ def new_group_record(group_id: str, timestamp_ms: int) -> Record:
     value = GroupMetadataValue(protocol_type="", generation=0, protocol=None, leader=None, members=[])
     key_bytes, value_bytes = CoordinatorSerde().serialize(group_metadata_record(group_id, value))
     return Record(key_bytes, value_bytes, timestamp_ms=timestamp_ms)
+
+
+def note_of_return(group_id: str) -> str:
+    """What a report says of a lost group."""
+    return f"group {group_id} had offsets, but its last record was a tombstone; it is back"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups that are lost although they have offsets: a check names them, a repair brings them back, and an import makes
-none.
+"""Groups that are lost although they have offsets: a check names them, a repair brings them back, and neither an import
+nor an export makes any.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from kcoord.coordinator.group.records import TombstoneReason, new_classic_group_tombstone, new_group_epoch_tombstone
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.result import OperationContext
+from kcoord.logtools.export_logs import ExportReport, LogExport
 from kcoord.logtools.findings import Finding, FindingKind
 from kcoord.logtools.folders import FolderReader, partitions_in
 from kcoord.logtools.import_logs import ImportReport, LogImport
@@ -93,6 +94,10 @@ def repair(folder: Path) -> None:
 def imported(source: Path, target: Path) -> ImportReport:
     work = LogImport(FS, broker_config(offsets_topic_num_partitions="1"), str(target), NOW_MS, uuids())
     return work.run([str(source)])
+
+
+def exported(source: Path, target: Path) -> ExportReport:
+    return LogExport(FS, str(source), str(target), 1, NOW_MS, uuids()).run()
 
 
 def lost_for_other_brokers(folder: Path) -> set[str]:
@@ -178,6 +183,29 @@ def test_an_import_brings_a_lost_group_back(tmp_path: Path) -> None:
     assert (report.groups, report.offsets) == ({"classic": 1}, 1)
     assert check(tmp_path / "new") == []
     assert lost_for_other_brokers(tmp_path / "new") == set()
+
+
+def test_an_export_brings_a_lost_group_back(tmp_path: Path) -> None:
+    """The broker of the source lists the group, so Kafka has to list it too."""
+    source = make_folder(tmp_path / "data", batches(COMMIT, CLASSIC_END))
+    report = exported(source, tmp_path / "new")
+    assert report.notes == ["group g had offsets, but its last record was a tombstone; it is back"]
+    assert (report.groups, report.offsets) == ({"classic": 1}, 1)
+    assert check(tmp_path / "new") == []
+    assert lost_for_other_brokers(tmp_path / "new") == set()
+    assert lost_for_other_brokers(source) == {"g"}
+
+
+@settings(max_examples=25)
+@given(steps=logs(oddities=True))
+def test_an_export_has_the_coordinators_offsets_and_no_lost_group(steps: list[Step]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        source = make_folder(Path(name, "data"), batches_of(steps))
+        report = exported(source, Path(name, "new"))
+        offsets = offsets_of(replayed(batches_of(steps)))
+        assert offsets_of(loaded(Path(name, "new"))) == offsets
+        assert report.offsets == len(offsets)
+        assert check(Path(name, "new")) == []
 
 
 @settings(max_examples=25)
