@@ -14,23 +14,24 @@ from pyspark.sql import SparkSession
 
 import kcoord.pipeline
 from kcoord.pipeline.java import JavaNotFoundError, require_java
+from tests.support.client_races import note_retry
 from tests.support.shared import missing
 
 Result = TypeVar("Result")
 
 TOO_BUSY: Final = "Python worker failed to connect back"
 """Spark gives a new Python process 10 s, which a loaded machine may not have."""
-ATTEMPTS: Final = 5
+TOO_BUSY_RACE: Final = "Spark gives up on a Python process that takes more than 10 s to start"
 
 
 def unless_too_busy(work: Callable[[], Result]) -> Result:
-    """Does it again where a Python process of Spark had no time to start; nothing is lost then."""
-    for _ in range(ATTEMPTS - 1):
-        try:
-            return work()
-        except PySparkException as error:
-            if TOO_BUSY not in str(error):
-                raise
+    """Does it once more if a Python process of Spark had no time to start, and counts that; nothing is lost then."""
+    try:
+        return work()
+    except PySparkException as error:
+        if TOO_BUSY not in str(error):
+            raise
+    note_retry(TOO_BUSY_RACE)
     return work()
 
 

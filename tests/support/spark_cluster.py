@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
+from tests.support.client_races import note_retry
 from tests.support.shared import ROOT
-from tests.support.spark import ATTEMPTS, TOO_BUSY
+from tests.support.spark import TOO_BUSY, TOO_BUSY_RACE
 from tests.support.waiting import wait_until
 
 START_SECONDS = 180.0
@@ -36,15 +37,16 @@ def spark_environment() -> dict[str, str]:
 
 
 def run_spark(folder: Path, *command: str) -> None:
-    """Runs one of Spark's commands to its end, in the folder; again where the machine was too busy for it."""
-    for attempt in range(ATTEMPTS):
+    """Runs one of Spark's commands to its end, in the folder; once more if the machine was too busy for it."""
+    for is_retry in (False, True):
         done = subprocess.run(
             command, cwd=folder, env=spark_environment(), capture_output=True, text=True, timeout=RUN_SECONDS
         )
         if done.returncode == 0:
             return
         said = f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
-        assert TOO_BUSY in done.stderr and attempt < ATTEMPTS - 1, f"{command}: {done.returncode}\n{said}"
+        assert TOO_BUSY in done.stderr and not is_retry, f"{command}: {done.returncode}\n{said}"
+        note_retry(TOO_BUSY_RACE)
 
 
 class SparkCluster:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Spark session with Hadoop's file system for S3, whose jars have to be there when its JVM starts, so in a process of
 its own. `python -m tests.integration.lake.s3_driver LOG FORMAT=URI...` grows lakes in two steps, each by an object of
-its own, and prints the format and the committed offsets after each as a line of JSON.
+its own, and prints the format and the committed offsets after each as a line of JSON; then the races that it met.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kcoord.pipeline.lake.session import get_session
 from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
 from kcoord.pipeline.lake.storage import Lake
 from tests.integration.lake.conftest import SMALL
+from tests.support.client_races import take_retries
 from tests.support.hadoop_jars import s3_jars
 from tests.support.offsets_sample import Key, committed_offsets
 from tests.support.spark import unless_too_busy
@@ -25,6 +26,7 @@ WITHOUT_WAITING = {
     "spark.hadoop.fs.s3a.connection.expect.continue": "false",
 }
 STEPS = ((1,), (1, 3))
+RETRIES = "retries"
 
 
 def grow(lake: Lake, log: str, log_partitions: tuple[int, ...]) -> None:
@@ -46,6 +48,7 @@ def main(log: str, *lakes: str) -> None:
             lake = Lake(spark, uri, Format(table_format))
             grow(lake, log, log_partitions)
             print(json.dumps([table_format, list(current(lake).items())]))
+    print(json.dumps([RETRIES, take_retries()]))
     spark.stop()
 
 

@@ -24,6 +24,7 @@ from kcoord.pipeline.lake.formats import Format
 from kcoord.pipeline.lake.formats.s3 import S3Options
 from kcoord.pipeline.lake.storage import Lake
 from tests.integration.lake import s3_driver
+from tests.support.client_races import note_retry
 from tests.support.hadoop_jars import s3_jars
 from tests.support.offsets_sample import Key, committed_offsets, described_offsets, unpack_sample
 from tests.support.shared import ROOT
@@ -118,8 +119,10 @@ def grown(
     # Nothing took a URI for the name of a local folder.
     assert {path.name for path in folder.iterdir()} <= {"log", "spark-warehouse", "artifacts"}
     told: dict[str, list[dict[Key, int]]] = {}
-    for line in done.stdout.splitlines():
-        table_format, offsets = json.loads(line)
+    *steps, (_, retries) = map(json.loads, done.stdout.splitlines())
+    for race in retries:
+        note_retry(race)
+    for table_format, offsets in steps:
         told.setdefault(table_format, []).append({tuple(key): offset for key, offset in offsets})
     return told
 
