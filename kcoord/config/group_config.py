@@ -24,7 +24,7 @@ from kcoord.config.key import (
 )
 
 _DURATION = r"by_duration:P(?=.)([0-9]+D)?(T(?=.)([0-9]+H)?([0-9]+M)?([0-9]+(\.[0-9]+)?S)?)?"
-_OTHER_DOC = "Stored and described; groups of this kind are not served here."
+_OTHER_DOC = "Stored without effect: groups of this kind are not served here."
 
 
 def _key(

@@ -50,7 +50,7 @@ def _ignored(
     )
 
 
-_DOC = "Accepted so that the properties file of any Kafka broker loads. It changes nothing here."
+_DOC = "Accepted without effect, so that the properties file of any Kafka broker loads."
 
 IGNORED_KEYS: tuple[ConfigKey, ...] = (
     _ignored("add.partitions.to.txn.retry.backoff.max.ms", INT, 100, at_least(0), importance=HIGH),

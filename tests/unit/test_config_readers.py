@@ -139,6 +139,11 @@ def test_a_key_without_effect_is_read_by_nothing() -> None:
     assert (broker_keys, topic_keys) == ([], [])
 
 
+@pytest.mark.parametrize("keys", [BROKER_KEYS, TOPIC_KEYS, GROUP_KEYS], ids=["broker", "topic", "group"])
+def test_a_key_without_effect_says_so_where_it_is_described(keys: Mapping[str, ConfigKey]) -> None:
+    assert [name for name, key in keys.items() if not key.honoured and "without effect" not in key.doc] == []
+
+
 def kept_from_the_start(sources: Sources) -> set[str]:
     """Attributes of configurations that objects read when they are made."""
     return {
