@@ -212,10 +212,11 @@ def _member(value: Row) -> Row:
 
 
 def _target(value: Row) -> Row:
-    return {
-        "assignmentEpoch": value["assignment_epoch"],
-        "assignmentTimestamp": _ms(value["assignment_timestamp"]),
-    }
+    found: Row = {"assignmentEpoch": value["assignment_epoch"]}
+    if value["assignment_timestamp"] is not None:
+        # The record of a group without members has no time.
+        found["assignmentTimestamp"] = _ms(value["assignment_timestamp"])
+    return found
 
 
 def _current(value: Row) -> Row:
