@@ -6,6 +6,7 @@ what is described afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.integration.wire import WireClient
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_jars import KafkaJars
 from tests.support.kcoord_process import FAST, KcoordProcess
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.java
 
@@ -126,15 +128,23 @@ def described(client: WireClient, name: str) -> dict[str, tuple[object, ...]]:
     }
 
 
+def wait_until_described_alike(kcoord: WireClient, kafka: WireClient, name: str) -> None:
+    """Kafka takes over an alteration some time after its answer."""
+    expected = described(kcoord, name)
+    with suppress(AssertionError):
+        wait_until(lambda: described(kafka, name) == expected, "Kafka describes the alterations", 10)
+    assert described(kafka, name) == expected
+
+
 def test_alterations_are_answered_and_described_as_by_kafka(ports: tuple[int, int]) -> None:
     with WireClient(ports[0]) as kcoord, WireClient(ports[1]) as kafka:
         for name, changes in ALTERATIONS:
             assert altered(kcoord, name, changes) == altered(kafka, name, changes), (name, changes)
         for name in ("1", ""):
-            assert described(kcoord, name) == described(kafka, name)
+            wait_until_described_alike(kcoord, kafka, name)
         for name in ("1", ""):
             configs = {"num.partitions": "5", "log.cleaner.threads": "2"}
             assert replaced(kcoord, name, configs) == replaced(kafka, name, configs)
         # Not those of all brokers: Kafka has min.insync.replicas among them, and keeps it.
         assert replaced(kcoord, "1", {}) == replaced(kafka, "1", {}) == (0, None)
-        assert described(kcoord, "1") == described(kafka, "1")
+        wait_until_described_alike(kcoord, kafka, "1")
