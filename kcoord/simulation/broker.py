@@ -323,9 +323,12 @@ class SimulatedBroker:
             if is_now and request.api_key is ApiKey.CONSUMER_GROUP_HEARTBEAT and not getattr(answer, "error_code", 0):
                 self._remember_steady(process, request, message, body)
 
+        # Timers that are due, as after a pause, fire in the same turn. What they change is not the request's doing.
+        deadline_ms = process.groups.runtime.next_deadline_ms()
+        has_due_timers = deadline_ms is not None and deadline_ms <= process.now_ms
         process.groups.run(shard_id, operation_of(request, message), self.context(process, request), on_reply)
         is_now = False
-        if request.api_key in REPEATABLE and self._repeats.random() < _REPEATED_SHARE:
+        if request.api_key in REPEATABLE and self._repeats.random() < _REPEATED_SHARE and not has_due_timers:
             self._repeat(process, shard_id, request, message)
         self.observer.end()
 
