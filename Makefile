@@ -60,13 +60,13 @@ format: $(DEV) ## rewrite the code as ruff wants it
 	$(BIN)/ruff format .
 
 generate: $(DEV) ## write generated files again: type stubs of the messages, docs/configuration.md, the pipeline's tables
-	$(BIN)/python -m protocol.stubs
+	$(BIN)/python -m kcoord_protocol.stubs
 	$(BIN)/python docs/make_configuration.py
 	$(BIN)/python docs/make_pipeline_tables.py
 	$(BIN)/python docs/make_lake_tables.py
 
 generate-check: $(DEV) ## fail where a generated file is not what its source says
-	$(BIN)/python -m protocol.stubs --check
+	$(BIN)/python -m kcoord_protocol.stubs --check
 	$(BIN)/python docs/make_configuration.py --check
 	$(BIN)/python docs/make_pipeline_tables.py --check
 	$(BIN)/python docs/make_lake_tables.py --check
@@ -87,7 +87,7 @@ conformance: $(DEV) ## the dialogues recorded from Apache Kafka 4.3.1 and 4.4.0 
 	$(BIN)/python -m pytest -q tests/conformance $(ARGS)
 
 vectors: $(RUN) ## decode and encode the byte vectors of Apache Kafka 4.3.1's and 4.4.0's serializers (needs SHARED=../shared)
-	$(BIN)/python -m protocol.vectors $(SHARED)/kafka-facts/vectors.jsonl.gz $(SHARED)/kafka-facts-4.4.0/vectors.jsonl.gz
+	$(BIN)/python -m kcoord_protocol.vectors $(SHARED)/kafka-facts/vectors.jsonl.gz $(SHARED)/kafka-facts-4.4.0/vectors.jsonl.gz
 
 schemas-check: $(RUN) ## compare schemas/ with the wire layouts of Apache Kafka 4.4.0 (needs SHARED=../shared)
 	$(BIN)/python $(SHARED)/tools/check_schemas.py schemas $(SHARED)/kafka-facts-4.4.0

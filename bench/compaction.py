@@ -14,10 +14,10 @@ from pathlib import Path
 
 from bench.report import Report
 from bench.wire import Broker, Connection
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors
-from protocol.headers import decode_response_header, encode_request
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     CreateTopicsRequest,
@@ -25,7 +25,7 @@ from protocol.messages import (
     OffsetCommitRequest,
     OffsetCommitResponse,
 )
-from protocol.record_batch import BATCH_OVERHEAD_BYTES, decode_entries, iter_headers
+from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, decode_entries, iter_headers
 
 COMMITS = 10_000_000
 GROUPS = 100

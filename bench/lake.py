@@ -27,10 +27,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.report import Report
-from kcoord.coordinator.group.offsets import CommittedOffset
+from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
 from kcoord.coordinator.group.records import new_offset_commit_record
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
-from protocol.record_batch import Record, encode_batch
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord_protocol.record_batch import Record, encode_batch
 
 RECORDS: Final = 1_000_000
 MEMORY: Final = "1g"

@@ -19,9 +19,9 @@ from bench import recovery
 from bench.report import Report
 from bench.requests import create_topics, join
 from bench.wire import Broker, Connection
-from protocol.api_keys import ApiKey
-from protocol.headers import encode_request
-from protocol.messages import OffsetCommitRequest, OffsetFetchRequest
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.headers import encode_request
+from kcoord_protocol.messages import OffsetCommitRequest, OffsetFetchRequest
 
 MEMBERS = 10_000
 MEMBERS_PER_GROUP = 20

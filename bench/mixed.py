@@ -19,10 +19,10 @@ import uvloop
 from bench.report import Report
 from bench.requests import SETTINGS, commit, create_topics, join
 from bench.wire import Broker, Connection, Echo, Server
-from protocol.api_keys import ApiKey
-from protocol.framing import FrameReader
-from protocol.headers import decode_response_header, encode_request
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.framing import FrameReader
+from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     OffsetCommitResponse,

@@ -21,9 +21,9 @@ from bench.memory import free_port, lag, summary
 from bench.report import Report
 from bench.requests import create_topics
 from bench.wire import Broker, Connection
-from protocol.api_keys import ApiKey
-from protocol.headers import encode_request
-from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.headers import encode_request
+from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
 MEMBERS = 10_000
 TOPICS = 20

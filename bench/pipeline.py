@@ -36,7 +36,7 @@ from kcoord.pipeline.transactions import Resolution
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.log import Log
 from kcoord.storage.segment import LogConfig
-from protocol.record_batch import Compression, encode_batch_from_parts
+from kcoord_protocol.record_batch import Compression, encode_batch_from_parts
 
 DECODED_RECORDS = 140_160
 SPARK_RECORDS = 3_600_000

@@ -15,15 +15,15 @@ from pathlib import Path
 
 from bench.report import Report, Table
 from bench.wire import Broker, Connection
-from kcoord.coordinator.service import partition_for
+from kcoord.runtime.hashing import partition_for
 from kcoord.storage.checkpoints import read_offset_checkpoint
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.log import Log
 from kcoord.storage.segment import LogConfig
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors
-from protocol.messages import OffsetFetchRequest, OffsetFetchResponse
-from protocol.record_batch import encode_batch_from_parts
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import OffsetFetchRequest, OffsetFetchResponse
+from kcoord_protocol.record_batch import encode_batch_from_parts
 
 GROUPS = 10_000
 TOPICS = 10

@@ -15,9 +15,9 @@ from pathlib import Path
 from bench.classic import ASSIGNMENT
 from bench.report import Report
 from bench.wire import Broker, Connection, Echo, Server
-from protocol.api_keys import ApiKey
-from protocol.headers import encode_request
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.headers import encode_request
+from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     ConsumerProtocolSubscription,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from bench.report import Report
 from bench.wire import Broker, Connection
-from protocol.api_keys import ApiKey
-from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
 ROUNDS = 5
 IDLE_SECONDS = 1.0

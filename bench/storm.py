@@ -13,9 +13,9 @@ from pathlib import Path
 from bench.report import Report
 from bench.requests import create_topics
 from bench.wire import Broker, Connection
-from protocol.api_keys import ApiKey
-from protocol.headers import decode_response_header, encode_request
-from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
 SIZES = (100, 500, 1000)
 PARTITIONS = 1000

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors
-from protocol.headers import decode_response_header, encode_request
-from protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse, Message
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse, Message
 
 R = TypeVar("R", bound=Message)
 S = TypeVar("S", bound="Server")

@@ -7,10 +7,10 @@ import socket
 from collections.abc import Iterator
 from typing import TypeVar
 
-from protocol.errors import Errors
-from protocol.framing import FrameReader
-from protocol.headers import decode_response_header, encode_request
-from protocol.messages import (
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.framing import FrameReader
+from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.messages import (
     FetchRequest,
     FetchResponse,
     FindCoordinatorRequest,
@@ -25,7 +25,7 @@ from protocol.messages import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
-from protocol.record_batch import iter_headers
+from kcoord_protocol.record_batch import iter_headers
 
 R = TypeVar("R", bound=Message)
 

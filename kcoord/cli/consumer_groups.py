@@ -275,7 +275,7 @@ def _validate_regex(options: argparse.Namespace) -> int:
     """As the coordinator will: its engine, its limits."""
     from kcoord.cli.output import print_json
     from kcoord.coordinator.group.regex import validate
-    from protocol.errors import KafkaError
+    from kcoord_protocol.errors import KafkaError
 
     regex, problem = options.validate_regex, None
     try:

@@ -19,7 +19,7 @@ from kcoord.cli.session import CommandError, add_connection_options, add_json_op
 from kcoord.cli.table import format_time
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import ConfigResource, ConfigResourceType, TopicDescription
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig
@@ -97,7 +97,7 @@ async def _offsets_topic(admin: AdminClient, name: str) -> TopicDescription | No
 
 async def _forecasts(admin: AdminClient, topic: TopicDescription, options: argparse.Namespace) -> list[ExpiryRow]:
     """The rows of the partitions that are asked for, one partition after the other."""
-    from kcoord.coordinator.service import partition_for
+    from kcoord.runtime.hashing import partition_for
 
     if admin.config.security is not None:
         raise CommandError("the log is read over plain connections: security.protocol has to be PLAINTEXT here")
@@ -122,8 +122,8 @@ def _forecast(
     address: str, topic: str, partition: int, config: BrokerConfig, image: MetadataImage, options: argparse.Namespace
 ) -> list[ExpiryRow]:
     from kcoord.cli.blocking_client import BlockingClient, RequestFailed
-    from kcoord.coordinator.runtime.runtime import LoadError
     from kcoord.logtools.expiry import forecast, read_groups
+    from kcoord.runtime.coordinator_runtime import LoadError
 
     try:
         with BlockingClient(address, options.timeout / _MS_PER_SECOND) as client:
@@ -145,7 +145,7 @@ async def _settings(admin: AdminClient, node_id: int) -> BrokerConfig:
 
 async def _overrides(admin: AdminClient) -> MetadataImage:
     """An image that knows the retentions of single groups."""
-    from kcoord.coordinator.group.expiration import GROUP_RETENTION_KEY
+    from kcoord.coordinator.group.offsets.expiration import GROUP_RETENTION_KEY
     from kcoord.metadata.image import GROUP_RESOURCE, MetadataImage
 
     groups = await _groups_with_configs(admin)

@@ -29,7 +29,7 @@ from kcoord.cli.session import EXIT_FAILED, CommandError, error_text, report_fai
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import OffsetSpec
 from kcoord.client.types import OffsetAndMetadata, TopicPartition
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 _INACTIVE_STATES = ("Empty", "Dead")
 _PARTITION = (Column("TOPIC", "topic"), Column("PARTITION", "partition"))

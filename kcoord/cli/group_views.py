@@ -18,7 +18,7 @@ from kcoord.cli.terminal import console, is_terminal
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import ConfigResource, ConfigResourceType, ConsumerGroupDescription
 from kcoord.config.checks import KNOWN_CONSUMER_ASSIGNORS
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 _ASSIGNORS = "group.consumer.assignors"
 _SESSION_TIMEOUT = "consumer.session.timeout.ms"

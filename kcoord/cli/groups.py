@@ -30,7 +30,7 @@ _COMMIT_PARTITIONS = 1000
 def main(arguments: Sequence[str]) -> int:
     from kcoord.cli.blocking_client import RequestFailed
     from kcoord.storage.errors import StorageError
-    from protocol.errors import DecodeError
+    from kcoord_protocol.errors import DecodeError
 
     options = make_parser().parse_args(arguments)
     try:
@@ -112,9 +112,9 @@ def _restore(options: argparse.Namespace) -> int:
 def _history(options: argparse.Namespace, client: BlockingClient) -> Iterator[bytes]:
     """The batches of the group's partition."""
     from kcoord.cli.blocking_client import RequestFailed
-    from kcoord.coordinator.service import partition_for
     from kcoord.logtools.restore import batches_in_folder
     from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
+    from kcoord.runtime.hashing import partition_for
     from kcoord.storage.file_system import RealFileSystem
 
     if options.from_folder is not None:
@@ -138,8 +138,8 @@ def _known_topics(client: BlockingClient, names: list[str]) -> dict[str, KnownTo
 def _commit(client: BlockingClient, group_id: str, rows: Iterable[RestoreRow]) -> Iterator[str]:
     """Commits in pieces; yields what was refused."""
     from kcoord.logtools.restore import COMMITTING
-    from protocol.errors import Errors
-    from protocol.messages import OffsetCommitRequest
+    from kcoord_protocol.errors import Errors
+    from kcoord_protocol.messages import OffsetCommitRequest
 
     wanted = [row for row in rows if row.action in COMMITTING]
     for start in range(0, len(wanted), _COMMIT_PARTITIONS):

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcoord.cli.old_forms import add_old_positional
-from protocol.api_keys import ApiKey
-from protocol.errors import DecodeError, Errors, FramingError
-from protocol.framing import FrameReader
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import DecodeError, Errors, FramingError
+from kcoord_protocol.framing import FrameReader
 
 if TYPE_CHECKING:
-    from protocol.messages import Message
+    from kcoord_protocol.messages import Message
 
 DEFAULT_ADDRESS = "127.0.0.1:9092"
 _MAX_RESPONSE_BYTES = 64 * 1024 * 1024
@@ -76,7 +76,7 @@ class Health(NamedTuple):
 
 def check(host: str, port: int, timeout_seconds: float) -> Health:
     """Returns what is healthy; raises Unhealthy if something is not."""
-    from protocol.messages import (
+    from kcoord_protocol.messages import (
         ApiVersionsRequest,
         ApiVersionsResponse,
         FindCoordinatorRequest,

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_FAILED
     from kcoord.cli.session import CommandError
     from kcoord.client.errors import ClientException
-    from protocol.errors import KafkaError
+    from kcoord_protocol.errors import KafkaError
 
     try:
         code = options.run(options)

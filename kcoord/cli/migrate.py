@@ -18,8 +18,8 @@ from kcoord.client.admin.model import ConfigResource, ConfigResourceType
 from kcoord.client.cluster import Cluster, CoordinatorType
 from kcoord.client.results import error_of
 from kcoord.coordinator.group.classic.consumer_protocol import read_assignment, read_subscription
-from protocol.errors import Errors, KafkaError
-from protocol.messages import DescribeGroupsRequest, DescribeGroupsResponse
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import DescribeGroupsRequest, DescribeGroupsResponse
 
 POLICY = "group.consumer.migration.policy"
 MAX_SIZE = "group.consumer.max.size"

@@ -18,7 +18,7 @@ from kcoord.client.admin.groups import CLASSIC_TYPE, CONSUMER_PROTOCOL_TYPE
 from kcoord.client.admin.model import ConsumerGroupDescription
 from kcoord.client.types import TopicPartition
 from kcoord.coordinator.group.regex import compile_pattern
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 _SETTLED_STATES: Final = ("Stable", "Empty")
 _LOOK_SECONDS: Final = 0.2

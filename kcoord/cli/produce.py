@@ -19,7 +19,7 @@ from kcoord.cli.session import EXIT_FAILED, add_connection_options, client_confi
 from kcoord.client.config import ProducerConfig
 from kcoord.client.producer.client import Producer
 from kcoord.client.types import RecordMetadata
-from protocol.errors import KafkaError
+from kcoord_protocol.errors import KafkaError
 
 _MAX_UNSENT = 10_000
 _CHUNK_BYTES = 1 << 16

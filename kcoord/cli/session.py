@@ -20,7 +20,7 @@ from kcoord.client.config import AdminConfig, CommonConfig
 from kcoord.client.errors import ClientException, DisconnectException, TimeoutException
 from kcoord.config import ConfigError
 from kcoord.config.properties import parse_properties
-from protocol.errors import KafkaError
+from kcoord_protocol.errors import KafkaError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -37,8 +37,8 @@ from kcoord.client.admin.model import (
 )
 from kcoord.client.admin.topics import PARTITIONS_PER_PAGE
 from kcoord.client.results import Results
-from protocol.errors import Errors, KafkaError
-from protocol.uuid import uuid_to_string
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.uuid import uuid_to_string
 
 ACTIONS = ("create", "alter", "delete", "list", "describe")
 _USES = {

@@ -26,7 +26,7 @@ from kcoord.cli.session import (
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.config import AdminConfig
 from kcoord.client.errors import TimeoutException
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 READY, GROUP_STABLE, TOPIC = "ready", "group-stable", "topic"
 _LOOK_SECONDS: Final = 0.1

@@ -13,8 +13,8 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from protocol.errors import DecodeError, Errors, FramingError
-from protocol.framing import FrameReader
+from kcoord_protocol.errors import DecodeError, Errors, FramingError
+from kcoord_protocol.framing import FrameReader
 
 FENCE, UNFENCE = "fence", "unfence"
 _RECEIVE_BYTES = 65536
@@ -59,8 +59,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def set_fenced(data: str, broker_id: int, *, fenced: bool, timeout_seconds: float) -> Errors:
     """What the controller answers. Any worker passes the request on to it."""
-    from kcoord.server.peer_frames import MAX_FRAME_BYTES, PeerRequest, decode_response
-    from protocol.messages import BrokerHeartbeatRequest, BrokerHeartbeatResponse
+    from kcoord.server.workers.peer_frames import MAX_FRAME_BYTES, PeerRequest, decode_response
+    from kcoord_protocol.messages import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 
     message = BrokerHeartbeatRequest(broker_id=broker_id, want_fence=fenced)
     request = PeerRequest(_CORRELATION_ID, message.api_key, 0, "kcoord-workers", "", message.encode(0))

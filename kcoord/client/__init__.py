@@ -59,7 +59,7 @@ from kcoord.client.types import (
     RecordMetadata,
     TopicPartition,
 )
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 __all__ = [
     "AclOperation",

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from kcoord.client.errors import UnsupportedVersionException
-from protocol.api_keys import ApiKey
-from protocol.message import Message
-from protocol.messages import ApiVersionsResponse
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.message import Message
+from kcoord_protocol.messages import ApiVersionsResponse
 
 TRANSACTION_VERSION: Final = "transaction.version"
 

@@ -22,9 +22,9 @@ from kcoord.client.metadata import NO_NODE, ClusterMetadata
 from kcoord.client.results import error_of
 from kcoord.client.tasks import spawn, stop
 from kcoord.client.types import Node
-from protocol.errors import Errors, KafkaError
-from protocol.message import Message
-from protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse, MetadataRequest, MetadataResponse
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.message import Message
+from kcoord_protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse, MetadataRequest, MetadataResponse
 
 _log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from kcoord.client.errors import DisconnectException, TimeoutException
 from kcoord.client.results import error_of
 from kcoord.client.security import Security
 from kcoord.client.version import SOFTWARE_NAME, SOFTWARE_VERSION
-from protocol.api_keys import ApiKey
-from protocol.errors import DecodeError, Errors, FramingError, KafkaError
-from protocol.framing import FrameReader
-from protocol.headers import decode_response_header, encode_request
-from protocol.message import Message
-from protocol.messages import ApiVersionsRequest, ApiVersionsResponse
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import DecodeError, Errors, FramingError, KafkaError
+from kcoord_protocol.framing import FrameReader
+from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.message import Message
+from kcoord_protocol.messages import ApiVersionsRequest, ApiVersionsResponse
 
 Response = TypeVar("Response", bound=Message)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from protocol.messages import ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatResponse
+from kcoord_protocol.messages import ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatResponse
 
 UNKNOWN_TIME_MS: Final = -1
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kcoord.client.types import TopicPartition
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 
 class DisconnectException(KafkaError):

@@ -13,8 +13,13 @@ from kcoord.client.connection import Connection
 from kcoord.client.offset_messages import by_topic
 from kcoord.client.results import outcome_of
 from kcoord.client.types import ListOffsetsResult, TopicPartition
-from protocol.errors import Errors, KafkaError
-from protocol.messages import DeleteRecordsRequest, DeleteRecordsResponse, ListOffsetsRequest, ListOffsetsResponse
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+)
 
 V = TypeVar("V")
 

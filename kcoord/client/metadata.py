@@ -10,9 +10,9 @@ from typing import Final
 
 from kcoord.client.results import error_of
 from kcoord.client.types import Node, TopicIdPartition, TopicPartition
-from protocol.errors import Errors
-from protocol.messages import MetadataResponse
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import MetadataResponse
+from kcoord_protocol.uuid import ZERO_UUID
 
 NO_NODE: Final = -1
 UNKNOWN_TIME_MS: Final = -1

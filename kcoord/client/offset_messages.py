@@ -8,8 +8,8 @@ from typing import Final
 
 from kcoord.client.results import error_of
 from kcoord.client.types import OffsetAndMetadata, Offsets, TopicPartition
-from protocol.errors import KafkaError
-from protocol.messages import OffsetCommitRequest, OffsetCommitResponse, OffsetFetchResponse
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import OffsetCommitRequest, OffsetCommitResponse, OffsetFetchResponse
 
 GroupOffsets = dict[TopicPartition, OffsetAndMetadata | None]
 OffsetsOrError = GroupOffsets | KafkaError

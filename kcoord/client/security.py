@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 from typing import Protocol, TypeVar
 
-from protocol.message import Message
+from kcoord_protocol.message import Message
 
 Response = TypeVar("Response", bound=Message)
 

@@ -16,8 +16,8 @@ from typing import Final
 from kcoord.client.errors import ConfigException
 from kcoord.client.scram import MECHANISMS, ScramError, ScramExchange
 from kcoord.client.security import RequestSender, Security
-from protocol.errors import Errors, KafkaError
-from protocol.messages import (
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
     SaslHandshakeRequest,

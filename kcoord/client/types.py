@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protocol.batch_header import TimestampType
+from kcoord_protocol.batch_header import TimestampType
 
 NO_LEADER_EPOCH = -1
 

@@ -18,15 +18,15 @@ from kcoord.coordinator.group.classic.consumer_protocol import (
     read_subscription,
     read_version,
 )
-from kcoord.coordinator.result import CoordinatorRecord
-from kcoord.coordinator.runtime.serde import METADATA_RECORDS, CoordinatorSerde, MetadataSerde
 from kcoord.metadata.image import CLUSTER_METADATA_TOPIC
 from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
-from protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
-from protocol.errors import DecodeError
-from protocol.json_form import to_json
-from protocol.messages import GroupMetadataValue, Message, message_class
-from protocol.record_batch import Record
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord.runtime.serde import METADATA_RECORDS, CoordinatorSerde, MetadataSerde
+from kcoord_protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
+from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.json_form import to_json
+from kcoord_protocol.messages import GroupMetadataValue, Message, message_class
+from kcoord_protocol.record_batch import Record
 
 Json: TypeAlias = dict[str, object]
 Described: TypeAlias = tuple[object, object]

@@ -24,8 +24,8 @@ from kcoord.topics.producer_files import (
     decode_aborted,
     decode_snapshot,
 )
-from protocol.errors import DecodeError
-from protocol.record_batch import BatchHeader, decode_header, iter_records
+from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.record_batch import BatchHeader, decode_header, iter_records
 
 METADATA_SNAPSHOT_SUFFIX = ".checkpoint"
 SUFFIXES = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What will expire when, and why: the rules of `coordinator.group.expiration` over what a partition of
+"""What will expire when, and why: the rules of `coordinator.group.offsets.expiration` over what a partition of
 `__consumer_offsets` holds.
 """
 
@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group.expiration import Aging, Expiration
 from kcoord.coordinator.group.group import Group
-from kcoord.coordinator.group.offset_records import OffsetCommitReader
-from kcoord.coordinator.group.offsets import CommittedOffset, CommittedOffsets
+from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset, CommittedOffsets
+from kcoord.coordinator.group.offsets.expiration import Aging, Expiration
+from kcoord.coordinator.group.offsets.records import OffsetCommitReader
+from kcoord.coordinator.group.offsets.transactional_offsets import OffsetKey, TransactionalOffsets
 from kcoord.coordinator.group.replay import GroupReplay
-from kcoord.coordinator.group.transactional_offsets import OffsetKey, TransactionalOffsets
-from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.metadata.image import MetadataImage
-from protocol.record_batch import decode_header
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord_protocol.record_batch import decode_header
 
 PENDING_TRANSACTION = "pending transaction"
 COMMITTED_RETENTION = "retention of the commit"

@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
-from kcoord.coordinator.runtime.serde import MetadataSerde
 from kcoord.logtools.copying import copy_file, new_folder
 from kcoord.logtools.export_metadata import MetadataExport
 from kcoord.logtools.folders import FolderReader, Partition, is_metadata_topic, partitions_in
@@ -24,6 +23,7 @@ from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.replay_check import replay_folder
 from kcoord.metadata.image import CLUSTER_METADATA_TOPIC, MetadataImage
 from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
+from kcoord.runtime.serde import MetadataSerde
 from kcoord.storage.checkpoints import LOCK_FILE, LOG_START_OFFSET_FILE, read_properties
 from kcoord.storage.errors import MetaPropertiesError, StorageError
 from kcoord.storage.file_system import FileSystem, join
@@ -36,9 +36,9 @@ from kcoord.storage.snapshot import SNAPSHOT_FILE
 from kcoord.storage.worker_checkpoints import read_merged_checkpoint, worker_folders
 from kcoord.topics import open_log
 from kcoord.topics.partition_files import PartitionFiles
-from protocol.errors import DecodeError
-from protocol.record_batch import encode_batch, encode_batch_from_parts
-from protocol.uuid import uuid_from_string, uuid_to_string
+from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.record_batch import encode_batch, encode_batch_from_parts
+from kcoord_protocol.uuid import uuid_from_string, uuid_to_string
 
 _BATCH_RECORDS: Final = 500
 _METADATA_EPOCH: Final = 1

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.metadata import records
 from kcoord.metadata.image import BROKER_RESOURCE, MetadataImage, PartitionImage
-from protocol.messages import PartitionRecord
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.messages import PartitionRecord
 
 KAFKA_FEATURES: Final[Mapping[str, int]] = {"metadata.version": 30, "group.version": 1, "transaction.version": 2}
 """The levels of a new cluster of Kafka 4.3.1, which knows no higher ones. `kraft.version` is 0 and has no record: the

@@ -14,9 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.result import CoordinatorRecord
-from kcoord.coordinator.runtime.serde import CoordinatorSerde, MetadataSerde
-from kcoord.coordinator.service import partition_for
 from kcoord.logtools.copying import new_folder
 from kcoord.logtools.decode import TRANSACTION_RECORDS, group_id_of
 from kcoord.logtools.folders import FolderReader, NoLogsError, Partition, partitions_at
@@ -29,16 +26,19 @@ from kcoord.logtools.topic_clues import TopicClues
 from kcoord.logtools.transactions import TransactionCounts, TransactionResolver
 from kcoord.metadata.image import CLUSTER_METADATA_TOPIC
 from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from kcoord.runtime.hashing import partition_for
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord.runtime.serde import CoordinatorSerde, MetadataSerde
 from kcoord.storage.checkpoints import LOG_START_OFFSET_FILE, read_offset_checkpoint, read_properties
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, join, parent
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import META_PROPERTIES_FILE, Identity, LogDir
 from kcoord.storage.segment import LogConfig
-from protocol.errors import DecodeError
-from protocol.messages import TransactionLogKey, TransactionLogValue
-from protocol.record_batch import Record, decode_header, encode_batch, encode_batch_from_parts
-from protocol.uuid import uuid_from_string, uuid_to_string
+from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.messages import TransactionLogKey, TransactionLogValue
+from kcoord_protocol.record_batch import Record, decode_header, encode_batch, encode_batch_from_parts
+from kcoord_protocol.uuid import uuid_from_string, uuid_to_string
 
 _BATCH_RECORDS: Final = 500
 _PREPARE_COMMIT: Final = 2

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kcoord.config import BROKER_KEYS, BrokerConfig, ConfigError, check_group_configs, check_topic_configs
-from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.logtools.topic_clues import GuessedTopic
 from kcoord.metadata import records
 from kcoord.metadata.image import (
@@ -25,8 +24,9 @@ from kcoord.metadata.image import (
     TopicImage,
 )
 from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC, internal_topic_configs
-from protocol.messages import PartitionRecord
-from protocol.uuid import ZERO_UUID
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.messages import PartitionRecord
+from kcoord_protocol.uuid import ZERO_UUID
 
 
 @dataclass(slots=True)

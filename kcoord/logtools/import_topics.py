@@ -22,7 +22,7 @@ from kcoord.storage.segment import LogConfig
 from kcoord.topics import open_log
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_files import SNAPSHOT_SUFFIX, TRANSACTION_INDEX_SUFFIX
-from protocol.record_batch import ControlRecordType, encode_control_batch, end_txn_marker
+from kcoord_protocol.record_batch import ControlRecordType, encode_control_batch, end_txn_marker
 
 _SIDE_FILES: Final = (SNAPSHOT_SUFFIX, TRANSACTION_INDEX_SUFFIX)
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from kcoord.coordinator.result import CoordinatorRecord
-from protocol.messages import (
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMetadataKey,

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kcoord.coordinator.group.classic.rebalance import group_metadata_record
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.logtools.decode import group_id_of
 from kcoord.logtools.live_state import LiveState
 from kcoord.logtools.transactions import TransactionResolver
-from protocol.messages import ConsumerGroupMetadataKey, GroupMetadataKey, GroupMetadataValue
-from protocol.record_batch import Record, decode_header, decode_records
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord_protocol.messages import ConsumerGroupMetadataKey, GroupMetadataKey, GroupMetadataValue
+from kcoord_protocol.record_batch import Record, decode_header, decode_records
 
 _GROUP_TYPES: Final = tuple(cls.api_key.to_bytes(2, "big") for cls in (GroupMetadataKey, ConsumerGroupMetadataKey))
 

@@ -8,22 +8,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from kcoord.coordinator.result import CoordinatorRecord
-from kcoord.coordinator.runtime.serde import MetadataSerde
 from kcoord.logtools.decode import ALL_METADATA_RECORDS
 from kcoord.logtools.folders import FolderReader
 from kcoord.metadata.image import ImageBuilder, MetadataImage
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord.runtime.serde import MetadataSerde
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, join
 from kcoord.storage.scan import Damage, corrupt, walk
-from protocol.errors import DecodeError
-from protocol.messages import (
+from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.messages import (
     AbortTransactionRecord,
     BeginTransactionRecord,
     EndTransactionRecord,
     PartitionRecord,
 )
-from protocol.record_batch import decode_header, decode_records
+from kcoord_protocol.record_batch import decode_header, decode_records
 
 _NOT_SERVED = ("AccessControlEntryRecord", "ClientQuotaRecord", "UserScramCredentialRecord")
 _SNAPSHOT = re.compile(r"[0-9]{20}-[0-9]{10}\.checkpoint")

@@ -43,7 +43,7 @@ from kcoord.storage.segment import LOG_SUFFIX
 from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
 from kcoord.storage.snapshot import SNAPSHOT_FILE
 from kcoord.topics.producer_files import SNAPSHOT_SUFFIX, TRANSACTION_INDEX_SUFFIX
-from protocol.record_batch import BATCH_OVERHEAD_BYTES, encode_batch, rewrite_header
+from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, encode_batch, rewrite_header
 
 MANIFEST: Final = "repair.json"
 _REPAIRED_SUFFIX: Final = ".repaired"

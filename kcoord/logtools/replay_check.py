@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.logtools.folders import FolderReader, is_metadata_topic, partitions_in
 from kcoord.logtools.live_state import LiveState
 from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.transactions import TransactionResolver
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
+from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem
-from protocol.errors import DecodeError
+from kcoord_protocol.errors import DecodeError
 
 
 @dataclass(slots=True)

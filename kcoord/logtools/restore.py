@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
-from kcoord.coordinator.service import partition_for
 from kcoord.logtools.folders import FolderReader, NoLogsError, is_metadata_topic, partitions_in
 from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.transactions import OFFSET_COMMIT_TYPES, TransactionResolver
 from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
+from kcoord.runtime.hashing import partition_for
+from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.storage.file_system import FileSystem
-from protocol.messages import OffsetCommitKey, OffsetCommitValue
-from protocol.record_batch import Record, decode_header, decode_records
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.messages import OffsetCommitKey, OffsetCommitValue
+from kcoord_protocol.record_batch import Record, decode_header, decode_records
+from kcoord_protocol.uuid import ZERO_UUID
 
 PartitionKey: TypeAlias = tuple[str, int]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kcoord.coordinator.group.classic.consumer_protocol import read_assignment
-from kcoord.coordinator.result import CoordinatorRecord
-from protocol.messages import (
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMemberMetadataKey,
@@ -24,7 +24,7 @@ from protocol.messages import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.uuid import ZERO_UUID
 
 
 @dataclass(slots=True)

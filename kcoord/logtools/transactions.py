@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolves the transactions in a log of offset commits: which records count, by the rule of the coordinator's replay.
 
-That rule is `kcoord.coordinator.group.transactional_offsets`: here it is asked about records as they lie in a log.
+That rule is `kcoord.coordinator.group.offsets.transactional_offsets`: here it is asked about records as they lie in
+a log.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kcoord.coordinator.group.transactional_offsets import OffsetKey, PendingOffsets
-from kcoord.coordinator.result import Producer
-from protocol.control_records import ControlRecordType, decode_control_key
-from protocol.errors import DecodeError
-from protocol.messages import OffsetCommitKey
-from protocol.record_batch import Record, decode_header, decode_records
+from kcoord.coordinator.group.offsets.transactional_offsets import OffsetKey, PendingOffsets
+from kcoord.runtime.result import Producer
+from kcoord_protocol.control_records import ControlRecordType, decode_control_key
+from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.messages import OffsetCommitKey
+from kcoord_protocol.record_batch import Record, decode_header, decode_records
 
 OFFSET_COMMIT_TYPES: Final = (b"\x00\x00", b"\x00\x01")
 """How the keys of offset commits begin: in old releases of Kafka, and today."""

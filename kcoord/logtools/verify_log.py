@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from kcoord.coordinator.service import partition_for
 from kcoord.logtools.decode import LogKind, RecordDescriber, group_id_of, kind_of
 from kcoord.logtools.dump import frames_and_damage
 from kcoord.logtools.findings import Finding, FindingKind
 from kcoord.logtools.folders import Partition, SegmentFile, segments_in
 from kcoord.logtools.lost_groups import LostGroups
 from kcoord.logtools.verify_index import IndexCheck
+from kcoord.runtime.hashing import partition_for
 from kcoord.storage.file_system import FileSystem
 from kcoord.storage.scan import BatchFrame, Damage, DamageKind
-from protocol.errors import DecodeError
-from protocol.record_batch import decode_header, decode_records
+from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.record_batch import decode_header, decode_records
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from kcoord.config import ConfigError, ConfigKey, ConfigType
 from kcoord.config.key import key_table
 from kcoord.metadata.image import CLIENT_METRICS_RESOURCE, MetadataImage
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 DEFAULT_INTERVAL_MS: Final = 300_000
 MAX_PROGRAM_BYTES: Final = 1 << 20

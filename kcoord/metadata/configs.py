@@ -25,7 +25,6 @@ from kcoord.config import (
 )
 from kcoord.config.listener_keys import broker_key, is_for_one_broker
 from kcoord.config.topic_config import topic_default
-from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult
 from kcoord.metadata import image as image_module
 from kcoord.metadata import records
 from kcoord.metadata.client_metrics import check_client_metrics_configs
@@ -38,11 +37,12 @@ from kcoord.metadata.image import (
     MetadataImage,
 )
 from kcoord.metadata.names import check_topic_name
-from protocol.errors import Errors, KafkaError
-from protocol.messages import AlterConfigsResponse, IncrementalAlterConfigsResponse
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import AlterConfigsResponse, IncrementalAlterConfigsResponse
 
 if TYPE_CHECKING:
-    from protocol.messages import AlterConfigsRequest, IncrementalAlterConfigsRequest
+    from kcoord_protocol.messages import AlterConfigsRequest, IncrementalAlterConfigsRequest
 
 T = TypeVar("T")
 

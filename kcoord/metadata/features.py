@@ -10,11 +10,11 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from kcoord.coordinator.result import CoordinatorResult, OperationContext
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.records import new_feature_level_record, supported_features
-from protocol.errors import Errors, KafkaError
-from protocol.messages import UpdateFeaturesRequest, UpdateFeaturesResponse
+from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import UpdateFeaturesRequest, UpdateFeaturesResponse
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig

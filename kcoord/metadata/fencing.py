@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult
 from kcoord.metadata.image import BrokerImage, ImageBuilder, MetadataImage, PartitionImage
 from kcoord.metadata.records import (
     NO_LEADER,
@@ -17,7 +16,8 @@ from kcoord.metadata.records import (
     new_leader_record,
     new_unregister_broker_record,
 )
-from protocol.errors import Errors, KafkaError
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult
+from kcoord_protocol.errors import Errors, KafkaError
 
 
 def fence_broker(image: MetadataImage, broker_id: int, *, fenced: bool) -> CoordinatorResult[bool]:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.metadata.records import FENCE, KEEP_LEADER, UNFENCE
-from protocol.messages import (
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.messages import (
     BrokerRegistrationChangeRecord,
     ConfigRecord,
     FeatureLevelRecord,

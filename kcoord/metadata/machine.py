@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey
 from kcoord.metadata import configs, features, fencing, reassignment, records, topics
 from kcoord.metadata.image import BrokerImage, ImageBuilder, MetadataImage
 from kcoord.metadata.placement import move_records
 from kcoord.metadata.records import BrokerRegistration
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey
 
 if TYPE_CHECKING:
-    from protocol.messages import (
+    from kcoord_protocol.messages import (
         AlterConfigsRequest,
         AlterConfigsResponse,
         AlterPartitionReassignmentsRequest,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 MAX_TOPIC_NAME_LENGTH: Final = 249
 _LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+")

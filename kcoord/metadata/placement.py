@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.metadata import records
 from kcoord.metadata.collect import duplicates
 from kcoord.metadata.image import BrokerImage, MetadataImage, TopicImage
-from protocol.errors import Errors, KafkaError
-from protocol.uuid import ZERO_UUID
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.uuid import ZERO_UUID
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig

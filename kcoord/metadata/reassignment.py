@@ -14,16 +14,16 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.result import CoordinatorResult, OperationContext
 from kcoord.metadata.fencing import settled
 from kcoord.metadata.image import MetadataImage, PartitionImage, TopicImage
 from kcoord.metadata.placement import Placement, directories_of
 from kcoord.metadata.records import new_leader_record, new_reassignment_record
-from protocol.errors import Errors, KafkaError
-from protocol.messages import AlterPartitionReassignmentsResponse, ElectLeadersResponse
+from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import AlterPartitionReassignmentsResponse, ElectLeadersResponse
 
 if TYPE_CHECKING:
-    from protocol.messages import AlterPartitionReassignmentsRequest, ElectLeadersRequest
+    from kcoord_protocol.messages import AlterPartitionReassignmentsRequest, ElectLeadersRequest
 
 FIRST_VERSION_WITH_ELECTION_TYPE = 1
 

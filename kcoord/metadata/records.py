@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kcoord.coordinator.result import CoordinatorRecord
-from protocol.messages import (
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.messages import (
     BrokerRegistrationChangeRecord,
     ConfigRecord,
     FeatureLevelRecord,

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig, ConfigError, check_topic_configs
-from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext
 from kcoord.metadata import placement, records
 from kcoord.metadata.collect import duplicates as duplicates_of
 from kcoord.metadata.collect import first_of_each
@@ -18,18 +17,19 @@ from kcoord.metadata.describe import topic_config_entries
 from kcoord.metadata.image import CLUSTER_METADATA_TOPIC, TOPIC_RESOURCE, MetadataImage, TopicImage
 from kcoord.metadata.names import check_topic_name, collision_form, may_collide
 from kcoord.metadata.placement import Placement, partition_records
-from protocol.errors import Errors, KafkaError
-from protocol.messages import (
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
     CreatePartitionsResponse,
     CreateTopicsRequest,
     CreateTopicsResponse,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
 )
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.uuid import ZERO_UUID
 
 if TYPE_CHECKING:
-    from protocol.messages import CreatePartitionsRequest
+    from kcoord_protocol.messages import CreatePartitionsRequest
 
 CONSUMER_OFFSETS_TOPIC: Final = placement.CONSUMER_OFFSETS_TOPIC
 TRANSACTION_STATE_TOPIC: Final = placement.TRANSACTION_STATE_TOPIC

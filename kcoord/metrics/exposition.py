@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from kcoord.metrics.measures import BUCKETS_MS, Histogram
-from protocol.api_keys import ApiKey
+from kcoord_protocol.api_keys import ApiKey
 
 SCRAPE_SECONDS = 10.0
 

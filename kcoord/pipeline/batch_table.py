@@ -11,7 +11,7 @@ from typing import Final, Self, TypeAlias
 import numpy as np
 
 from kcoord.pipeline.buffers import Bytes, Flags, Gather, Ints
-from protocol.batch_header import (
+from kcoord_protocol.batch_header import (
     BATCH_OVERHEAD_BYTES,
     CONTROL_BIT,
     LOG_OVERHEAD_BYTES,

@@ -21,10 +21,10 @@ from kcoord.pipeline.offset_values import OffsetValues
 from kcoord.pipeline.record_split import Split
 from kcoord.pipeline.schemas import RECORDS
 from kcoord.pipeline.transactions import NEVER, OWN, Resolution
-from protocol.batch_header import LOG_APPEND_TIME_BIT
-from protocol.control_records import ControlRecordType
-from protocol.errors import CorruptBatchError
-from protocol.record_batch import decode_record_headers
+from kcoord_protocol.batch_header import LOG_APPEND_TIME_BIT
+from kcoord_protocol.control_records import ControlRecordType
+from kcoord_protocol.errors import CorruptBatchError
+from kcoord_protocol.record_batch import decode_record_headers
 
 _TYPES: Final = {each.name: each.type for each in RECORDS.columns}
 _CONTROL_NAMES: Final = {int(each): each.name.lower() for each in ControlRecordType}

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from kcoord.pipeline.buffers import Bytes, Flags, Gather, Ints
 from kcoord.pipeline.schemas import TIMESTAMP
-from protocol.uuid import ZERO_UUID, uuid_to_string
+from kcoord_protocol.uuid import ZERO_UUID, uuid_to_string
 
 _INLINE_BYTES: Final = 12
 _FIRST_BYTES: Final = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)

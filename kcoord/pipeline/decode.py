@@ -14,9 +14,9 @@ from kcoord.pipeline.kernels import NUMPY, Kernels
 from kcoord.pipeline.keys import KeyTable
 from kcoord.pipeline.record_split import Split, sane_counts
 from kcoord.pipeline.transactions import Resolution
-from protocol.batch_header import BATCH_OVERHEAD_BYTES
-from protocol.compression import Compression, decompress
-from protocol.errors import CorruptBatchError
+from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES
+from kcoord_protocol.compression import Compression, decompress
+from kcoord_protocol.errors import CorruptBatchError
 
 NOT_DECODED: Final = "the records of the batch do not add up"
 

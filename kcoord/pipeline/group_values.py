@@ -13,8 +13,8 @@ from typing import Final, TypeAlias
 
 from kcoord.coordinator.group.classic.consumer_protocol import PROTOCOL_TYPE, read_assignment, read_topics
 from kcoord.coordinator.group.records import EPOCH_REASON_TAG, empty_since_from
-from protocol.errors import DecodeError
-from protocol.messages import (
+from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMemberMetadataValue,
     ConsumerGroupMetadataValue,
@@ -24,7 +24,7 @@ from protocol.messages import (
     GroupMetadataValue,
     Message,
 )
-from protocol.uuid import uuid_to_string
+from kcoord_protocol.uuid import uuid_to_string
 
 Row: TypeAlias = dict[str, object]
 

@@ -13,12 +13,12 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from kcoord.coordinator.runtime.serde import GROUP_RECORDS
 from kcoord.logtools.decode import group_id_of
 from kcoord.pipeline.buffers import Bytes, Flags, Ints
 from kcoord.pipeline.columns import int_column, views
-from protocol.errors import DecodeError
-from protocol.messages import Message, message_class
+from kcoord.runtime.serde import GROUP_RECORDS
+from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.messages import Message, message_class
 
 _KEY_NAMES: Final = (*GROUP_RECORDS, "LegacyOffsetCommit")
 KEY_CLASSES: Final[dict[int, type[Message]]] = {

@@ -17,8 +17,8 @@ import numpy as np
 from kcoord.pipeline.batch_table import Batches, Scan, Walk, control_type, find_batch, scan, walk
 from kcoord.pipeline.buffers import Bytes, Gather, content_bytes
 from kcoord.pipeline.log_files import LogFolder, Place, SegmentFile
-from protocol.errors import CorruptBatchError
-from protocol.record_batch import decode_records
+from kcoord_protocol.errors import CorruptBatchError
+from kcoord_protocol.record_batch import decode_records
 
 Checksums: TypeAlias = Literal["active", "all", "none"]
 

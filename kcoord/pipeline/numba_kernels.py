@@ -20,8 +20,8 @@ from kcoord.pipeline.buffers import PADDING_BYTES, Bytes, Gather, Ints, Words, o
 from kcoord.pipeline.columns import validity
 from kcoord.pipeline.offset_values import NUMBERS, OffsetValues, finish_slowly
 from kcoord.pipeline.record_split import Split, sane_counts
-from protocol.batch_header import BATCH_OVERHEAD_BYTES, LOG_OVERHEAD_BYTES, MAGIC
-from protocol.messages import OffsetCommitValue
+from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, LOG_OVERHEAD_BYTES, MAGIC
+from kcoord_protocol.messages import OffsetCommitValue
 
 _INT32 = 0
 _INT64 = 1

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kcoord.pipeline.buffers import Flags, Gather, Ints, content_bytes, uvarints
-from protocol.errors import DecodeError
-from protocol.messages import OffsetCommitValue
-from protocol.schema import FieldSchema
+from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.messages import OffsetCommitValue
+from kcoord_protocol.schema import FieldSchema
 
 _SIZES: Final = {"int8": 1, "int16": 2, "int32": 4, "int64": 8, "uuid": 16}
 _VERSION_BYTES: Final = 2

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from kcoord.coordinator.service import partition_for
 from kcoord.pipeline.decode import Decoder
 from kcoord.pipeline.keys import KeyTable
 from kcoord.pipeline.log_files import Folder, LogFolder
 from kcoord.pipeline.log_reader import END_OF_LOG, read_pieces
 from kcoord.pipeline.range_reader import LogRange
 from kcoord.pipeline.transactions import Resolution
+from kcoord.runtime.hashing import partition_for
 
 _SAMPLE_BYTES = 1 << 16
 

@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from kcoord.coordinator.runtime.batch import REASON_HEADER
 from kcoord.pipeline.buffers import Flags, Ints
 from kcoord.pipeline.chunk import Chunk
 from kcoord.pipeline.columns import (
@@ -27,7 +26,8 @@ from kcoord.pipeline.group_values import to_json
 from kcoord.pipeline.keys import GROUP_TYPES, NO_TYPE
 from kcoord.pipeline.schemas import RECORDS
 from kcoord.pipeline.transactions import OUTCOMES, SUPERSEDED
-from protocol.control_records import ControlRecordType
+from kcoord.runtime.batch import REASON_HEADER
+from kcoord_protocol.control_records import ControlRecordType
 
 _TYPES: Final = {each.name: each.type for each in RECORDS.columns}
 _CONTROL_NAMES: Final = {int(each): each.name.lower() for each in ControlRecordType}

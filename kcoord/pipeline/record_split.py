@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kcoord.pipeline.buffers import Bytes, Flags, Gather, Ints, Words, content_bytes, unzigzag, uvarints
-from protocol.primitives import decode_uvarint, decode_uvarlong
+from kcoord_protocol.primitives import decode_uvarint, decode_uvarlong
 
 _FEW: Final = 24
 """So many batches or less go on one by one: a step in numpy costs as much as some 25 records in Python."""

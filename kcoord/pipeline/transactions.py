@@ -2,8 +2,9 @@
 """Resolves the transactions in a log partition, by whole batches: a producer's batches are decided by its next marker.
 
 Which records of committed transactions lose against a later record of the same key, a commit or a tombstone, is found
-by `superseded`. Both together are the rule of `kcoord.coordinator.group.transactional_offsets` for columns; a property
-test holds the tables to what a coordinator loads.
+by `superseded`. Both together are the rule of
+`kcoord.coordinator.group.offsets.transactional_offsets` for columns; a property test holds the tables to what a
+coordinator loads.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from kcoord.pipeline.batch_table import Batches
 from kcoord.pipeline.buffers import Flags, Ints
-from protocol.control_records import ControlRecordType
+from kcoord_protocol.control_records import ControlRecordType
 
 COMMITTED: Final = 1
 ABORTED: Final = 2

@@ -13,25 +13,25 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast, overload
 
 from kcoord.metadata.features import GROUP_VERSION
-from kcoord.server.request_context import random_uuid
-from kcoord.server.transactional_produce import TransactionalProduce
-from protocol.errors import Errors, KafkaError
+from kcoord.server.api.request_context import random_uuid
+from kcoord.server.shards.transactional_produce import TransactionalProduce
+from kcoord_protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig, Listener
-    from kcoord.coordinator.group.packed_commit import CommitPlan
-    from kcoord.coordinator.group.packed_fetch import PackedFetch
+    from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
+    from kcoord.coordinator.group.offsets.packed_fetch import PackedFetch
     from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.coordinator.result import CoordinatorResult, OperationContext, Producer
-    from kcoord.coordinator.runtime.runtime import Waiter
     from kcoord.coordinator.transaction.metadata import Partitions
     from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
     from kcoord.metadata.image import MetadataImage
-    from kcoord.server.apis import ApiTable
-    from kcoord.server.client_telemetry import ClientTelemetry
-    from kcoord.server.fetch_service import FetchService
-    from kcoord.server.metadata_operations import MetadataOperation
-    from kcoord.server.telemetry_exporter import TelemetryExporter
+    from kcoord.runtime.coordinator_runtime import Waiter
+    from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer
+    from kcoord.server.api.api_table import ApiTable
+    from kcoord.server.observe.client_telemetry import ClientTelemetry
+    from kcoord.server.observe.telemetry_exporter import TelemetryExporter
+    from kcoord.server.shards.fetch_service import FetchService
+    from kcoord.server.shards.metadata_operations import MetadataOperation
     from kcoord.topics.store import TopicStore
 
 _logger = logging.getLogger(__name__)
@@ -178,8 +178,8 @@ class Broker:
     def client_telemetry(self) -> ClientTelemetry:
         """Made when the first client asks."""
         if self._client_telemetry is None:
-            from kcoord.server.client_telemetry import ClientTelemetry
-            from kcoord.server.telemetry_exporter import TelemetryExporter
+            from kcoord.server.observe.client_telemetry import ClientTelemetry
+            from kcoord.server.observe.telemetry_exporter import TelemetryExporter
 
             if self.config.kcoord_client_telemetry_endpoint:
                 self._exporter = TelemetryExporter(self.config.kcoord_client_telemetry_endpoint)

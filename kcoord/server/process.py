@@ -23,36 +23,36 @@ from kcoord.config import BrokerConfig, Listener, TopicConfig
 from kcoord.config.broker_config import is_without_effect
 from kcoord.config.workers import worker_count, worker_properties
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, LoadError
-from kcoord.coordinator.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde, MetadataSerde
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.records import BrokerRegistration
-from kcoord.server.apis import build_api_table
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, LoadError
+from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde, MetadataSerde
+from kcoord.server.api.api_table import build_api_table
+from kcoord.server.api.request_context import internal_operation_context, random_uuid
 from kcoord.server.broker import Broker, MetadataService
 from kcoord.server.clock import Clock
-from kcoord.server.connection import KafkaConnection
-from kcoord.server.connection_limits import ConnectionLimits
-from kcoord.server.fetch_service import FetchService
-from kcoord.server.group_service import LocalGroupService
-from kcoord.server.group_times import GroupTimes
-from kcoord.server.listener import SocketListener
-from kcoord.server.metadata_service import METADATA_SHARD, LocalMetadataService
-from kcoord.server.peer_calls import NoPeers, PeerCalls
-from kcoord.server.request_context import internal_operation_context, random_uuid
-from kcoord.server.storage import METADATA_TOPIC, Storage, StorageNotUsable
-from kcoord.server.transaction_service import TRANSACTION_STATE_TOPIC, LocalTransactionService
-from kcoord.server.worker import Worker
+from kcoord.server.disk.data_folder import METADATA_TOPIC, Storage, StorageNotUsable
+from kcoord.server.net.connection import KafkaConnection
+from kcoord.server.net.connection_limits import ConnectionLimits
+from kcoord.server.net.listener import SocketListener
+from kcoord.server.shards.fetch_service import FetchService
+from kcoord.server.shards.group_service import LocalGroupService
+from kcoord.server.shards.group_times import GroupTimes
+from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService
+from kcoord.server.shards.transaction_service import TRANSACTION_STATE_TOPIC, LocalTransactionService
+from kcoord.server.workers.peer_calls import NoPeers, PeerCalls
+from kcoord.server.workers.worker import Worker
 from kcoord.storage.errors import StorageError
 from kcoord.storage.segment import LogConfig
-from protocol.compression import Compression
-from protocol.errors import KafkaError
-from protocol.uuid import uuid_from_string
+from kcoord_protocol.compression import Compression
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.uuid import uuid_from_string
 
 if TYPE_CHECKING:
     from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
     from kcoord.metadata.image import MetadataImage
-    from kcoord.server.broker_metrics import BrokerMetrics
-    from kcoord.server.log_cleaner import LogCleaner
+    from kcoord.server.disk.log_cleaner import LogCleaner
+    from kcoord.server.observe.broker_metrics import BrokerMetrics
 
 _logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Ready:
 def run(config: BrokerConfig, on_ready: Callable[[Ready], None]) -> None:
     """Runs a broker until a signal ends it. Raises StartError where it cannot start."""
     if worker_count(config) > 1:
-        from kcoord.server.supervisor import Supervisor
+        from kcoord.server.workers.supervisor import Supervisor
 
         Supervisor(config).run(on_ready)
         return
@@ -336,7 +336,7 @@ class BrokerProcess:
         if config.kcoord_metrics_port < 0:
             return None
         # The library takes a tenth of a second to load: only who asked for it pays.
-        from kcoord.server.broker_metrics import BrokerMetrics
+        from kcoord.server.observe.broker_metrics import BrokerMetrics
 
         metrics = BrokerMetrics(self._loop, self._groups, self._transactions, self._listeners, self.now_ms)
         host = config.kcoord_metrics_host

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import CoordinatorResult, OperationContext
+from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.simulation.network import Request
-from protocol.api_keys import ApiKey
-from protocol.errors import KafkaError
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
     ConsumerGroupHeartbeatRequest,

@@ -19,11 +19,11 @@ from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, T
 from kcoord.coordinator.group.creation_limits import CreationLimits
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import OperationContext, Task
-from kcoord.coordinator.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
-from kcoord.coordinator.service import partition_for
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.hashing import partition_for
+from kcoord.runtime.result import OperationContext, Task
+from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
 from kcoord.simulation.apis import APIS, operation_of, response_of
 from kcoord.simulation.clock import Clock
 from kcoord.simulation.network import Network, Request
@@ -37,9 +37,9 @@ from kcoord.simulation.transactions import TRANSACTION_APIS, TransactionRequests
 from kcoord.storage.durable_appends import DurableAppends
 from kcoord.storage.journal import JOURNAL_FILE, Journal, restore
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, TornWrite, keep_everything
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors, KafkaError
-from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, Message
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, Message
 
 GROUP_TOPIC: Final = "__consumer_offsets"
 TRANSACTION_TOPIC: Final = "__transaction_state"

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from kcoord.simulation.observer import CommitKey, Observer
 from kcoord.simulation.trace import ViolationError
-from protocol.messages import OffsetFetchResponse
+from kcoord_protocol.messages import OffsetFetchResponse
 
 TopicPartition: TypeAlias = tuple[bytes, int]
 

@@ -16,9 +16,9 @@ from kcoord.simulation.clock import Clock
 from kcoord.simulation.network import Network
 from kcoord.simulation.options import Options
 from kcoord.simulation.promises import Promises, Subscription
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     ConsumerProtocolSubscription,
     HeartbeatRequest,
     HeartbeatResponse,

@@ -16,9 +16,9 @@ from kcoord.simulation.clock import Clock
 from kcoord.simulation.network import Network, Request
 from kcoord.simulation.options import Options
 from kcoord.simulation.trace import ViolationError
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors
-from protocol.messages import Message
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import Message
 
 RETRIABLE = frozenset({Errors.COORDINATOR_LOAD_IN_PROGRESS, Errors.NOT_COORDINATOR, Errors.COORDINATOR_NOT_AVAILABLE})
 """Answers after which a client asks again a little later: it does not know whether the request took effect."""

@@ -12,9 +12,9 @@ from kcoord.simulation.clock import Clock
 from kcoord.simulation.network import Network
 from kcoord.simulation.observer import CommitKey
 from kcoord.simulation.options import Options
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     OffsetCommitRequest,
     OffsetCommitResponse,
     OffsetFetchRequest,

@@ -19,9 +19,9 @@ from kcoord.simulation.network import Network
 from kcoord.simulation.options import Options
 from kcoord.simulation.promises import Promises, Subscription
 from kcoord.simulation.trace import ViolationError
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     OffsetCommitRequest,

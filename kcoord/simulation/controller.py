@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Final
 
-from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.metadata.creation_order import CreationOrder
 from kcoord.metadata.image import ImageBuilder
+from kcoord.runtime.result import CoordinatorRecord
 from kcoord.simulation.broker import Process, SimulatedBroker
 from kcoord.simulation.trace import Trace
-from protocol.messages import Message
+from kcoord_protocol.messages import Message
 
 _LONGEST_WAY_MS: Final = 200
 """For a message between the two processes."""

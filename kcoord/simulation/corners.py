@@ -17,9 +17,9 @@ from kcoord.simulation.network import Network
 from kcoord.simulation.options import Options
 from kcoord.simulation.topics import FIRST_TOPIC
 from kcoord.simulation.trace import Trace, ViolationError
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
     ConsumerGroupHeartbeatRequest,

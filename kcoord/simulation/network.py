@@ -16,7 +16,7 @@ from random import Random
 from kcoord.simulation.clock import Clock
 from kcoord.simulation.options import Options
 from kcoord.simulation.trace import Trace
-from protocol.api_keys import ApiKey
+from kcoord_protocol.api_keys import ApiKey
 
 _LONGEST_HOLD_UP_MS = 6_000
 

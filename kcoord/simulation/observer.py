@@ -13,18 +13,18 @@ from typing import Final, NamedTuple
 
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
-from kcoord.coordinator.group.expiration import GROUP_RETENTION_KEY
+from kcoord.coordinator.group.offsets.expiration import GROUP_RETENTION_KEY
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext
 from kcoord.coordinator.transaction.metadata import LEGAL_PREDECESSORS, TransactionState
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext
 from kcoord.simulation.network import Request
 from kcoord.simulation.trace import Trace, ViolationError
-from protocol.api_keys import ApiKey
-from protocol.control_records import ControlRecordType
-from protocol.errors import Errors, KafkaError
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.control_records import ControlRecordType
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group import migration, offset_operations, records
+from kcoord.coordinator.group import migration, records
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.consumer import removal, transition
 from kcoord.coordinator.group.consumer.current_assignment import CurrentAssignmentBuilder
@@ -22,21 +22,22 @@ from kcoord.coordinator.group.consumer.heartbeat import ConsumerHeartbeat
 from kcoord.coordinator.group.consumer.member import ConsumerGroupMember
 from kcoord.coordinator.group.consumer.transition import MemberTransition
 from kcoord.coordinator.group.creation_limits import CreationLimits
-from kcoord.coordinator.group.expiration import Aging
-from kcoord.coordinator.group.offset_operations import PartitionCheck
-from kcoord.coordinator.group.offsets import CommittedOffset
+from kcoord.coordinator.group.offsets import operations as offset_operations
+from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
+from kcoord.coordinator.group.offsets.expiration import Aging
+from kcoord.coordinator.group.offsets.operations import PartitionCheck
+from kcoord.coordinator.group.offsets.transactional_offsets import OffsetKey, PendingOffsets, TransactionalOffsets
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.group.steady import SteadyHeartbeat
-from kcoord.coordinator.group.transactional_offsets import OffsetKey, PendingOffsets, TransactionalOffsets
-from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext, Schedule
 from kcoord.metadata.creation_order import CreationOrder
 from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Schedule
 from kcoord.simulation import shards
 from kcoord.storage import journal
 from kcoord.storage.durable_appends import DurableAppends
 from kcoord.storage.offset_map import OffsetMap
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMetadataValue,
     ConsumerGroupTargetAssignmentMetadataValue,

@@ -16,9 +16,9 @@ from kcoord.simulation.network import Network
 from kcoord.simulation.observer import CommitKey
 from kcoord.simulation.options import Options
 from kcoord.simulation.trace import Trace
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
     EndTxnRequest,

@@ -13,8 +13,8 @@ from kcoord.simulation.checkers import AcknowledgedCommits, Ownership, ToldEpoch
 from kcoord.simulation.client import RETRIABLE, Client
 from kcoord.simulation.observer import CommitKey
 from kcoord.simulation.trace import Trace
-from protocol.errors import Errors
-from protocol.messages import OffsetCommitResponse
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import OffsetCommitResponse
 
 _COMMIT_REFUSED: Final = frozenset(
     {

@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-PACKAGES: Final = ("kcoord.coordinator.group", "kcoord.coordinator.runtime", "kcoord.coordinator.transaction")
+PACKAGES: Final = ("kcoord.coordinator.group", "kcoord.runtime", "kcoord.coordinator.transaction")
 EXCUSED: Final = {
     "group.classic.join.ClassicJoin._join_existing UNKNOWN_MEMBER_ID": "an Empty group has no member that could ask",
     "group.classic.operations.heartbeat UNKNOWN_MEMBER_ID": "an Empty group has no member that could ask",

@@ -17,8 +17,8 @@ from kcoord.simulation.client import Client
 from kcoord.simulation.clock import Clock
 from kcoord.simulation.network import Network
 from kcoord.simulation.options import Options
-from protocol.api_keys import ApiKey
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.messages import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,

@@ -6,8 +6,8 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from protocol.api_keys import ApiKey
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.messages import (
     AddOffsetsToTxnRequest,
     DescribeTransactionsRequest,
     EndTxnRequest,

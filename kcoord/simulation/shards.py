@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, Generic, Protocol, TypeVar
 
-from kcoord.coordinator.result import CoordinatorResult, OperationContext, StateMachine, Task
-from kcoord.coordinator.runtime.runtime import WAIT, Append, CoordinatorRuntime, Loader, LoadError, ShardState
-from kcoord.coordinator.runtime.serde import RecordSerde
 from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.coordinator_runtime import WAIT, Append, CoordinatorRuntime, Loader, LoadError, ShardState
+from kcoord.runtime.result import CoordinatorResult, OperationContext, StateMachine, Task
+from kcoord.runtime.serde import RecordSerde
 from kcoord.simulation.trace import Trace, ViolationError
 from kcoord.storage.cleaner import Cleaner, CleaningRules, assess
 from kcoord.storage.durable_appends import Appended, DurableAppends
@@ -34,7 +34,7 @@ from kcoord.storage.snapshot import (
     read_snapshot,
     write_snapshot,
 )
-from protocol.errors import KafkaError
+from kcoord_protocol.errors import KafkaError
 
 DATA_FOLDER: Final = "data"
 _RELOAD_MS: Final = 100

@@ -14,18 +14,18 @@ from kcoord.coordinator.group.consumer.member import ConsumerGroupMember, Member
 from kcoord.coordinator.group.group import Group
 from kcoord.coordinator.group.migration import unfinished
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import OperationContext
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
-from kcoord.coordinator.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topic_hash import metadata_hash
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
+from kcoord.runtime.result import OperationContext
+from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
 from kcoord.simulation.broker import Process, SimulatedBroker
 from kcoord.simulation.checkers import AcknowledgedCommits, TopicPartition
 from kcoord.simulation.shards import TOMBSTONES_KEPT_MS
 from kcoord.simulation.trace import ViolationError
 from kcoord.storage.snapshot import SnapshotError, may_miss_deletions, read_snapshot
-from protocol.messages import OffsetCommitKey, OffsetFetchRequest
+from kcoord_protocol.messages import OffsetCommitKey, OffsetFetchRequest
 
 _REBUILD_EVERY_STEPS: Final = 300
 _COMMITS_EVERY_STEPS: Final = 10

@@ -8,12 +8,12 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from kcoord.coordinator.group.expiration import GROUP_RETENTION_KEY
+from kcoord.coordinator.group.offsets.expiration import GROUP_RETENTION_KEY
 from kcoord.metadata.image import GROUP_RESOURCE
 from kcoord.simulation.broker import SimulatedBroker
 from kcoord.simulation.controller import Controller
 from kcoord.simulation.options import Options
-from protocol.messages import ConfigRecord, Message, PartitionRecord, RemoveTopicRecord, TopicRecord
+from kcoord_protocol.messages import ConfigRecord, Message, PartitionRecord, RemoveTopicRecord, TopicRecord
 
 FIRST_TOPIC: Final = "topic-0"
 LATER_TOPIC: Final = "topic-1"

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import CoordinatorResult, OperationContext, Producer, Task
-from kcoord.coordinator.service import partition_for
 from kcoord.coordinator.transaction.end_transaction import EndRequest
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.coordinator.transaction.work import WriteMarkers
+from kcoord.runtime.hashing import partition_for
+from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer, Task
 from kcoord.simulation.network import Request
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors, KafkaError
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
     DescribeTransactionsRequest,

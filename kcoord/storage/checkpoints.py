@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from kcoord.storage.errors import MalformedCheckpointError, MetaPropertiesError
 from kcoord.storage.file_system import FileSystem, read_file, write_file_atomically
-from protocol.uuid import uuid_from_string, uuid_to_string
+from kcoord_protocol.uuid import uuid_from_string, uuid_to_string
 
 TopicPartition: TypeAlias = tuple[str, int]
 LOCK_FILE = ".lock"

@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from kcoord.storage.record_filter import iter_raw, records_of
-from protocol.batch_header import BatchHeader
-from protocol.control_records import ControlRecordType, decode_control_key
+from kcoord_protocol.batch_header import BatchHeader
+from kcoord_protocol.control_records import ControlRecordType, decode_control_key
 
 
 def marker_type(header: BatchHeader, batch: bytes) -> ControlRecordType | None:

@@ -29,7 +29,7 @@ from kcoord.storage.record_filter import empty_batch, iter_raw, read_runs, recor
 from kcoord.storage.replacement import NewSegment, OnOwner, Replacement, ReplacementAbandoned, remove_leftovers
 from kcoord.storage.scan import BatchFrame
 from kcoord.storage.segment import Segment
-from protocol.batch_header import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, decode_header
+from kcoord_protocol.batch_header import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, decode_header
 
 SLICE_BYTES = 64 << 10
 """How much is worked on between two calls of `pause`."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kcoord.storage.cleaned_transactions import TransactionsOfPass
 from kcoord.storage.offset_map import OffsetMap
 from kcoord.storage.record_filter import RawRecord, Run, empty_batch, filter_batch, iter_raw, read_runs, records_of
-from protocol.batch_header import BatchHeader
+from kcoord_protocol.batch_header import BatchHeader
 
 
 class LastOfProducer(NamedTuple):

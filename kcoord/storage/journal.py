@@ -19,7 +19,7 @@ from typing import NamedTuple
 from kcoord.storage.file_system import Bytes, File, FileSystem, join, parent, write_all
 from kcoord.storage.recovery import base_offset_of
 from kcoord.storage.segment import LOG_SUFFIX, segment_name
-from protocol.batch_header import crc32c
+from kcoord_protocol.batch_header import crc32c
 
 JOURNAL_FILE = "journal"
 _FRAME = struct.Struct(">II")

@@ -25,7 +25,7 @@ from kcoord.storage.readable_log import ReadableLog
 from kcoord.storage.recovery import Recovery, RecoveryReport
 from kcoord.storage.scan import FRAME, LENGTH_PREFIX_BYTES, MAGIC_V2, SMALLEST_BATCH_LENGTH
 from kcoord.storage.segment import BatchPlace, LogConfig, Segment
-from protocol.record_batch import BATCH_OVERHEAD_BYTES
+from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES
 
 _OWN_FILES = 8
 

@@ -14,7 +14,7 @@ from kcoord.storage.errors import OffsetOutOfRangeError
 from kcoord.storage.index import TimestampOffset
 from kcoord.storage.log_loader import segment_number
 from kcoord.storage.segment import Segment
-from protocol.record_batch import BatchHeader, decode_header, decode_records
+from kcoord_protocol.record_batch import BatchHeader, decode_header, decode_records
 
 
 class RecordPosition(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from struct import Struct, iter_unpack
 from typing import Final, NamedTuple
 
-from protocol.batch_header import (
+from kcoord_protocol.batch_header import (
     BATCH_OVERHEAD_BYTES,
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
@@ -22,9 +22,9 @@ from protocol.batch_header import (
     TimestampType,
     frame_batch,
 )
-from protocol.compression import Compression, compress, decompress
-from protocol.errors import CorruptBatchError
-from protocol.primitives import decode_uvarint, decode_uvarlong, encode_varint, encode_varlong
+from kcoord_protocol.compression import Compression, compress, decompress
+from kcoord_protocol.errors import CorruptBatchError
+from kcoord_protocol.primitives import decode_uvarint, decode_uvarlong, encode_varint, encode_varlong
 
 _CHECKED: Final = Struct(">hiqqqhii")
 """attributes, last offset delta, base and max timestamp, producer id, epoch and sequence, count: before the records."""

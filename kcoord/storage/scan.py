@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kcoord.storage.errors import CorruptLogError
 from kcoord.storage.file_system import File
-from protocol.record_batch import BATCH_OVERHEAD_BYTES, crc32c, verify_crc
+from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, crc32c, verify_crc
 
 CHUNK_BYTES = 1 << 20
 LENGTH_PREFIX_BYTES = 12

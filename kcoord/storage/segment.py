@@ -33,7 +33,7 @@ from kcoord.storage.scan import (
     walk,
 )
 from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX, SegmentIndexes, stored_tail
-from protocol.record_batch import BATCH_OVERHEAD_BYTES, Record, decode_header, decode_records
+from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, Record, decode_header, decode_records
 
 LOG_SUFFIX = ".log"
 DELETED_SUFFIX = ".deleted"

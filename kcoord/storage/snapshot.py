@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from kcoord.coordinator.runtime.snapshot import Chunk
+from kcoord.runtime.snapshot import Chunk
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, join, parent, read_file, write_all
-from protocol.record_batch import crc32c
+from kcoord_protocol.record_batch import crc32c
 
 if TYPE_CHECKING:
     from kcoord.storage.log import Log

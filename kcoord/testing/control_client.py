@@ -25,7 +25,7 @@ from kcoord.testing.arguments import Arguments
 from kcoord.testing.errors import ControlError
 from kcoord.testing.group_view import Group, group_from_description
 from kcoord.testing.monitor import CONTROL_CLIENT_ID
-from protocol.errors import Errors
+from kcoord_protocol.errors import Errors
 
 BASE64_PREFIX: Final = "base64:"
 """How bytes that are no UTF-8 text begin in JSON."""

@@ -17,7 +17,7 @@ from kcoord.testing.control_client import ControlClient
 from kcoord.testing.errors import ControlError, WaitTimeout
 from kcoord.testing.faults import Selector, fault_from
 from kcoord.testing.group_control import WAIT_MS, GroupControl, until
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
     from kcoord.testing.host import BrokerHost

@@ -14,8 +14,8 @@ from enum import Enum
 from kcoord.testing.arguments import Arguments
 from kcoord.testing.errors import ControlError
 from kcoord.testing.observed import API_NAMES, NAMES_OF_APIS, RequestFacts
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
 
 
 class Outcome(Enum):

@@ -7,14 +7,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from kcoord.server.request_context import internal_operation_context
+from kcoord.server.api.request_context import internal_operation_context
 from kcoord.testing.arguments import Arguments
 from kcoord.testing.errors import ControlError, WaitTimeout
 from kcoord.testing.operations import ControllableShard
 
 if TYPE_CHECKING:
     from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.coordinator.result import CoordinatorResult, OperationContext
+    from kcoord.runtime.result import CoordinatorResult, OperationContext
     from kcoord.testing.control_client import ControlClient
     from kcoord.testing.group_view import Group
     from kcoord.testing.host import BrokerHost

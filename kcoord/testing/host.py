@@ -13,8 +13,8 @@ from typing import Final
 
 from kcoord.config import BrokerConfig, ConfigError
 from kcoord.config.workers import worker_count
+from kcoord.server.disk.data_folder import Storage
 from kcoord.server.process import load_metadata
-from kcoord.server.storage import Storage
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.testing.clock import MovableClock
 from kcoord.testing.errors import ControlError

@@ -9,23 +9,23 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from kcoord.server.apis import ApiTable, BoundApi
-from kcoord.server.connection import KafkaConnection
-from kcoord.server.listener import SocketListener
+from kcoord.server.api.api_table import ApiTable, BoundApi
+from kcoord.server.net.connection import KafkaConnection
+from kcoord.server.net.listener import SocketListener
 from kcoord.testing.faults import Fault, Outcome
 from kcoord.testing.monitor import CONTROL_CLIENT_ID, Monitor
-from protocol.api_keys import ApiKey
-from protocol.errors import KafkaError
-from protocol.messages import ProduceRequest
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import ProduceRequest
 
 if TYPE_CHECKING:
     from kcoord.config import Listener
-    from kcoord.server.apis import Api
+    from kcoord.server.api.api_table import Api
+    from kcoord.server.api.request_context import RequestContext
     from kcoord.server.broker import Broker
-    from kcoord.server.connection import ConnectionOwner
-    from kcoord.server.connection_limits import ConnectionLimits
-    from kcoord.server.request_context import RequestContext
-    from protocol.messages import Message
+    from kcoord.server.net.connection import ConnectionOwner
+    from kcoord.server.net.connection_limits import ConnectionLimits
+    from kcoord_protocol.messages import Message
 
 
 class InstrumentedConnection(KafkaConnection):

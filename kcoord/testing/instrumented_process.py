@@ -12,12 +12,12 @@ from kcoord.testing.operations import ControllableShard
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig, Listener
-    from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
     from kcoord.metadata.machine import MetadataMachine
+    from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
     from kcoord.server.broker import Broker
-    from kcoord.server.connection_limits import ConnectionLimits
-    from kcoord.server.listener import SocketListener
-    from kcoord.server.storage import Storage
+    from kcoord.server.disk.data_folder import Storage
+    from kcoord.server.net.connection_limits import ConnectionLimits
+    from kcoord.server.net.listener import SocketListener
     from kcoord.testing.clock import MovableClock
     from kcoord.testing.monitor import Monitor
 

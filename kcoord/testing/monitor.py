@@ -14,8 +14,8 @@ from kcoord.testing.faults import Fault, Faults, Selector
 from kcoord.testing.observed import NAMES_OF_APIS, Observation, facts_of
 
 if TYPE_CHECKING:
-    from kcoord.server.request_context import RequestContext
-    from protocol.message import Message
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord_protocol.message import Message
 
 CONTROL_CLIENT_ID: Final = "kcoord-control"
 MOST_OBSERVATIONS: Final = 10_000

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from protocol.api_keys import ApiKey
-from protocol.json_form import to_json
-from protocol.message import Message
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.json_form import to_json
+from kcoord_protocol.message import Message
 
 _GROUP_FIELDS = ("group_id", "groups", "group_ids", "groups_names")
 _MEMBER_FIELDS = ("member_id", "instance_id", "group_instance_id")

@@ -15,9 +15,9 @@ from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.member import Assignment
 from kcoord.coordinator.group.consumer.timers import session_timer
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import CoordinatorResult, OperationContext
 from kcoord.metadata.image import MetadataImage
-from protocol.errors import Errors, KafkaError
+from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord_protocol.errors import Errors, KafkaError
 
 TopicPartitions = Mapping[str, Iterable[int]]
 """Topic name -> partitions."""

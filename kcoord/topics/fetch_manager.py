@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kcoord.topics.fetch_session import FetchContext, FetchPartition, FetchSessions
 from kcoord.topics.producer_state import AbortedTransaction
-from protocol.errors import Errors, KafkaError
-from protocol.messages import FetchResponse
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import FetchResponse
+from kcoord_protocol.uuid import ZERO_UUID
 
 if TYPE_CHECKING:
-    from protocol.messages import FetchRequest
+    from kcoord_protocol.messages import FetchRequest
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from protocol.errors import Errors, KafkaError
-from protocol.messages import FetchResponse
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import FetchResponse
 
 if TYPE_CHECKING:
-    from protocol.messages import FetchRequest
+    from kcoord_protocol.messages import FetchRequest
 
 NO_SESSION: Final = 0
 INITIAL_EPOCH: Final = 0

@@ -22,7 +22,7 @@ from kcoord.topics.open_log import OpenLog
 from kcoord.topics.partition import Partition
 from kcoord.topics.retention import delete_below_start, delete_expired
 from kcoord.topics.schedule import Every
-from protocol.errors import KafkaError
+from kcoord_protocol.errors import KafkaError
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig

@@ -15,7 +15,7 @@ from kcoord.topics.leader_epochs import EpochEntry, LeaderEpochs
 from kcoord.topics.offset_queries import EARLIEST, LATEST, NOT_FOUND, FoundOffset, find_offset
 from kcoord.topics.open_log import replay
 from kcoord.topics.producer_state import ProducerState
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
     from kcoord.storage.log import Log

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from kcoord.storage.log import Log
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH, LeaderEpochs
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 LATEST: Final = -1
 EARLIEST: Final = -2

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kcoord.coordinator.verification import Verifications
+from kcoord.runtime.verification import Verifications
 from kcoord.storage.errors import is_disk_full
 from kcoord.storage.log import Log
 from kcoord.topics.leader_epochs import LeaderEpochs
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import AbortedTransaction, BatchFacts, ProducerState
-from protocol.batch_header import BatchHeader
-from protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
-from protocol.record_batch import decode_entries
+from kcoord_protocol.batch_header import BatchHeader
+from kcoord_protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
+from kcoord_protocol.record_batch import decode_entries
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kcoord.coordinator.result import Producer
+from kcoord.runtime.result import Producer
 from kcoord.storage.errors import CorruptLogError, PartitionHeldError, StorageError
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import LogDir
@@ -25,11 +25,11 @@ from kcoord.topics.open_log import OpenLog, load, replay
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import BatchFacts, ProducerEntry
 from kcoord.topics.validation import CODECS, BatchRules, stamp_batch
-from protocol.batch_header import BatchHeader, crc32c, decode_header, iter_headers
-from protocol.compression import Compression
-from protocol.control_records import ControlRecordType, end_txn_marker
-from protocol.errors import Errors, KafkaError
-from protocol.record_batch import encode_control_batch
+from kcoord_protocol.batch_header import BatchHeader, crc32c, decode_header, iter_headers
+from kcoord_protocol.compression import Compression
+from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.record_batch import encode_control_batch
 
 if TYPE_CHECKING:
     from kcoord.config import TopicConfig

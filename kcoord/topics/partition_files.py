@@ -26,7 +26,7 @@ from kcoord.topics.producer_files import (
     file_name,
 )
 from kcoord.topics.producer_state import AbortedTransaction, ProducerEntry
-from protocol.uuid import uuid_to_string
+from kcoord_protocol.uuid import uuid_to_string
 
 METADATA_FILE: Final = "partition.metadata"
 EPOCHS_FILE: Final = "leader-epoch-checkpoint"

@@ -12,7 +12,7 @@ import struct
 from typing import Final
 
 from kcoord.topics.producer_state import AbortedTransaction, CachedBatch, ProducerEntry
-from protocol.batch_header import crc32c
+from kcoord_protocol.batch_header import crc32c
 
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 TRANSACTION_INDEX_SUFFIX: Final = ".txnindex"

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 CACHED_BATCHES: Final = 5
 """How many batches of a producer a duplicate is looked for in: as many as a client may have in flight."""

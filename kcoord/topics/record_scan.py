@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protocol.batch_header import NO_TIMESTAMP
-from protocol.errors import Errors
-from protocol.primitives import decode_uvarint, decode_uvarlong
+from kcoord_protocol.batch_header import NO_TIMESTAMP
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.primitives import decode_uvarint, decode_uvarlong
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kcoord.config import TopicConfig
-from kcoord.coordinator.result import Producer
+from kcoord.runtime.result import Producer
 from kcoord.storage.file_system import FileSystem
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import STRAY_SUFFIX, LogDir
@@ -27,8 +27,8 @@ from kcoord.topics.offset_queries import FoundOffset
 from kcoord.topics.partition import AppendResult, Marker, Partition, Verified
 from kcoord.topics.producer_ids import ProducerIds
 from kcoord.topics.producer_state import ProducerEntry
-from protocol.errors import Errors, KafkaError
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.uuid import ZERO_UUID
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig

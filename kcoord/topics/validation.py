@@ -15,7 +15,7 @@ from typing import Final
 
 from kcoord.topics.producer_state import NO_PRODUCER_ID, BatchFacts
 from kcoord.topics.record_scan import ScanRules, largest_record_bytes, scan_records
-from protocol.batch_header import (
+from kcoord_protocol.batch_header import (
     BATCH_OVERHEAD_BYTES,
     NO_TIMESTAMP,
     BatchHeader,
@@ -24,9 +24,9 @@ from protocol.batch_header import (
     decode_header,
     verify_crc,
 )
-from protocol.compression import Compression, decompress
-from protocol.errors import DecodeError, Errors, KafkaError
-from protocol.record_batch import decode_records, encode_batch
+from kcoord_protocol.compression import Compression, decompress
+from kcoord_protocol.errors import DecodeError, Errors, KafkaError
+from kcoord_protocol.record_batch import decode_records, encode_batch
 
 MAX_EXPANSION: Final = 64
 ALWAYS_ALLOWED_BYTES: Final = 16 * 1024 * 1024

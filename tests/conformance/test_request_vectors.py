@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Producer
 
-from kcoord.server.apis import SERVED_VERSIONS
-from protocol.api_keys import ApiKey, request_class
-from protocol.errors import Errors
-from protocol.headers import encode_request
+from kcoord.server.api.api_table import SERVED_VERSIONS
+from kcoord_protocol.api_keys import ApiKey, request_class
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.headers import encode_request
 from tests.fuzz.verdicts import verdict
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_jars import KafkaJars

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import cast
 
-from kcoord.server.apis import SERVED_VERSIONS
-from protocol.api_keys import ApiKey, request_class, response_class
-from protocol.errors import DecodeError, Errors, UnsupportedVersionError
-from protocol.framing import FrameReader
-from protocol.headers import decode_request_header, decode_response_header, encode_request
-from protocol.message import Message
-from protocol.messages import (
+from kcoord.server.api.api_table import SERVED_VERSIONS
+from kcoord_protocol.api_keys import ApiKey, request_class, response_class
+from kcoord_protocol.errors import DecodeError, Errors, UnsupportedVersionError
+from kcoord_protocol.framing import FrameReader
+from kcoord_protocol.headers import decode_request_header, decode_response_header, encode_request
+from kcoord_protocol.message import Message
+from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     FindCoordinatorRequest,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any, Final
 
-from protocol.message import Message, Struct
-from protocol.schema import INT_RANGES, FieldSchema, StructSchema
+from kcoord_protocol.message import Message, Struct
+from kcoord_protocol.schema import INT_RANGES, FieldSchema, StructSchema
 
 _BYTES: Final = (0x00, 0x01, 0x02, 0x7F, 0x80, 0xFE, 0xFF)
 _LENGTHS: Final = tuple(

@@ -11,16 +11,16 @@ from typing import Final
 
 from kcoord.coordinator.group import regex
 from kcoord.coordinator.group.classic import consumer_protocol
-from kcoord.server.apis import SERVED_VERSIONS
+from kcoord.server.api.api_table import SERVED_VERSIONS
 from kcoord.topics.validation import BatchRules, single_batch, stamp_batch
-from protocol.api_keys import ApiKey, request_class
-from protocol.batch_header import crc32c
-from protocol.compression import Compression
-from protocol.errors import DecodeError, KafkaError
-from protocol.headers import decode_request_header, encode_request
-from protocol.message import Decoder, Message
-from protocol.messages import ConsumerProtocolAssignment, ConsumerProtocolSubscription
-from protocol.record_batch import Record, encode_batch
+from kcoord_protocol.api_keys import ApiKey, request_class
+from kcoord_protocol.batch_header import crc32c
+from kcoord_protocol.compression import Compression
+from kcoord_protocol.errors import DecodeError, KafkaError
+from kcoord_protocol.headers import decode_request_header, encode_request
+from kcoord_protocol.message import Decoder, Message
+from kcoord_protocol.messages import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from kcoord_protocol.record_batch import Record, encode_batch
 from tests.fuzz.corpus import findings, recorded
 from tests.protocol.samples import full_sample
 from tests.protocol.test_malformed import decodes_alike

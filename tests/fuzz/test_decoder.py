@@ -12,10 +12,10 @@ from random import Random
 
 import pytest
 
-from kcoord.server.apis import SERVED_VERSIONS
-from protocol.api_keys import request_class
-from protocol.headers import decode_request_header
-from protocol.message import _CODEC_FAILURES, Message
+from kcoord.server.api.api_table import SERVED_VERSIONS
+from kcoord_protocol.api_keys import request_class
+from kcoord_protocol.headers import decode_request_header
+from kcoord_protocol.message import _CODEC_FAILURES, Message
 from tests.fuzz.corpus import recorded
 from tests.fuzz.mutation import damaged, plausible
 from tests.protocol.samples import full_sample

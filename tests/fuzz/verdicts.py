@@ -22,13 +22,13 @@ from typing import NamedTuple, cast
 
 from confluent_kafka import Producer
 
-from kcoord.server.apis import SERVED_VERSIONS
-from protocol.api_keys import ApiKey, request_class, response_class
-from protocol.errors import DecodeError, Errors, UnsupportedVersionError
-from protocol.framing import FrameReader
-from protocol.headers import decode_request_header, decode_response_header, encode_request
-from protocol.message import Struct
-from protocol.messages import (
+from kcoord.server.api.api_table import SERVED_VERSIONS
+from kcoord_protocol.api_keys import ApiKey, request_class, response_class
+from kcoord_protocol.errors import DecodeError, Errors, UnsupportedVersionError
+from kcoord_protocol.framing import FrameReader
+from kcoord_protocol.headers import decode_request_header, decode_response_header, encode_request
+from kcoord_protocol.message import Struct
+from kcoord_protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
     FindCoordinatorRequest,

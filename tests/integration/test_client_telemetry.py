@@ -10,8 +10,8 @@ from pathlib import Path
 from confluent_kafka import Producer
 
 from kcoord.metadata.image import CLIENT_METRICS_RESOURCE
-from kcoord.server.client_telemetry import is_protobuf
-from protocol.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
+from kcoord.server.observe.client_telemetry import is_protobuf
+from kcoord_protocol.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 from tests.integration.wire import WireClient
 from tests.support.confluent import create_topic
 from tests.support.kcoord_process import FAST, KcoordProcess

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     CreateTopicsRequest,
     CreateTopicsResponse,
     FetchRequest,
@@ -24,7 +24,7 @@ from protocol.messages import (
     ProduceRequest,
     ProduceResponse,
 )
-from protocol.record_batch import Record, decode_entries, decode_records, encode_batch, iter_headers
+from kcoord_protocol.record_batch import Record, decode_entries, decode_records, encode_batch, iter_headers
 from tests.integration.conftest import MakeServer
 from tests.integration.wire import WireClient
 from tests.support.kcoord_process import KcoordProcess

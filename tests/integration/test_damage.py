@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from kcoord.cli import main
-from kcoord.coordinator.service import partition_for
+from kcoord.runtime.hashing import partition_for
 from kcoord.storage.journal import JOURNAL_FILE
 from kcoord.storage.snapshot import SNAPSHOT_FILE
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     FetchRequest,
     FetchResponse,
     OffsetFetchRequest,
@@ -24,7 +24,7 @@ from protocol.messages import (
     ProduceRequest,
     ProduceResponse,
 )
-from protocol.record_batch import Record, encode_batch
+from kcoord_protocol.record_batch import Record, encode_batch
 from tests.integration.conftest import MakeServer
 from tests.integration.test_log_commands import TOPIC, commit, create_topic
 from tests.integration.wire import WireClient

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from kcoord.client import AdminClient, FeatureUpdate, Producer, UpgradeType
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
     ConsumerGroupDescribeRequest,

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 
 from kcoord.cli import main
-from protocol.api_keys import ApiKey
-from protocol.compression import Compression, compress
-from protocol.errors import Errors
-from protocol.headers import encode_request
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.compression import Compression, compress
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.headers import encode_request
+from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     CreateTopicsRequest,
@@ -45,7 +45,7 @@ from protocol.messages import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from protocol.record_batch import Record, encode_batch
+from kcoord_protocol.record_batch import Record, encode_batch
 from tests.support.kcoord_process import KcoordProcess
 from tests.support.waiting import wait_until
 

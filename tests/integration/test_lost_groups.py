@@ -14,8 +14,8 @@ import pytest
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.types import TopicPartition
 from kcoord.coordinator.group.records import TombstoneReason, new_classic_group_tombstone
-from kcoord.coordinator.service import partition_for
-from protocol.record_batch import encode_batch
+from kcoord.runtime.hashing import partition_for
+from kcoord_protocol.record_batch import encode_batch
 from tests.support.kcoord_process import FAST, KcoordProcess
 from tests.support.waiting import wait_until
 from tests.unit.logtools.support import (

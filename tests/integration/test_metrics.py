@@ -14,7 +14,12 @@ from confluent_kafka.cimpl import NewTopic
 from prometheus_client.parser import text_string_to_metric_families
 
 from kcoord.cli.blocking_client import BlockingClient, RequestFailed
-from protocol.messages import OffsetCommitRequest, OffsetCommitResponse, OffsetDeleteRequest, OffsetDeleteResponse
+from kcoord_protocol.messages import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+)
 from tests.support.kcoord_process import FAST, KcoordProcess
 from tests.support.waiting import wait_until
 

@@ -12,8 +12,8 @@ import pytest
 
 from kcoord.cli import main
 from kcoord.testing import start_broker
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     OffsetCommitRequest,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.coordinator.service import partition_for
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord.runtime.hashing import partition_for
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
     DeleteRecordsRequest,

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from kcoord.cli import main
-from protocol.api_keys import ApiKey, response_class
-from protocol.errors import Errors
-from protocol.headers import encode_request
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey, response_class
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.headers import encode_request
+from kcoord_protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
     ConsumerGroupHeartbeatRequest,

@@ -16,10 +16,10 @@ from confluent_kafka.cimpl import NewTopic
 
 from kcoord.metadata.describe import ConfigSource
 from kcoord.metadata.image import BROKER_RESOURCE
-from protocol.api_keys import ApiKey
-from protocol.compression import Compression
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.compression import Compression
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
     IncrementalAlterConfigsRequest,
@@ -27,7 +27,7 @@ from protocol.messages import (
     OffsetCommitRequest,
     OffsetCommitResponse,
 )
-from protocol.record_batch import iter_headers
+from kcoord_protocol.record_batch import iter_headers
 from tests.integration.conftest import MakeServer
 from tests.integration.wire import WireClient
 from tests.support.kcoord_process import KcoordProcess

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from kcoord.coordinator.service import partition_for
+from kcoord.runtime.hashing import partition_for
 from kcoord.storage.snapshot import SNAPSHOT_FILE
-from protocol.batch_header import iter_headers
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.batch_header import iter_headers
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
     AddPartitionsToTxnRequest,
@@ -45,7 +45,7 @@ from protocol.messages import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from protocol.record_batch import Record, encode_batch
+from kcoord_protocol.record_batch import Record, encode_batch
 from tests.integration.conftest import MakeServer
 from tests.integration.wire import WireClient
 from tests.support.kcoord_process import KcoordProcess

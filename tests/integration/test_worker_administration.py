@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirsResponse,
     DescribeQuorumRequest,

@@ -27,9 +27,9 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as PythonTopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from kcoord.coordinator.service import partition_for
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord.runtime.hashing import partition_for
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     CreatePartitionsRequest,

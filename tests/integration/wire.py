@@ -6,10 +6,10 @@ from __future__ import annotations
 import socket
 from typing import TypeVar
 
-from protocol.api_keys import response_class
-from protocol.framing import FrameReader
-from protocol.headers import decode_response_header, encode_request
-from protocol.messages import Message
+from kcoord_protocol.api_keys import response_class
+from kcoord_protocol.framing import FrameReader
+from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.messages import Message
 
 R = TypeVar("R", bound=Message)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from protocol.message import Message, Struct
-from protocol.messages import message_class, message_names
-from protocol.schema import INT_RANGES, FieldSchema, StructSchema
+from kcoord_protocol.message import Message, Struct
+from kcoord_protocol.messages import message_class, message_names
+from kcoord_protocol.schema import INT_RANGES, FieldSchema, StructSchema
 
 ALL_NAMES = [name for name in message_names() if message_class(name).valid_versions]
 

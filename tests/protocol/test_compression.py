@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka import codec as kafka_python
 
-from protocol.compression import Compression, compress, decompress
+from kcoord_protocol.compression import Compression, compress, decompress
 
 TEXT = b"".join(b"line %d of some text\n" % n for n in range(5000))
 
@@ -59,6 +59,6 @@ def test_kafka_python_agrees(codec: Compression) -> None:
 
 def test_libraries_are_not_loaded_before_they_are_needed() -> None:
     libraries = {"lz4", "cramjam", "zstandard", "importlib.metadata"}
-    script = f"import sys, protocol.record_batch; print(*{libraries} & set(sys.modules))"
+    script = f"import sys, kcoord_protocol.record_batch; print(*{libraries} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.api_keys import ApiKey, request_class, response_class
-from protocol.errors import DecodeError, FramingError, UnsupportedVersionError
-from protocol.framing import FrameReader
-from protocol.headers import (
+from kcoord_protocol.api_keys import ApiKey, request_class, response_class
+from kcoord_protocol.errors import DecodeError, FramingError, UnsupportedVersionError
+from kcoord_protocol.framing import FrameReader
+from kcoord_protocol.headers import (
     decode_request_header,
     decode_response_header,
     encode_request,
@@ -20,7 +20,7 @@ from protocol.headers import (
     request_header_version,
     response_header_version,
 )
-from protocol.messages import OffsetCommitRequest, OffsetCommitResponse, RequestHeader, ResponseHeader
+from kcoord_protocol.messages import OffsetCommitRequest, OffsetCommitResponse, RequestHeader, ResponseHeader
 
 
 @given(frames=st.lists(st.binary(max_size=12), max_size=6), cuts=st.lists(st.integers(0, 100), max_size=8))

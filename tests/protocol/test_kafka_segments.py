@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from protocol.record_batch import (
+from kcoord_protocol.record_batch import (
     BatchHeader,
     Compression,
     ControlRecordType,

@@ -8,10 +8,10 @@ import tracemalloc
 
 import pytest
 
-from protocol import reference
-from protocol.errors import DecodeError
-from protocol.message import Message
-from protocol.messages import (
+from kcoord_protocol import reference
+from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.message import Message
+from kcoord_protocol.messages import (
     ApiVersionsRequest,
     ConsumerGroupHeartbeatRequest,
     DeleteTopicsRequest,
@@ -22,7 +22,7 @@ from protocol.messages import (
     ProduceRequest,
     message_class,
 )
-from protocol.primitives import encode_uvarint
+from kcoord_protocol.primitives import encode_uvarint
 from tests.protocol.samples import ALL_NAMES, full_sample
 
 

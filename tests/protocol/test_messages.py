@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from protocol import messages as messages_module
-from protocol.compiler import make_class
-from protocol.errors import EncodeError, UnsupportedFieldError, UnsupportedVersionError
-from protocol.messages import (
+from kcoord_protocol import messages as messages_module
+from kcoord_protocol.compiler import make_class
+from kcoord_protocol.errors import EncodeError, UnsupportedFieldError, UnsupportedVersionError
+from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupMemberMetadataValue,
     FetchResponse,
@@ -24,8 +24,8 @@ from protocol.messages import (
     TopicRecord,
     UpdateFeaturesRequest,
 )
-from protocol.schema import load_schema
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.schema import load_schema
+from kcoord_protocol.uuid import ZERO_UUID
 
 
 def commit(**fields: Any) -> OffsetCommitRequest:

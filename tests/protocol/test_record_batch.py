@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords, MemoryRecordsBuilder
 
-from protocol.errors import EncodeError
-from protocol.messages import EndTxnMarker
-from protocol.record_batch import (
+from kcoord_protocol.errors import EncodeError
+from kcoord_protocol.messages import EndTxnMarker
+from kcoord_protocol.record_batch import (
     BATCH_OVERHEAD_BYTES,
     Compression,
     ControlRecordType,

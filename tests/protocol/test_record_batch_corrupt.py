@@ -14,10 +14,10 @@ from cramjam import snappy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.compression import compress, decompress
-from protocol.errors import BatchTooLargeError, CorruptBatchError, DecodeError, UnsupportedMagicError
-from protocol.primitives import encode_uvarint, encode_varint
-from protocol.record_batch import (
+from kcoord_protocol.compression import compress, decompress
+from kcoord_protocol.errors import BatchTooLargeError, CorruptBatchError, DecodeError, UnsupportedMagicError
+from kcoord_protocol.primitives import encode_uvarint, encode_varint
+from kcoord_protocol.record_batch import (
     BATCH_OVERHEAD_BYTES,
     Compression,
     Record,

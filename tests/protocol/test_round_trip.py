@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocol import reference
-from protocol.json_form import from_json, to_json
-from protocol.messages import message_class
+from kcoord_protocol import reference
+from kcoord_protocol.json_form import from_json, to_json
+from kcoord_protocol.messages import message_class
 from tests.protocol.samples import ALL_NAMES, full_sample, messages
 
 

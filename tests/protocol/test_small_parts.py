@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import protocol
-from protocol import primitives, stubs
-from protocol.errors import Errors, KafkaError
-from protocol.schema import MessageSchema, SchemaError, attribute_name, parse_versions
-from protocol.uuid import ZERO_UUID, hyphenated_uuid, uuid_from_string, uuid_to_string
+import kcoord_protocol
+from kcoord_protocol import primitives, stubs
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.schema import MessageSchema, SchemaError, attribute_name, parse_versions
+from kcoord_protocol.uuid import ZERO_UUID, hyphenated_uuid, uuid_from_string, uuid_to_string
 from tests.support.shared import shared
 
 
@@ -152,5 +152,5 @@ def test_the_stub_is_fresh(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_package_is_ours() -> None:
-    assert Path(protocol.__file__).with_name("py.typed").exists()
-    assert Path(protocol.__file__).with_name("messages.pyi").exists()
+    assert Path(kcoord_protocol.__file__).with_name("py.typed").exists()
+    assert Path(kcoord_protocol.__file__).with_name("messages.pyi").exists()

@@ -8,8 +8,8 @@ from threading import Barrier
 
 import pytest
 
-import protocol.messages as messages
-from protocol.schema import load_schema
+import kcoord_protocol.messages as messages
+from kcoord_protocol.schema import load_schema
 
 THREADS = 4
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from protocol import vectors
-from protocol.json_form import from_json
-from protocol.messages import message_class
+from kcoord_protocol import vectors
+from kcoord_protocol.json_form import from_json
+from kcoord_protocol.messages import message_class
 from tests.support.shared import shared
 
 GOOD = {"name": "OffsetDeleteRequest", "version": 0, "hex": "00016700000000", "doc": {"groupId": "g", "topics": []}}

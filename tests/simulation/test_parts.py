@@ -20,9 +20,9 @@ from kcoord.simulation.summary import FAULT_EVENTS
 from kcoord.simulation.trace import Trace, ViolationError
 from kcoord.simulation.world import Setup, World
 from kcoord.storage.memory_file_system import Operation, keep_nothing, no_fault
-from protocol.api_keys import ApiKey
-from protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
-from protocol.record_batch import Record, encode_batch
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
+from kcoord_protocol.record_batch import Record, encode_batch
 
 TOPIC = bytes(range(16))
 

@@ -17,9 +17,9 @@ from kafka.errors import KafkaError as PythonKafkaError
 from kafka.structs import OffsetAndMetadata
 
 from kcoord.client import ClientException, Consumer, KafkaError, TopicPartition
-from kcoord.coordinator.service import partition_for
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord.runtime.hashing import partition_for
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
     ListGroupsRequest,

@@ -6,8 +6,8 @@ from __future__ import annotations
 import random
 import time
 
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
     FindCoordinatorRequest,

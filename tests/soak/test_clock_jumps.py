@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.cli import main
-from protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
+from kcoord_protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 from tests.integration.test_metrics import scrape
 from tests.integration.wire import WireClient
 from tests.soak.crowd import PARTITIONS, SETTINGS, TOPIC, Crowd, rest

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     OffsetCommitRequest,

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from kcoord.cli.workers import WorkersNotReached, set_fenced
-from protocol.errors import DecodeError, Errors
-from protocol.messages import AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse
+from kcoord_protocol.errors import DecodeError, Errors
+from kcoord_protocol.messages import AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse
 from tests.integration.test_workers import (
     SHARDS,
     TIMEOUT_SECONDS,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import Errors
-from protocol.messages import ListGroupsRequest, ListGroupsResponse
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import ListGroupsRequest, ListGroupsResponse
 from tests.integration.wire import WireClient
 from tests.soak.committer import Committer
 from tests.soak.crowd import END_SECONDS, PYTHON_SESSION_MS, SESSION_MS, SETTINGS, TOPIC, Crowd, rest

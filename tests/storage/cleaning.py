@@ -9,8 +9,8 @@ from kcoord.storage.cleaner import Assessment, Cleaner, CleaningRules, assess
 from kcoord.storage.cleaning_pass import Cleaned, LastOfProducer
 from kcoord.storage.file_system import FileSystem
 from kcoord.storage.log import Log
-from protocol.control_records import ControlRecordType, decode_control_key
-from protocol.record_batch import Compression, Record, decode_records, encode_batch, encode_control_batch
+from kcoord_protocol.control_records import ControlRecordType, decode_control_key
+from kcoord_protocol.record_batch import Compression, Record, decode_records, encode_batch, encode_control_batch
 from tests.storage.support import NOW_MS, new_config, open_log
 
 RULES = CleaningRules(delete_retention_ms=1000)

@@ -10,7 +10,7 @@ from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import Operation
 from kcoord.storage.recovery import Recovery
 from kcoord.storage.segment import LogConfig
-from protocol.record_batch import Record, encode_batch
+from kcoord_protocol.record_batch import Record, encode_batch
 
 DIRECTORY = "data/topic-0"
 LOG_FILE = join(DIRECTORY, f"{0:020d}.log")

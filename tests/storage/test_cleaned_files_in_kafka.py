@@ -9,8 +9,8 @@ import pytest
 
 from kcoord.storage.cleaning_pass import LastOfProducer
 from kcoord.storage.file_system import RealFileSystem
-from protocol.control_records import ControlRecordType
-from protocol.record_batch import Compression
+from kcoord_protocol.control_records import ControlRecordType
+from kcoord_protocol.record_batch import Compression
 from tests.storage.cleaning import Writer, clean
 from tests.storage.support import DIRECTORY
 from tests.support.kafka_jars import KafkaJars

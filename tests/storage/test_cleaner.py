@@ -15,8 +15,8 @@ from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.storage.record_filter import iter_raw, read_runs, records_of
 from kcoord.storage.replacement import ReplacementAbandoned
-from protocol.control_records import ControlRecordType
-from protocol.record_batch import Compression, Record, TimestampType, decode_header, decode_records, encode_batch
+from kcoord_protocol.control_records import ControlRecordType
+from kcoord_protocol.record_batch import Compression, Record, TimestampType, decode_header, decode_records, encode_batch
 from tests.storage.cleaning import RULES, Writer, clean, committed_state, offsets_left, records, state
 from tests.storage.support import DIRECTORY, NOW_MS, content, open_log
 

@@ -15,8 +15,8 @@ from kcoord.storage.cleaner import CleaningRules
 from kcoord.storage.errors import StorageError
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import Keep, MemoryFileSystem, Operation, keep_everything, keep_nothing, no_fault
-from protocol.control_records import ControlRecordType
-from protocol.record_batch import Compression
+from kcoord_protocol.control_records import ControlRecordType
+from kcoord_protocol.record_batch import Compression
 from tests.storage.cleaning import Writer, clean, committed_state, offsets_left, records, state
 from tests.storage.support import DIRECTORY, MachineCrash, crash_at, open_log
 

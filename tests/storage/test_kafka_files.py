@@ -14,7 +14,7 @@ from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.recovery import Recovery
 from kcoord.storage.segment import LogConfig
-from protocol.record_batch import Compression, Record, decode_records, encode_batch, iter_headers
+from kcoord_protocol.record_batch import Compression, Record, decode_records, encode_batch, iter_headers
 from tests.storage.support import NOW_MS
 from tests.support.kafka_jars import KafkaJars
 from tests.support.shared import SHARED

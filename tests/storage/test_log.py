@@ -12,7 +12,7 @@ from kcoord.storage.errors import InvalidAppendError, OffsetOutOfRangeError, Sto
 from kcoord.storage.file_system import RealFileSystem, read_file
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
-from protocol.record_batch import Record, TimestampType, encode_batch, iter_headers
+from kcoord_protocol.record_batch import Record, TimestampType, encode_batch, iter_headers
 from tests.storage.support import (
     DIRECTORY,
     INDEX_FILE,

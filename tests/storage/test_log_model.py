@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kcoord.storage.memory_file_system import MemoryFileSystem, keep_everything
 from kcoord.storage.recovery import Recovery
-from protocol.record_batch import iter_headers
+from kcoord_protocol.record_batch import iter_headers
 from tests.storage.support import NOW_MS, batch, content, new_config, open_log
 
 small = st.integers(0, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.coordinator.runtime.snapshot import Chunk
+from kcoord.runtime.snapshot import Chunk
 from kcoord.storage.file_system import join, make_durable_dirs
 from kcoord.storage.memory_file_system import Keep, MemoryFileSystem, keep_everything, keep_nothing, no_fault
 from kcoord.storage.snapshot import (

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
+from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
-from protocol.messages import OffsetCommitKey, OffsetCommitValue
-from protocol.record_batch import Record, decode_records, encode_batch
+from kcoord_protocol.messages import OffsetCommitKey, OffsetCommitValue
+from kcoord_protocol.record_batch import Record, decode_records, encode_batch
 from tests.storage.cleaning import clean
 from tests.storage.support import NOW_MS, new_config, open_log
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.classic.rebalance import group_metadata_record
-from kcoord.coordinator.group.offsets import CommittedOffset
+from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
 from kcoord.coordinator.group.records import (
     TombstoneReason,
     new_classic_group_tombstone,
@@ -21,12 +21,12 @@ from kcoord.coordinator.group.records import (
     new_group_epoch_tombstone,
 )
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.metadata.image import MetadataImage
-from protocol.control_records import ControlRecordType, end_txn_marker
-from protocol.messages import GroupMetadataValue
-from protocol.record_batch import Record, decode_header, encode_batch, encode_control_batch
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
+from kcoord_protocol.messages import GroupMetadataValue
+from kcoord_protocol.record_batch import Record, decode_header, encode_batch, encode_control_batch
 from tests.unit.logtools.support import NOW_MS, commit_record, commit_tombstone, record_of
 
 OffsetOf: TypeAlias = tuple[str, str, int]

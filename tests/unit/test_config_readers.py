@@ -29,7 +29,7 @@ from kcoord.config import (
 )
 
 PACKAGE = Path(kcoord.__file__).parent
-PARTS_OF_THE_BROKER = ("config", "coordinator", "metadata", "server", "storage", "topics")
+PARTS_OF_THE_BROKER = ("config", "coordinator", "metadata", "runtime", "server", "storage", "topics")
 CONFIGS = {"config", "_config", "broker_config", "broker", "_broker"}
 """What a BrokerConfig, TopicConfig or GroupConfig is called where it is read."""
 LOOKUPS = {"value", "static_value", "get"}
@@ -172,7 +172,7 @@ def test_tiered_storage_is_refused() -> None:
 @pytest.mark.parametrize(
     ("path", "reader", "unread"),
     [
-        ("server/listener.py", "config.socket_listen_backlog_size", "broker: socket.listen.backlog.size"),
+        ("server/net/listener.py", "config.socket_listen_backlog_size", "broker: socket.listen.backlog.size"),
         ("config/security.py", "config.authorizer_class_name", "broker: authorizer.class.name"),
         ("topics/partition.py", "config.flush_messages", "topic: flush.messages"),
         ("topics/partition.py", "config.flush_messages", "broker: log.flush.interval.messages"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The distribution: `protocol` is ours (another package has that name too); lock files pin all and name no host."""
+"""The distribution: `kcoord_protocol` is ours; lock files pin all and name no host."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import kcoord
-import protocol
+import kcoord_protocol
 
 ROOT = Path(__file__).parents[2]
 LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
 
 
 def test_both_packages_come_from_here() -> None:
-    assert Path(protocol.__file__ or "").parent == ROOT / "protocol"
+    assert Path(kcoord_protocol.__file__ or "").parent == ROOT / "protocol" / "kcoord_protocol"
     assert Path(kcoord.__file__ or "").parent == ROOT / "kcoord"
 
 

@@ -17,8 +17,8 @@ from kcoord.client.cluster import Cluster, Deadline
 from kcoord.client.connection import Connection
 from kcoord.client.repeat import repeat
 from kcoord.client.results import error_of, outcome_of
-from protocol.errors import KafkaError
-from protocol.messages import (
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import (
     DescribeConfigsRequest,
     DescribeConfigsResponse,
     IncrementalAlterConfigsRequest,

@@ -11,8 +11,8 @@ from kcoord.client.cluster import Cluster, Deadline
 from kcoord.client.repeat import repeat
 from kcoord.client.results import outcome_of
 from kcoord.client.version import SOFTWARE_NAME, SOFTWARE_VERSION
-from protocol.errors import KafkaError
-from protocol.messages import (
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
     UpdateFeaturesRequest,

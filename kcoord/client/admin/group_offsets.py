@@ -20,8 +20,8 @@ from kcoord.client.offset_messages import (
 from kcoord.client.repeat import repeat
 from kcoord.client.results import Results, error_of, outcome_of
 from kcoord.client.types import Node, Offsets, TopicPartition
-from protocol.errors import KafkaError
-from protocol.messages import (
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import (
     OffsetCommitRequest,
     OffsetCommitResponse,
     OffsetDeleteRequest,

@@ -20,9 +20,9 @@ from kcoord.client.creation_time import group_creation_time_ms
 from kcoord.client.repeat import repeat
 from kcoord.client.results import error_of, outcome_of
 from kcoord.client.types import Node, TopicPartition
-from protocol.api_keys import ApiKey
-from protocol.errors import DecodeError, Errors, KafkaError
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import DecodeError, Errors, KafkaError
+from kcoord_protocol.messages import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
     ConsumerProtocolAssignment,

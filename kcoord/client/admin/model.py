@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kcoord.client.reset_policy import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from kcoord.client.types import Node, TopicPartition
-from protocol.uuid import ZERO_UUID, uuid_to_string
+from kcoord_protocol.uuid import ZERO_UUID, uuid_to_string
 
 _NOT_ASKED = -(1 << 31)
 

@@ -20,9 +20,9 @@ from kcoord.client.cluster import Cluster, Deadline
 from kcoord.client.repeat import repeat
 from kcoord.client.results import error_of, outcome_of
 from kcoord.client.types import Node
-from protocol.api_keys import ApiKey
-from protocol.errors import KafkaError
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreateTopicsRequest,
@@ -36,7 +36,7 @@ from protocol.messages import (
     MetadataRequest,
     MetadataResponse,
 )
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.uuid import ZERO_UUID
 
 PARTITIONS_PER_PAGE = 2000
 

@@ -39,7 +39,7 @@ from kcoord.client.types import (
     OffsetAndTimestamp,
     TopicPartition,
 )
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 CLOSE_TIMEOUT_MS: Final = 30_000
 

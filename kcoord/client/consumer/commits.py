@@ -14,7 +14,7 @@ from kcoord.client.consumer.subscription import SubscriptionState
 from kcoord.client.errors import ClientException, IllegalStateException
 from kcoord.client.tasks import stop
 from kcoord.client.types import Offsets
-from protocol.errors import KafkaError
+from kcoord_protocol.errors import KafkaError
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from kcoord.client.types import TopicPartition
-from protocol.errors import Errors
-from protocol.messages import FetchRequest
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import FetchRequest
 
 NO_SESSION: Final = 0
 FULL_EPOCH: Final = 0

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kcoord.client.types import ConsumerRecord, TopicPartition
-from protocol.control_records import ControlRecordType, decode_control_key
-from protocol.errors import CorruptBatchError
-from protocol.record_batch import BatchHeader, decode_records, iter_headers, iter_records, verify_crc
+from kcoord_protocol.control_records import ControlRecordType, decode_control_key
+from kcoord_protocol.errors import CorruptBatchError
+from kcoord_protocol.record_batch import BatchHeader, decode_records, iter_headers, iter_records, verify_crc
 
 
 class AbortedTransaction(NamedTuple):

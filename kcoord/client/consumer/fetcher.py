@@ -19,9 +19,9 @@ from kcoord.client.results import error_of
 from kcoord.client.signal import Signal
 from kcoord.client.tasks import spawn, stop
 from kcoord.client.types import ConsumerRecord, TopicPartition
-from protocol.errors import CorruptBatchError, Errors, KafkaError
-from protocol.messages import FetchRequest, FetchResponse
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.errors import CorruptBatchError, Errors, KafkaError
+from kcoord_protocol.messages import FetchRequest, FetchResponse
+from kcoord_protocol.uuid import ZERO_UUID
 
 _log = logging.getLogger(__name__)
 

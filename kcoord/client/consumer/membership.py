@@ -22,8 +22,8 @@ from kcoord.client.consumer.member_state import (
 )
 from kcoord.client.creation_time import UNKNOWN_TIME_MS, group_creation_time_ms
 from kcoord.client.types import TopicIdPartition
-from protocol.errors import Errors, KafkaError
-from protocol.messages import (
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatNewPartitionsResponse,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from kcoord.client.cluster import Cluster
 from kcoord.client.signal import Signal
 from kcoord.client.tasks import spawn, stop
-from protocol.errors import KafkaError
+from kcoord_protocol.errors import KafkaError
 
 _log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from kcoord.client.offset_messages import (
 )
 from kcoord.client.results import error_of
 from kcoord.client.types import ConsumerGroupMetadata, Offsets, TopicPartition
-from protocol.errors import Errors, KafkaError
-from protocol.messages import (
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
     OffsetCommitRequest,
     OffsetCommitResponse,
     OffsetFetchRequest,

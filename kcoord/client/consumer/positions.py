@@ -31,7 +31,7 @@ from kcoord.client.reset_policy import LATEST_TIMESTAMP, NONE, TO_START_TIME
 from kcoord.client.signal import Signal
 from kcoord.client.tasks import spawn, stop
 from kcoord.client.types import ListOffsetsResult, OffsetAndMetadata, TopicIdPartition, TopicPartition
-from protocol.errors import KafkaError
+from kcoord_protocol.errors import KafkaError
 
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from kcoord.client.consumer.membership import HeartbeatResponse, Membership
 from kcoord.client.consumer.metadata_updater import MetadataUpdater
 from kcoord.client.signal import Signal, wait_for
 from kcoord.client.tasks import spawn, stop
-from protocol.errors import KafkaError
-from protocol.messages import (
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatNewPartitionsResponse,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from kcoord.client.types import TopicPartition
-from protocol.record_batch import BATCH_OVERHEAD_BYTES, Compression, Record, encode_batch
+from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, Compression, Record, encode_batch
 
 D = TypeVar("D")
 

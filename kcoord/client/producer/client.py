@@ -22,8 +22,8 @@ from kcoord.client.producer.partitioner import StickyPartitions, partition_for_k
 from kcoord.client.producer.sender import Sender
 from kcoord.client.producer.transactions import Transactions, TransactionState
 from kcoord.client.types import ConsumerGroupMetadata, OffsetAndMetadata, RecordMetadata, TopicPartition
-from protocol.errors import Errors, KafkaError
-from protocol.record_batch import BATCH_OVERHEAD_BYTES, Record
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, Record
 
 Headers = Sequence[tuple[str, bytes | str | None]]
 

@@ -18,10 +18,10 @@ from kcoord.client.producer.transactions import LAST_V1_PRODUCE, Transactions
 from kcoord.client.results import error_of
 from kcoord.client.tasks import spawn, stop
 from kcoord.client.types import RecordMetadata, TopicPartition
-from protocol.errors import EncodeError, Errors, KafkaError
-from protocol.messages import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest, ProduceResponse
-from protocol.record_batch import Compression
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.errors import EncodeError, Errors, KafkaError
+from kcoord_protocol.messages import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest, ProduceResponse
+from kcoord_protocol.record_batch import Compression
+from kcoord_protocol.uuid import ZERO_UUID
 
 Batch = ProducerBatch[asyncio.Future[RecordMetadata]]
 

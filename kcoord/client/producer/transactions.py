@@ -18,8 +18,8 @@ from kcoord.client.offset_messages import LAST_TXN_VERSION_WITH_NAMES, by_topic
 from kcoord.client.producer.batches import Sequences
 from kcoord.client.results import error_of
 from kcoord.client.types import ConsumerGroupMetadata, OffsetAndMetadata, Offsets, TopicPartition
-from protocol.errors import Errors, KafkaError
-from protocol.messages import (
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
     AddPartitionsToTxnRequest,

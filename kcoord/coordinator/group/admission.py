@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig

@@ -6,7 +6,7 @@ See `kcoord.metadata.creation_order` for the whole; this is the part of a proces
 
 from __future__ import annotations
 
-from kcoord.coordinator.result import NO_CREATION_LIMIT
+from kcoord.runtime.result import NO_CREATION_LIMIT
 
 
 class CreationLimits:

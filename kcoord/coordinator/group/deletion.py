@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
-from kcoord.coordinator.group.expiration import MAX_TOMBSTONES, Expiration
 from kcoord.coordinator.group.group import Group
-from kcoord.coordinator.group.offsets import CommittedOffsets
+from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffsets
+from kcoord.coordinator.group.offsets.expiration import MAX_TOMBSTONES, Expiration
+from kcoord.coordinator.group.offsets.transactional_offsets import OffsetKey, TransactionalOffsets
 from kcoord.coordinator.group.records import TombstoneReason
-from kcoord.coordinator.group.transactional_offsets import OffsetKey, TransactionalOffsets
-from kcoord.coordinator.result import CoordinatorRecord
+from kcoord.runtime.result import CoordinatorRecord
 
 
 class Deletion:

@@ -13,8 +13,8 @@ from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.member import ConsumerGroupMember
 from kcoord.coordinator.group.group import GroupState
 from kcoord.metadata.image import MetadataImage
-from protocol.errors import Errors
-from protocol.messages import ConsumerGroupDescribeResponse, DescribeGroupsResponse
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import ConsumerGroupDescribeResponse, DescribeGroupsResponse
 
 MEMBER_TYPE_CLASSIC: Final = 0
 MEMBER_TYPE_CONSUMER: Final = 1

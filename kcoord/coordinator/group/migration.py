@@ -25,11 +25,11 @@ from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.member import ClassicMemberMetadata, ConsumerGroupMember, MemberState
 from kcoord.coordinator.group.consumer.timers import cancel_member_timers, downgrade_timer, session_timer
 from kcoord.coordinator.group.group import GroupState
-from kcoord.coordinator.result import Cancel, Completion, CoordinatorResult, Schedule, TimerKey
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topic_hash import metadata_hash
-from protocol.errors import Errors, KafkaError
-from protocol.messages import SyncGroupResponse
+from kcoord.runtime.result import Cancel, Completion, CoordinatorResult, Schedule, TimerKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import SyncGroupResponse
 
 MIGRATION: Final = records.TombstoneReason.MIGRATION
 

@@ -17,9 +17,9 @@ from kcoord.coordinator.group.consumer.member import (
     ConsumerGroupMember,
     EpochAssignment,
 )
-from kcoord.coordinator.group.offsets import CommittedOffset
-from kcoord.coordinator.result import CoordinatorRecord
-from protocol.messages import (
+from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMemberMetadataKey,
@@ -36,7 +36,7 @@ from protocol.messages import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.uuid import ZERO_UUID
 
 
 class EpochReason(Enum):

@@ -17,11 +17,11 @@ from kcoord.coordinator.group.consumer.group import ConsumerGroup, ResolvedRegul
 from kcoord.coordinator.group.consumer.member import ConsumerGroupMember, MemberState
 from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.group import Group
-from kcoord.coordinator.group.offsets import CommittedOffset, CommittedOffsets
-from kcoord.coordinator.group.transactional_offsets import OffsetKey, TransactionalOffsets
-from kcoord.coordinator.result import CoordinatorRecord, Producer
-from protocol.control_records import ControlRecordType
-from protocol.messages import (
+from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset, CommittedOffsets
+from kcoord.coordinator.group.offsets.transactional_offsets import OffsetKey, TransactionalOffsets
+from kcoord.runtime.result import CoordinatorRecord, Producer
+from kcoord_protocol.control_records import ControlRecordType
+from kcoord_protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMemberMetadataKey,

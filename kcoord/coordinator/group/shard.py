@@ -17,21 +17,21 @@ from kcoord.coordinator.group.consumer import target_assignment
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.resolved_regexes import update_resolved_regexes
 from kcoord.coordinator.group.consumer.target_assignment import ComputedTarget, TargetInput
-from kcoord.coordinator.group.expiration import OFFSETS_EXPIRATION
 from kcoord.coordinator.group.group import Group
-from kcoord.coordinator.group.offset_records import OffsetCommitReader
+from kcoord.coordinator.group.offsets.expiration import OFFSETS_EXPIRATION
+from kcoord.coordinator.group.offsets.records import OffsetCommitReader
 from kcoord.coordinator.group.regex import ResolvedRegexes
 from kcoord.coordinator.group.shard_members import ShardMembers
 from kcoord.coordinator.group.shard_offsets import ShardOffsets
-from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey
-from kcoord.coordinator.snapshot_part import PackedState, SnapshotPart
 from kcoord.metadata.delta import TopicDelta
 from kcoord.metadata.image import MetadataImage
-from protocol.errors import Errors
-from protocol.messages import ConsumerGroupDescribeResponse, DeleteGroupsResponse, ListGroupsResponse
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey
+from kcoord.runtime.snapshot_part import PackedState, SnapshotPart
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import ConsumerGroupDescribeResponse, DeleteGroupsResponse, ListGroupsResponse
 
 if TYPE_CHECKING:
-    from protocol.messages import DescribeGroupsResponse
+    from kcoord_protocol.messages import DescribeGroupsResponse
 
 DescribedGroups: TypeAlias = list[ConsumerGroupDescribeResponse.DescribedGroup]
 

@@ -31,11 +31,11 @@ from kcoord.coordinator.group.group import Group, GroupState
 from kcoord.coordinator.group.records import TombstoneReason
 from kcoord.coordinator.group.shard_state import ShardState
 from kcoord.coordinator.group.steady import SteadyHeartbeat
-from kcoord.coordinator.result import Cancel, CoordinatorResult, OperationContext, Schedule, TimerKey
-from protocol.errors import Errors, KafkaError
+from kcoord.runtime.result import Cancel, CoordinatorResult, OperationContext, Schedule, TimerKey
+from kcoord_protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
-    from protocol.messages import (
+    from kcoord_protocol.messages import (
         ConsumerGroupHeartbeatRequest,
         ConsumerGroupHeartbeatResponse,
         HeartbeatRequest,

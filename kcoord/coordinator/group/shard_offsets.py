@@ -11,25 +11,25 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group import offset_operations
 from kcoord.coordinator.group.counters import GroupCounters
-from kcoord.coordinator.group.expiration import MAX_TOMBSTONES, OFFSETS_EXPIRATION, Expiration
-from kcoord.coordinator.group.packed_commit import CommitPlan
-from kcoord.coordinator.group.packed_fetch import PackedFetch
+from kcoord.coordinator.group.offsets import operations as offset_operations
+from kcoord.coordinator.group.offsets.expiration import MAX_TOMBSTONES, OFFSETS_EXPIRATION, Expiration
+from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
+from kcoord.coordinator.group.offsets.packed_fetch import PackedFetch
 from kcoord.coordinator.group.shard_state import ShardState
-from kcoord.coordinator.result import (
+from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.result import (
     CoordinatorResult,
     OperationContext,
     Producer,
     Schedule,
     new_end_transaction_marker,
 )
-from kcoord.coordinator.verification import Verifications
-from kcoord.metadata.image import MetadataImage
-from protocol.errors import Errors, KafkaError
+from kcoord.runtime.verification import Verifications
+from kcoord_protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
-    from protocol.messages import (
+    from kcoord_protocol.messages import (
         OffsetCommitRequest,
         OffsetCommitResponse,
         OffsetDeleteRequest,

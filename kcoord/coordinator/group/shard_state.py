@@ -11,9 +11,9 @@ from kcoord.coordinator.group.admission import check_new_group
 from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.deletion import Deletion
 from kcoord.coordinator.group.group import Group
-from kcoord.coordinator.group.offsets import CommittedOffsets
+from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffsets
+from kcoord.coordinator.group.offsets.transactional_offsets import TransactionalOffsets
 from kcoord.coordinator.group.replay import GroupReplay
-from kcoord.coordinator.group.transactional_offsets import TransactionalOffsets
 from kcoord.metadata.image import MetadataImage
 
 

@@ -17,10 +17,16 @@ from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.rebalance import GROUP_METADATA_VALUE_VERSION
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.group import Group
-from kcoord.coordinator.group.offsets import CELL_BYTES, TIME_BYTES, CommittedOffsets, Note, TopicOffsets
-from kcoord.coordinator.result import CoordinatorRecord
-from kcoord.coordinator.snapshot_part import PackedState, SnapshotPart
-from protocol.messages import GroupMetadataKey
+from kcoord.coordinator.group.offsets.committed_offsets import (
+    CELL_BYTES,
+    TIME_BYTES,
+    CommittedOffsets,
+    Note,
+    TopicOffsets,
+)
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord.runtime.snapshot_part import PackedState, SnapshotPart
+from kcoord_protocol.messages import GroupMetadataKey
 
 OFFSETS: Final = 2
 """The kind of the packed part: all committed offsets of one group. Kind 1 had other rows; whoever finds it reads the

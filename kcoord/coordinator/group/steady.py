@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from kcoord.coordinator.result import TimerKey
+from kcoord.runtime.result import TimerKey
 
 
 class Versioned(Protocol):

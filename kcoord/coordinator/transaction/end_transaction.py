@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kcoord.coordinator.result import Producer
 from kcoord.coordinator.transaction.init_producer import fenced
 from kcoord.coordinator.transaction.metadata import (
     EXHAUSTED_EPOCH,
@@ -18,7 +17,8 @@ from kcoord.coordinator.transaction.metadata import (
     TransactionMetadata,
     TransactionState,
 )
-from protocol.errors import Errors, KafkaError
+from kcoord.runtime.result import Producer
+from kcoord_protocol.errors import Errors, KafkaError
 
 _PREPARED = {True: TransactionState.PREPARE_COMMIT, False: TransactionState.PREPARE_ABORT}
 _COMPLETED = {True: TransactionState.COMPLETE_COMMIT, False: TransactionState.COMPLETE_ABORT}

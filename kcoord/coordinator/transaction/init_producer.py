@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kcoord.coordinator.result import Producer
 from kcoord.coordinator.transaction.metadata import (
     EXHAUSTED_EPOCH,
     NO_PRODUCER_EPOCH,
@@ -19,7 +18,8 @@ from kcoord.coordinator.transaction.metadata import (
     TransactionState,
     is_epoch_exhausted,
 )
-from protocol.errors import Errors, KafkaError
+from kcoord.runtime.result import Producer
+from kcoord_protocol.errors import Errors, KafkaError
 
 
 @dataclass(slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.coordinator.transaction.metadata import TransactionMetadata, TransactionState, partitions_of
-from protocol.messages import TransactionLogKey, TransactionLogValue
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.messages import TransactionLogKey, TransactionLogValue
 
 _OLDEST_FLEXIBLE_VERSION: Final = 1
 

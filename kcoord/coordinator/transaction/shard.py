@@ -12,17 +12,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.result import (
-    Cancel,
-    CoordinatorRecord,
-    CoordinatorResult,
-    OperationContext,
-    Producer,
-    Schedule,
-    Task,
-    TimerKey,
-)
-from kcoord.coordinator.snapshot_part import PackedState, SnapshotPart
 from kcoord.coordinator.transaction import init_producer
 from kcoord.coordinator.transaction.end_transaction import EndRequest, completed, decide_end, fence_and_abort
 from kcoord.coordinator.transaction.metadata import (
@@ -46,8 +35,19 @@ from kcoord.coordinator.transaction.work import (
 from kcoord.metadata.delta import TopicDelta
 from kcoord.metadata.features import TRANSACTION_VERSION
 from kcoord.metadata.image import MetadataImage
-from protocol.errors import Errors, KafkaError
-from protocol.messages import (
+from kcoord.runtime.result import (
+    Cancel,
+    CoordinatorRecord,
+    CoordinatorResult,
+    OperationContext,
+    Producer,
+    Schedule,
+    Task,
+    TimerKey,
+)
+from kcoord.runtime.snapshot_part import PackedState, SnapshotPart
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
     DescribeTransactionsResponse,
     InitProducerIdResponse,
     ListTransactionsResponse,

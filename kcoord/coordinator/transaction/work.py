@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kcoord.coordinator.result import Producer, TimerKey
 from kcoord.coordinator.transaction.metadata import Partitions
+from kcoord.runtime.result import Producer, TimerKey
 
 TIMEOUT_TIMER: Final = "transaction-timeout"
 MARKERS_TIMER: Final = "transaction-markers"

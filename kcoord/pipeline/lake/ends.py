@@ -14,7 +14,7 @@ from kcoord.client.types import TopicPartition
 from kcoord.pipeline.lake.ingest import MAX_TIMESTAMP_MS
 from kcoord.pipeline.lake.storage import Lake, Note
 from kcoord.pipeline.lake.tables import TABLES
-from protocol.errors import KafkaError
+from kcoord_protocol.errors import KafkaError
 
 
 class End(NamedTuple):

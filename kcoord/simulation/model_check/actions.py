@@ -22,7 +22,7 @@ from kcoord.simulation.model_check.model import (
     Status,
     member_id,
 )
-from protocol.errors import Errors
+from kcoord_protocol.errors import Errors
 
 CURRENT = "ConsumerGroupCurrentMemberAssignmentKey"
 

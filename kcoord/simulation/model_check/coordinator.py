@@ -12,9 +12,9 @@ from typing import Final
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.consumer.timers import rebalance_timer, session_timer
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import CoordinatorRecord, OperationContext
 from kcoord.metadata.image import ImageBuilder, MetadataImage
 from kcoord.metadata.topic_hash import metadata_hash
+from kcoord.runtime.result import CoordinatorRecord, OperationContext
 from kcoord.simulation.model_check.model import (
     GROUP_ID,
     NOTHING,
@@ -26,8 +26,8 @@ from kcoord.simulation.model_check.model import (
     Request,
     Response,
 )
-from protocol.errors import Errors, KafkaError
-from protocol.messages import (
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,

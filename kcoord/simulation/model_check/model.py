@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
-from kcoord.coordinator.result import CoordinatorRecord
-from protocol.errors import Errors
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.errors import Errors
 
 Partitions: TypeAlias = frozenset[int]
 """Partitions of the one topic there is."""

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors
-from protocol.headers import decode_request_header, encode_response
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.headers import decode_request_header, encode_response
+from kcoord_protocol.messages import (
     ApiVersionsResponse,
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,

@@ -25,7 +25,7 @@ from kcoord.client import (
 )
 from kcoord.client.config import CompressionType
 from kcoord.client.producer.partitioner import partition_for_key
-from protocol.api_keys import ApiKey
+from kcoord_protocol.api_keys import ApiKey
 from tests.integration.client.conftest import Target
 from tests.integration.client.helpers import consumer_of, create_topic, read, values
 

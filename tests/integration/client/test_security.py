@@ -30,7 +30,7 @@ from kcoord.client import (
     TopicPartition,
 )
 from kcoord.testing import KcoordBroker, start_broker
-from protocol.messages import (
+from kcoord_protocol.messages import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
     SaslHandshakeRequest,

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from kcoord.metadata.image import BROKER_RESOURCE
-from protocol.messages import (
+from kcoord_protocol.messages import (
     AlterConfigsRequest,
     AlterConfigsResponse,
     DescribeConfigsRequest,

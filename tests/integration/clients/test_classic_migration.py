@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import ConsumerGroupType, Producer
 from confluent_kafka.admin import AdminClient
 
-from protocol.errors import Errors
-from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 from tests.integration.clients.conftest import StartBroker
 from tests.integration.wire import WireClient
 from tests.support.confluent import PolledConsumer, committed, create_topic, partitions_of, wait_for_split

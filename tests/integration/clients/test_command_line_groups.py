@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import JoinGroupRequest, JoinGroupResponse
+from kcoord_protocol.messages import JoinGroupRequest, JoinGroupResponse
 from tests.integration.wire import WireClient
 from tests.support.command_line import CommandLine, rows, titles
 from tests.support.confluent import PolledConsumer, committed, create_topic, produce

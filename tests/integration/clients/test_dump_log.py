@@ -14,9 +14,9 @@ from kcoord.logtools.decode import Json, kind_of
 from kcoord.logtools.dump import Selection, dump_file
 from kcoord.logtools.folders import partition_at
 from kcoord.storage.file_system import RealFileSystem
-from protocol.api_keys import ApiKey
-from protocol.headers import encode_request
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.headers import encode_request
+from kcoord_protocol.messages import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
     OffsetCommitRequest,

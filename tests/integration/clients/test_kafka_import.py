@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.cli import main
-from protocol.messages import (
+from kcoord_protocol.messages import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
     ConsumerGroupHeartbeatRequest,

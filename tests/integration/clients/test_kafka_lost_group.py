@@ -21,7 +21,7 @@ from kcoord.cli import main
 from kcoord.coordinator.group.records import TombstoneReason, new_classic_group_tombstone, new_consumer_group_tombstones
 from kcoord.logtools.folders import FolderReader
 from kcoord.storage.file_system import RealFileSystem
-from protocol.record_batch import encode_batch
+from kcoord_protocol.record_batch import encode_batch
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_jars import KafkaJars
 from tests.support.waiting import wait_until

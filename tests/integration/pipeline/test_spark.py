@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import kcoord.pipeline
 from kcoord.pipeline.schemas import TABLES
-from protocol.control_records import ControlRecordType, end_txn_marker
-from protocol.record_batch import encode_batch, encode_control_batch
+from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
+from kcoord_protocol.record_batch import encode_batch, encode_control_batch
 from tests.integration.clients.test_dump_log import printed_by_kafka, write_everything
 from tests.support.client_races import note_retry
 from tests.support.confluent import committed

@@ -9,7 +9,7 @@ import pytest
 
 from kcoord.cli.consume import find_problem, make_parser, record_line
 from kcoord.client.types import ConsumerRecord
-from protocol.batch_header import TimestampType
+from kcoord_protocol.batch_header import TimestampType
 
 RECORD = ConsumerRecord("t", 1, 7, 5, TimestampType.CREATE_TIME, None, b"\xffv", [("h", b"x"), ("n", None)])
 

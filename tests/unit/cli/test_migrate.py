@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kcoord.cli.migrate import MAX_SIZE, POLICY, judge
-from protocol.messages import ConsumerProtocolAssignment, ConsumerProtocolSubscription, DescribeGroupsResponse
+from kcoord_protocol.messages import ConsumerProtocolAssignment, ConsumerProtocolSubscription, DescribeGroupsResponse
 
 SETTINGS = {POLICY: "bidirectional", MAX_SIZE: "2"}
 SUBSCRIPTION = b"\x00\x00" + ConsumerProtocolSubscription(topics=["t"]).encode(0)

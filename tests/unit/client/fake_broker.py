@@ -7,12 +7,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Self
 
-from protocol.api_keys import ApiKey, request_class
-from protocol.errors import Errors
-from protocol.framing import FrameReader
-from protocol.headers import decode_request_header, encode_response
-from protocol.message import Message
-from protocol.messages import ApiVersionsResponse, FindCoordinatorRequest, FindCoordinatorResponse, MetadataResponse
+from kcoord_protocol.api_keys import ApiKey, request_class
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.framing import FrameReader
+from kcoord_protocol.headers import decode_request_header, encode_response
+from kcoord_protocol.message import Message
+from kcoord_protocol.messages import (
+    ApiVersionsResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    MetadataResponse,
+)
 
 Answer = Message | bytes | None
 Handler = Callable[[Message, int], Answer | Awaitable[Answer]]

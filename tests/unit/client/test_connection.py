@@ -21,10 +21,10 @@ from kcoord.client.errors import (
     UnsupportedVersionException,
 )
 from kcoord.client.security import RequestSender, Security
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors, KafkaError
-from protocol.message import Message
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.message import Message
+from kcoord_protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
     DeleteGroupsRequest,

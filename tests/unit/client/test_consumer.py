@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kcoord.client import Consumer, NoOffsetForPartitionException, TopicPartition, UnsupportedVersionException
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors
-from protocol.message import Message
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.message import Message
+from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     FetchRequest,

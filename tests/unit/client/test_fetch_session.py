@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from kcoord.client.consumer.fetch_session import FetchSession, Place
 from kcoord.client.types import TopicPartition
-from protocol.errors import Errors
-from protocol.messages import FetchRequest
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import FetchRequest
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 ID, OTHER_ID = b"\x01" * 16, b"\x02" * 16

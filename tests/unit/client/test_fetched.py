@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from kcoord.client.consumer.fetched import AbortedTransaction, FetchedRecords
 from kcoord.client.types import TopicPartition
-from protocol.control_records import ControlRecordType, control_key, end_txn_marker
-from protocol.errors import CorruptBatchError
-from protocol.record_batch import Record, encode_batch
+from kcoord_protocol.control_records import ControlRecordType, control_key, end_txn_marker
+from kcoord_protocol.errors import CorruptBatchError
+from kcoord_protocol.record_batch import Record, encode_batch
 
 PARTITION = TopicPartition("t", 3)
 

@@ -15,8 +15,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from kcoord.client.consumer.member_state import IN_GROUP, MemberState, Partitions, StepKind
 from kcoord.client.consumer.membership import LEAVE_EPOCH, LEAVE_STATIC_EPOCH, Membership
 from kcoord.client.types import TopicIdPartition
-from protocol.errors import Errors, KafkaError
-from protocol.messages import (
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatNewPartitionsResponse,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,

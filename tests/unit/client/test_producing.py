@@ -14,7 +14,7 @@ from kafka.partitioner.default import murmur2 as other_murmur2
 from kcoord.client.producer.batches import Accumulator, ProducerBatch, Sequences, record_size
 from kcoord.client.producer.partitioner import StickyPartitions, murmur2, partition_for_key
 from kcoord.client.types import TopicPartition
-from protocol.record_batch import Compression, Record, decode_header, decode_records
+from kcoord_protocol.record_batch import Compression, Record, decode_header, decode_records
 
 ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)
 

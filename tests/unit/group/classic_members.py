@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import TypeVar, cast
 
 from kcoord.coordinator.group.classic import consumer_protocol
-from protocol.errors import KafkaError
-from protocol.messages import (
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import (
     ConsumerProtocolSubscription,
     HeartbeatRequest,
     JoinGroupRequest,

@@ -18,7 +18,10 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, compute
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import (
+from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.batch import PackedBatch
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
+from kcoord.runtime.result import (
     NO_CREATION_LIMIT,
     PENDING,
     Cancel,
@@ -30,12 +33,9 @@ from kcoord.coordinator.result import (
     Task,
     TimerKey,
 )
-from kcoord.coordinator.runtime.batch import PackedBatch
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
-from kcoord.coordinator.runtime.snapshot import make_chunks
-from kcoord.metadata.image import MetadataImage
-from protocol.messages import (
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.snapshot import make_chunks
+from kcoord_protocol.messages import (
     ConsumerGroupDescribeResponse,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
@@ -44,7 +44,7 @@ from protocol.messages import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
-from protocol.record_batch import decode_records, encode_records
+from kcoord_protocol.record_batch import decode_records, encode_records
 from tests.unit.group.images import image_of
 
 T = TypeVar("T")

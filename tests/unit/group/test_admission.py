@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.errors import Errors, KafkaError
-from protocol.messages import JoinGroupRequest
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import JoinGroupRequest
 from tests.unit.group.group_context import GroupContext
 
 MEMBER = "member"

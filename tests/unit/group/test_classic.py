@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 
 from kcoord.coordinator.group.classic import consumer_protocol
-from kcoord.coordinator.result import TimerKey
-from protocol.errors import Errors, KafkaError
-from protocol.messages import DescribeGroupsResponse, JoinGroupRequest, JoinGroupResponse, SyncGroupResponse
+from kcoord.runtime.result import TimerKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import DescribeGroupsResponse, JoinGroupRequest, JoinGroupResponse, SyncGroupResponse
 from tests.unit.group.classic_members import ClassicConsumer, answered, settle, subscription
 from tests.unit.group.group_context import Assigned, GroupContext, Waiting
 

@@ -12,8 +12,8 @@ from dataclasses import asdict
 import pytest
 
 from kcoord.coordinator.group.counters import GroupCounters
-from kcoord.coordinator.result import Producer
-from protocol.messages import OffsetDeleteRequest
+from kcoord.runtime.result import Producer
+from kcoord_protocol.messages import OffsetDeleteRequest
 from tests.unit.group.classic_members import ClassicConsumer, settle
 from tests.unit.group.group_context import GroupContext
 from tests.unit.group.test_transactional_offsets import commit as commit_in_transaction

@@ -11,9 +11,9 @@ from kcoord.coordinator.group import records
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.creation_limits import CreationLimits
 from kcoord.coordinator.group.records import EpochReason
-from kcoord.coordinator.result import NO_CREATION_LIMIT, CoordinatorRecord
-from protocol.errors import Errors, KafkaError
-from protocol.messages import ConsumerGroupMetadataKey, ConsumerGroupMetadataValue
+from kcoord.runtime.result import NO_CREATION_LIMIT, CoordinatorRecord
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import ConsumerGroupMetadataKey, ConsumerGroupMetadataValue
 from tests.unit.group.group_context import GroupContext
 
 GROUPS = st.sampled_from(["g", "h"])

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from kcoord.coordinator.group.expiration import MAX_TOMBSTONES
+from kcoord.coordinator.group.offsets.expiration import MAX_TOMBSTONES
 from tests.unit.group.classic_members import ClassicConsumer, settle
 from tests.unit.group.group_context import GroupContext
 

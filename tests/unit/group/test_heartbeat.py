@@ -14,9 +14,9 @@ import pytest
 
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
-from kcoord.coordinator.result import TimerKey
 from kcoord.metadata.image import BrokerImage
-from protocol.errors import Errors, KafkaError
+from kcoord.runtime.result import TimerKey
+from kcoord_protocol.errors import Errors, KafkaError
 from tests.unit.group.group_context import GroupContext
 
 A, B, C = "member-a", "member-b", "member-c"

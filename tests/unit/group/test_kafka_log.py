@@ -15,13 +15,13 @@ import pytest
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import OperationContext
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
-from kcoord.coordinator.service import partition_for
 from kcoord.metadata.image import MetadataImage
-from protocol.messages import OffsetFetchRequest
-from protocol.record_batch import BatchHeader, iter_headers
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
+from kcoord.runtime.hashing import partition_for
+from kcoord.runtime.result import OperationContext
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord_protocol.messages import OffsetFetchRequest
+from kcoord_protocol.record_batch import BatchHeader, iter_headers
 from tests.support.shared import shared
 
 PARTITIONS = 8

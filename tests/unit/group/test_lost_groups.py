@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from kcoord.coordinator.group.classic.group import ClassicGroup
-from kcoord.coordinator.group.offsets import CommittedOffset
+from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
 from kcoord.coordinator.group.records import (
     TombstoneReason,
     new_classic_group_tombstone,
@@ -18,13 +18,13 @@ from kcoord.coordinator.group.records import (
     new_offset_commit_record,
 )
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import CoordinatorRecord, OperationContext
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
-from kcoord.coordinator.runtime.snapshot import make_chunks
-from protocol.errors import Errors
-from protocol.messages import OffsetDeleteRequest
-from protocol.record_batch import encode_batch_from_parts
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
+from kcoord.runtime.result import CoordinatorRecord, OperationContext
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.snapshot import make_chunks
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import OffsetDeleteRequest
+from kcoord_protocol.record_batch import encode_batch_from_parts
 from tests.support.coordinator_log import Step, batches_of, logs, offsets_of, replayed
 from tests.unit.group.classic_members import ClassicConsumer
 from tests.unit.group.group_context import GroupContext

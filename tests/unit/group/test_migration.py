@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.errors import Errors, KafkaError
-from protocol.messages import DescribeGroupsResponse, JoinGroupResponse
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import DescribeGroupsResponse, JoinGroupResponse
 from tests.unit.group.classic_members import ClassicConsumer, answered, settle
 from tests.unit.group.group_context import Assigned, GroupContext, Waiting
 

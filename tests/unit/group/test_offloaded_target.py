@@ -21,9 +21,9 @@ from kcoord.coordinator.group.consumer.target_assignment import (
     encode,
 )
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import OperationContext, Task
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, Ready
-from protocol.messages import ConsumerGroupHeartbeatRequest
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, Ready
+from kcoord.runtime.result import OperationContext, Task
+from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest
 from tests.unit.group.group_context import SERDE, GroupContext
 from tests.unit.group.images import image_of
 

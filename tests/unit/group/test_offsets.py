@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.errors import Errors, KafkaError
-from protocol.messages import OffsetDeleteRequest
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import OffsetDeleteRequest
 from tests.unit.group.group_context import GroupContext
 
 A = "member-a"

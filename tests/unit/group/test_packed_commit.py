@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group.packed_commit import CommitPlan
+from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import OperationContext
-from kcoord.coordinator.runtime.batch import PackedBatch
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
-from kcoord.coordinator.runtime.serde import CoordinatorSerde, SerializedRecord
-from kcoord.server.commit_frame import CommitFrame, read_commit
-from kcoord.server.handlers.offset_commit import success_response
-from protocol.messages import OffsetCommitRequest
-from protocol.record_batch import decode_header, encode_batch_from_parts
+from kcoord.runtime.batch import PackedBatch
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
+from kcoord.runtime.result import OperationContext
+from kcoord.runtime.serde import CoordinatorSerde, SerializedRecord
+from kcoord.server.api.handlers.offset_commit import success_response
+from kcoord.server.fast.commit_frame import CommitFrame, read_commit
+from kcoord_protocol.messages import OffsetCommitRequest
+from kcoord_protocol.record_batch import decode_header, encode_batch_from_parts
 from tests.unit.server.harness import image_of, topic_id
 
 Topic = OffsetCommitRequest.OffsetCommitRequestTopic

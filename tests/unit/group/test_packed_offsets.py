@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group.offsets import CommittedOffset, CommittedOffsets
+from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset, CommittedOffsets
 from kcoord.coordinator.group.records import TombstoneReason, new_offset_commit_record, new_offset_commit_tombstone
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import CoordinatorRecord
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.metadata.image import MetadataImage
-from protocol.messages import ConsumerGroupMetadataKey, ConsumerGroupMetadataValue
-from protocol.record_batch import Record, decode_entries, decode_header, encode_batch, encode_batch_from_parts
-from protocol.uuid import ZERO_UUID
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord_protocol.messages import ConsumerGroupMetadataKey, ConsumerGroupMetadataValue
+from kcoord_protocol.record_batch import Record, decode_entries, decode_header, encode_batch, encode_batch_from_parts
+from kcoord_protocol.uuid import ZERO_UUID
 
 SERDE = CoordinatorSerde()
 CONFIG = BrokerConfig.from_properties({})
@@ -118,7 +118,7 @@ def test_the_short_way_gives_the_same_state(
 
 
 def _group_ids(shard: GroupCoordinatorShard) -> list[str]:
-    from kcoord.coordinator.result import OperationContext
+    from kcoord.runtime.result import OperationContext
 
     return [group.group_id for group in shard.list_groups(OperationContext(0), [], []).response]
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.records import EPOCH_REASON_TAG
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import OperationContext
-from kcoord.coordinator.runtime.batch import REASON_HEADER
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
-from protocol.messages import ConsumerGroupMetadataValue, OffsetDeleteRequest
-from protocol.record_batch import decode_records
+from kcoord.runtime.batch import REASON_HEADER
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
+from kcoord.runtime.result import OperationContext
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord_protocol.messages import ConsumerGroupMetadataValue, OffsetDeleteRequest
+from kcoord_protocol.record_batch import decode_records
 from tests.unit.group.classic_members import ClassicConsumer, settle
 from tests.unit.group.group_context import GroupContext
 from tests.unit.group.images import image_of

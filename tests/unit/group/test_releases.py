@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from kcoord.coordinator.group.records import EPOCH_REASON_TAG
-from protocol.errors import Errors, KafkaError
-from protocol.messages import ConsumerGroupMetadataValue, JoinGroupRequest
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import ConsumerGroupMetadataValue, JoinGroupRequest
 from tests.unit.group.group_context import GroupContext
 
 A, B = "member-a", "member-b"

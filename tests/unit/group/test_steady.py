@@ -15,9 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.group.steady import SteadyHeartbeat
-from kcoord.coordinator.result import CoordinatorResult, OperationContext, Schedule
-from protocol.errors import KafkaError
-from protocol.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest, JoinGroupResponse
+from kcoord.runtime.result import CoordinatorResult, OperationContext, Schedule
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest, JoinGroupResponse
 from tests.unit.group.classic_members import ClassicConsumer
 from tests.unit.group.group_context import GroupContext, Waiting
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcoord.coordinator.result import Producer
-from protocol.errors import Errors, KafkaError
-from protocol.messages import OffsetDeleteRequest, OffsetFetchRequest, TxnOffsetCommitRequest
+from kcoord.runtime.result import Producer
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import OffsetDeleteRequest, OffsetFetchRequest, TxnOffsetCommitRequest
 from tests.unit.group.group_context import GroupContext
 
 GROUP = "g"

@@ -7,16 +7,16 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.result import CoordinatorRecord
-from kcoord.coordinator.runtime.serde import CoordinatorSerde, MetadataSerde
-from kcoord.coordinator.service import partition_for
 from kcoord.metadata import records
+from kcoord.runtime.hashing import partition_for
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord.runtime.serde import CoordinatorSerde, MetadataSerde
 from kcoord.storage.file_system import FileSystem, RealFileSystem
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.segment import LogConfig
-from protocol.messages import OffsetCommitKey, OffsetCommitValue
-from protocol.record_batch import Compression, Record, encode_batch, encode_batch_from_parts
-from protocol.uuid import uuid_to_string
+from kcoord_protocol.messages import OffsetCommitKey, OffsetCommitValue
+from kcoord_protocol.record_batch import Compression, Record, encode_batch, encode_batch_from_parts
+from kcoord_protocol.uuid import uuid_to_string
 
 NOW_MS = 1_795_000_000_000
 NODE_ID = 1

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.coordinator.service import partition_for
 from kcoord.logtools.backup import Backup, BackupReport
 from kcoord.logtools.replay_check import replay_folder
 from kcoord.logtools.verify import FolderCheck
+from kcoord.runtime.hashing import partition_for
 from kcoord.storage.checkpoints import CLEANER_OFFSET_FILE
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import File, RealFileSystem
-from protocol.record_batch import encode_batch
+from kcoord_protocol.record_batch import encode_batch
 from tests.unit.logtools.support import NOW_MS, SMALL, commit_record, make_small_folder, open_folder
 
 HOME = partition_for("readers", 4)

@@ -14,8 +14,8 @@ from kcoord.logtools.folders import NoLogsError
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.topics.producer_files import encode_aborted, encode_snapshot
 from kcoord.topics.producer_state import AbortedTransaction, CachedBatch, ProducerEntry
-from protocol.errors import DecodeError
-from protocol.record_batch import Record, iter_headers
+from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.record_batch import Record, iter_headers
 from tests.unit.logtools.support import NOW_MS, commit_record, commit_tombstone, make_small_folder, record_of
 
 FS = RealFileSystem()

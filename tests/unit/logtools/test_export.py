@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from kcoord.cli import main
-from kcoord.coordinator.result import CoordinatorRecord
-from kcoord.coordinator.service import partition_for
 from kcoord.logtools import export_logs
 from kcoord.logtools.export_logs import ExportReport, LogExport
 from kcoord.logtools.export_metadata import MetadataExport
@@ -20,6 +18,8 @@ from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.verify import FolderCheck
 from kcoord.metadata import records
 from kcoord.metadata.image import ImageBuilder, MetadataImage
+from kcoord.runtime.hashing import partition_for
+from kcoord.runtime.result import CoordinatorRecord
 from kcoord.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
     LOG_START_OFFSET_FILE,
@@ -33,9 +33,9 @@ from kcoord.storage.handover import Handover, write_handover
 from kcoord.storage.journal import Extent, Journal
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.topics.partition_files import PartitionFiles
-from protocol.messages import FeatureLevelRecord, PartitionRecord
-from protocol.record_batch import decode_header
-from protocol.uuid import uuid_to_string
+from kcoord_protocol.messages import FeatureLevelRecord, PartitionRecord
+from kcoord_protocol.record_batch import decode_header
+from kcoord_protocol.uuid import uuid_to_string
 from tests.unit.logtools.support import (
     DIRECTORY_ID,
     NODE_ID,

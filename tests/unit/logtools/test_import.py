@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import CoordinatorRecord
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
-from kcoord.coordinator.service import partition_for
 from kcoord.logtools.decode import TRANSACTION_RECORDS, group_id_of
 from kcoord.logtools.folders import FolderReader, NoLogsError, partitions_in
 from kcoord.logtools.import_logs import ImportReport, LogImport
@@ -21,11 +18,14 @@ from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.verify import FolderCheck
 from kcoord.metadata import records
 from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.hashing import partition_for
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.storage.checkpoints import write_offset_checkpoint
 from kcoord.storage.errors import CorruptLogError, StorageError
 from kcoord.storage.file_system import RealFileSystem
-from protocol.messages import TransactionLogKey, TransactionLogValue
-from protocol.record_batch import (
+from kcoord_protocol.messages import TransactionLogKey, TransactionLogValue
+from kcoord_protocol.record_batch import (
     ControlRecordType,
     Record,
     decode_control_key,
@@ -36,7 +36,7 @@ from protocol.record_batch import (
     encode_control_batch,
     end_txn_marker,
 )
-from protocol.uuid import uuid_from_string
+from kcoord_protocol.uuid import uuid_from_string
 from tests.support.shared import shared
 from tests.unit.logtools.support import (
     NOW_MS,

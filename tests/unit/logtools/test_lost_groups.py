@@ -14,7 +14,6 @@ from hypothesis import given, settings
 
 from kcoord.coordinator.group.records import TombstoneReason, new_classic_group_tombstone, new_group_epoch_tombstone
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import OperationContext
 from kcoord.logtools.export_logs import ExportReport, LogExport
 from kcoord.logtools.findings import Finding, FindingKind
 from kcoord.logtools.folders import FolderReader, partitions_in
@@ -23,8 +22,9 @@ from kcoord.logtools.repair import Repair, RepairMode
 from kcoord.logtools.replay_check import replay_folder
 from kcoord.logtools.restore import offsets_at
 from kcoord.logtools.verify import FolderCheck
+from kcoord.runtime.result import OperationContext
 from kcoord.storage.file_system import RealFileSystem
-from protocol.record_batch import Record, decode_records, encode_batch
+from kcoord_protocol.record_batch import Record, decode_records, encode_batch
 from tests.storage.cleaning import clean
 from tests.support.coordinator_log import (
     NO_PRODUCER,

@@ -14,7 +14,7 @@ from kcoord.logtools.repair import Repair, RepairMode, kept_files
 from kcoord.logtools.verify import FolderCheck
 from kcoord.storage.errors import DirectoryLockedError
 from kcoord.storage.file_system import RealFileSystem
-from protocol.record_batch import decode_header, decode_records, rewrite_header
+from kcoord_protocol.record_batch import decode_header, decode_records, rewrite_header
 from tests.unit.logtools import test_verify as damages
 from tests.unit.logtools.support import NOW_MS, SMALL, make_small_folder, open_folder
 from tests.unit.logtools.test_verify import Damage, check, logs, positions

@@ -15,7 +15,7 @@ from kcoord.logtools.restore import (
     plan_restore,
 )
 from kcoord.storage.file_system import RealFileSystem
-from protocol.record_batch import Record, encode_batch
+from kcoord_protocol.record_batch import Record, encode_batch
 from tests.support.coordinator_log import Step, batches_of
 from tests.unit.logtools.support import (
     NOW_MS,

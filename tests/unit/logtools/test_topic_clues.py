@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.consumer.member import ConsumerGroupMember
-from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.logtools.topic_clues import GuessedTopic, TopicClues
-from protocol.messages import OffsetCommitKey, OffsetCommitValue
-from protocol.uuid import ZERO_UUID
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.messages import OffsetCommitKey, OffsetCommitValue
+from kcoord_protocol.uuid import ZERO_UUID
 
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
 

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable
 
 from hypothesis import given
 
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.logtools.decode import group_id_of
 from kcoord.logtools.transactions import TransactionCounts, TransactionResolver
-from protocol.messages import OffsetCommitKey, OffsetCommitValue
-from protocol.record_batch import ControlRecordType, Record, encode_batch, encode_control_batch, end_txn_marker
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord_protocol.messages import OffsetCommitKey, OffsetCommitValue
+from kcoord_protocol.record_batch import ControlRecordType, Record, encode_batch, encode_control_batch, end_txn_marker
 from tests.support.coordinator_log import OffsetOf, Step, batches_of, logs, offsets_of, replayed
 from tests.unit.logtools.support import NOW_MS
 

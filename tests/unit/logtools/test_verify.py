@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.coordinator.service import partition_for
 from kcoord.logtools.findings import Finding, FindingKind
 from kcoord.logtools.verify import FolderCheck
+from kcoord.runtime.hashing import partition_for
 from kcoord.storage.checkpoints import CLEANER_OFFSET_FILE, write_offset_checkpoint
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.memory_file_system import MemoryFileSystem
-from protocol.record_batch import Compression, encode_batch, iter_headers, rewrite_header
+from kcoord_protocol.record_batch import Compression, encode_batch, iter_headers, rewrite_header
 from tests.storage.cleaning import Writer, clean
 from tests.storage.support import DIRECTORY
 from tests.unit.logtools.support import append, commit_record, make_small_folder, open_folder

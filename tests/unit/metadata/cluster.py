@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, OperationContext
-from kcoord.coordinator.runtime.serde import MetadataSerde
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.records import BrokerRegistration
 from kcoord.metadata.topics import auto_create_request
-from protocol.messages import CreateTopicsRequest, CreateTopicsResponse
-from protocol.uuid import uuid_to_string
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext
+from kcoord.runtime.serde import MetadataSerde
+from kcoord_protocol.messages import CreateTopicsRequest, CreateTopicsResponse
+from kcoord_protocol.uuid import uuid_to_string
 
 T = TypeVar("T")
 

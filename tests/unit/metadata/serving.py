@@ -8,20 +8,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from kcoord.config import Listener, SecurityProtocol
-from kcoord.coordinator.result import CoordinatorResult, OperationContext
 from kcoord.metadata.machine import MetadataMachine
+from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
-from kcoord.server.request_context import RequestContext
-from protocol.api_keys import ApiKey
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.messages import (
     Message,
 )
 from tests.unit.metadata.cluster import Cluster
 
 if TYPE_CHECKING:
-    from kcoord.server.apis import ApiTable
+    from kcoord.server.api.api_table import ApiTable
     from kcoord.server.broker import GroupService, TransactionService
-    from kcoord.server.fetch_service import FetchService
+    from kcoord.server.shards.fetch_service import FetchService
     from kcoord.topics.store import TopicStore
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from kcoord.server.handlers import (
+from kcoord.server.api.handlers import (
     alter_replica_log_dirs,
     create_acls,
     delete_acls,
@@ -19,9 +19,9 @@ from kcoord.server.handlers import (
     describe_user_scram_credentials,
     unregister_broker,
 )
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors, KafkaError
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirsResponse,
     CreateAclsRequest,
@@ -32,7 +32,7 @@ from protocol.messages import (
     DescribeUserScramCredentialsRequest,
     UnregisterBrokerRequest,
 )
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.uuid import ZERO_UUID
 from tests.unit.metadata.cluster import Cluster, manual, registration
 from tests.unit.metadata.serving import broker_of, context, settle
 

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from kcoord.server.broker import Broker
-from kcoord.server.handlers import (
+from kcoord.server.api.handlers import (
     alter_configs,
     describe_configs,
     incremental_alter_configs,
     list_config_resources,
     list_partition_reassignments,
 )
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors, KafkaError
-from protocol.messages import (
+from kcoord.server.broker import Broker
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
     AlterConfigsRequest,
     DescribeConfigsRequest,
     DescribeConfigsResponse,

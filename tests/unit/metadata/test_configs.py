@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     AlterConfigsRequest,
     AlterConfigsResponse,
     IncrementalAlterConfigsRequest,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kcoord.coordinator.group.creation_limits import CreationLimits
-from kcoord.coordinator.result import NO_CREATION_LIMIT
 from kcoord.metadata.creation_order import CreationOrder
+from kcoord.runtime.result import NO_CREATION_LIMIT
 
 MOST_AHEAD = 8
 """A worker's clock runs fast by an eighth at most."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from kcoord.metadata.delta import TopicDelta
-from protocol.messages import CreatePartitionsRequest, DeleteTopicsRequest
+from kcoord_protocol.messages import CreatePartitionsRequest, DeleteTopicsRequest
 from tests.unit.metadata.cluster import Cluster, Topic
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.server.broker import Broker
-from kcoord.server.handlers import (
+from kcoord.server.api.handlers import (
     describe_topic_partitions,
 )
-from protocol.api_keys import ApiKey
-from protocol.errors import KafkaError
-from protocol.messages import (
+from kcoord.server.broker import Broker
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import (
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
 )

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from kcoord.server.handlers import describe_configs
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord.server.api.handlers import describe_configs
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     AlterConfigsRequest,
     AlterPartitionReassignmentsRequest,
     CreatePartitionsRequest,

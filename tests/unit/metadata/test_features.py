@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 from kcoord.metadata import records
-from kcoord.server.handlers import update_features
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors, KafkaError
-from protocol.messages import UpdateFeaturesRequest, UpdateFeaturesResponse
+from kcoord.server.api.handlers import update_features
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import UpdateFeaturesRequest, UpdateFeaturesResponse
 from tests.unit.metadata.cluster import Cluster
 from tests.unit.metadata.serving import broker_of, context, settle
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from kcoord.metadata.placement import CONSUMER_OFFSETS_TOPIC
-from protocol.errors import Errors, KafkaError
-from protocol.messages import AlterPartitionReassignmentsRequest, ElectLeadersRequest
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import AlterPartitionReassignmentsRequest, ElectLeadersRequest
 from tests.unit.metadata.cluster import Cluster, manual, registration, topic
 
 NO_LEADER = -1

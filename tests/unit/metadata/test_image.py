@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.metadata import records
 from kcoord.metadata.image import GROUP_RESOURCE, TOPIC_RESOURCE, ImageBuilder, MetadataImage
-from protocol.messages import (
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.messages import (
     FeatureLevelRecord,
     NoOpRecord,
     PartitionChangeRecord,

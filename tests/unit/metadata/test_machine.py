@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.coordinator.result import OperationContext, Task, TimerKey
 from kcoord.metadata.image import ImageBuilder
 from kcoord.metadata.machine import MetadataMachine
+from kcoord.runtime.result import OperationContext, Task, TimerKey
 from tests.unit.metadata.cluster import Cluster, registration, topic
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.server.broker import Broker
-from kcoord.server.handlers import (
+from kcoord.server.api.handlers import (
     metadata,
 )
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors, KafkaError
-from protocol.messages import (
+from kcoord.server.broker import Broker
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
     MetadataRequest,
     MetadataResponse,
 )
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.uuid import ZERO_UUID
 from tests.unit.metadata.cluster import Cluster
 from tests.unit.metadata.serving import ALL_OF_A_CLUSTER, ALL_OF_A_TOPIC, NOT_ASKED, broker_of, context, settle
 

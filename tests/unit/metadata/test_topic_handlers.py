@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from kcoord.server.handlers import (
+from kcoord.server.api.handlers import (
     alter_configs,
     alter_partition_reassignments,
     create_partitions,
@@ -23,9 +23,9 @@ from kcoord.server.handlers import (
     list_partition_reassignments,
     metadata,
 )
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors, KafkaError
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
     AlterConfigsRequest,
     AlterPartitionReassignmentsRequest,
     CreatePartitionsRequest,
@@ -41,7 +41,7 @@ from protocol.messages import (
     Message,
     MetadataRequest,
 )
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.uuid import ZERO_UUID
 from tests.fuzz.verdicts import error_codes
 from tests.unit.metadata.cluster import Cluster, topic
 from tests.unit.metadata.serving import ALL_OF_A_CLUSTER, broker_of, context, settle

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.metadata import topic_hash
 from kcoord.metadata.image import ImageBuilder, MetadataImage, PartitionImage, TopicImage
-from protocol.messages import PartitionChangeRecord, PartitionRecord, RegisterBrokerRecord, TopicRecord
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.messages import PartitionChangeRecord, PartitionRecord, RegisterBrokerRecord, TopicRecord
 from tests.unit.metadata.cluster import Cluster, Topic, registration
 
 RECORDED = Path(__file__).parent / "kafka_topic_hashes.json"

@@ -10,8 +10,8 @@ import pytest
 
 from kcoord.metadata.image import ImageBuilder
 from kcoord.metadata.topics import MAX_NEW_PARTITIONS
-from protocol.errors import Errors, KafkaError
-from protocol.messages import (
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     DeleteTopicsRequest,
@@ -19,7 +19,7 @@ from protocol.messages import (
     PartitionRecord,
     TopicRecord,
 )
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.uuid import ZERO_UUID
 from tests.unit.metadata.cluster import DIRECTORY_ID, Cluster, Topic, manual, registration, topic
 
 

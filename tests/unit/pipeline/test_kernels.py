@@ -13,12 +13,12 @@ from kcoord.pipeline.kernels import DecoderName, Kernels, kernels
 from kcoord.pipeline.keys import read_any_key, read_key
 from kcoord.pipeline.offset_values import OffsetValues
 from kcoord.pipeline.record_split import Split
-from protocol.batch_header import BATCH_OVERHEAD_BYTES
-from protocol.errors import CorruptBatchError, DecodeError
-from protocol.messages import OffsetCommitValue
-from protocol.primitives import encode_uvarint, encode_varlong
-from protocol.record_batch import Record, decode_records, encode_batch
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES
+from kcoord_protocol.errors import CorruptBatchError, DecodeError
+from kcoord_protocol.messages import OffsetCommitValue
+from kcoord_protocol.primitives import encode_uvarint, encode_varlong
+from kcoord_protocol.record_batch import Record, decode_records, encode_batch
+from kcoord_protocol.uuid import ZERO_UUID
 
 BYTES = st.one_of(st.none(), st.binary(max_size=90), st.binary(min_size=120, max_size=300))
 HEADERS = st.lists(st.tuples(st.text(max_size=4), st.one_of(st.none(), st.binary(max_size=5))), max_size=2)

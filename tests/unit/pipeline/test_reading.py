@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.coordinator.result import CoordinatorRecord
-from kcoord.coordinator.service import partition_for
 from kcoord.pipeline.keys import KeyTable
 from kcoord.pipeline.log_files import Folder, LogFolder, NoLogError, folders_at, open_file_system
 from kcoord.pipeline.log_reader import END_OF_LOG, read_pieces
@@ -18,16 +16,18 @@ from kcoord.pipeline.options import OptionError, Options
 from kcoord.pipeline.planning import log_ranges, pack, prune
 from kcoord.pipeline.range_reader import LogRange, read_range
 from kcoord.pipeline.tail import LogTail
-from protocol.compression import Compression
-from protocol.control_records import ControlRecordType, end_txn_marker
-from protocol.messages import (
+from kcoord.runtime.hashing import partition_for
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.compression import Compression
+from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
+from kcoord_protocol.messages import (
     ConsumerGroupMetadataKey,
     ConsumerGroupMetadataValue,
     ConsumerProtocolSubscription,
     GroupMetadataKey,
     GroupMetadataValue,
 )
-from protocol.record_batch import Record, TimestampType, encode_batch, encode_control_batch
+from kcoord_protocol.record_batch import Record, TimestampType, encode_batch, encode_control_batch
 from tests.support.offsets_sample import Row
 from tests.unit.logtools.support import commit_record, commit_tombstone, record_of
 from tests.unit.pipeline.support import NOW_MS, LogWriter, range_rows, table_rows

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kcoord.pipeline.log_files import folders_at
 from kcoord.pipeline.tail import LogTail
-from protocol.record_batch import decode_header
+from kcoord_protocol.record_batch import decode_header
 from tests.support.coordinator_log import OffsetOf, Step, batches_of, logs, offsets_of, replayed, stable_offset
 from tests.support.offsets_sample import Row
 from tests.unit.pipeline.support import NOW_MS, LogWriter, range_rows, table_rows

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from kcoord.coordinator.result import (
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, Ready, Wait
+from kcoord.runtime.result import (
     PENDING,
     Completion,
     CoordinatorRecord,
@@ -18,13 +19,12 @@ from kcoord.coordinator.result import (
     TimerKey,
     new_end_transaction_marker,
 )
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, Ready, Wait
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
-from protocol.compression import Compression
-from protocol.control_records import ControlRecordType
-from protocol.errors import Errors, KafkaError
-from protocol.messages import ControlRecordTypeSchema, OffsetCommitKey, OffsetCommitValue
-from protocol.record_batch import BatchHeader, iter_headers
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord_protocol.compression import Compression
+from kcoord_protocol.control_records import ControlRecordType
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import ControlRecordTypeSchema, OffsetCommitKey, OffsetCommitValue
+from kcoord_protocol.record_batch import BatchHeader, iter_headers
 
 SHARD = 3
 

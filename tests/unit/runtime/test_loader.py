@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
-from kcoord.coordinator.runtime.runtime import WAIT, LoadError, ShardState
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
-from protocol.errors import Errors, KafkaError
-from protocol.record_batch import Record, encode_batch
+from kcoord.runtime.coordinator_runtime import WAIT, LoadError, ShardState
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.record_batch import Record, encode_batch
 from tests.unit.runtime.ledger import SHARD, Bench, Ledger, entry
 
 UNKNOWN_TYPE = b"\x00\x63what", b"\x00\x00value"

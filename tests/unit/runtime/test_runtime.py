@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.coordinator.result import CoordinatorResult, OperationContext, Schedule, Task, TimerKey
-from kcoord.coordinator.runtime.deferred_replies import Waiter
-from kcoord.coordinator.runtime.runtime import WAIT, ShardState
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
-from protocol.errors import Errors, KafkaError
-from protocol.messages import OffsetCommitKey
-from protocol.record_batch import decode_header, decode_records, encode_records, verify_crc
+from kcoord.runtime.coordinator_runtime import WAIT, ShardState
+from kcoord.runtime.deferred_replies import Waiter
+from kcoord.runtime.result import CoordinatorResult, OperationContext, Schedule, Task, TimerKey
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import OffsetCommitKey
+from kcoord_protocol.record_batch import decode_header, decode_records, encode_records, verify_crc
 from tests.unit.runtime.ledger import SHARD, Bench, Ledger, entry, replies
 
 SERDE = CoordinatorSerde()

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.coordinator.result import CoordinatorRecord
-from kcoord.coordinator.runtime.serde import CoordinatorSerde, MetadataSerde
-from protocol.errors import DecodeError
-from protocol.messages import (
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord.runtime.serde import CoordinatorSerde, MetadataSerde
+from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.messages import (
     ConsumerGroupMetadataKey,
     ConsumerGroupMetadataValue,
     OffsetCommitKey,

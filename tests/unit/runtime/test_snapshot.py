@@ -9,15 +9,15 @@ import pytest
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import OperationContext
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, LoadError, ShardState
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
-from kcoord.coordinator.runtime.snapshot import RECORDS, Chunk, make_chunks
-from kcoord.coordinator.snapshot_part import PackedState, SnapshotPart
 from kcoord.metadata.image import MetadataImage
-from protocol.errors import KafkaError
-from protocol.messages import ConsumerGroupHeartbeatRequest, OffsetCommitRequest, OffsetDeleteRequest
-from protocol.record_batch import BatchHeader, iter_headers
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, LoadError, ShardState
+from kcoord.runtime.result import OperationContext
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.snapshot import RECORDS, Chunk, make_chunks
+from kcoord.runtime.snapshot_part import PackedState, SnapshotPart
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, OffsetCommitRequest, OffsetDeleteRequest
+from kcoord_protocol.record_batch import BatchHeader, iter_headers
 from tests.unit.group.images import image_of
 from tests.unit.runtime.ledger import SHARD, Bench, Ledger, entry
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcoord.coordinator.result import TimerKey
-from kcoord.coordinator.runtime.timers import ShardTimers, Timer, TimerQueue
+from kcoord.runtime.result import TimerKey
+from kcoord.runtime.timers import ShardTimers, Timer, TimerQueue
 
 KEYS = [TimerKey("session", "g", f"m{i}") for i in range(4)]
 STEPS = st.lists(

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.coordinator.result import CoordinatorResult, OperationContext, Producer, new_end_transaction_marker
-from protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
-from protocol.record_batch import decode_entries, iter_headers
+from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer, new_end_transaction_marker
+from kcoord_protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
+from kcoord_protocol.record_batch import decode_entries, iter_headers
 from tests.unit.runtime.ledger import SHARD, Bench, Ledger, entry
 
 A, B = Producer(1, 5), Producer(2, 0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.coordinator.result import Producer
-from kcoord.coordinator.runtime.runtime import WAIT, Ready, Waiter
-from protocol.compression import Compression
-from protocol.errors import Errors, KafkaError
-from protocol.record_batch import decode_header
+from kcoord.runtime.coordinator_runtime import WAIT, Ready, Waiter
+from kcoord.runtime.result import Producer
+from kcoord_protocol.compression import Compression
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.record_batch import decode_header
 
 from .ledger import SHARD, Bench, Ledger, replies
 

@@ -10,25 +10,25 @@ from typing import Any, cast
 
 from kcoord.config import BrokerConfig, Listener, SecurityProtocol
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import CoordinatorRecord
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.metadata.image import ImageBuilder, MetadataImage
-from kcoord.server.apis import build_api_table
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.server.api.api_table import build_api_table
+from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
-from kcoord.server.group_service import LocalGroupService
-from kcoord.server.request_context import RequestContext
-from kcoord.server.shard_logs import ShardLogs
-from kcoord.server.storage import FLUSH_POLICY_FSYNC
-from kcoord.server.worker import Worker
+from kcoord.server.disk.data_folder import FLUSH_POLICY_FSYNC
+from kcoord.server.disk.shard_logs import ShardLogs
+from kcoord.server.shards.group_service import LocalGroupService
+from kcoord.server.workers.worker import Worker
 from kcoord.storage.file_system import FileSystem, make_durable_dirs
 from kcoord.storage.journal import JOURNAL_FILE, Journal
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.storage.segment import LogConfig
-from protocol.api_keys import ApiKey
-from protocol.errors import KafkaError
-from protocol.messages import FeatureLevelRecord, Message, PartitionRecord, TopicRecord
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import FeatureLevelRecord, Message, PartitionRecord, TopicRecord
 
 SHARDS = 4
 TOMBSTONES_KEPT_MS = 60_000

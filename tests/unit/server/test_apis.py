@@ -10,8 +10,8 @@ import pkgutil
 import pytest
 
 from kcoord.config import BrokerConfig, Kip1327Form
-from kcoord.server import handlers
-from kcoord.server.apis import (
+from kcoord.server.api import handlers
+from kcoord.server.api.api_table import (
     KAFKA_4_4_VERSIONS,
     KEY_AND_VERSION,
     KIP_1327_VERSIONS,
@@ -19,14 +19,14 @@ from kcoord.server.apis import (
     UNSTABLE_VERSIONS,
     build_api_table,
 )
-from kcoord.server.peer_listener import PEER_APIS
-from protocol.api_keys import ApiKey, request_class, response_class
+from kcoord.server.workers.peer_listener import PEER_APIS
+from kcoord_protocol.api_keys import ApiKey, request_class, response_class
 from tests.support.shared import shared
 
 
 @pytest.mark.parametrize("key", SERVED_VERSIONS, ids=lambda key: key.name.lower())
 def test_each_served_api_has_a_handler_for_its_versions(key: ApiKey) -> None:
-    module = importlib.import_module(f"kcoord.server.handlers.{key.name.lower()}")
+    module = importlib.import_module(f"kcoord.server.api.handlers.{key.name.lower()}")
     versions = SERVED_VERSIONS[key]
     assert (key, versions) == (module.API_KEY, module.VERSIONS)
     assert callable(module.handle)

@@ -14,18 +14,18 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.metadata.client_metrics import subscriptions_of
 from kcoord.metadata.image import CLIENT_METRICS_RESOURCE, ImageBuilder, MetadataImage
-from kcoord.server import client_telemetry
-from kcoord.server.apis import TELEMETRY_APIS, build_api_table
-from kcoord.server.client_telemetry import ClientFacts, ClientTelemetry, is_protobuf
-from kcoord.server.handlers.api_versions import listed_versions
-from kcoord.server.telemetry_exporter import TelemetryExporter
-from protocol.compression import Compression
-from protocol.errors import Errors, KafkaError
-from protocol.messages import ConfigRecord, GetTelemetrySubscriptionsRequest, PushTelemetryRequest
-from protocol.uuid import ZERO_UUID, uuid_to_string
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord.server.api.api_table import TELEMETRY_APIS, build_api_table
+from kcoord.server.api.handlers.api_versions import listed_versions
+from kcoord.server.observe import client_telemetry
+from kcoord.server.observe.client_telemetry import ClientFacts, ClientTelemetry, is_protobuf
+from kcoord.server.observe.telemetry_exporter import TelemetryExporter
+from kcoord_protocol.compression import Compression
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import ConfigRecord, GetTelemetrySubscriptionsRequest, PushTelemetryRequest
+from kcoord_protocol.uuid import ZERO_UUID, uuid_to_string
 
 START_MS = 1_700_000_000_000
 METRICS = b"\x0a\x02\x08\x01"

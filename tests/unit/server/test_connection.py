@@ -13,14 +13,14 @@ from typing import Any, cast
 
 import pytest
 
-from kcoord.server.apis import Api, ApiTable
-from kcoord.server.connection import FRAMES_PER_TURN, MAX_IN_FLIGHT_REQUESTS, KafkaConnection
-from kcoord.server.foreign_protocol import guess_protocol
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors, KafkaError
-from protocol.framing import FrameReader
-from protocol.headers import decode_response_header, encode_request
-from protocol.messages import ListGroupsRequest, ListGroupsResponse
+from kcoord.server.api.api_table import Api, ApiTable
+from kcoord.server.net.connection import FRAMES_PER_TURN, MAX_IN_FLIGHT_REQUESTS, KafkaConnection
+from kcoord.server.net.foreign_protocol import guess_protocol
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.framing import FrameReader
+from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.messages import ListGroupsRequest, ListGroupsResponse
 
 
 class FakeTransport(asyncio.Transport):

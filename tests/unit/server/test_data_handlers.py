@@ -13,11 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from kcoord.coordinator.result import CoordinatorResult, OperationContext
-from kcoord.server.broker import Broker
-from kcoord.server.exchange import CloseConnection
-from kcoord.server.fetch_service import FetchService
-from kcoord.server.handlers import (
+from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord.server.api.handlers import (
     delete_records,
     fetch,
     init_producer_id,
@@ -25,11 +22,14 @@ from kcoord.server.handlers import (
     offset_for_leader_epoch,
     produce,
 )
-from kcoord.server.request_context import RequestContext
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
+from kcoord.server.net.exchange import CloseConnection
+from kcoord.server.shards.fetch_service import FetchService
 from kcoord.storage.checkpoints import LOG_START_OFFSET_FILE, read_offset_checkpoint
 from kcoord.storage.memory_file_system import Operation
-from protocol.errors import Errors, KafkaError
-from protocol.messages import (
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
     DeleteRecordsRequest,
     FetchRequest,
     InitProducerIdRequest,
@@ -38,7 +38,7 @@ from protocol.messages import (
     OffsetForLeaderEpochRequest,
     ProduceRequest,
 )
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.uuid import ZERO_UUID
 from tests.unit.topics.helpers import NODE_ID, NOW_MS, TOPIC, Cluster, batch_of, image_of, topic_id_of
 
 TIMEOUT_MS = 1000

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.server import shard_service
+from kcoord.server.shards import shard_service
 from kcoord.storage.file_system import RealFileSystem, make_durable_dirs
 from kcoord.storage.journal import Journal
 from kcoord.storage.log import Log
@@ -20,8 +20,8 @@ from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, keep_nothing, no_fault
 from kcoord.storage.recovery import Recovery
 from kcoord.storage.segment import LogConfig
-from protocol.errors import Errors, KafkaError
-from protocol.messages import ConsumerGroupHeartbeatRequest
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest
 from tests.storage.support import batch
 
 from .harness import SHARDS, Harness

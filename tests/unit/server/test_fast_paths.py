@@ -16,17 +16,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.result import CoordinatorRecord, Producer
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime, ShardState
-from kcoord.coordinator.runtime.serde import CoordinatorSerde
 from kcoord.metadata.image import GROUP_RESOURCE, ImageBuilder
-from kcoord.server import request_context, shard_service
-from kcoord.server.connection import KafkaConnection
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors
-from protocol.framing import FrameReader
-from protocol.headers import decode_response_header, encode_request
-from protocol.messages import (
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, ShardState
+from kcoord.runtime.result import CoordinatorRecord, Producer
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.server.api import request_context
+from kcoord.server.net.connection import KafkaConnection
+from kcoord.server.shards import shard_service
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.framing import FrameReader
+from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.messages import (
     ConfigRecord,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
@@ -46,7 +47,7 @@ from protocol.messages import (
     TopicRecord,
     TxnOffsetCommitRequest,
 )
-from protocol.record_batch import decode_entries
+from kcoord_protocol.record_batch import decode_entries
 from tests.unit.server.harness import SHARDS, Harness, topic_id
 from tests.unit.server.test_connection import FakeTransport
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from kcoord.coordinator.group.consumer.target_assignment import ComputedTarget, TargetInput, compute
-from kcoord.server import group_service
+from kcoord.server.shards import group_service
 from kcoord.storage.memory_file_system import MemoryFileSystem, no_fault
-from protocol.errors import Errors
-from protocol.messages import (
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupHeartbeatRequest,
     DeleteGroupsRequest,
@@ -22,7 +22,7 @@ from protocol.messages import (
     OffsetDeleteRequest,
     OffsetFetchRequest,
 )
-from protocol.uuid import ZERO_UUID
+from kcoord_protocol.uuid import ZERO_UUID
 
 from .harness import Harness, image_of, topic_id
 
@@ -214,7 +214,7 @@ async def test_a_member_without_an_id_gets_one_in_v0_only(version: int) -> None:
 
 
 async def test_a_failed_write_is_answered_and_the_shard_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kcoord.server import shard_service
+    from kcoord.server.shards import shard_service
 
     monkeypatch.setattr(shard_service, "FIRST_RELOAD_SECONDS", 0.01)
     file_system = MemoryFileSystem()

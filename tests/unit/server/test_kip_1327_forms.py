@@ -11,13 +11,13 @@ from struct import pack
 
 import pytest
 
-from kcoord.coordinator.result import CoordinatorRecord
 from kcoord.metadata.image import ImageBuilder
-from kcoord.server.connection import KafkaConnection
-from kcoord.server.metadata_answers import MetadataAnswers
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors
-from protocol.messages import ApiVersionsResponse, FeatureLevelRecord, Message, PartitionRecord, TopicRecord
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord.server.fast.metadata_answers import MetadataAnswers
+from kcoord.server.net.connection import KafkaConnection
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import ApiVersionsResponse, FeatureLevelRecord, Message, PartitionRecord, TopicRecord
 from tests.unit.server.harness import Harness
 from tests.unit.server.test_connection import FakeTransport
 

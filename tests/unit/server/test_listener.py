@@ -14,10 +14,10 @@ import uvloop
 
 from kcoord.config import BrokerConfig, Listener, SecurityProtocol
 from kcoord.server.broker import Broker
-from kcoord.server.connection import ConnectionOwner, KafkaConnection
-from kcoord.server.connection_limits import ConnectionLimits
-from kcoord.server.listener import SocketListener
-from kcoord.server.sockets import bind_listener
+from kcoord.server.net.connection import ConnectionOwner, KafkaConnection
+from kcoord.server.net.connection_limits import ConnectionLimits
+from kcoord.server.net.listener import SocketListener
+from kcoord.server.net.sockets import bind_listener
 
 ADDRESS = Listener("PLAINTEXT", "127.0.0.1", 0, SecurityProtocol.PLAINTEXT)
 

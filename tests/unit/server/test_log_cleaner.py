@@ -11,13 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from kcoord.server import cleanable_logs, log_cleaner
-from kcoord.server.log_cleaner import CleanableLog, CleaningStopped, LogCleaner
+from kcoord.server.disk import cleanable_logs, log_cleaner
+from kcoord.server.disk.log_cleaner import CleanableLog, CleaningStopped, LogCleaner
 from kcoord.storage.checkpoints import CLEANER_OFFSET_FILE
 from kcoord.storage.cleaner import CleaningRules
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation
-from protocol.messages import OffsetCommitRequest
+from kcoord_protocol.messages import OffsetCommitRequest
 from tests.storage.cleaning import Writer, committed_state, offsets_left, records, state
 from tests.storage.support import DIRECTORY
 
@@ -69,7 +69,7 @@ def many(offset: int) -> OffsetCommitRequest:
 
 async def test_the_log_of_a_busy_coordinator_stays_small(broker: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its active segment is closed early; live traffic, restart and the log itself agree afterwards."""
-    monkeypatch.setattr("kcoord.server.log_cleaner.LEAST_ROLLED_BYTES", 16 << 10)
+    monkeypatch.setattr("kcoord.server.disk.log_cleaner.LEAST_ROLLED_BYTES", 16 << 10)
     running = Running(broker)
     running.cleaner.start()
     size = 0
@@ -254,7 +254,7 @@ async def test_it_rests_longer_while_other_threads_work(
     cleaner = Running(broker).cleaner
     times = SimpleNamespace(perf_counter=lambda: 5.02, process_time=lambda: 3 + others_seconds, thread_time=lambda: 1.0)
     rests: list[float] = []
-    monkeypatch.setattr("kcoord.server.log_cleaner.time", times)
+    monkeypatch.setattr("kcoord.server.disk.log_cleaner.time", times)
     monkeypatch.setattr(cleaner, "_stopping", SimpleNamespace(wait=rests.append))
     cleaner._paused, cleaner._slice_began = (5.0, 2.0), 5.01
     cleaner._pause(100)

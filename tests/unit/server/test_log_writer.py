@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.server import log_writer
-from kcoord.server.kernel_sync import KernelSync
-from kcoord.server.log_writer import SYNC_THREADS, LogWriter, SideBySide, WriteJob, WriteResult, write_durably
+from kcoord.server.disk import log_writer
+from kcoord.server.disk.kernel_sync import KernelSync
+from kcoord.server.disk.log_writer import SYNC_THREADS, LogWriter, SideBySide, WriteJob, WriteResult, write_durably
 from kcoord.storage.durable_appends import Appended, DurableAppends
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.journal import Journal

@@ -17,12 +17,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kcoord.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from kcoord.metadata.records import BrokerRegistration
-from kcoord.server.apis import build_api_table
-from kcoord.server.connection import KafkaConnection
-from kcoord.server.metadata_answers import MetadataAnswers
-from protocol.api_keys import ApiKey
-from protocol.headers import encode_request
-from protocol.messages import (
+from kcoord.server.api.api_table import build_api_table
+from kcoord.server.fast.metadata_answers import MetadataAnswers
+from kcoord.server.net.connection import KafkaConnection
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.headers import encode_request
+from kcoord_protocol.messages import (
     CreatePartitionsRequest,
     DeleteTopicsRequest,
     DescribeTopicPartitionsRequest,

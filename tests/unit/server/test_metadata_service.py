@@ -10,22 +10,22 @@ import os
 import pytest
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
-from kcoord.coordinator.runtime.serde import MetadataSerde
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.topics import auto_create_request
-from kcoord.server import metadata_service
-from kcoord.server.metadata_operations import AutoCreateTopics
-from kcoord.server.metadata_service import METADATA_SHARD, LocalMetadataService
-from kcoord.server.request_context import internal_operation_context, random_uuid
-from kcoord.server.shard_logs import ShardLogs
-from kcoord.server.worker import Worker
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
+from kcoord.runtime.serde import MetadataSerde
+from kcoord.server.api.request_context import internal_operation_context, random_uuid
+from kcoord.server.disk.shard_logs import ShardLogs
+from kcoord.server.shards import metadata_service
+from kcoord.server.shards.metadata_operations import AutoCreateTopics
+from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService
+from kcoord.server.workers.worker import Worker
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem, no_fault
 from kcoord.storage.segment import LogConfig
-from protocol.errors import Errors, KafkaError
-from protocol.messages import CreateTopicsResponse
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import CreateTopicsResponse
 
 
 class Owner:

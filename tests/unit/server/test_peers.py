@@ -12,29 +12,30 @@ from types import SimpleNamespace
 import pytest
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.result import NO_CREATION_LIMIT
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
-from kcoord.coordinator.runtime.serde import MetadataSerde
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.topics import auto_create_request
-from kcoord.server import metadata_followers, metadata_service
-from kcoord.server.group_times import GroupTimes
-from kcoord.server.metadata_follower import MetadataFollower, OutOfStep
-from kcoord.server.metadata_followers import ControllerMetadataService
-from kcoord.server.metadata_operations import AllocateProducerIds, AutoCreateTopics
-from kcoord.server.metadata_service import METADATA_SHARD
-from kcoord.server.peer_frames import FrameKind, PeerRequest, decode_offset, encode_offset, kind_of
-from kcoord.server.peer_link import Peers
-from kcoord.server.peer_listener import PeerListener
-from kcoord.server.request_context import internal_operation_context, random_uuid
-from kcoord.server.shard_logs import ShardLogs
-from kcoord.server.worker import Worker
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
+from kcoord.runtime.result import NO_CREATION_LIMIT
+from kcoord.runtime.serde import MetadataSerde
+from kcoord.server.api.request_context import internal_operation_context, random_uuid
+from kcoord.server.disk.shard_logs import ShardLogs
+from kcoord.server.shards import metadata_service
+from kcoord.server.shards.group_times import GroupTimes
+from kcoord.server.shards.metadata_operations import AllocateProducerIds, AutoCreateTopics
+from kcoord.server.shards.metadata_service import METADATA_SHARD
+from kcoord.server.workers import metadata_followers
+from kcoord.server.workers.metadata_follower import MetadataFollower, OutOfStep
+from kcoord.server.workers.metadata_followers import ControllerMetadataService
+from kcoord.server.workers.peer_frames import FrameKind, PeerRequest, decode_offset, encode_offset, kind_of
+from kcoord.server.workers.peer_link import Peers
+from kcoord.server.workers.peer_listener import PeerListener
+from kcoord.server.workers.worker import Worker
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.storage.segment import LogConfig
-from protocol.errors import Errors, KafkaError
-from protocol.messages import CreateTopicsRequest, CreateTopicsResponse, Message
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import CreateTopicsRequest, CreateTopicsResponse, Message
 from tests.unit.metadata.cluster import Cluster
 from tests.unit.metadata.serving import broker_of
 

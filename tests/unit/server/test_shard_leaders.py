@@ -7,14 +7,14 @@ import asyncio
 
 import pytest
 
-from kcoord.coordinator.runtime.runtime import LoadError
 from kcoord.metadata.image import PartitionImage, TopicImage
+from kcoord.runtime.coordinator_runtime import LoadError
 from kcoord.storage.errors import PartitionHeldError
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.storage.snapshot import Snapshot
-from protocol.errors import Errors
-from protocol.messages import OffsetCommitRequest, OffsetFetchRequest
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import OffsetCommitRequest, OffsetFetchRequest
 
 from .harness import SHARDS, Harness
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kcoord.server import shard_service, shard_snapshots
+from kcoord.server.shards import shard_service, shard_snapshots
 from kcoord.storage.cleaner import Cleaner, CleaningRules, assess
 from kcoord.storage.file_system import join
 from kcoord.storage.log import Log
@@ -16,8 +16,8 @@ from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, no_fa
 from kcoord.storage.recovery import Recovery
 from kcoord.storage.segment import LogConfig
 from kcoord.storage.snapshot import SNAPSHOT_FILE, Snapshot, read_snapshot, write_snapshot
-from protocol.errors import Errors
-from protocol.messages import DeleteGroupsRequest, OffsetFetchRequest
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import DeleteGroupsRequest, OffsetFetchRequest
 
 from .harness import SHARDS, TOMBSTONES_KEPT_MS, Harness
 from .test_group_handlers import commit, errors_of

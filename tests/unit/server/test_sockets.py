@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kcoord.config import Listener, SecurityProtocol
+from kcoord.server.net.sockets import bind_listener, bound_port
 from kcoord.server.process import StartError
-from kcoord.server.sockets import bind_listener, bound_port
-from kcoord.server.supervisor import Supervisor
+from kcoord.server.workers.supervisor import Supervisor
 
 
 def listener(host: str, port: int = 0) -> Listener:

@@ -8,10 +8,10 @@ import asyncio
 import pytest
 
 from kcoord.config import BrokerConfig
-from kcoord.server.connection_limits import ConnectionLimits
-from kcoord.server.listener import ReportLimiter
-from protocol.errors import Errors
-from protocol.messages import ConsumerGroupHeartbeatRequest, ListGroupsRequest, OffsetCommitRequest
+from kcoord.server.net.connection_limits import ConnectionLimits
+from kcoord.server.net.listener import ReportLimiter
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, ListGroupsRequest, OffsetCommitRequest
 
 from .harness import Harness
 

@@ -9,10 +9,10 @@ from kcoord.testing.arguments import Arguments
 from kcoord.testing.errors import ControlError
 from kcoord.testing.faults import Fault, Faults, Outcome, fault_from
 from kcoord.testing.observed import RequestFacts, facts_of
-from protocol.api_keys import ApiKey
-from protocol.errors import Errors
-from protocol.message import Message
-from protocol.messages import (
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.message import Message
+from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     DeleteGroupsRequest,
     FindCoordinatorRequest,

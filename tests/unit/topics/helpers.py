@@ -6,17 +6,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.result import Producer
 from kcoord.metadata.image import TOPIC_RESOURCE, MetadataImage, PartitionImage, TopicImage
+from kcoord.runtime.result import Producer
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.topics.partition import AppendResult, Verified
 from kcoord.topics.store import TopicStore
 from kcoord.topics.validation import single_batch
-from protocol.batch_header import decode_header
-from protocol.compression import Compression
-from protocol.record_batch import Record, encode_batch
+from kcoord_protocol.batch_header import decode_header
+from kcoord_protocol.compression import Compression
+from kcoord_protocol.record_batch import Record, encode_batch
 
 NODE_ID = 1
 NOW_MS = 1_700_000_000_000

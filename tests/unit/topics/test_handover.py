@@ -12,7 +12,7 @@ from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.storage.worker_log_dir import SharedLogDir, WorkerLogDir
 from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.store import TopicStore
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 from tests.unit.topics.helpers import NOW_MS, TOPIC, batch_of, image_of
 
 OLD, NEW = 1, 2

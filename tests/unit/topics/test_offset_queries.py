@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.compression import Compression
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.compression import Compression
+from kcoord_protocol.errors import Errors, KafkaError
 from tests.unit.topics.helpers import NOW_MS, TOPIC, Cluster, batch_of, image_of
 
 

@@ -13,7 +13,7 @@ from kcoord.topics.producer_files import (
     encode_snapshot,
 )
 from kcoord.topics.producer_state import AbortedTransaction, BatchFacts, CachedBatch, ProducerEntry, ProducerState
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 MAX = 2**31 - 1
 PRODUCER = 7

@@ -12,8 +12,8 @@ from kcoord.storage.log import Log
 from kcoord.storage.segment import LogConfig
 from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.store import TopicStore
-from protocol.errors import Errors, KafkaError
-from protocol.record_batch import Record, encode_batch
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.record_batch import Record, encode_batch
 from tests.unit.topics.helpers import NOW_MS, TOPIC, Cluster, batch_of, image_of, topic_id_of
 
 HOUR_MS = 3_600_000

@@ -10,11 +10,11 @@ import pytest
 from kcoord.config import BrokerConfig, TopicConfig
 from kcoord.topics.partition import batch_rules
 from kcoord.topics.validation import BatchRules, RecordsRejectedError, single_batch, stamp_batch
-from protocol.batch_header import TimestampType, crc32c, decode_header, verify_crc
-from protocol.compression import Compression
-from protocol.control_records import ControlRecordType, end_txn_marker
-from protocol.errors import Errors, KafkaError
-from protocol.record_batch import Record, decode_records, encode_batch, encode_control_batch
+from kcoord_protocol.batch_header import TimestampType, crc32c, decode_header, verify_crc
+from kcoord_protocol.compression import Compression
+from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.record_batch import Record, decode_records, encode_batch, encode_control_batch
 from tests.unit.topics.helpers import NOW_MS, batch_of
 
 RULES = BatchRules(max_message_bytes=1000, segment_bytes=10_000, timestamp_after_max_ms=3_600_000)

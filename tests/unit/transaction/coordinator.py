@@ -7,7 +7,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.result import (
+from kcoord.coordinator.transaction.end_transaction import EndRequest
+from kcoord.coordinator.transaction.metadata import TransactionMetadata, TransactionState, partitions_of
+from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+from kcoord.coordinator.transaction.work import WriteMarkers
+from kcoord.metadata.image import ImageBuilder
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
+from kcoord.runtime.result import (
     CoordinatorRecord,
     CoordinatorResult,
     OperationContext,
@@ -16,16 +22,10 @@ from kcoord.coordinator.result import (
     Task,
     TimerKey,
 )
-from kcoord.coordinator.runtime.runtime import CoordinatorRuntime
-from kcoord.coordinator.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
-from kcoord.coordinator.runtime.snapshot import make_chunks
-from kcoord.coordinator.transaction.end_transaction import EndRequest
-from kcoord.coordinator.transaction.metadata import TransactionMetadata, TransactionState, partitions_of
-from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
-from kcoord.coordinator.transaction.work import WriteMarkers
-from kcoord.metadata.image import ImageBuilder
-from protocol.errors import Errors, KafkaError
-from protocol.messages import FeatureLevelRecord, InitProducerIdResponse
+from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
+from kcoord.runtime.snapshot import make_chunks
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import FeatureLevelRecord, InitProducerIdResponse
 
 T = TypeVar("T")
 

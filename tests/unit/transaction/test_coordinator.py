@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from kcoord.coordinator.result import Producer
 from kcoord.coordinator.transaction.metadata import EXHAUSTED_EPOCH, TransactionState
 from kcoord.coordinator.transaction.records import new_transaction_record
 from kcoord.coordinator.transaction.work import timeout_key
-from protocol.errors import Errors, KafkaError
-from protocol.messages import TransactionLogValue
+from kcoord.runtime.result import Producer
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import TransactionLogValue
 from tests.unit.transaction.coordinator import ID, NOW_MS, TIMEOUT_MS, Coordinator, error_of
 
 DAY_MS = 24 * 3600 * 1000

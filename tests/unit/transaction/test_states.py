@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kcoord.coordinator.result import Producer
 from kcoord.coordinator.transaction.metadata import LEGAL_PREDECESSORS, TransactionState
-from protocol.errors import Errors
+from kcoord.runtime.result import Producer
+from kcoord_protocol.errors import Errors
 from tests.unit.transaction.coordinator import Coordinator, error_of
 
 EMPTY, ONGOING = TransactionState.EMPTY, TransactionState.ONGOING

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from protocol.errors import DecodeError
-from protocol.messages import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.messages import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 PROTOCOL_TYPE: Final = "consumer"
 

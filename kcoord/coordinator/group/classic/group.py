@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from kcoord.coordinator.group.classic import consumer_protocol
 from kcoord.coordinator.group.classic.member import ClassicMember
 from kcoord.coordinator.group.group import GroupState, GroupType
-from protocol.errors import Errors
-from protocol.messages import GroupMetadataValue
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import GroupMetadataValue
 
 NO_GENERATION = -1
 

@@ -25,13 +25,13 @@ from kcoord.coordinator.group.classic.rebalance import (
     refused_join,
 )
 from kcoord.coordinator.group.group import GroupState
-from kcoord.coordinator.result import PENDING, CoordinatorResult, OperationContext
-from protocol.errors import Errors, KafkaError
-from protocol.messages import SyncGroupResponse
-from protocol.uuid import UUID_BYTES, hyphenated_uuid
+from kcoord.runtime.result import PENDING, CoordinatorResult, OperationContext
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import SyncGroupResponse
+from kcoord_protocol.uuid import UUID_BYTES, hyphenated_uuid
 
 if TYPE_CHECKING:
-    from protocol.messages import GroupMetadataValue, JoinGroupRequest, JoinGroupResponse
+    from kcoord_protocol.messages import GroupMetadataValue, JoinGroupRequest, JoinGroupResponse
 
 KNOWN_MEMBER_ID_VERSION = 4
 """From this version on a dynamic member must come back with the id that it is given (KIP-394)."""

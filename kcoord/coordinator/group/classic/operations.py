@@ -14,12 +14,12 @@ from kcoord.coordinator.group.classic.rebalance import (
     sync_response,
 )
 from kcoord.coordinator.group.group import GroupState
-from kcoord.coordinator.result import PENDING, OperationContext, TimerKey
-from protocol.errors import Errors, KafkaError
-from protocol.messages import HeartbeatResponse, LeaveGroupResponse, SyncGroupResponse
+from kcoord.runtime.result import PENDING, OperationContext, TimerKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import HeartbeatResponse, LeaveGroupResponse, SyncGroupResponse
 
 if TYPE_CHECKING:
-    from protocol.messages import HeartbeatRequest, LeaveGroupRequest, SyncGroupRequest
+    from kcoord_protocol.messages import HeartbeatRequest, LeaveGroupRequest, SyncGroupRequest
 
 
 def check_member(group: ClassicGroup, member_id: str, instance_id: str | None) -> ClassicMember:

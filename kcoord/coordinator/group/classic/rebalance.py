@@ -14,7 +14,7 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.classic.group import NO_GENERATION, ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
 from kcoord.coordinator.group.group import GroupState
-from kcoord.coordinator.result import (
+from kcoord.runtime.result import (
     MAX_BATCH_BYTES,
     Cancel,
     Completion,
@@ -23,11 +23,11 @@ from kcoord.coordinator.result import (
     Schedule,
     TimerKey,
 )
-from protocol.errors import Errors
-from protocol.messages import GroupMetadataKey, JoinGroupResponse, SyncGroupResponse
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import GroupMetadataKey, JoinGroupResponse, SyncGroupResponse
 
 if TYPE_CHECKING:
-    from protocol.messages import GroupMetadataValue
+    from kcoord_protocol.messages import GroupMetadataValue
 
 HEARTBEAT_TIMER: Final = "classic-heartbeat"
 JOIN_TIMER: Final = "classic-join"

@@ -38,13 +38,13 @@ from kcoord.coordinator.group.consumer.timers import (
 )
 from kcoord.coordinator.group.consumer.transition import MemberTransition
 from kcoord.coordinator.group.records import EpochReason
-from kcoord.coordinator.result import Cancel, CoordinatorResult, OperationContext, Schedule
 from kcoord.metadata.image import MetadataImage
-from protocol.errors import Errors, KafkaError
-from protocol.messages import HeartbeatResponse, JoinGroupResponse, LeaveGroupResponse, SyncGroupResponse
+from kcoord.runtime.result import Cancel, CoordinatorResult, OperationContext, Schedule
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import HeartbeatResponse, JoinGroupResponse, LeaveGroupResponse, SyncGroupResponse
 
 if TYPE_CHECKING:
-    from protocol.messages import (
+    from kcoord_protocol.messages import (
         ConsumerProtocolSubscription,
         HeartbeatRequest,
         JoinGroupRequest,

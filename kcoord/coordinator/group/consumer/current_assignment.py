@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kcoord.coordinator.group.consumer.member import Assignment, ConsumerGroupMember, EpochAssignment, MemberState
-from protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 
 OwnedPartitions = Mapping[bytes, frozenset[int]]
 

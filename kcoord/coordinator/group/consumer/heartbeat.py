@@ -24,7 +24,8 @@ from kcoord.coordinator.group.consumer.member import (
 from kcoord.coordinator.group.consumer.removal import find_member
 from kcoord.coordinator.group.consumer.timers import cancel_member_timers, rebalance_timer, session_timer
 from kcoord.coordinator.group.consumer.transition import MemberTransition
-from kcoord.coordinator.result import (
+from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.result import (
     Cancel,
     CoordinatorResult,
     OperationContext,
@@ -32,12 +33,11 @@ from kcoord.coordinator.result import (
     Task,
     TimerKey,
 )
-from kcoord.metadata.image import MetadataImage
-from protocol.errors import Errors, KafkaError
-from protocol.messages import ConsumerGroupHeartbeatResponse
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import ConsumerGroupHeartbeatResponse
 
 if TYPE_CHECKING:
-    from protocol.messages import ConsumerGroupHeartbeatRequest
+    from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest
 
 REGEX_TASK: Final = "consumer-regex"
 

@@ -18,14 +18,14 @@ from kcoord.coordinator.group.consumer.member import (
 )
 from kcoord.coordinator.group.consumer.timers import cancel_member_timers, rebalance_timer
 from kcoord.coordinator.group.records import EpochReason
-from kcoord.coordinator.result import Cancel, CoordinatorResult
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topic_hash import metadata_hash
-from protocol.errors import Errors, KafkaError
-from protocol.messages import ConsumerGroupHeartbeatResponse
+from kcoord.runtime.result import Cancel, CoordinatorResult
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import ConsumerGroupHeartbeatResponse
 
 if TYPE_CHECKING:
-    from protocol.messages import ConsumerGroupHeartbeatRequest
+    from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest
 
 RemoveMembers: TypeAlias = Callable[
     [ConsumerGroup, Sequence[ConsumerGroupMember], EpochReason], CoordinatorResult[None]

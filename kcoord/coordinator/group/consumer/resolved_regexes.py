@@ -6,9 +6,9 @@ from __future__ import annotations
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.regex import ResolvedRegexes
-from kcoord.coordinator.result import CoordinatorResult
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topic_hash import metadata_hash
+from kcoord.runtime.result import CoordinatorResult
 
 
 def update_resolved_regexes(

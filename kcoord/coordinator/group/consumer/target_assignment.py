@@ -27,9 +27,9 @@ from kcoord.coordinator.group.consumer.group import (
     subscription_of,
 )
 from kcoord.coordinator.group.consumer.member import Assignment, ConsumerGroupMember
-from kcoord.coordinator.result import CoordinatorRecord, CoordinatorResult, EncodedRecords
 from kcoord.metadata.image import MetadataImage
-from protocol.record_batch import encode_records
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, EncodedRecords
+from kcoord_protocol.record_batch import encode_records
 
 TARGET_TASK: Final = "consumer-target"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kcoord.coordinator.result import Cancel, Schedule, TimerKey
+from kcoord.runtime.result import Cancel, Schedule, TimerKey
 
 SESSION_TIMER: Final = "consumer-session"
 REBALANCE_TIMER: Final = "consumer-rebalance"

@@ -30,10 +30,10 @@ from kcoord.coordinator.group.consumer.target_assignment import (
     topic_ids_of,
 )
 from kcoord.coordinator.group.records import EpochReason, TombstoneReason
-from kcoord.coordinator.result import CoordinatorRecord, Task, TimerKey
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topic_hash import metadata_hash
-from protocol.errors import Errors, KafkaError
+from kcoord.runtime.result import CoordinatorRecord, Task, TimerKey
+from kcoord_protocol.errors import Errors, KafkaError
 
 
 @dataclass(slots=True)

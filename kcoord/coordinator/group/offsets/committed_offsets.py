@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Committed offsets: the last record per (group, topic, partition). Only the shard's replay changes them.
+
+A million of them is an ordinary number, and most requests are about them, so they are kept as packed rows, one run of
+bytes per group and topic, in the very shape in which OffsetFetch v8 and later answers them: an answer is a copy. They
+become objects when somebody looks. The same bytes go into snapshots and come back from there without being unpacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final, NamedTuple
+
+from kcoord_protocol.uuid import ZERO_UUID
+
+CELL: Final = Struct(">iqi4s")
+"""partition, offset, leader epoch, and what follows them in an answer: CELL_END."""
+CELL_END: Final = b"\x01\0\0\0"
+"""Empty metadata, no error, no tags; metadata of its own makes a Note."""
+CELL_BYTES: Final = CELL.size
+TIME: Final = Struct(">q")
+"""The commit timestamp."""
+TIME_BYTES: Final = TIME.size
+NO_EXPIRE_TIMESTAMP: Final = -1
+_PARTITION: Final = Struct(">i")
+_VALUE: Final = Struct(">qi")
+"""Offset and leader epoch."""
+
+
+class Note(NamedTuple):
+    """What is special about one partition's offset."""
+
+    metadata: str
+    topic_id: bytes
+    expire_timestamp_ms: int
+
+
+@dataclass(slots=True)
+class CommittedOffset:
+    """One committed offset. `expire_timestamp_ms` is -1 but where an old client sent its own retention (KIP-211)."""
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_timestamp_ms: int
+    expire_timestamp_ms: int = -1
+    topic_id: bytes = ZERO_UUID
+
+
+class TopicOffsets(Mapping[int, CommittedOffset]):
+    """One group's offsets of one topic by partition; partitions ascend.
+
+    `cells` and `times` have one row per partition. `notes` has the partitions with metadata, with an expire timestamp,
+    or with another topic id than the rest. `layout` grows with every change of which row is whose.
+    """
+
+    __slots__ = ("cells", "layout", "notes", "times", "topic_id")
+
+    def __init__(self, topic_id: bytes, cells: bytearray, times: bytearray, notes: dict[int, Note] | None) -> None:
+        self.topic_id = topic_id
+        self.cells = cells
+        self.times = times
+        self.notes = notes
+        self.layout = 0
+
+    def __len__(self) -> int:
+        return len(self.times) // TIME_BYTES
+
+    def __iter__(self) -> Iterator[int]:
+        return (cell[0] for cell in CELL.iter_unpack(self.cells))
+
+    def __contains__(self, partition: object) -> bool:
+        return isinstance(partition, int) and self._find(partition)[1]
+
+    def __getitem__(self, partition: int) -> CommittedOffset:
+        row, found = self._find(partition)
+        if not found:
+            raise KeyError(partition)
+        return self._at(row)
+
+    def get(self, partition: int, default: object = None) -> CommittedOffset | None:  # type: ignore[override]
+        row, found = self._find(partition)
+        return self._at(row) if found else None
+
+    def items(self) -> ItemsView[int, CommittedOffset]:
+        offset = self._offset
+        rows = zip(CELL.iter_unpack(self.cells), TIME.iter_unpack(self.times), strict=True)
+        return {cell[0]: offset(*cell, *time) for cell, time in rows}.items()
+
+    def values(self) -> ValuesView[CommittedOffset]:
+        return dict(self.items()).values()
+
+    def _at(self, row: int) -> CommittedOffset:
+        cell = CELL.unpack_from(self.cells, row * CELL_BYTES)
+        return self._offset(*cell, *TIME.unpack_from(self.times, row * TIME_BYTES))
+
+    def _offset(self, partition: int, offset: int, leader_epoch: int, _: bytes, committed: int) -> CommittedOffset:
+        note = self.notes.get(partition) if self.notes is not None else None
+        if note is not None:
+            return CommittedOffset(
+                offset, leader_epoch, note.metadata, committed, note.expire_timestamp_ms, note.topic_id
+            )
+        return CommittedOffset(offset, leader_epoch, "", committed, NO_EXPIRE_TIMESTAMP, self.topic_id)
+
+    def oldest(self) -> tuple[int, bool]:
+        """The earliest commit timestamp, and whether an offset may have an expire timestamp of its own."""
+        return min(TIME.iter_unpack(self.times))[0], self.notes is not None
+
+    def is_dense(self) -> bool:
+        """Whether the partitions are 0, 1, 2 and so on without a gap."""
+        cells = self.cells
+        return not cells or _PARTITION.unpack_from(cells, len(cells) - CELL_BYTES)[0] == len(self) - 1
+
+    def rows_of(self, partitions: Sequence[int]) -> list[int] | None:
+        """The rows of these partitions while `layout` stays the same; None where one has no offset."""
+        rows = [row for row in map(self.row_of, partitions) if row is not None]
+        return rows if len(rows) == len(partitions) else None
+
+    def row_of(self, partition: int) -> int | None:
+        """Its row while `layout` stays the same."""
+        row, found = self._find(partition)
+        return row if found else None
+
+    def _find(self, partition: int) -> tuple[int, bool]:
+        """The row of a partition, or where it would be. Most topics have every partition: it is at its own number."""
+        cells = self.cells
+        count = len(self.times) // TIME_BYTES
+        number_at = _PARTITION.unpack_from
+        if 0 <= partition < count and number_at(cells, partition * CELL_BYTES)[0] == partition:
+            return partition, True
+        low, high = 0, count
+        while low < high:
+            middle = (low + high) // 2
+            if number_at(cells, middle * CELL_BYTES)[0] < partition:
+                low = middle + 1
+            else:
+                high = middle
+        return low, low < count and number_at(cells, low * CELL_BYTES)[0] == partition
+
+    def put(self, partition: int, offset: CommittedOffset) -> None:
+        """The last commit wins."""
+        self.put_cell(partition, _VALUE.pack(offset.offset, offset.leader_epoch), offset.commit_timestamp_ms)
+        if len(self.cells) == CELL_BYTES:
+            self.topic_id, self.notes = offset.topic_id, None
+        if offset.metadata or offset.topic_id != self.topic_id or offset.expire_timestamp_ms != NO_EXPIRE_TIMESTAMP:
+            self.notes = self.notes or {}
+            self.notes[partition] = Note(offset.metadata, offset.topic_id, offset.expire_timestamp_ms)
+        elif self.notes is not None:
+            self._forget_note(partition)
+
+    def _forget_note(self, partition: int) -> None:
+        """Without notes everything is quicker, so the last one takes the dictionary with it."""
+        assert self.notes is not None
+        self.notes.pop(partition, None)
+        if not self.notes:
+            self.notes = None
+
+    def put_cell(self, partition: int, cell: bytes, time_ms: int) -> None:
+        """As `put` without notes, with the topic id of the rest: `cell` has offset and leader epoch."""
+        row, found = self._find(partition)
+        after = row + 1 if found else row
+        if not found:
+            self.layout += 1
+        self.cells[row * CELL_BYTES : after * CELL_BYTES] = _PARTITION.pack(partition) + cell + CELL_END
+        self.times[row * TIME_BYTES : after * TIME_BYTES] = TIME.pack(time_ms)
+
+    def put_first(self, partitions: Sequence[int], cells: bytes, times: bytes) -> None:
+        """Puts offsets without notes in one piece: `partitions` follow each other without a gap, and so do all that
+        are there up to the last of them.
+        """
+        first, after = partitions[0], partitions[-1] + 1
+        if after > len(self):
+            self.layout += 1
+        self.cells[first * CELL_BYTES : after * CELL_BYTES] = cells
+        self.times[first * TIME_BYTES : after * TIME_BYTES] = times
+
+    def remove(self, partition: int) -> None:
+        row, found = self._find(partition)
+        if found:
+            self.layout += 1
+            del self.cells[row * CELL_BYTES : (row + 1) * CELL_BYTES]
+            del self.times[row * TIME_BYTES : (row + 1) * TIME_BYTES]
+            if self.notes is not None:
+                self._forget_note(partition)
+
+
+class CommittedOffsets:
+    """All committed offsets of a shard: group -> topic -> partition -> offset; empty levels are dropped."""
+
+    __slots__ = ("_groups",)
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[str, TopicOffsets]] = {}
+
+    def get(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
+        found = self._groups.get(group_id, {}).get(topic)
+        return found.get(partition) if found is not None else None
+
+    def of_group(self, group_id: str) -> Mapping[str, Mapping[int, CommittedOffset]]:
+        return self._groups.get(group_id, {})
+
+    def packed(self, group_id: str) -> Mapping[str, TopicOffsets]:
+        """As `of_group`, in the form in which they are kept."""
+        return self._groups.get(group_id, {})
+
+    def of_topic(self, topic: str) -> Iterator[tuple[str, list[int]]]:
+        """Group id and partitions of every group that has offsets of `topic`."""
+        for group_id, topics in self._groups.items():
+            if topic in topics:
+                yield group_id, list(topics[topic])
+
+    def group_ids(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def topic_for(self, group_id: str, topic: str) -> TopicOffsets:
+        """What `put` puts into: made where it is missing, so something has to be put there."""
+        topics = self._groups.get(group_id)
+        if topics is None:
+            topics = self._groups[group_id] = {}
+        found = topics.get(topic)
+        if found is None:
+            found = topics[topic] = TopicOffsets(ZERO_UUID, bytearray(), bytearray(), None)
+        return found
+
+    def put(self, group_id: str, topic: str, partition: int, offset: CommittedOffset) -> None:
+        self.topic_for(group_id, topic).put(partition, offset)
+
+    def put_topic(self, group_id: str, topic: str, offsets: TopicOffsets) -> None:
+        """Takes over all offsets of a topic at once, in place of what was there."""
+        self._groups.setdefault(group_id, {})[topic] = offsets
+
+    def remove(self, group_id: str, topic: str, partition: int) -> None:
+        topics = self._groups.get(group_id)
+        found = topics.get(topic) if topics is not None else None
+        if topics is None or found is None:
+            return
+        found.remove(partition)
+        if not found.cells:
+            del topics[topic]
+            if not topics:
+                del self._groups[group_id]

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A short way from the bytes of offset commits to the packed rows of `CommittedOffsets`: most of a coordinator's log is
+offset commits, and loading it takes as long as they do.
+
+Only the shapes that this broker writes are taken (no metadata, no expire timestamp, no unknown tag); every other record
+goes the ordinary way, with the same outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+from struct import Struct, pack
+from typing import Final, NamedTuple
+
+from kcoord.coordinator.group.classic.group import ClassicGroup
+from kcoord.coordinator.group.group import Group
+from kcoord.coordinator.group.offsets.committed_offsets import (
+    CELL,
+    CELL_END,
+    NO_EXPIRE_TIMESTAMP,
+    CommittedOffset,
+    CommittedOffsets,
+    TopicOffsets,
+)
+from kcoord.coordinator.group.offsets.transactional_offsets import TransactionalOffsets
+from kcoord_protocol.primitives import decode_uvarint
+from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES
+from kcoord_protocol.uuid import ZERO_UUID
+
+_KEY_TYPES: Final = (b"\x00\x00", b"\x00\x01")
+_PARTITION_BYTES: Final = 4
+_CELL_ENDS: Final = repeat(CELL_END)
+_SHORT_DELTAS: Final = 64
+_FIRST_DELTAS: Final = tuple(bytes([delta << 1]) for delta in range(_SHORT_DELTAS))
+_ODD_BYTES: Final = bytes(range(1, 256, 2))
+_INT32: Final = Struct(">i")
+_LAST_OFFSET_DELTA_AT: Final = 23
+
+_VALUE_3: Final = ("qi2sq1s", 24, b"\0\3", b"\0\0")
+"""Offset, leader epoch, empty metadata, commit timestamp, and the record's count of headers; the bytes of the value;
+then version and empty metadata as they have to be."""
+_VALUE_4: Final = ("qi1sq20s", 42, b"\0\4", b"\1")
+_TOPIC_ID_TAG: Final = b"\x01\x00\x10"
+
+
+class _Shape(NamedTuple):
+    """How the records of a run look: equal sizes everywhere. `start` and `middle` are the same bytes in each."""
+
+    layout: Struct
+    start: bytes
+    middle: bytes
+    metadata: bytes
+    key_size_bytes: int
+    has_short_delta: bool
+    """The offset delta takes one byte, as it does in the first 64 records of a batch."""
+
+
+_NO_SHAPE: Final = _Shape(Struct(">1s1s1si1sqi1sq1s"), b"", b"", b"", 0, False)
+"""Fits nothing: a record begins with its length, of at least one byte."""
+
+
+class OffsetCommitReader:
+    """Replays what it can into a shard that is being loaded. It remembers where each topic's offsets go, until a
+    tombstone may have taken them away.
+    """
+
+    __slots__ = ("_delta", "_groups", "_known", "_last", "_layouts", "_offsets", "_pending", "_tail", "_topic_id")
+
+    def __init__(self, groups: dict[str, Group], offsets: CommittedOffsets, pending: TransactionalOffsets) -> None:
+        self._groups = groups
+        self._offsets = offsets
+        self._pending = pending
+        self._known: dict[bytes, TopicOffsets] = {}
+        self._layouts: dict[str, Struct] = {}
+        self._last = _NO_SHAPE
+        self._delta = -1
+        self._tail = b""
+        self._topic_id: bytes | None = None
+
+    def replay(self, batch: bytes, count: int) -> bool:
+        """Replays the `count` records of a batch that is not compressed. False where one of them has to be replayed
+        the ordinary way: then all of the batch has to be, which changes nothing that was done here.
+        """
+        if self._pending:
+            # A commit may supersede what a transaction under way has pending.
+            self._known.clear()
+            return False
+        self._delta = -1
+        view = memoryview(batch)
+        end = len(batch)
+        position = BATCH_OVERHEAD_BYTES
+        while count > 0:
+            done = self._replay_run(self._last, view, position, count)
+            if done == 0:
+                shape = self._shape(batch, position, end)
+                if shape is None:
+                    break
+                self._last = shape
+                done = self._replay_run(shape, view, position, count)
+                if done == 0:
+                    break
+            size = self._last.layout.size
+            count -= done
+            position += done * size
+        if count == 0 and position == end and self._delta <= _INT32.unpack_from(batch, _LAST_OFFSET_DELTA_AT)[0]:
+            return True
+        self._known.clear()
+        return False
+
+    def _replay_run(self, shape: _Shape, batch: memoryview, position: int, count: int) -> int:
+        """How many records from the one at `position` on had this shape, and are replayed."""
+        layout = shape.layout
+        count = min(count, (len(batch) - position) // layout.size)
+        if count > 0 and shape.has_short_delta:
+            count = min(count, _SHORT_DELTAS - (batch[position + len(shape.start)] >> 1))
+        if count <= 0:
+            return 0
+        columns = zip(*layout.iter_unpack(batch[position : position + count * layout.size]), strict=True)
+        starts, deltas, keys, partitions, middles, offsets, leader_epochs, metadata, times, tails = columns
+        tail = tails[0]
+        if tail != self._tail:
+            self._tail, self._topic_id = tail, _topic_id(tail)
+        topic_id = self._topic_id
+        if topic_id is None:
+            return 0
+        is_uniform = (
+            starts.count(shape.start) == count
+            and middles.count(shape.middle) == count
+            and metadata.count(shape.metadata) == count
+            and tails.count(tail) == count
+        )
+        if is_uniform and self._delta == -1 and deltas == _FIRST_DELTAS[:count] and keys.count(keys[0]) == count:
+            # One commit of one topic, as most batches are.
+            place = self._known.get(keys[0]) or self._place(keys[0], shape.key_size_bytes)
+            if place is None:
+                return 0
+            self._delta = count - 1
+            _put(place, topic_id, partitions, leader_epochs, offsets, times)
+            return count
+        alike = min(_alike(starts, shape.start), _alike(middles, shape.middle), _alike(metadata, shape.metadata))
+        alike = min(alike, _alike(tails, tail))
+        last_delta = _last_delta(deltas[:alike], self._delta)
+        if last_delta is None:
+            return 0
+        self._delta = last_delta
+        done = 0
+        while done < alike:
+            key = keys[done]
+            end = done + _alike(keys[done:alike], key)
+            place = self._known.get(key) or self._place(key, shape.key_size_bytes)
+            if place is None:
+                break
+            run = slice(done, end)
+            _put(place, topic_id, partitions[run], leader_epochs[run], offsets[run], times[run])
+            done = end
+        return done
+
+    def _shape(self, batch: bytes, position: int, end: int) -> _Shape | None:
+        """The shape of the record at `position`; None where it is no plain offset commit."""
+        try:
+            size, start = decode_uvarint(batch, position)
+            record_end = start + (size >> 1)
+            if size & 1 or record_end > end or batch[start] or batch[start + 1]:
+                return None
+            _, delta_end = decode_uvarint(batch, start + 2)
+            key_size, key_start = decode_uvarint(batch, delta_end)
+            partition_at = key_start + (key_size >> 1) - _PARTITION_BYTES
+            value_size, value_start = decode_uvarint(batch, partition_at + _PARTITION_BYTES)
+        except (IndexError, ValueError):
+            return None
+        value = _VALUE_4 if value_size >> 1 == _VALUE_4[1] else _VALUE_3
+        fields, value_bytes, version, metadata = value
+        if key_size & 1 or value_size != value_bytes << 1 or partition_at < key_start:
+            return None
+        if value_start + value_bytes + 1 != record_end:
+            return None
+        middle_end = value_start + len(version)
+        middle_at = partition_at + _PARTITION_BYTES
+        if batch[value_start:middle_end] != version:
+            return None
+        text = (
+            f">{start + 2 - position}s{delta_end - start - 2}s{partition_at - delta_end}si{middle_end - middle_at}s"
+            f"{fields}"
+        )
+        layout = self._layouts.get(text)
+        if layout is None:
+            layout = self._layouts[text] = Struct(text)
+        fixed = batch[position : start + 2], batch[middle_at:middle_end]
+        return _Shape(layout, *fixed, metadata, key_start - delta_end, delta_end == start + 3)
+
+    def _place(self, key: bytes, size_bytes: int) -> TopicOffsets | None:
+        """Where the commits of a group and topic go. `key` is the length and all but the partition of a record's key;
+        None where it is not the key of an offset commit.
+        """
+        prefix = key[size_bytes:]
+        if prefix[:2] not in _KEY_TYPES or decode_uvarint(key, 0)[0] != (len(prefix) + _PARTITION_BYTES) << 1:
+            return None
+        group_end = 4 + int.from_bytes(prefix[2:4], "big")
+        topic_start = group_end + 2
+        if topic_start + int.from_bytes(prefix[group_end:topic_start], "big") != len(prefix):
+            return None
+        try:
+            group_id, topic = prefix[4:group_end].decode(), prefix[topic_start:].decode()
+        except UnicodeDecodeError:
+            return None
+        if group_id not in self._groups:
+            self._groups[group_id] = ClassicGroup(group_id)
+        place = self._known[key] = self._offsets.topic_for(group_id, topic)
+        return place
+
+
+def _last_delta(deltas: Sequence[bytes], previous: int) -> int | None:
+    """The last of these offset deltas; None where they do not grow, or are negative (odd, in zigzag)."""
+    if not deltas:
+        return previous
+    if len(deltas[0]) == 1:
+        joined = b"".join(deltas)
+        is_sound = joined[0] >> 1 > previous and sorted(set(joined)) == list(joined)
+        is_sound = is_sound and len(joined.translate(None, _ODD_BYTES)) == len(joined)
+        return joined[-1] >> 1 if is_sound else None
+    for delta in deltas:
+        number, _ = decode_uvarint(delta, 0)
+        if number & 1 or number >> 1 <= previous:
+            return None
+        previous = number >> 1
+    return previous
+
+
+def _alike(values: Sequence[bytes], wanted: bytes) -> int:
+    """How many of the first values are the wanted one."""
+    if values.count(wanted) == len(values):
+        return len(values)
+    return next(number for number, value in enumerate(values) if value != wanted)
+
+
+def _put(
+    place: TopicOffsets,
+    topic_id: bytes,
+    partitions: tuple[int, ...],
+    leader_epochs: tuple[int, ...],
+    offsets: tuple[int, ...],
+    times: tuple[int, ...],
+) -> None:
+    """Partitions that follow each other, where every one before them is there too, are put in one piece."""
+    first, count = partitions[0], len(partitions)
+    if (
+        place.notes is None
+        and (not place.cells or (topic_id == place.topic_id and place.is_dense()))
+        and 0 <= first <= len(place)
+        and partitions == tuple(range(first, first + count))
+    ):
+        place.topic_id = topic_id
+        cells = b"".join(map(CELL.pack, partitions, offsets, leader_epochs, _CELL_ENDS))
+        place.put_first(partitions, cells, pack(f">{count}q", *times))
+        return
+    for partition, leader_epoch, offset, time in zip(partitions, leader_epochs, offsets, times, strict=True):
+        place.put(partition, CommittedOffset(offset, leader_epoch, "", time, NO_EXPIRE_TIMESTAMP, topic_id))
+
+
+def _topic_id(tail: bytes) -> bytes | None:
+    """What follows the commit timestamp: nothing, or the topic id as the only tag; then no record headers."""
+    if len(tail) == 1:
+        return ZERO_UUID if tail == b"\0" else None
+    if tail[:3] != _TOPIC_ID_TAG or tail[19]:
+        return None
+    return tail[3:19]

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AddOffsetsToTxn: a group's partition of `__consumer_offsets` becomes part of a producer's transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from kcoord.runtime.result import Producer
+from kcoord.server.api.handlers.auto_create import ensure_internal_topic
+from kcoord.server.broker import map_reply
+from kcoord.server.shards.transaction_service import GROUP_METADATA_TOPIC
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+
+if TYPE_CHECKING:
+    from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+    from kcoord.runtime.result import CoordinatorResult, OperationContext
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+API_KEY = ApiKey.ADD_OFFSETS_TO_TXN
+VERSIONS = range(0, 5)
+
+_FENCED_SINCE_VERSION: Final = 2
+"""Older clients know INVALID_PRODUCER_EPOCH instead."""
+_CLIENT_TRANSACTION_VERSION: Final = 0
+"""Who asks for this does not have a new epoch with every transaction."""
+
+
+def handle(broker: Broker, context: RequestContext, request: AddOffsetsToTxnRequest) -> Reply[AddOffsetsToTxnResponse]:
+    if GROUP_METADATA_TOPIC in broker.image.topics:
+        return _add(broker, context, request)
+    return broker.spawn(_add_to_new_topic(broker, context, request))
+
+
+async def _add_to_new_topic(
+    broker: Broker, context: RequestContext, request: AddOffsetsToTxnRequest
+) -> AddOffsetsToTxnResponse:
+    """The transaction must be told to a shard later, so there has to be one."""
+    await ensure_internal_topic(broker, context, GROUP_METADATA_TOPIC)
+    reply = _add(broker, context, request)
+    return await reply if asyncio.isfuture(reply) else reply
+
+
+def _add(broker: Broker, context: RequestContext, request: AddOffsetsToTxnRequest) -> Reply[AddOffsetsToTxnResponse]:
+    producer = Producer(request.producer_id, request.producer_epoch)
+    partitions = {GROUP_METADATA_TOPIC: frozenset((broker.groups.shard_of(request.group_id),))}
+
+    def operation(shard: TransactionCoordinatorShard, operation_context: OperationContext) -> CoordinatorResult[None]:
+        return shard.add_partitions(
+            operation_context, request.transactional_id, producer, partitions, _CLIENT_TRANSACTION_VERSION
+        )
+
+    added = broker.transactions.run(request.transactional_id, operation, context.operation_context(candidate=False))
+    return map_reply(added, lambda _: AddOffsetsToTxnResponse())
+
+
+def error_response(request: AddOffsetsToTxnRequest, error: KafkaError, version: int) -> AddOffsetsToTxnResponse:
+    code = error.error
+    if code is Errors.PRODUCER_FENCED and version < _FENCED_SINCE_VERSION:
+        code = Errors.INVALID_PRODUCER_EPOCH
+    return AddOffsetsToTxnResponse(error_code=code)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AlterPartitionReassignments (KIP-455): the metadata machine decides. Answered when every worker has taken the change
+over: the old leaders have closed their logs by then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.server.api.handlers.timeouts import check_timeout
+from kcoord.server.shards.metadata_operations import AlterPartitionReassignments
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+API_KEY = ApiKey.ALTER_PARTITION_REASSIGNMENTS
+VERSIONS = range(0, 2)
+
+
+def handle(
+    broker: Broker, context: RequestContext, request: AlterPartitionReassignmentsRequest
+) -> Reply[AlterPartitionReassignmentsResponse]:
+    if request.topics:
+        check_timeout(request.timeout_ms)
+    return broker.metadata.run(AlterPartitionReassignments(request), context.operation_context(candidate=False))
+
+
+def error_response(
+    request: AlterPartitionReassignmentsRequest, error: KafkaError, version: int
+) -> AlterPartitionReassignmentsResponse:
+    """Kafka repeats the error for each partition."""
+    return AlterPartitionReassignmentsResponse(
+        error_code=error.error,
+        error_message=error.message,
+        responses=[
+            AlterPartitionReassignmentsResponse.ReassignableTopicResponse(
+                name=topic.name,
+                partitions=[
+                    AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(
+                        partition_index=partition.partition_index, error_code=error.error, error_message=error.message
+                    )
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ],
+    )

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ApiVersions: the served APIs, taken from the table that serves them, and the features (KIP-584) from the metadata
+image. The name of the client's software chooses the table (`kcoord.kip1327.revisions`).
+
+From version 5 on a client may say which cluster and broker it means to reach (KIP-1242). If that is not this broker,
+the answer is REBOOTSTRAP_REQUIRED.
+
+A client that asks in a version we do not know (KIP-511) gets a v0 answer with UNSUPPORTED_VERSION and the range of
+ApiVersions itself.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from kcoord.metadata.records import supported_features
+from kcoord.server.api.api_table import TELEMETRY_APIS
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.headers import encode_response
+from kcoord_protocol.messages import ApiVersionsRequest, ApiVersionsResponse
+
+if TYPE_CHECKING:
+    from kcoord.config import BrokerConfig
+    from kcoord.server.api.api_table import ApiTable
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker
+
+API_KEY = ApiKey.API_VERSIONS
+VERSIONS = range(0, 6)
+
+FIRST_VERSION_WITH_SOFTWARE_NAME = 3
+FIRST_VERSION_WITH_ZERO_FEATURE_LEVELS = 4
+UNKNOWN_NODE_ID = -1
+
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+"""KIP-511: letters, digits, '-' and '.', neither first nor last of the latter two."""
+
+
+def handle(broker: Broker, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
+    if context.api_version >= FIRST_VERSION_WITH_SOFTWARE_NAME and not _is_valid(request):
+        raise KafkaError(Errors.INVALID_REQUEST)
+    if request.cluster_id is not None and (request.cluster_id, request.node_id) != (broker.cluster_id, broker.node_id):
+        raise KafkaError(Errors.REBOOTSTRAP_REQUIRED)
+    apis = broker.apis
+    if context.connection is not None:
+        context.connection.identify(request.client_software_name, request.client_software_version)
+        apis = context.connection.apis
+    image = broker.image
+    return ApiVersionsResponse(
+        api_keys=listed_versions(apis, broker.config),
+        supported_features=_supported_features(broker.config.kcoord_release, context.api_version),
+        finalized_features_epoch=image.epoch,
+        finalized_features=[
+            ApiVersionsResponse.FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+            for name, level in sorted(image.features.items())
+            if level > 0
+        ],
+    )
+
+
+def _is_valid(request: ApiVersionsRequest) -> bool:
+    """Before version 5 neither cluster nor node is given."""
+    name, version = request.client_software_name, request.client_software_version
+    if (request.cluster_id is None) != (request.node_id == UNKNOWN_NODE_ID):
+        return False
+    return _SOFTWARE.fullmatch(name) is not None and _SOFTWARE.fullmatch(version) is not None
+
+
+def listed_versions(apis: ApiTable, config: BrokerConfig) -> list[ApiVersionsResponse.ApiVersion]:
+    """The telemetry APIs are listed only if something takes the metrics that clients push, as in Kafka 4.3.1."""
+    return [
+        ApiVersionsResponse.ApiVersion(
+            api_key=api.key, min_version=api.listed_versions.start, max_version=api.listed_versions.stop - 1
+        )
+        for api in apis.apis.values()
+        if config.takes_client_telemetry or api.key not in TELEMETRY_APIS
+    ]
+
+
+def _supported_features(release: str, version: int) -> list[ApiVersionsResponse.SupportedFeatureKey]:
+    """v3 cannot tell a lowest level of 0 (KIP-1022 fixed its meaning in v4), so such features are left out there."""
+    return [
+        ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=lowest, max_version=highest)
+        for name, (lowest, highest) in supported_features(release).items()
+        if lowest > 0 or version >= FIRST_VERSION_WITH_ZERO_FEATURE_LEVELS
+    ]
+
+
+def unsupported_version_answer(broker: Broker, correlation_id: int) -> bytes:
+    """The framed answer to an ApiVersions request whose version we do not know; its body cannot be read."""
+    served = broker.apis.apis[API_KEY].versions
+    own_range = ApiVersionsResponse.ApiVersion(api_key=API_KEY, min_version=served.start, max_version=served.stop - 1)
+    response = ApiVersionsResponse(error_code=Errors.UNSUPPORTED_VERSION, api_keys=[own_range])
+    return encode_response(correlation_id, API_KEY, 0, response.encode(0))
+
+
+def error_response(request: ApiVersionsRequest, error: KafkaError, version: int) -> ApiVersionsResponse:
+    return ApiVersionsResponse(error_code=error.error)

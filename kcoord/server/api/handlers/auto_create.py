@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topics that a broker makes because a client needs them: those of the coordinators, and what auto.create.topics.enable
+allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from kcoord.metadata.topics import auto_create_request
+from kcoord.server.api.handlers.topic_ids import random_topic_ids
+from kcoord.server.broker import map_reply
+from kcoord.server.shards.metadata_operations import AutoCreateTopics
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import CreateTopicsResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker
+
+_FINE = (Errors.NONE, Errors.TOPIC_ALREADY_EXISTS)
+"""A topic that somebody else created in the meantime is no failure."""
+
+
+def auto_create(broker: Broker, context: RequestContext, names: list[str]) -> asyncio.Future[dict[str, int]]:
+    """The error codes of those that could not be created."""
+    request = auto_create_request(broker.config, names)
+    created = broker.metadata.run(
+        AutoCreateTopics(request, random_topic_ids(len(names))), context.operation_context(candidate=False)
+    )
+    return map_reply(created, _failures)
+
+
+def ensure_internal_topic(broker: Broker, context: RequestContext, name: str) -> asyncio.Future[None]:
+    """Ends when a coordinator's topic is there; COORDINATOR_NOT_AVAILABLE where it cannot be made now."""
+
+    def check(failures: dict[str, int]) -> None:
+        if failures:
+            raise KafkaError(Errors.COORDINATOR_NOT_AVAILABLE, f"{name} cannot be created.")
+
+    try:
+        created = auto_create(broker, context, [name])
+    except KafkaError as error:
+        raise _unavailable(error) from None
+    return map_reply(created, check, _refuse)
+
+
+def _refuse(error: KafkaError) -> None:
+    raise _unavailable(error)
+
+
+def _unavailable(error: KafkaError) -> KafkaError:
+    return KafkaError(Errors.COORDINATOR_NOT_AVAILABLE, error.message)
+
+
+def _failures(outcome: CreateTopicsResponse) -> dict[str, int]:
+    return {topic.name: topic.error_code for topic in outcome.topics if topic.error_code not in _FINE}

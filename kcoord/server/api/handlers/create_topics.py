@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CreateTopics: the metadata machine decides, with random topic ids from here. Answered when the topics are durable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.metadata.collect import once
+from kcoord.metadata.image import CLUSTER_METADATA_TOPIC
+from kcoord.server.api.handlers.timeouts import check_timeout
+from kcoord.server.api.handlers.topic_ids import random_topic_ids
+from kcoord.server.shards.metadata_operations import CreateTopics
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import CreateTopicsRequest, CreateTopicsResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+API_KEY = ApiKey.CREATE_TOPICS
+VERSIONS = range(2, 8)
+
+
+def handle(broker: Broker, context: RequestContext, request: CreateTopicsRequest) -> Reply[CreateTopicsResponse]:
+    if once(topic.name for topic in request.topics) - {CLUSTER_METADATA_TOPIC}:
+        check_timeout(request.timeout_ms)
+    topic_ids = random_topic_ids(len(request.topics))
+    return broker.metadata.run(CreateTopics(request, topic_ids), context.operation_context(candidate=False))
+
+
+def error_response(request: CreateTopicsRequest, error: KafkaError, version: int) -> CreateTopicsResponse:
+    return CreateTopicsResponse(
+        topics=[
+            CreateTopicsResponse.CreatableTopicResult(
+                name=topic.name, error_code=error.error, error_message=error.message, configs=[]
+            )
+            for topic in request.topics
+        ]
+    )

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DescribeGroups: classic groups, each asked of its shard and answered in the order of the request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.server.api.handlers.consumer_group_describe import GROUP_OPERATIONS
+from kcoord.server.api.handlers.fan_out import ask_each_shard
+from kcoord.server.broker import map_reply
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import DescribeGroupsRequest, DescribeGroupsResponse
+
+if TYPE_CHECKING:
+    from kcoord.coordinator.group.shard import GroupCoordinatorShard
+    from kcoord.runtime.result import CoordinatorResult, OperationContext
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+    DescribedGroup = DescribeGroupsResponse.DescribedGroup
+
+API_KEY = ApiKey.DESCRIBE_GROUPS
+VERSIONS = range(0, 7)
+
+ERROR_MESSAGE_VERSION = 6
+
+
+def handle(broker: Broker, context: RequestContext, request: DescribeGroupsRequest) -> Reply[DescribeGroupsResponse]:
+    def operation(
+        shard: GroupCoordinatorShard, operation_context: OperationContext, group_ids: list[str]
+    ) -> CoordinatorResult[list[DescribedGroup]]:
+        return shard.describe_groups(operation_context, group_ids)
+
+    def failed(group_id: str, error: KafkaError) -> DescribedGroup:
+        return _failed(group_id, error, context.api_version)
+
+    def respond(groups: list[DescribedGroup]) -> DescribeGroupsResponse:
+        if request.include_authorized_operations:
+            for group in groups:
+                if group.error_code == 0:
+                    group.authorized_operations = GROUP_OPERATIONS
+        return DescribeGroupsResponse(groups=groups)
+
+    answers = ask_each_shard(broker, context, request.groups, operation, lambda group: group.group_id, failed)
+    return map_reply(answers, respond)
+
+
+def _failed(group_id: str, error: KafkaError, version: int) -> DescribedGroup:
+    return DescribeGroupsResponse.DescribedGroup(
+        group_id=group_id,
+        error_code=error.error,
+        error_message=error.message if version >= ERROR_MESSAGE_VERSION else None,
+    )
+
+
+def error_response(request: DescribeGroupsRequest, error: KafkaError, version: int) -> DescribeGroupsResponse:
+    return DescribeGroupsResponse(groups=[_failed(group_id, error, version) for group_id in request.groups])

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DescribeProducers (KIP-664): what partitions know of their producers, with the transactions under way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.metadata.names import check_topic_name
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import DescribeProducersRequest, DescribeProducersResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker
+    from kcoord.topics.producer_state import ProducerEntry
+
+API_KEY = ApiKey.DESCRIBE_PRODUCERS
+VERSIONS = range(0, 1)
+
+
+def handle(broker: Broker, context: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:
+    return DescribeProducersResponse(
+        topics=[
+            DescribeProducersResponse.TopicResponse(
+                name=topic.name,
+                partitions=[_describe(broker, context, topic.name, index) for index in topic.partition_indexes],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _describe(
+    broker: Broker, context: RequestContext, topic: str, index: int
+) -> DescribeProducersResponse.PartitionResponse:
+    try:
+        check_topic_name(topic)
+        if not broker.topics.has_partition(topic, index):
+            raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, Errors.UNKNOWN_TOPIC_OR_PARTITION.description)
+        entries = broker.topics.active_producers(topic, index, context.now_ms)
+    except KafkaError as error:
+        return DescribeProducersResponse.PartitionResponse(
+            partition_index=index, error_code=error.error, error_message=error.message
+        )
+    return DescribeProducersResponse.PartitionResponse(
+        partition_index=index, active_producers=[_state(entry) for entry in entries]
+    )
+
+
+def _state(entry: ProducerEntry) -> DescribeProducersResponse.ProducerState:
+    first_offset = entry.current_transaction_first_offset
+    return DescribeProducersResponse.ProducerState(
+        producer_id=entry.producer_id,
+        producer_epoch=entry.producer_epoch,
+        last_sequence=entry.last_sequence,
+        last_timestamp=entry.last_timestamp_ms,
+        coordinator_epoch=entry.coordinator_epoch,
+        current_txn_start_offset=-1 if first_offset is None else first_offset,
+    )
+
+
+def error_response(request: DescribeProducersRequest, error: KafkaError, version: int) -> DescribeProducersResponse:
+    return DescribeProducersResponse(
+        topics=[
+            DescribeProducersResponse.TopicResponse(
+                name=topic.name,
+                partitions=[
+                    DescribeProducersResponse.PartitionResponse(
+                        partition_index=index, error_code=error.error, error_message=error.message
+                    )
+                    for index in topic.partition_indexes
+                ],
+            )
+            for topic in request.topics
+        ]
+    )

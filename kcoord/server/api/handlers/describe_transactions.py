@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DescribeTransactions (KIP-664): the state of transactional ids, each with an error of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.server.broker import gather_replies, map_reply
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import DescribeTransactionsRequest, DescribeTransactionsResponse
+
+if TYPE_CHECKING:
+    from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+    from kcoord.runtime.result import CoordinatorResult, OperationContext
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+    State = DescribeTransactionsResponse.TransactionState
+
+API_KEY = ApiKey.DESCRIBE_TRANSACTIONS
+VERSIONS = range(0, 1)
+
+
+def handle(
+    broker: Broker, context: RequestContext, request: DescribeTransactionsRequest
+) -> Reply[DescribeTransactionsResponse]:
+    replies = [_describe(broker, context, transactional_id) for transactional_id in request.transactional_ids]
+    return map_reply(
+        gather_replies(replies),
+        lambda states: DescribeTransactionsResponse(transaction_states=[state for part in states for state in part]),
+    )
+
+
+def _describe(broker: Broker, context: RequestContext, transactional_id: str) -> Reply[list[State]]:
+    def operation(
+        shard: TransactionCoordinatorShard, operation_context: OperationContext
+    ) -> CoordinatorResult[list[State]]:
+        return shard.describe_transactions(operation_context, [transactional_id])
+
+    try:
+        reply = broker.transactions.run(transactional_id, operation, context.operation_context(candidate=False))
+    except KafkaError as error:
+        return [_failed(transactional_id, error)]
+    return map_reply(reply, lambda states: states, lambda error: [_failed(transactional_id, error)])
+
+
+def _failed(transactional_id: str, error: KafkaError) -> State:
+    return DescribeTransactionsResponse.TransactionState(error_code=error.error, transactional_id=transactional_id)
+
+
+def error_response(
+    request: DescribeTransactionsRequest, error: KafkaError, version: int
+) -> DescribeTransactionsResponse:
+    return DescribeTransactionsResponse(
+        transaction_states=[_failed(transactional_id, error) for transactional_id in request.transactional_ids]
+    )

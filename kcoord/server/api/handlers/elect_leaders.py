@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ElectLeaders (KIP-183, KIP-460): the metadata machine decides. Up to v0 only the partitions can tell an error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.metadata.reassignment import FIRST_VERSION_WITH_ELECTION_TYPE
+from kcoord.server.api.handlers.timeouts import check_timeout
+from kcoord.server.shards.metadata_operations import ElectLeaders
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import ElectLeadersRequest, ElectLeadersResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+API_KEY = ApiKey.ELECT_LEADERS
+VERSIONS = range(0, 3)
+
+
+def handle(broker: Broker, context: RequestContext, request: ElectLeadersRequest) -> Reply[ElectLeadersResponse]:
+    if request.topic_partitions != []:
+        check_timeout(request.timeout_ms)
+    return broker.metadata.run(ElectLeaders(request), context.operation_context(candidate=False))
+
+
+def error_response(request: ElectLeadersRequest, error: KafkaError, version: int) -> ElectLeadersResponse:
+    return ElectLeadersResponse(
+        error_code=error.error if version >= FIRST_VERSION_WITH_ELECTION_TYPE else Errors.NONE,
+        replica_election_results=[
+            ElectLeadersResponse.ReplicaElectionResult(
+                topic=topic.topic,
+                partition_result=[
+                    ElectLeadersResponse.PartitionResult(
+                        partition_id=partition_id, error_code=error.error, error_message=error.message
+                    )
+                    for partition_id in topic.partitions
+                ],
+            )
+            for topic in request.topic_partitions or ()
+        ],
+    )

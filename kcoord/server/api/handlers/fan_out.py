@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that name several groups: one operation per shard, the answers merged in the order of the request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from kcoord.server.broker import gather_replies, map_reply
+from kcoord_protocol.errors import KafkaError
+
+if TYPE_CHECKING:
+    from kcoord.coordinator.group.shard import GroupCoordinatorShard
+    from kcoord.runtime.result import CoordinatorResult, OperationContext
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+T = TypeVar("T")
+
+
+def ask_each_shard(
+    broker: Broker,
+    context: RequestContext,
+    group_ids: list[str],
+    operation: Callable[[GroupCoordinatorShard, OperationContext, list[str]], CoordinatorResult[list[T]]],
+    group_id_of: Callable[[T], str],
+    failed: Callable[[str, KafkaError], T],
+    *,
+    repeats: bool = True,
+) -> Reply[list[T]]:
+    """One answer per group id, in the order of the request; a shard that cannot answer fails its own groups only. With
+    `repeats` an id that comes twice is answered twice.
+    """
+    by_shard: dict[int, list[str]] = {}
+    distinct = list(dict.fromkeys(group_ids))
+    for group_id in distinct:
+        by_shard.setdefault(broker.groups.shard_of(group_id), []).append(group_id)
+    replies = [_ask(broker, context, shard_id, ids, operation, failed) for shard_id, ids in by_shard.items()]
+
+    def merge(answers: list[list[T]]) -> list[T]:
+        found = {group_id_of(answer): answer for part in answers for answer in part}
+        return [found[group_id] for group_id in (group_ids if repeats else distinct) if group_id in found]
+
+    return map_reply(gather_replies(replies), merge)
+
+
+def _ask(
+    broker: Broker,
+    context: RequestContext,
+    shard_id: int,
+    group_ids: list[str],
+    operation: Callable[[GroupCoordinatorShard, OperationContext, list[str]], CoordinatorResult[list[T]]],
+    failed: Callable[[str, KafkaError], T],
+) -> Reply[list[T]]:
+    def on_error(error: KafkaError) -> list[T]:
+        return [failed(group_id, error) for group_id in group_ids]
+
+    def run(shard: GroupCoordinatorShard, operation_context: OperationContext) -> CoordinatorResult[list[T]]:
+        return operation(shard, operation_context, group_ids)
+
+    try:
+        reply = broker.groups.run_on_shard(shard_id, run, context.operation_context(candidate=False))
+    except KafkaError as error:
+        return on_error(error)
+    return map_reply(reply, lambda answers: answers, on_error)

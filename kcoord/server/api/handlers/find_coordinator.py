@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FindCoordinator: which broker serves a group or a transactional id. The first question makes the internal topic, as
+in Kafka: without it no shard is active.
+
+v0-v3 ask for one key, v4+ for several. Share coordinators do not exist here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.server.api.handlers.auto_create import ensure_internal_topic
+from kcoord.server.api.handlers.leader_hint import leader_endpoint
+from kcoord.server.broker import map_reply
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+    Coordinator = FindCoordinatorResponse.Coordinator
+
+API_KEY = ApiKey.FIND_COORDINATOR
+VERSIONS = range(0, 7)
+
+FIRST_VERSION_WITH_KEYS = 4
+
+GROUP = 0
+TRANSACTION = 1
+
+GROUP_METADATA_TOPIC = "__consumer_offsets"
+_TOPICS = {GROUP: GROUP_METADATA_TOPIC, TRANSACTION: "__transaction_state"}
+
+NO_NODE_ID = -1
+
+
+def handle(broker: Broker, context: RequestContext, request: FindCoordinatorRequest) -> Reply[FindCoordinatorResponse]:
+    topic = _TOPICS.get(request.key_type)
+    if topic is None:
+        raise KafkaError(Errors.INVALID_REQUEST, f"There is no coordinator of type {request.key_type}.")
+    keys = _keys(request, context.api_version)
+    if not keys or topic in broker.image.topics:
+        return _found(broker, context, request.key_type, keys)
+    created = ensure_internal_topic(broker, context, topic)
+    return map_reply(created, lambda _: _found(broker, context, request.key_type, keys))
+
+
+def _keys(request: FindCoordinatorRequest, version: int) -> list[str]:
+    return request.coordinator_keys if version >= FIRST_VERSION_WITH_KEYS else [request.key]
+
+
+def _found(broker: Broker, context: RequestContext, kind: int, keys: list[str]) -> FindCoordinatorResponse:
+    coordinators = [_coordinator(broker, context, kind, key) for key in keys]
+    if context.api_version >= FIRST_VERSION_WITH_KEYS:
+        return FindCoordinatorResponse(coordinators=coordinators)
+    only = coordinators[0]
+    return FindCoordinatorResponse(
+        error_code=only.error_code,
+        error_message=only.error_message,
+        node_id=only.node_id,
+        host=only.host,
+        port=only.port,
+    )
+
+
+def _coordinator(broker: Broker, context: RequestContext, kind: int, key: str) -> Coordinator:
+    """The leader of the key's partition, by its address on the listener that was asked."""
+    shard_id = (broker.groups if kind == GROUP else broker.transactions).shard_of(key)
+    partition = broker.image.partition(_TOPICS[kind], shard_id)
+    leader = partition.leader if partition is not None else NO_NODE_ID
+    endpoint = leader_endpoint(broker, leader, context.listener_name)
+    if endpoint is None:
+        return _failed(key, Errors.COORDINATOR_NOT_AVAILABLE, Errors.COORDINATOR_NOT_AVAILABLE.description)
+    host, port, _ = endpoint
+    return FindCoordinatorResponse.Coordinator(key=key, node_id=leader, host=host, port=port, error_message="")
+
+
+def _failed(key: str, error: Errors, message: str) -> Coordinator:
+    return FindCoordinatorResponse.Coordinator(
+        key=key, node_id=NO_NODE_ID, host="", port=NO_NODE_ID, error_code=error, error_message=message
+    )
+
+
+def error_response(request: FindCoordinatorRequest, error: KafkaError, version: int) -> FindCoordinatorResponse:
+    message = error.message or error.error.description
+    if version < FIRST_VERSION_WITH_KEYS:
+        return FindCoordinatorResponse(
+            error_code=error.error, error_message=message, node_id=NO_NODE_ID, host="", port=NO_NODE_ID
+        )
+    return FindCoordinatorResponse(
+        coordinators=[_failed(key, error.error, message) for key in request.coordinator_keys]
+    )

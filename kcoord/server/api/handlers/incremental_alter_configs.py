@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IncrementalAlterConfigs (KIP-339): loggers are changed here, everything else by the metadata machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.metadata.collect import duplicates
+from kcoord.metadata.image import BROKER_LOGGER_RESOURCE
+from kcoord.server.broker import map_reply
+from kcoord.server.observe import broker_loggers
+from kcoord.server.shards.metadata_operations import IncrementalAlterConfigs
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+API_KEY = ApiKey.INCREMENTAL_ALTER_CONFIGS
+VERSIONS = range(0, 2)
+
+Resource = IncrementalAlterConfigsRequest.AlterConfigsResource
+Result = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
+
+
+def handle(
+    broker: Broker, context: RequestContext, request: IncrementalAlterConfigsRequest
+) -> Reply[IncrementalAlterConfigsResponse]:
+    logged = [resource for resource in request.resources if resource.resource_type == BROKER_LOGGER_RESOURCE]
+    stored = [resource for resource in request.resources if resource.resource_type != BROKER_LOGGER_RESOURCE]
+    results = _alter_loggers(broker, logged, request.validate_only)
+    if logged and not stored:
+        return IncrementalAlterConfigsResponse(responses=results)
+    remaining = IncrementalAlterConfigsRequest(resources=stored, validate_only=request.validate_only)
+    reply = broker.metadata.run(IncrementalAlterConfigs(remaining), context.operation_context(candidate=False))
+    return map_reply(reply, lambda answer: IncrementalAlterConfigsResponse(responses=answer.responses + results))
+
+
+def _alter_loggers(broker: Broker, resources: list[Resource], validate_only: bool) -> list[Result]:
+    results = []
+    repeated = duplicates(resource.resource_name for resource in resources)
+    for resource in resources:
+        result = Result(error_message=None, resource_type=resource.resource_type, resource_name=resource.resource_name)
+        try:
+            if resource.resource_name in repeated:
+                raise KafkaError(Errors.INVALID_REQUEST, "Each resource must appear at most once.")
+            broker_loggers.check_broker_name(resource.resource_name, broker.node_id)
+            broker_loggers.alter_levels(resource.configs, validate_only=validate_only)
+        except KafkaError as error:
+            result.error_code, result.error_message = error.error, error.message
+        results.append(result)
+    return results
+
+
+def error_response(
+    request: IncrementalAlterConfigsRequest, error: KafkaError, version: int
+) -> IncrementalAlterConfigsResponse:
+    return IncrementalAlterConfigsResponse(
+        responses=[
+            Result(
+                error_code=error.error,
+                error_message=error.message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource in request.resources
+        ]
+    )

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""InitProducerId: a fresh id for an idempotent producer, or the next epoch for a transactional one, from its
+coordinator.
+
+Fresh ids come from blocks that the metadata log has reserved. v6, which is not final in Kafka 4.3.1, may ask for
+transactions that an outside coordinator decides (KIP-939): that is refused as where it is not allowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from kcoord.runtime.result import Producer
+from kcoord.server.shards.metadata_operations import AllocateProducerIds
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import InitProducerIdRequest, InitProducerIdResponse
+
+if TYPE_CHECKING:
+    from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+    from kcoord.runtime.result import CoordinatorResult, OperationContext
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+API_KEY = ApiKey.INIT_PRODUCER_ID
+VERSIONS = range(0, 7)
+
+_NO_PRODUCER_ID: Final = -1
+_NO_EPOCH: Final = -1
+_FENCED_SINCE_VERSION: Final = 4
+"""Older clients know INVALID_PRODUCER_EPOCH instead."""
+
+
+def handle(broker: Broker, context: RequestContext, request: InitProducerIdRequest) -> Reply[InitProducerIdResponse]:
+    if (request.producer_id == _NO_PRODUCER_ID) != (request.producer_epoch == _NO_EPOCH):
+        raise KafkaError(Errors.INVALID_REQUEST)
+    if request.enable2_pc:
+        raise KafkaError(Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "Two-phase commit is not allowed.")
+    if request.keep_prepared_txn:
+        raise KafkaError(Errors.UNSUPPORTED_VERSION, "There are no transactions of two-phase commits to be kept.")
+    if request.transactional_id is not None and not broker.transactions.needs_producer_id(request.transactional_id):
+        return _initialize(broker, context, request, request.transactional_id, None)
+    producer_id = broker.topics.producer_ids.take()
+    if producer_id is None:
+        return broker.spawn(_take_from_new_block(broker, context, request))
+    return _with_id(broker, context, request, producer_id)
+
+
+def _with_id(
+    broker: Broker, context: RequestContext, request: InitProducerIdRequest, producer_id: int
+) -> Reply[InitProducerIdResponse]:
+    if request.transactional_id is not None:
+        return _initialize(broker, context, request, request.transactional_id, producer_id)
+    return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
+
+
+def _initialize(
+    broker: Broker,
+    context: RequestContext,
+    request: InitProducerIdRequest,
+    transactional_id: str,
+    producer_id: int | None,
+) -> Reply[InitProducerIdResponse]:
+    expected = None
+    if request.producer_id != _NO_PRODUCER_ID:
+        expected = Producer(request.producer_id, request.producer_epoch)
+    if not transactional_id:
+        raise KafkaError(Errors.INVALID_REQUEST, "The transactional id must not be empty.")
+
+    def operation(
+        shard: TransactionCoordinatorShard, operation_context: OperationContext
+    ) -> CoordinatorResult[InitProducerIdResponse]:
+        return shard.init_producer_id(
+            operation_context, transactional_id, request.transaction_timeout_ms, expected, producer_id
+        )
+
+    return broker.transactions.run(transactional_id, operation, context.operation_context(candidate=False))
+
+
+async def _take_from_new_block(
+    broker: Broker, context: RequestContext, request: InitProducerIdRequest
+) -> InitProducerIdResponse:
+    reply = _with_id(broker, context, request, await take_producer_id(broker, context))
+    return await reply if asyncio.isfuture(reply) else reply
+
+
+async def take_producer_id(broker: Broker, context: RequestContext) -> int:
+    """The next id; everybody who finds the block used up waits for the same new one."""
+    ids = broker.topics.producer_ids
+    while (producer_id := ids.take()) is None:
+        if ids.pending is None:
+            ids.pending = broker.spawn(_reserve_block(broker, context))
+        await asyncio.shield(ids.pending)
+    return producer_id
+
+
+async def _reserve_block(broker: Broker, context: RequestContext) -> None:
+    ids = broker.topics.producer_ids
+    try:
+        block = await broker.metadata.run(
+            AllocateProducerIds(broker.node_id), context.operation_context(candidate=False)
+        )
+        ids.add_block(block.first_id, block.size)
+    finally:
+        ids.pending = None
+
+
+def error_response(request: InitProducerIdRequest, error: KafkaError, version: int) -> InitProducerIdResponse:
+    code = error.error
+    if code is Errors.PRODUCER_FENCED and version < _FENCED_SINCE_VERSION:
+        code = Errors.INVALID_PRODUCER_EPOCH
+    return InitProducerIdResponse(error_code=code, producer_id=_NO_PRODUCER_ID, producer_epoch=_NO_EPOCH)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JoinGroup of the classic protocol: the answer may wait until the other members have joined too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.server.broker import map_reply
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import JoinGroupRequest, JoinGroupResponse
+
+if TYPE_CHECKING:
+    from kcoord.coordinator.group.shard import GroupCoordinatorShard
+    from kcoord.runtime.result import CoordinatorResult, OperationContext
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+API_KEY = ApiKey.JOIN_GROUP
+VERSIONS = range(0, 10)
+
+NULL_PROTOCOL_VERSION = 7
+"""Before this version the protocol name is never null."""
+
+
+def handle(broker: Broker, context: RequestContext, request: JoinGroupRequest) -> Reply[JoinGroupResponse]:
+    def operation(
+        shard: GroupCoordinatorShard, operation_context: OperationContext
+    ) -> CoordinatorResult[JoinGroupResponse]:
+        return shard.join_group(operation_context, request)
+
+    reply = broker.groups.run(request.group_id, operation, context.operation_context())
+    return map_reply(reply, lambda response: _for_version(response, context.api_version))
+
+
+def _for_version(response: JoinGroupResponse, version: int) -> JoinGroupResponse:
+    if version < NULL_PROTOCOL_VERSION and response.protocol_name is None:
+        response.protocol_name = ""
+    return response
+
+
+def error_response(request: JoinGroupRequest, error: KafkaError, version: int) -> JoinGroupResponse:
+    response = JoinGroupResponse(error_code=error.error, generation_id=-1, protocol_name=None, member_id="")
+    return _for_version(response, version)

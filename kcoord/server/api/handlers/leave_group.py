@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LeaveGroup of the classic protocol: before version 3 one member, whose error is that of the whole response."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.server.broker import map_reply
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import LeaveGroupRequest, LeaveGroupResponse
+
+if TYPE_CHECKING:
+    from kcoord.coordinator.group.shard import GroupCoordinatorShard
+    from kcoord.runtime.result import CoordinatorResult, OperationContext
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+API_KEY = ApiKey.LEAVE_GROUP
+VERSIONS = range(0, 6)
+
+BATCH_VERSION = 3
+
+
+def handle(broker: Broker, context: RequestContext, request: LeaveGroupRequest) -> Reply[LeaveGroupResponse]:
+    if context.api_version < BATCH_VERSION:
+        request.members = [LeaveGroupRequest.MemberIdentity(member_id=request.member_id)]
+
+    def operation(
+        shard: GroupCoordinatorShard, operation_context: OperationContext
+    ) -> CoordinatorResult[LeaveGroupResponse]:
+        return shard.leave_group(operation_context, request)
+
+    reply = broker.groups.run(request.group_id, operation, context.operation_context(candidate=False))
+    return map_reply(reply, lambda response: _for_version(response, context.api_version))
+
+
+def _for_version(response: LeaveGroupResponse, version: int) -> LeaveGroupResponse:
+    if version < BATCH_VERSION and response.members:
+        return LeaveGroupResponse(error_code=response.members[0].error_code)
+    return response
+
+
+def error_response(request: LeaveGroupRequest, error: KafkaError, version: int) -> LeaveGroupResponse:
+    return LeaveGroupResponse(error_code=error.error)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ListGroups: every shard's groups, filtered by state (KIP-518) and type (KIP-848).
+
+A shard that is still loading makes the whole answer COORDINATOR_LOAD_IN_PROGRESS: a list that silently lacks groups
+would be a guess.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.server.broker import gather_replies, map_reply
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import ListGroupsRequest, ListGroupsResponse
+
+if TYPE_CHECKING:
+    from kcoord.coordinator.group.shard import GroupCoordinatorShard
+    from kcoord.runtime.result import CoordinatorResult, OperationContext
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+    ListedGroup = ListGroupsResponse.ListedGroup
+
+API_KEY = ApiKey.LIST_GROUPS
+VERSIONS = range(0, 6)
+
+
+def handle(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> Reply[ListGroupsResponse]:
+    def operation(
+        shard: GroupCoordinatorShard, operation_context: OperationContext
+    ) -> CoordinatorResult[list[ListedGroup]]:
+        return shard.list_groups(operation_context, request.states_filter, request.types_filter)
+
+    replies = [
+        broker.groups.run_on_shard(shard_id, operation, context.operation_context(candidate=False))
+        for shard_id in broker.groups.shard_ids
+    ]
+    return map_reply(gather_replies(replies), _respond)
+
+
+def _respond(parts: list[list[ListedGroup]]) -> ListGroupsResponse:
+    return ListGroupsResponse(groups=[group for part in parts for group in part])
+
+
+def error_response(request: ListGroupsRequest, error: KafkaError, version: int) -> ListGroupsResponse:
+    return ListGroupsResponse(error_code=error.error)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ListOffsets: offsets by position or timestamp. Each partition has its own error; special timestamps came version
+by version. A partition that a request names more than once is answered once, with INVALID_REQUEST, as in Kafka 4.3.1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kcoord.topics.fetch_manager import READ_COMMITTED, check_isolation_level
+from kcoord.topics.offset_queries import SPECIAL_TIMESTAMP_VERSIONS
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import ListOffsetsRequest, ListOffsetsResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker
+
+API_KEY = ApiKey.LIST_OFFSETS
+VERSIONS = range(1, 12)
+
+_CONSUMER_REPLICA_ID: Final = -1
+
+
+def handle(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    check_isolation_level(request.isolation_level)
+    asked: dict[str, dict[int, ListOffsetsRequest.ListOffsetsPartition | None]] = {}
+    for topic in request.topics:
+        partitions = asked.setdefault(topic.name, {})
+        for partition in topic.partitions:
+            is_repeated = partition.partition_index in partitions
+            partitions[partition.partition_index] = None if is_repeated else partition
+    return ListOffsetsResponse(
+        topics=[
+            ListOffsetsResponse.ListOffsetsTopicResponse(
+                name=name,
+                partitions=[
+                    _failure(index, Errors.INVALID_REQUEST)
+                    if partition is None
+                    else _look_up(broker, context, request, name, partition)
+                    for index, partition in partitions.items()
+                ],
+            )
+            for name, partitions in asked.items()
+            if partitions
+        ]
+    )
+
+
+def _look_up(
+    broker: Broker,
+    context: RequestContext,
+    request: ListOffsetsRequest,
+    topic: str,
+    wanted: ListOffsetsRequest.ListOffsetsPartition,
+) -> ListOffsetsResponse.ListOffsetsPartitionResponse:
+    if wanted.timestamp < 0 and context.api_version < SPECIAL_TIMESTAMP_VERSIONS.get(wanted.timestamp, VERSIONS.stop):
+        return _failure(wanted.partition_index, Errors.UNSUPPORTED_VERSION)
+    try:
+        found = broker.topics.find_offset(
+            topic,
+            wanted.partition_index,
+            wanted.timestamp,
+            current_leader_epoch=wanted.current_leader_epoch,
+            read_committed=request.isolation_level == READ_COMMITTED and request.replica_id == _CONSUMER_REPLICA_ID,
+            now_ms=context.now_ms,
+        )
+    except KafkaError as error:
+        return _failure(wanted.partition_index, error.error)
+    return ListOffsetsResponse.ListOffsetsPartitionResponse(
+        partition_index=wanted.partition_index,
+        timestamp=found.timestamp,
+        offset=found.offset,
+        leader_epoch=found.leader_epoch,
+    )
+
+
+def _failure(index: int, error: Errors) -> ListOffsetsResponse.ListOffsetsPartitionResponse:
+    return ListOffsetsResponse.ListOffsetsPartitionResponse(partition_index=index, error_code=error)
+
+
+def error_response(request: ListOffsetsRequest, error: KafkaError, version: int) -> ListOffsetsResponse:
+    return ListOffsetsResponse(
+        topics=[
+            ListOffsetsResponse.ListOffsetsTopicResponse(
+                name=topic.name,
+                partitions=[_failure(partition.partition_index, error.error) for partition in topic.partitions],
+            )
+            for topic in request.topics
+        ]
+    )

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ListPartitionReassignments (KIP-455): always empty, since a move is done when it is answered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker
+
+API_KEY = ApiKey.LIST_PARTITION_REASSIGNMENTS
+VERSIONS = range(0, 1)
+
+
+def handle(
+    broker: Broker, context: RequestContext, request: ListPartitionReassignmentsRequest
+) -> ListPartitionReassignmentsResponse:
+    return ListPartitionReassignmentsResponse(error_message=None)
+
+
+def error_response(
+    request: ListPartitionReassignmentsRequest, error: KafkaError, version: int
+) -> ListPartitionReassignmentsResponse:
+    return ListPartitionReassignmentsResponse(error_code=error.error, error_message=error.message)

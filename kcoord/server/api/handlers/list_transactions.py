@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ListTransactions (KIP-664): all transactional ids that pass the filters; those for duration (KIP-994) and pattern
+(KIP-1152) came later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kcoord.coordinator.group.regex import compile_pattern
+from kcoord.coordinator.transaction.metadata import STATES_BY_NAME
+from kcoord.server.broker import gather_replies, map_reply
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import ListTransactionsRequest, ListTransactionsResponse
+
+if TYPE_CHECKING:
+    from kcoord.coordinator.transaction.metadata import TransactionState
+    from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+    from kcoord.runtime.result import CoordinatorResult, OperationContext
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+    States = list[ListTransactionsResponse.TransactionState]
+
+API_KEY = ApiKey.LIST_TRANSACTIONS
+VERSIONS = range(0, 3)
+
+
+def handle(
+    broker: Broker, context: RequestContext, request: ListTransactionsRequest
+) -> Reply[ListTransactionsResponse]:
+    states = frozenset(STATES_BY_NAME[name] for name in request.state_filters if name in STATES_BY_NAME)
+    unknown = [name for name in request.state_filters if name not in STATES_BY_NAME]
+    if request.state_filters and not states:
+        return ListTransactionsResponse(unknown_state_filters=unknown)
+    matches = compile_pattern(request.transactional_id_pattern) if request.transactional_id_pattern else None
+    replies = [_list(broker, context, shard_id, request, states, matches) for shard_id in broker.transactions.shard_ids]
+    return map_reply(
+        gather_replies(replies),
+        lambda parts: ListTransactionsResponse(
+            unknown_state_filters=unknown, transaction_states=[state for part in parts for state in part]
+        ),
+    )
+
+
+def _list(
+    broker: Broker,
+    context: RequestContext,
+    shard_id: int,
+    request: ListTransactionsRequest,
+    states: frozenset[TransactionState],
+    matches: Callable[[str], bool] | None,
+) -> Reply[States]:
+    def operation(shard: TransactionCoordinatorShard, operation_context: OperationContext) -> CoordinatorResult[States]:
+        return shard.list_transactions(
+            operation_context,
+            states=states,
+            producer_ids=frozenset(request.producer_id_filters),
+            duration_ms=request.duration_filter,
+            matches=matches,
+        )
+
+    return broker.transactions.run_on_shard(shard_id, operation, context.operation_context(candidate=False))
+
+
+def error_response(request: ListTransactionsRequest, error: KafkaError, version: int) -> ListTransactionsResponse:
+    return ListTransactionsResponse(error_code=error.error)

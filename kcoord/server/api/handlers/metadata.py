@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metadata: the brokers, and topics by name (any version), by id (v12 and later) or all; unknown names may be created.
+
+A topic that was created is in the answer at once, since nobody has to be elected. v14 adds KIP-1327's creation times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from kcoord.metadata.image import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS, MetadataImage, PartitionImage, TopicImage
+from kcoord.metadata.names import topic_name_problem
+from kcoord.metadata.records import NO_LEADER
+from kcoord.server.api.handlers.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
+from kcoord.server.api.handlers.auto_create import auto_create
+from kcoord.server.api.handlers.leader_hint import broker_addresses
+from kcoord.server.broker import map_reply
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import MetadataRequest, MetadataResponse
+from kcoord_protocol.uuid import ZERO_UUID
+
+if TYPE_CHECKING:
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+API_KEY = ApiKey.METADATA
+VERSIONS = range(0, 15)
+
+LAST_VERSION_WHERE_EMPTY_MEANS_ALL = 0
+FIRST_VERSION_WITH_TOPIC_IDS = 12
+
+Topic = MetadataResponse.MetadataResponseTopic
+Partition = MetadataResponse.MetadataResponsePartition
+
+
+def handle(broker: Broker, context: RequestContext, request: MetadataRequest) -> Reply[MetadataResponse]:
+    _check_ids(request, context.api_version)
+    missing = _names_to_create(broker, context, request)
+    if not missing:
+        return _respond(broker, context, request, {})
+    return map_reply(
+        auto_create(broker, context, missing), lambda failures: _respond(broker, context, request, failures)
+    )
+
+
+def _check_ids(request: MetadataRequest, version: int) -> None:
+    """v10 and v11 have the field, but by KIP-516 no meaning for it yet."""
+    topics = request.topics or ()
+    if version < FIRST_VERSION_WITH_TOPIC_IDS:
+        if any(topic.name is None or topic.topic_id != ZERO_UUID for topic in topics):
+            raise KafkaError(Errors.INVALID_REQUEST, "Topics can be asked for by id from version 12 on.")
+    elif any(topic.name is None and topic.topic_id == ZERO_UUID for topic in topics) and not _asks_by_id(request):
+        raise KafkaError(Errors.INVALID_REQUEST, "Neither a topic name nor a topic id is given.")
+
+
+def _asks_by_id(request: MetadataRequest) -> bool:
+    """One id makes it a request by ids: names are not looked at then."""
+    return any(topic.topic_id != ZERO_UUID for topic in request.topics or ())
+
+
+def _asks_for_all(request: MetadataRequest, version: int) -> bool:
+    return request.topics is None or (not request.topics and version <= LAST_VERSION_WHERE_EMPTY_MEANS_ALL)
+
+
+def _names(request: MetadataRequest) -> list[str]:
+    return list(dict.fromkeys(topic.name for topic in request.topics or () if topic.name is not None))
+
+
+def _names_to_create(broker: Broker, context: RequestContext, request: MetadataRequest) -> list[str]:
+    if not request.topics or not request.allow_auto_topic_creation or not broker.config.auto_create_topics_enable:
+        return []
+    if _asks_by_id(request):
+        return []
+    known = broker.image.topics
+    return [
+        name
+        for name in _names(request)
+        if name not in known and name != CLUSTER_METADATA_TOPIC and topic_name_problem(name) is None
+    ]
+
+
+def _respond(
+    broker: Broker, context: RequestContext, request: MetadataRequest, failures: Mapping[str, int]
+) -> MetadataResponse:
+    image = broker.image
+    if _asks_for_all(request, context.api_version):
+        topics = [_topic(image, topic) for topic in image.topics.values()]
+    elif _asks_by_id(request):
+        topics = _topics_by_id(image, request)
+    else:
+        topics = [_topic_by_name(image, name, failures) for name in _names(request)]
+    if request.include_topic_authorized_operations:
+        for topic in topics:
+            if topic.name is not None:
+                topic.topic_authorized_operations = TOPIC_OPERATIONS
+    return MetadataResponse(
+        brokers=[
+            MetadataResponse.MetadataResponseBroker(node_id=node_id, host=host, port=port, rack=rack)
+            for node_id, host, port, rack in broker_addresses(broker, context.listener_name)
+        ],
+        cluster_id=broker.cluster_id,
+        controller_id=broker.controller_id,
+        topics=topics,
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+        ),
+    )
+
+
+def _topics_by_id(image: MetadataImage, request: MetadataRequest) -> list[Topic]:
+    topics = []
+    for topic_id in dict.fromkeys(topic.topic_id for topic in request.topics or ()):
+        topic = image.topics_by_id.get(topic_id)
+        if topic is not None:
+            topics.append(_topic(image, topic))
+        elif topic_id != ZERO_UUID:
+            topics.append(Topic(error_code=Errors.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id))
+    return topics
+
+
+def _topic_by_name(image: MetadataImage, name: str, failures: Mapping[str, int]) -> Topic:
+    topic = image.topics.get(name)
+    if topic is not None:
+        return _topic(image, topic)
+    error = failures.get(name, Errors.UNKNOWN_TOPIC_OR_PARTITION)
+    if topic_name_problem(name) is not None:
+        error = Errors.INVALID_TOPIC_EXCEPTION
+    return Topic(error_code=error, name=name, is_internal=name in INTERNAL_TOPICS)
+
+
+def _topic(image: MetadataImage, topic: TopicImage) -> Topic:
+    away = image.fenced_brokers()
+    return Topic(
+        name=topic.name,
+        topic_id=topic.id,
+        is_internal=topic.internal,
+        partitions=[_partition(partition, away) for partition in topic.partitions],
+    )
+
+
+def _partition(partition: PartitionImage, away: Collection[int]) -> Partition:
+    return Partition(
+        error_code=Errors.LEADER_NOT_AVAILABLE if partition.leader == NO_LEADER else Errors.NONE,
+        partition_index=partition.partition_id,
+        leader_id=partition.leader,
+        leader_epoch=partition.leader_epoch,
+        replica_nodes=partition.replicas,
+        isr_nodes=partition.isr,
+        offline_replicas=[one for one in partition.replicas if one in away] if away else [],
+        creation_time_ms=partition.creation_time_ms,
+    )
+
+
+def error_response(request: MetadataRequest, error: KafkaError, version: int) -> MetadataResponse:
+    return MetadataResponse(
+        topics=[
+            Topic(error_code=error.error, name=topic.name or "", topic_id=topic.topic_id)
+            for topic in request.topics or ()
+        ],
+        error_code=error.error,
+    )

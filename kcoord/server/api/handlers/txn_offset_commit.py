@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TxnOffsetCommit: offsets that count once the producer's transaction is committed.
+
+The group's partition of `__consumer_offsets` has to be part of the transaction: from v5 on (KIP-890) this request makes
+it so, before that AddOffsetsToTxn had to. Since v6 topics have ids instead of names (KIP-1319). What the metadata image
+does not know is answered here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from kcoord.coordinator.group.offsets.operations import FIRST_TXN_VERSION_OF_CONSUMER_GROUPS
+from kcoord.runtime.result import Producer
+from kcoord.server.broker import map_reply
+from kcoord.server.shards.transaction_service import GROUP_METADATA_TOPIC
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+
+if TYPE_CHECKING:
+    from kcoord.coordinator.group.shard import GroupCoordinatorShard
+    from kcoord.metadata.image import MetadataImage
+    from kcoord.runtime.result import CoordinatorResult, OperationContext
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+    Topics = list[TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic]
+
+API_KEY = ApiKey.TXN_OFFSET_COMMIT
+VERSIONS = range(0, 7)
+
+_LOADING_SINCE_VERSION: Final = 2
+"""Older clients know COORDINATOR_NOT_AVAILABLE instead of COORDINATOR_LOAD_IN_PROGRESS."""
+_ABORTABLE_SINCE_VERSION: Final = 4
+_ADDS_PARTITION_SINCE_VERSION: Final = 5
+
+_COORDINATOR_IS_AWAY: Final = (
+    Errors.NOT_COORDINATOR,
+    Errors.COORDINATOR_NOT_AVAILABLE,
+    Errors.COORDINATOR_LOAD_IN_PROGRESS,
+)
+
+
+def handle(broker: Broker, context: RequestContext, request: TxnOffsetCommitRequest) -> Reply[TxnOffsetCommitResponse]:
+    by_id = context.api_version >= FIRST_TXN_VERSION_OF_CONSUMER_GROUPS
+    if by_id:
+        for topic in request.topics:
+            image_topic = broker.image.topics_by_id.get(topic.topic_id)
+            topic.name = image_topic.name if image_topic is not None else ""
+    unknown = _take_unknown(broker.image, request, by_id=by_id)
+    if not request.topics:
+        return TxnOffsetCommitResponse(topics=unknown)
+    try:
+        if not request.group_id:
+            raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
+        reply = _commit(broker, context, request)
+    except KafkaError as error:
+        reply = error_response(request, error, context.api_version)
+    if not unknown:
+        return reply
+    return map_reply(
+        reply,
+        lambda response: TxnOffsetCommitResponse(topics=_merge(unknown, response.topics)),
+        lambda error: TxnOffsetCommitResponse(
+            topics=_merge(unknown, error_response(request, error, context.api_version).topics)
+        ),
+    )
+
+
+def _commit(broker: Broker, context: RequestContext, request: TxnOffsetCommitRequest) -> Reply[TxnOffsetCommitResponse]:
+    shard_id = broker.groups.shard_of(request.group_id)
+    producer = Producer(request.producer_id, request.producer_epoch)
+    ticket = broker.groups.start_verification(shard_id, producer)
+    if ticket is None:
+        return _commit_verified(broker, context, request, shard_id, None)
+    adds = context.api_version >= _ADDS_PARTITION_SINCE_VERSION
+    if not adds and not broker.config.transaction_partition_verification_enable:
+        try:
+            return _commit_verified(broker, context, request, shard_id, ticket)
+        finally:
+            broker.groups.finish_verification(shard_id, producer, ticket)
+    return broker.spawn(_agree_and_commit(broker, context, request, shard_id, producer, ticket))
+
+
+async def _agree_and_commit(
+    broker: Broker,
+    context: RequestContext,
+    request: TxnOffsetCommitRequest,
+    shard_id: int,
+    producer: Producer,
+    ticket: int,
+) -> TxnOffsetCommitResponse:
+    """First the transaction's coordinator, durably, then the group's: a pending offset that nobody would end must never
+    be written.
+    """
+    try:
+        await _agree(broker, context, request, shard_id, producer)
+        reply = _commit_verified(broker, context, request, shard_id, ticket)
+        return await reply if asyncio.isfuture(reply) else reply
+    finally:
+        broker.groups.finish_verification(shard_id, producer, ticket)
+
+
+async def _agree(
+    broker: Broker, context: RequestContext, request: TxnOffsetCommitRequest, shard_id: int, producer: Producer
+) -> None:
+    try:
+        reply = broker.transactions.agree(
+            request.transactional_id,
+            producer,
+            {GROUP_METADATA_TOPIC: frozenset((shard_id,))},
+            context.operation_context(candidate=False),
+            adds=context.api_version >= _ADDS_PARTITION_SINCE_VERSION,
+        )
+        errors = await reply if asyncio.isfuture(reply) else reply
+    except KafkaError as error:
+        if error.error is Errors.PRODUCER_FENCED:
+            raise KafkaError(Errors.INVALID_PRODUCER_EPOCH, error.message) from None
+        if error.error in _COORDINATOR_IS_AWAY:
+            raise KafkaError(Errors.COORDINATOR_LOAD_IN_PROGRESS, error.message) from None
+        raise
+    code = errors.get((GROUP_METADATA_TOPIC, shard_id), Errors.NONE)
+    if code is Errors.TRANSACTION_ABORTABLE and context.api_version < _ABORTABLE_SINCE_VERSION:
+        code = Errors.INVALID_TXN_STATE
+    if code is not Errors.NONE:
+        raise KafkaError(code, f"The offsets of group {request.group_id} are not part of the transaction.")
+
+
+def _commit_verified(
+    broker: Broker,
+    context: RequestContext,
+    request: TxnOffsetCommitRequest,
+    shard_id: int,
+    ticket: int | None,
+) -> Reply[TxnOffsetCommitResponse]:
+    def operation(
+        shard: GroupCoordinatorShard, operation_context: OperationContext
+    ) -> CoordinatorResult[TxnOffsetCommitResponse]:
+        return shard.commit_transactional_offsets(operation_context, request, ticket)
+
+    return broker.groups.run_on_shard(shard_id, operation, context.operation_context(candidate=False))
+
+
+def _take_unknown(image: MetadataImage, request: TxnOffsetCommitRequest, *, by_id: bool) -> Topics:
+    """Removes what the image does not know from the request and returns its answers."""
+    unknown: Topics = []
+    known = []
+    for topic in request.topics:
+        image_topic = image.topics.get(topic.name)
+        count = len(image_topic.partitions) if image_topic is not None else 0
+        missing = [p.partition_index for p in topic.partitions if not 0 <= p.partition_index < count]
+        if missing:
+            error = Errors.UNKNOWN_TOPIC_ID if by_id and not topic.name else Errors.UNKNOWN_TOPIC_OR_PARTITION
+            unknown.append(_topic(topic, missing, error))
+            topic.partitions = [p for p in topic.partitions if 0 <= p.partition_index < count]
+        if topic.partitions:
+            known.append(topic)
+    request.topics = known
+    return unknown
+
+
+def _topic(
+    topic: TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic, partitions: list[int], error: Errors
+) -> TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic:
+    return TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        partitions=[
+            TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition(partition_index=index, error_code=error)
+            for index in partitions
+        ],
+    )
+
+
+def _merge(unknown: Topics, answered: Topics) -> Topics:
+    topics = {(topic.name, topic.topic_id): topic for topic in unknown}
+    for topic in answered:
+        present = topics.get((topic.name, topic.topic_id))
+        if present is None:
+            topics[topic.name, topic.topic_id] = topic
+        else:
+            present.partitions.extend(topic.partitions)
+    return list(topics.values())
+
+
+def error_response(request: TxnOffsetCommitRequest, error: KafkaError, version: int) -> TxnOffsetCommitResponse:
+    code = error.error
+    if code is Errors.COORDINATOR_LOAD_IN_PROGRESS and version < _LOADING_SINCE_VERSION:
+        code = Errors.COORDINATOR_NOT_AVAILABLE
+    return TxnOffsetCommitResponse(
+        topics=[_topic(topic, [p.partition_index for p in topic.partitions], code) for topic in request.topics]
+    )

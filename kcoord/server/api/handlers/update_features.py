@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""UpdateFeatures (KIP-584): the metadata machine decides. The response leaves when every worker applies the levels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kcoord.server.shards.metadata_operations import UpdateFeatures
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import UpdateFeaturesRequest, UpdateFeaturesResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+API_KEY = ApiKey.UPDATE_FEATURES
+VERSIONS = range(0, 3)
+
+
+def handle(broker: Broker, context: RequestContext, request: UpdateFeaturesRequest) -> Reply[UpdateFeaturesResponse]:
+    return broker.metadata.run(UpdateFeatures(request), context.operation_context(candidate=False))
+
+
+def error_response(request: UpdateFeaturesRequest, error: KafkaError, version: int) -> UpdateFeaturesResponse:
+    return UpdateFeaturesResponse(error_code=error.error, error_message=error.message)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which logs the cleaner looks after, and what it has to know of each: asked in the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from kcoord.config import TopicConfig
+from kcoord.server.disk.log_cleaner import CleanableLog
+from kcoord.storage.cleaner import CleaningRules
+from kcoord.storage.cleaning_pass import LastOfProducer
+
+if TYPE_CHECKING:
+    from kcoord.config import BrokerConfig
+    from kcoord.metadata.image import MetadataImage
+    from kcoord.server.disk.shard_logs import ShardLogs
+    from kcoord.storage.replacement import OnOwner
+    from kcoord.topics.open_log import OpenLog
+    from kcoord.topics.partition import Partition
+    from kcoord.topics.store import TopicStore
+
+
+def rules_of(config: TopicConfig) -> CleaningRules:
+    return CleaningRules(
+        min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
+        min_compaction_lag_ms=config.min_compaction_lag_ms,
+        max_compaction_lag_ms=config.max_compaction_lag_ms,
+        delete_retention_ms=config.delete_retention_ms,
+    )
+
+
+def of_topics(store: TopicStore, on_owner: OnOwner) -> list[CleanableLog]:
+    """The open partitions of compacted topics. The event loop writes to them."""
+    return [_of_partition(partition, opened, on_owner) for partition, opened in store.compacted()]
+
+
+def _of_partition(partition: Partition, opened: OpenLog, on_owner: OnOwner) -> CleanableLog:
+    producers = {
+        entry.producer_id: LastOfProducer(
+            entry.batches[-1].last_offset if entry.batches else None, entry.producer_epoch
+        )
+        for entry in opened.producers.entries.values()
+    }
+    return CleanableLog(
+        partition.topic,
+        partition.index,
+        opened.log,
+        rules_of(partition.config),
+        opened.last_stable_offset,
+        on_owner,
+        producers,
+        partial(partition.forget_aborted, opened),
+    )
+
+
+def of_coordinator(
+    topic: str,
+    logs: ShardLogs,
+    config: BrokerConfig,
+    image: MetadataImage,
+    forget_aborted: Callable[[int, set[int]], None],
+) -> list[CleanableLog]:
+    """The logs of a coordinator's shards, which have locks: whoever holds one may change the log."""
+    opened: Mapping[int, object] = logs.open_logs()
+    if not opened:
+        return []
+    rules = rules_of(TopicConfig.resolve(config, image.topic_configs(topic)))
+    return [
+        CleanableLog(
+            topic,
+            shard_id,
+            log,
+            rules,
+            log.end_offset,
+            partial(_locked, logs.lock(shard_id)),
+            forget_aborted=partial(forget_aborted, shard_id),
+            may_roll=True,
+        )
+        for shard_id, log in logs.open_logs().items()
+    ]
+
+
+def _locked(lock: Lock, step: Callable[[], None]) -> None:
+    with lock:
+        step()

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data folder of a process: taken with a lock, its metadata log opened first, everything closed and marked at the
+end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from kcoord.server.api.request_context import random_uuid
+from kcoord.server.disk.shard_logs import ShardLogs
+from kcoord.storage.errors import StorageError
+from kcoord.storage.file_system import RealFileSystem
+from kcoord.storage.log_dir import Identity, LogDir
+from kcoord.storage.segment import LogConfig
+from kcoord.topics.store import TopicStore
+from kcoord_protocol.uuid import uuid_to_string
+
+if TYPE_CHECKING:
+    from kcoord.config import BrokerConfig
+    from kcoord.metadata.image import MetadataImage
+    from kcoord.server.disk.log_cleaner import CleanableLog, LogCleaner
+    from kcoord.storage.file_system import FileSystem
+    from kcoord.storage.journal import Journal
+    from kcoord.storage.log import Log
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+METADATA_TOPIC = "__cluster_metadata"
+FLUSH_POLICY_FSYNC = "fsync"
+
+
+class StorageNotUsable(Exception):
+    """Why the data folder cannot be used, in one sentence."""
+
+
+def _in_background(work: Callable[[], None]) -> None:
+    asyncio.get_running_loop().run_in_executor(None, work)
+
+
+class Storage:
+    """See the module's text. `file_system`: the real one unless another is given. A worker brings its view of a folder
+    that it shares; only the one that `owns_metadata` opens the metadata log, and `settles_folder` says whether it is
+    the first to use the folder.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        now_ms: int,
+        file_system: FileSystem | None = None,
+        *,
+        log_dir: Callable[[], LogDir] | None = None,
+        owns_metadata: bool = True,
+        settles_folder: bool = True,
+    ) -> None:
+        folder = config.data_folders[0]
+        if len(config.data_folders) > 1:
+            _logger.warning("Of several log.dirs only the first is used: %s", folder)
+        self._folder = folder
+        self._fs = file_system if file_system is not None else RealFileSystem()
+        candidate = Identity(uuid_to_string(random_uuid()), config.node_id, uuid_to_string(random_uuid()))
+        self.log_dir: LogDir = self._open(log_dir or (lambda: LogDir.open(self._fs, folder, candidate)))
+        self.log_dir.writing = threading.Lock()
+        self._fs = self.log_dir.file_system
+        if self.log_dir.restored_bytes:
+            _logger.warning("%d bytes came back from the journal: the machine stopped", self.log_dir.restored_bytes)
+        self._shard_logs: dict[str, ShardLogs] = {}
+        self._metadata_logs: ShardLogs | None = None
+        self.journal: Journal | None = None
+        """Where the coordinators' logs wait for the disk."""
+        try:
+            if config.kcoord_log_flush_policy == FLUSH_POLICY_FSYNC:
+                self.journal = self._open(lambda: self.log_dir.begin_journal(threading.Lock()))
+            if owns_metadata:
+                metadata_logs = self._metadata_logs = self._new_metadata_logs(config, now_ms)
+                self._open(lambda: metadata_logs.open(0))
+            self.topics = self._open(
+                lambda: TopicStore(
+                    self._fs,
+                    self.log_dir,
+                    config,
+                    internal_log=self._internal_log,
+                    settles_folder=settles_folder,
+                    in_background=_in_background,
+                )
+            )
+        except BaseException:
+            self.log_dir.close()
+            raise
+
+    @property
+    def metadata_logs(self) -> ShardLogs:
+        """The log of the only partition, opened."""
+        assert self._metadata_logs is not None, "another worker has the metadata log"
+        return self._metadata_logs
+
+    def _new_metadata_logs(self, config: BrokerConfig, now_ms: int) -> ShardLogs:
+        log_config = LogConfig(segment_bytes=config.metadata_log_segment_bytes)
+
+        def open_log(partition: int) -> Log:
+            return self.log_dir.open_log(METADATA_TOPIC, partition, log_config, now_ms)
+
+        return ShardLogs(METADATA_TOPIC, open_log, lambda partition: True, self._fs)
+
+    @property
+    def cluster_id(self) -> str:
+        return self.log_dir.identity.cluster_id
+
+    @property
+    def directory_id(self) -> str:
+        return self.log_dir.identity.directory_id
+
+    def shard_logs(self, topic: str, config: LogConfig, now_ms: Callable[[], int]) -> ShardLogs:
+        """The logs of a coordinator's topic."""
+        present = {partition for name, partition in self.log_dir.partitions() if name == topic}
+
+        def exists(shard_id: int) -> bool:
+            # Another worker may have begun it since.
+            return shard_id in present or self._fs.exists(self.log_dir.partition_path(topic, shard_id))
+
+        def hand_over_logs(shard_ids: list[int]) -> None:
+            self.topics.hand_over([(topic, shard_id) for shard_id in shard_ids])
+
+        def note_gained(shard_id: int) -> None:
+            self.topics.forget_internal_producers(topic, shard_id)
+            self.log_dir.note_gained(topic, shard_id)
+
+        def open_log(shard_id: int) -> Log:
+            return self.log_dir.open_log(topic, shard_id, config, now_ms())
+
+        def delete_logs(shard_ids: list[int], topic_id: bytes) -> None:
+            present.difference_update(shard_ids)
+            self.topics.retire_internal(topic, topic_id, shard_ids, now_ms())
+
+        logs = self._shard_logs[topic] = ShardLogs(
+            topic, open_log, exists, self._fs, delete_logs, hand_over_logs, note_gained, self.log_dir.note_closed
+        )
+        return logs
+
+    def cleaner(
+        self, config: BrokerConfig, image: Callable[[], MetadataImage], now_ms: Callable[[], int]
+    ) -> LogCleaner:
+        """The cleaner of all compacted logs, not yet started. Topics are written in the event loop, by `in_loop`."""
+        from kcoord.server.disk import cleanable_logs
+        from kcoord.server.disk.log_cleaner import LogCleaner
+
+        def logs() -> list[CleanableLog]:
+            found = cleanable_logs.of_topics(self.topics, cleaner.in_loop)
+            for topic, shard_logs in self._shard_logs.items():
+                forget = partial(self._forget_aborted, topic)
+                found += cleanable_logs.of_coordinator(topic, shard_logs, config, image(), forget)
+            return found
+
+        cleaner = LogCleaner(config, self.log_dir, self._fs, logs, now_ms)
+        return cleaner
+
+    def _forget_aborted(self, topic: str, shard_id: int, marker_offsets: set[int]) -> None:
+        self.topics.forget_internal_producers(topic, shard_id)
+
+    def _internal_log(self, topic: str, partition: int) -> Log | None:
+        """For readers of internal topics: a log that nothing was written to yet does not exist."""
+        logs = self._shard_logs.get(topic)
+        return logs.open_logs().get(partition) if logs is not None else None
+
+    def close(self, now_ms: int, *, clean: bool) -> None:
+        """Closes everything; only a clean end tells the next start that nothing needs to be checked."""
+        self.topics.close(now_ms)
+        if not clean:
+            _logger.error("A write to the disk did not end in time: the next start checks all logs")
+            return
+        try:
+            self.log_dir.close()
+        except (OSError, StorageError) as error:
+            _logger.error("The data folder could not be closed in an orderly way: %s", error)
+
+    def _open(self, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except StorageError as error:
+            raise StorageNotUsable(str(error)) from None
+        except OSError as error:
+            raise StorageNotUsable(
+                f"the data folder {self._folder} cannot be used: {error.strerror or error}"
+            ) from None

@@ -1,4 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""One module per API: API_KEY, VERSIONS, handle() and error_response(). `kcoord.server.apis` collects them into a
-table.
-"""

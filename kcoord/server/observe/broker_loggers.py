@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BROKER_LOGGER resources: the levels of this process's loggers, by the names that Kafka's tools use for levels.
+
+Levels are not in the metadata log and end with the process, as in Kafka.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from kcoord.metadata.collect import duplicates
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import IncrementalAlterConfigsRequest
+
+ROOT: Final = "root"
+OUR_LOGGERS: Final = ("kcoord", "protocol", "asyncio")
+LEVELS: Final[Mapping[str, int]] = {
+    "TRACE": 5,
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARN": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "FATAL": logging.CRITICAL,
+}
+SET, DELETE = 0, 1
+
+
+def logger_levels() -> dict[str, str]:
+    """The level in effect of the root logger and of all loggers of this program."""
+    known = logging.root.manager.loggerDict
+    names = sorted(name for name in known if name.partition(".")[0] in OUR_LOGGERS)
+    return {ROOT: _level_name(logging.root), **{name: _level_name(logging.getLogger(name)) for name in names}}
+
+
+def _level_name(logger: logging.Logger) -> str:
+    level = logger.getEffectiveLevel()
+    return next((name for name, number in reversed(list(LEVELS.items())) if level >= number), "TRACE")
+
+
+def check_broker_name(name: str, node_id: int) -> None:
+    """KafkaError where `name` is not this broker's number."""
+    if name != str(node_id):
+        raise KafkaError(Errors.INVALID_REQUEST, f"Unexpected node id. Expected {node_id}, but received {name}")
+
+
+def alter_levels(changes: Sequence[IncrementalAlterConfigsRequest.AlterableConfig], *, validate_only: bool) -> None:
+    """Sets levels, or gives a logger the level of its parent again; all or nothing."""
+    repeated = duplicates(change.name for change in changes)
+    if repeated:
+        raise KafkaError(Errors.INVALID_REQUEST, f"Error due to duplicate config keys: {', '.join(sorted(repeated))}")
+    levels = logger_levels()
+    for change in changes:
+        _check_change(change, levels)
+    if validate_only:
+        return
+    for change in changes:
+        logger = logging.getLogger(None if change.name == ROOT else change.name)
+        logger.setLevel(LEVELS[change.value] if change.config_operation == SET and change.value else logging.NOTSET)
+
+
+def _check_change(change: IncrementalAlterConfigsRequest.AlterableConfig, levels: Mapping[str, str]) -> None:
+    if change.config_operation not in (SET, DELETE):
+        raise KafkaError(Errors.INVALID_REQUEST, "The level of a logger can only be set or deleted.")
+    if change.config_operation == SET and change.value is None:
+        raise KafkaError(Errors.INVALID_REQUEST, f"Null value not supported for : {change.name}")
+    if change.name not in levels:
+        raise KafkaError(Errors.INVALID_CONFIG, f"Logger {change.name} does not exist!")
+    if change.config_operation == SET and change.value not in LEVELS:
+        raise KafkaError(
+            Errors.INVALID_CONFIG,
+            f"Cannot set the log level of {change.name} to {change.value} as it is not a supported log level. "
+            f"Valid log levels are {', '.join(sorted(LEVELS))}",
+        )
+    if change.config_operation == DELETE and change.name == ROOT:
+        raise KafkaError(Errors.INVALID_REQUEST, "Removing the log level of the root logger is not allowed")

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of a broker process: what is measured while it runs, and the snapshot for a scrape.
+
+Made only where `kcoord.metrics.port` is set: until then nothing here, nor the Prometheus library, is imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kcoord.metrics.exposition import MetricsServer, Snapshot, Timing
+from kcoord.metrics.measures import Measures, RequestMeasures
+from kcoord.server.net.connection import KafkaConnection
+from kcoord.server.net.exchange import KnownExchange
+
+if TYPE_CHECKING:
+    from kcoord.server.net.connection import ConnectionOwner
+    from kcoord.server.net.listener import SocketListener
+    from kcoord.server.shards.group_service import LocalGroupService
+    from kcoord.server.shards.transaction_service import LocalTransactionService
+
+
+class MeasuredConnection(KafkaConnection):
+    """A connection that tells when each request was answered."""
+
+    def __init__(self, owner: ConnectionOwner, requests: RequestMeasures) -> None:
+        super().__init__(owner)
+        self._requests = requests
+
+    def _process(self, frame: bytes, *more: int) -> None:
+        began, start = time.perf_counter(), bytes(frame[:4])
+        waiting = len(self._exchanges)
+        super()._process(frame, *more)
+        if len(self._exchanges) > waiting:
+            last = self._exchanges[-1]
+            if isinstance(last, KnownExchange) and last.data is None:
+                last.on_settled = partial(self._answered, start, began)
+                return
+            future = getattr(last, "future", None)
+            if asyncio.isfuture(future):
+                future.add_done_callback(partial(self._answered, start, began))
+                return
+        self._requests.add(start, time.perf_counter() - began)
+
+    def _answered(self, start: bytes, began: float, *_: object) -> None:
+        self._requests.add(start, time.perf_counter() - began)
+
+
+class BrokerMetrics:
+    """See the module's text. `open` raises OSError where the port cannot be had."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        groups: LocalGroupService,
+        transactions: LocalTransactionService,
+        listeners: Sequence[SocketListener],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.measures = Measures(loop, self._totals)
+        self._loop = loop
+        self._groups = groups
+        self._transactions = transactions
+        self._listeners = listeners
+        self._now_ms = now_ms
+        self._server: MetricsServer | None = None
+
+    def new_connection(self, owner: ConnectionOwner) -> KafkaConnection:
+        return MeasuredConnection(owner, self.measures.requests)
+
+    def open(self, host: str, port: int) -> int:
+        """Serves the page; returns the real port, which matters where 0 was asked for."""
+        self._server = MetricsServer(host, port, self.snapshot, self._loop)
+        self.measures.lag.start()
+        self.measures.recent.start()
+        return self._server.port
+
+    def close(self) -> None:
+        self.measures.lag.stop()
+        self.measures.recent.stop()
+        if self._server is not None:
+            self._server.close()
+
+    def _totals(self) -> Mapping[str, int]:
+        """By the names that Kafka's sensors have, without `-count` and `-rate`."""
+        counters = self._groups.counters
+        return {
+            "offset_commit": counters.offset_commits,
+            "offset_expiration": counters.offset_expirations,
+            "offset_deletion": counters.offset_deletions,
+            "consumer_group_rebalance": counters.consumer_group_rebalances,
+            "group_completed_rebalance": counters.classic_rebalances_completed,
+        }
+
+    async def snapshot(self) -> Snapshot:
+        """The numbers of now; the groups of one shard after the other."""
+        measures, services = self.measures, (self._groups, self._transactions)
+        counters = self._groups.counters
+        groups: Counter[tuple[str, str]] = Counter()
+        for shard_id in self._groups.shard_ids:
+            shard = self._groups.machine(shard_id)
+            if shard is not None:
+                groups.update(shard.count_groups())
+                await asyncio.sleep(0)
+        return Snapshot(
+            requests=[(key, version, Timing.of(found)) for key, version, found in measures.requests.items()],
+            connections={listener.listener_name: listener.connection_count for listener in self._listeners},
+            groups=groups,
+            counters=self._totals(),
+            rates=measures.recent.rates(time.perf_counter()),
+            completed={
+                "classic": counters.classic_rebalances_completed,
+                "consumer": counters.consumer_rebalances_completed,
+            },
+            queue_size=self._groups.queue_size(self._now_ms()) + sum(listener.queued for listener in self._listeners),
+            idle_ratios=measures.recent.idle_ratios(),
+            shards={
+                (service.name, state): count for service in services for state, count in service.count_states().items()
+            },
+            loads={service.name: Timing.of(service.load_times) for service in services},
+            append=Timing.of(measures.writes.append),
+            flush=Timing.of(measures.writes.flush),
+            lag=Timing.of(measures.lag.histogram),
+            own_lag=Timing.of(measures.lag.own),
+        )

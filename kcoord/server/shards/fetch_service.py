@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drives the long polls of the fetch manager: parked requests become futures, appends and deadlines complete them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kcoord.server.api.request_context import random_uuid
+from kcoord_protocol.errors import Errors, KafkaError
+
+if TYPE_CHECKING:
+    from kcoord.server.broker import Reply
+    from kcoord.topics.fetch_manager import FetchManager
+    from kcoord_protocol.messages import FetchRequest, FetchResponse
+
+_LARGEST_SESSION_ID = 2**31 - 1
+
+
+class FetchService:
+    """Serves `Broker.fetches`. A future that is cancelled (the client is gone) ends its long poll."""
+
+    def __init__(self, manager: FetchManager, now_ms: Callable[[], int]) -> None:
+        self._manager = manager
+        self._now_ms = now_ms
+        self._loop = asyncio.get_running_loop()
+        self._tokens = itertools.count(1)
+        self._parked: dict[Hashable, asyncio.Future[FetchResponse]] = {}
+        self._poll_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_deadline_ms = 0
+        self._closing = False
+        manager.wake = self.wake
+
+    def fetch(self, request: FetchRequest, api_version: int) -> Reply[FetchResponse]:
+        """The answer, or a future while the request waits for data."""
+        now_ms = self._now_ms()
+        token = next(self._tokens)
+        if self._closing:
+            request.max_wait_ms = 0
+        session_id = int.from_bytes(random_uuid()[:4], "big") % _LARGEST_SESSION_ID + 1
+        response = self._manager.fetch(request, api_version, now_ms, token=token, candidate_session_id=session_id)
+        if response is not None:
+            return response
+        future: asyncio.Future[FetchResponse] = self._loop.create_future()
+        self._parked[token] = future
+        future.add_done_callback(partial(self._forget, token))
+        self._arm_timer(now_ms)
+        return future
+
+    def wake(self) -> None:
+        """Polls at the end of this turn of the event loop."""
+        if not self._poll_scheduled:
+            self._poll_scheduled = True
+            self._loop.call_soon(self._poll)
+
+    def on_clock_moved(self) -> None:
+        """The clock jumped ahead: the armed timer would be late."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.wake()
+
+    def close(self) -> None:
+        """Lets every parked request go with an error that makes its client look for another broker."""
+        self._closing = True
+        for future in list(self._parked.values()):
+            if not future.done():
+                future.set_exception(KafkaError(Errors.NOT_LEADER_OR_FOLLOWER, "The broker is shutting down."))
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _forget(self, token: Hashable, future: asyncio.Future[FetchResponse]) -> None:
+        if self._parked.pop(token, None) is not None:
+            self._manager.cancel(token)
+
+    def _poll(self) -> None:
+        self._poll_scheduled = False
+        now_ms = self._now_ms()
+        for completion in self._manager.poll(now_ms):
+            future = self._parked.pop(completion.token, None)
+            if future is not None and not future.done():
+                future.set_result(completion.response)
+        self._arm_timer(now_ms)
+
+    def _arm_timer(self, now_ms: int) -> None:
+        deadline_ms = self._manager.next_deadline_ms()
+        if deadline_ms is None or (self._timer is not None and self._timer_deadline_ms <= deadline_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_deadline_ms = deadline_ms
+        self._timer = self._loop.call_later(max(deadline_ms - now_ms, 1) / 1000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._poll()

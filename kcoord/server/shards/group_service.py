@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The group coordinator shards of this process, and the threads for their background tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, TargetInput, compute, encode
+from kcoord.coordinator.group.counters import GroupCounters
+from kcoord.coordinator.group.creation_limits import CreationLimits
+from kcoord.coordinator.group.regex import ResolveRegex, resolve
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.runtime.coordinator_runtime import ShardState
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.server.observe.interpreter import share_with_loop
+from kcoord.server.shards.shard_service import ShardOwner, ShardService
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import ThreadPoolExecutor
+
+    from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
+    from kcoord.coordinator.group.offsets.packed_fetch import PackedFetch
+    from kcoord.coordinator.group.steady import SteadyHeartbeat
+    from kcoord.metadata.delta import TopicDelta
+    from kcoord.metadata.image import MetadataImage
+    from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, ShardContext, Waiter
+    from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer, Task
+    from kcoord.runtime.timers import Timer
+    from kcoord.server.broker import Reply
+    from kcoord.server.disk.shard_logs import ShardLogs
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LONGEST_ON_LOOP_US = 10_000
+"""A target assignment that takes no longer is computed between two turns of the event loop. A thread would have to
+compete with the loop for the interpreter, and those who wait for their partitions send heartbeats meanwhile.
+"""
+
+
+class ServiceOwner(ShardOwner, Protocol):
+    """What the process gives to the service."""
+
+    def on_coordinator_append(self, shard_id: int, size_bytes: int) -> None:
+        """The log of a shard grew: clients may read it, too."""
+
+
+class SteadyReply:
+    """A SteadyHeartbeat together with the shard that must still be the same one, loaded and active."""
+
+    __slots__ = ("_machine", "_shard", "_steady", "_timeout_ms", "_timer")
+
+    def __init__(
+        self, shard: ShardContext[GroupCoordinatorShard], machine: GroupCoordinatorShard, steady: SteadyHeartbeat
+    ) -> None:
+        self._shard = shard
+        self._machine = machine
+        self._steady = steady
+        self._timeout_ms = steady.timeout_ms
+        self._timer: Timer | None = None
+
+    def repeat(self, now_ms: int) -> bool:
+        """Whether the answer still holds; if so the member's session begins anew."""
+        machine = self._machine
+        if self._shard.machine is not machine or not self._steady.is_current(machine.image_epoch):
+            return False
+        timer, deadline_ms = self._timer, now_ms + self._timeout_ms
+        if timer is None or not timer.rearm(deadline_ms):
+            self._timer = self._shard.timers.schedule(self._steady.timer, deadline_ms)
+        return True
+
+
+class ShardCommitter:
+    """The shard of a group, which must still be the same one, loaded and active, when it commits."""
+
+    __slots__ = ("_machine", "_shard", "_wake")
+
+    def __init__(
+        self, shard: ShardContext[GroupCoordinatorShard], machine: GroupCoordinatorShard, wake: Callable[[], None]
+    ) -> None:
+        self._shard = shard
+        self._machine = machine
+        self._wake = wake
+
+    def commit(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int, waiter: Waiter) -> bool:
+        """See `broker.Committer`."""
+        shard, machine = self._shard, self._machine
+        if shard.machine is not machine or shard.is_read_only(now_ms):
+            return False
+        if not machine.commit_packed(plan, cells, now_ms):
+            return False
+        self._wake()
+        if not shard.append_packed(plan, waiter):
+            return False
+        machine.counters.offset_commits += plan.count
+        return True
+
+
+class LocalGroupService(ShardService[GroupCoordinatorShard]):
+    """Serves `Broker.groups`; see the module's text."""
+
+    def __init__(
+        self,
+        runtime: CoordinatorRuntime[GroupCoordinatorShard],
+        logs: ShardLogs,
+        owner: ServiceOwner,
+        *,
+        configured_shards: int,
+        background_threads: int,
+        write_timeout_ms: int,
+        creation_limits: CreationLimits | None = None,
+    ) -> None:
+        super().__init__("groups", runtime, logs, owner, configured_shards=configured_shards)
+        self.counters = GroupCounters()
+        """Of all shards that this process has or had."""
+        self._creation_limits = creation_limits or CreationLimits()
+        self._latest_creation_time_ms = -1
+        self._process = owner
+        self._background_threads = background_threads
+        self._write_timeout_ms = write_timeout_ms
+        self._threads: ThreadPoolExecutor | None = None
+
+    # --- what handlers use --------------------------------------------------------------------------------------------
+
+    def run_on_shard(
+        self,
+        shard_id: int,
+        operation: Callable[[GroupCoordinatorShard, OperationContext], CoordinatorResult[T]],
+        context: OperationContext,
+    ) -> Reply[T]:
+        context.creation_limit_ms = self._creation_limits.limit_ms
+        return super().run_on_shard(shard_id, operation, context)
+
+    def steady(self, group_id: str, member_id: str) -> SteadyReply | None:
+        """The right to repeat the answer that a heartbeat of the member has just been given, if there is one."""
+        shard = self._runtime.active(self.shard_of(group_id))
+        if shard is None or shard.machine is None:
+            return None
+        steady = shard.machine.steady_heartbeat(group_id, member_id)
+        return SteadyReply(shard, shard.machine, steady) if steady is not None else None
+
+    def committer(self, group_id: str) -> ShardCommitter | None:
+        """For commits of the group, which is here; None where it is not."""
+        shard = self._runtime.active(self.shard_of(group_id))
+        if shard is None or shard.machine is None or not shard.machine.has_group(group_id):
+            return None
+        return ShardCommitter(shard, shard.machine, self._owner.wake)
+
+    def fetch_packed(self, fetch: PackedFetch, require_stable: bool) -> tuple[bytes, bool] | None:
+        """The encoded answer for one group, and whether it rests on what is not on disk yet, so that it has to `wait`.
+        None where it has to be asked for by an operation.
+        """
+        shard = self._runtime.active(self.shard_of(fetch.group_id))
+        if shard is None or shard.machine is None:
+            return None
+        answer = shard.machine.fetch_packed(fetch, require_stable)
+        return (answer, shard.is_behind) if answer is not None else None
+
+    def wait(self, group_id: str, waiter: Waiter) -> bool:
+        """`waiter` hears when what the group's shard holds is durable; False where it is."""
+        shard = self._runtime.active(self.shard_of(group_id))
+        return shard is not None and shard.defer(waiter)
+
+    def latest_creation_time_ms(self) -> int:
+        """Of any group of the shards that were loaded here (KIP-1327), -1 if there was none."""
+        for shard_id in self.shard_ids:
+            self._note_creation_time(shard_id)
+        return self._latest_creation_time_ms
+
+    def _note_creation_time(self, shard_id: int) -> None:
+        machine = self._runtime.machine(shard_id)
+        if machine is not None:
+            self._latest_creation_time_ms = max(self._latest_creation_time_ms, machine.latest_creation_time_ms)
+
+    def _update_shard(self, shard_id: int, image: MetadataImage, delta: TopicDelta | None = None) -> None:
+        """After each load, too. A shard may fail later, and its groups still count: none of them is created later than
+        the clock, the newest partition, and what the shard was loaded with.
+        """
+        self._note_creation_time(shard_id)
+        super()._update_shard(shard_id, image, delta)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether groups of this process may not be known yet."""
+        return any(self._runtime.state(shard_id) is ShardState.LOADING for shard_id in self.shard_ids)
+
+    def start_verification(self, shard_id: int, producer: Producer) -> int | None:
+        """A ticket for a producer that the transaction coordinator has to be asked about first, None where not."""
+        machine = self._runtime.machine(shard_id)
+        return machine.start_verification(producer) if machine is not None else None
+
+    def finish_verification(self, shard_id: int, producer: Producer, ticket: int) -> None:
+        machine = self._runtime.machine(shard_id)
+        if machine is not None:
+            machine.finish_verification(producer, ticket)
+
+    def note_clock_gain(self, gain_ms: int) -> None:
+        """See `Clock.gain_ms`."""
+        for shard_id in self.shard_ids:
+            machine = self._runtime.machine(shard_id)
+            if machine is not None:
+                machine.clock_gain_ms = gain_ms
+
+    # --- what metrics ask ---------------------------------------------------------------------------------------------
+
+    def queue_size(self, now_ms: int) -> int:
+        """Background tasks that run or wait, and timers that are due."""
+        return self._runtime.queue_size(now_ms)
+
+    # --- what the driver asks -----------------------------------------------------------------------------------------
+
+    def on_append_durable(self, shard_id: int, size_bytes: int) -> None:
+        super().on_append_durable(shard_id, size_bytes)
+        self._process.on_coordinator_append(shard_id, size_bytes)
+
+    # --- background tasks ---------------------------------------------------------------------------------------------
+
+    def start_task(self, shard_id: int, task: Task) -> None:
+        work = task.work
+        if isinstance(work, ComputeTarget):
+            machine = self._runtime.machine(shard_id)
+            target = machine.target_input(work.group_id) if machine is not None else None
+            if target is None or target.cost_us <= LONGEST_ON_LOOP_US:
+                self.task_done(shard_id, task, target and compute(target))
+                return
+            future: asyncio.Future[object] = self._loop.run_in_executor(self._thread_pool(), _compute, target)
+        elif isinstance(work, ResolveRegex):
+            future = self._loop.run_in_executor(self._thread_pool(), resolve, work, list(self._owner.image.topics))
+        else:
+            raise AssertionError(f"unknown work {work!r}")
+        future.add_done_callback(partial(self._task_done, shard_id, task))
+
+    def _thread_pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            share_with_loop()
+            self._threads = ThreadPoolExecutor(self._background_threads, thread_name_prefix="kcoord-background")
+        return self._threads
+
+    def _task_done(self, shard_id: int, task: Task, future: asyncio.Future[object]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            _logger.error("A background task of shard %d failed", shard_id, exc_info=error)
+        self.task_done(shard_id, task, future.result() if error is None else error)
+
+    def tick(self) -> None:
+        super().tick()
+        self._runtime.expire_replies(self._owner.now_ms(), self._write_timeout_ms)
+        self.driver.answer()
+
+    def close(self) -> None:
+        super().close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _compute(work: TargetInput) -> object:
+    """Runs in a thread; sees nothing but its arguments. The records are made bytes here too: for the event loop that
+    would be a long pause.
+    """
+    computed = compute(work)
+    encode(computed, CoordinatorSerde().serialize)
+    return computed

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metadata log of this process: replayed before anything else starts, then changed one operation at a time.
+
+An image is published when the batch that made it is durable, and before the replies that waited for that batch leave:
+whoever was told that a topic exists finds it everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
+
+from kcoord.metadata.creation_order import CreationOrder
+from kcoord.runtime.coordinator_runtime import LoadError
+from kcoord.server.shards.runtime_driver import RuntimeDriver
+from kcoord.storage.errors import StorageError
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors, KafkaError
+
+if TYPE_CHECKING:
+    from kcoord.metadata.image import MetadataImage
+    from kcoord.metadata.machine import MetadataMachine
+    from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
+    from kcoord.runtime.result import CoordinatorResult, OperationContext, Task
+    from kcoord.server.disk.log_writer import WritableLog
+    from kcoord.server.disk.shard_logs import ShardLogs
+    from kcoord.server.shards.group_times import GroupTimes
+    from kcoord.server.workers.metadata_followers import Follower
+    from kcoord.storage.log import Log
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+METADATA_SHARD = 0
+"""There is one metadata log, partition 0 of `__cluster_metadata`."""
+
+
+RELOAD_SECONDS = 5.0
+
+ORDER_SECONDS: Final = 5.0
+"""How long new partitions wait for the creation times of groups that are being loaded, or that a worker has."""
+
+PARTITION_MAKERS: Final = frozenset({ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS})
+
+
+def monotonic_ms() -> int:
+    return int(asyncio.get_running_loop().time() * 1000)
+
+
+class MetadataOwner(Protocol):
+    """What the process gives to the service."""
+
+    def wake(self) -> None: ...
+
+    def now_ms(self) -> int: ...
+
+    def publish(self, image: MetadataImage) -> None: ...
+
+    def latest_group_creation_time_ms(self) -> int:
+        """Of the groups that this process coordinates, -1 where there was none."""
+
+
+class LocalMetadataService:
+    """Serves `Broker.metadata`. The runtime's only shard is loaded already."""
+
+    def __init__(
+        self,
+        runtime: CoordinatorRuntime[MetadataMachine],
+        logs: ShardLogs,
+        owner: MetadataOwner,
+        group_times: GroupTimes | None = None,
+    ) -> None:
+        self._runtime = runtime
+        self._logs = logs
+        self._owner = owner
+        self._group_times = group_times
+        self._order: CreationOrder[Follower] = CreationOrder()
+        self._loop = asyncio.get_running_loop()
+        self._closing = False
+        self._image_under_way = self.image
+        self.driver: RuntimeDriver[MetadataMachine] = RuntimeDriver("metadata", runtime, self, _as_controller_error)
+
+    @property
+    def image(self) -> MetadataImage:
+        """The image of everything that was replayed, also of what is not durable yet."""
+        machine = self._runtime.machine(METADATA_SHARD)
+        if machine is None:
+            raise KafkaError(Errors.NOT_CONTROLLER, "The metadata log has failed.")
+        return machine.image
+
+    @property
+    def end_offset(self) -> int:
+        log = self._logs.opened(METADATA_SHARD)
+        if log is None:
+            raise KafkaError(Errors.NOT_CONTROLLER, "The metadata log has failed.")
+        return log.end_offset
+
+    def wake(self) -> None:
+        self._owner.wake()
+
+    def run(
+        self,
+        operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
+        context: OperationContext,
+    ) -> asyncio.Future[T]:
+        """The answer when it is durable; an operation that fails at once raises KafkaError."""
+        if self._group_times is None or getattr(operation, "api_key", None) not in PARTITION_MAKERS:
+            context.now_ms = self._least_creation_time_ms(context.now_ms)
+            return self._run(operation, context)
+        return asyncio.ensure_future(self._run_in_order(self._group_times, operation, context))
+
+    def _least_creation_time_ms(self, now_ms: int) -> int:
+        """A partition that is made now is newer than every group that is there, also if the clock was set back or both
+        fall into one millisecond: KIP-1327 recognizes new partitions by that.
+        """
+        return max(now_ms, self._owner.latest_group_creation_time_ms() + 1)
+
+    async def _run_in_order(
+        self,
+        group_times: GroupTimes,
+        operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
+        context: OperationContext,
+    ) -> T:
+        """Makes partitions that are newer than the groups of all workers (`metadata.creation_order`)."""
+        ticket = self._order.begin()
+        try:
+            try:
+                async with asyncio.timeout(ORDER_SECONDS):
+                    await group_times.loaded()
+                    await self._hold(ticket)
+            except TimeoutError:
+                _logger.warning("The creation times of all groups are not known within %.0f s", ORDER_SECONDS)
+            context.now_ms = self._order.stamp(
+                ticket,
+                self._least_creation_time_ms(context.now_ms),
+                self.image.last_creation_time_ms,
+                monotonic_ms(),
+            )
+            group_times.limits.hold(ticket, context.now_ms - 1)
+            return await self._run(operation, context)
+        finally:
+            group_times.limits.release(ticket)
+            self._order.end(ticket)
+            self._release(ticket)
+
+    async def _hold(self, ticket: int) -> None:
+        """Asks the other workers; there are none."""
+
+    def _release(self, ticket: int) -> None:
+        """Tells the other workers that the operation is over; there are none."""
+
+    def _run(
+        self,
+        operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
+        context: OperationContext,
+    ) -> asyncio.Future[T]:
+        def refusable(machine: MetadataMachine, operation_context: OperationContext) -> CoordinatorResult[T]:
+            # Nothing but replay changes this machine.
+            result = operation(machine, operation_context)
+            result.is_refusable = True
+            return result
+
+        outcome = self.driver.run(METADATA_SHARD, refusable, context)
+        if asyncio.isfuture(outcome):
+            return cast("asyncio.Future[T]", outcome)
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        future.set_result(outcome)
+        return future
+
+    def log_of(self, shard_id: int) -> WritableLog:
+        return self._logs.writable(shard_id)
+
+    def on_append_started(self, shard_id: int) -> None:
+        self._image_under_way = self.image
+
+    def on_append_durable(self, shard_id: int, size_bytes: int) -> None:
+        self._owner.publish(self._image_under_way)
+
+    def on_failed(self, shard_id: int) -> None:
+        """Topics and configs cannot be changed until the log is read again; all else goes on."""
+        _logger.error("The metadata log has failed: topics and configs cannot be changed for now")
+        self._reload_later()
+
+    def _reload_later(self) -> None:
+        if not self._closing:
+            self._loop.call_later(RELOAD_SECONDS, self._reload)
+
+    def _reload(self) -> None:
+        if self._closing:
+            return
+        try:
+            # What was written last is unknown until the log is opened again.
+            self._logs.close(METADATA_SHARD)
+            log = self._logs.open(METADATA_SHARD)
+            batches = log.batches(log.start_offset)
+            self._runtime.load(METADATA_SHARD, batches, self._owner.now_ms(), log.end_offset)
+        except (OSError, StorageError, LoadError) as error:
+            _logger.error("The metadata log cannot be read again: %s", error)
+            self._reload_later()
+            return
+        _logger.info("The metadata log was read again")
+        self._owner.publish(self.image)
+        self._on_reloaded(log)
+
+    def _on_reloaded(self, log: Log) -> None:
+        """The log is another object now."""
+
+    def close(self) -> None:
+        self._closing = True
+
+    def start_task(self, shard_id: int, task: Task) -> None:
+        raise AssertionError(f"the metadata machine has no tasks, got {task}")
+
+
+def _as_controller_error(error: KafkaError) -> KafkaError:
+    """Clients that change metadata know a controller: NOT_CONTROLLER makes them try again."""
+    if error.error in (Errors.NOT_COORDINATOR, Errors.COORDINATOR_LOAD_IN_PROGRESS):
+        return KafkaError(Errors.NOT_CONTROLLER, "The metadata log has failed and is read again soon.")
+    return error

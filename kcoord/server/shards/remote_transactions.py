@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transactions that cross workers, in the requests of Kafka's brokers: AddPartitionsToTxn asks the coordinator of a
+transaction, WriteTxnMarkers tells partitions that another worker leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, cast
+
+from kcoord.coordinator.transaction.metadata import Partitions
+from kcoord.server.broker import map_reply
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+
+if TYPE_CHECKING:
+    from kcoord.coordinator.transaction.work import WriteMarkers
+    from kcoord.runtime.result import Producer
+    from kcoord.server.workers.peer_calls import PeerCalls
+    from kcoord_protocol.messages import Message
+
+ADD_PARTITIONS_VERSION: Final = 5
+WRITE_MARKERS_VERSION: Final = 2
+
+PartitionErrors = Mapping[tuple[str, int], Errors]
+
+
+def ask_coordinator(
+    peers: PeerCalls, broker_id: int, transactional_id: str, producer: Producer, partitions: Partitions, *, adds: bool
+) -> asyncio.Future[PartitionErrors]:
+    """Whether the producer may write to the partitions; with `adds` the coordinator's refusal is a KafkaError."""
+    transaction = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction(
+        transactional_id=transactional_id,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        verify_only=not adds,
+        topics=[
+            AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=sorted(numbers))
+            for topic, numbers in sorted(partitions.items())
+        ],
+    )
+    asked = peers.ask(broker_id, AddPartitionsToTxnRequest(transactions=[transaction]), ADD_PARTITIONS_VERSION)
+
+    def errors(response: Message) -> PartitionErrors:
+        found = _coordinator_errors(cast("AddPartitionsToTxnResponse", response))
+        refusals = [error for error in found.values() if error is not Errors.NONE]
+        if adds and refusals:
+            raise KafkaError(refusals[0])
+        return {} if adds else found
+
+    return map_reply(asked, errors, _away)
+
+
+def _away(error: KafkaError) -> PartitionErrors:
+    raise KafkaError(Errors.COORDINATOR_NOT_AVAILABLE, error.message)
+
+
+def _coordinator_errors(response: AddPartitionsToTxnResponse) -> PartitionErrors:
+    if response.error_code:
+        raise KafkaError(Errors(response.error_code))
+    return {
+        (topic.name, partition.partition_index): Errors(partition.partition_error_code)
+        for result in response.results_by_transaction
+        for topic in result.topic_results
+        for partition in topic.results_by_partition
+    }
+
+
+def tell_leader(
+    peers: PeerCalls, broker_id: int, work: WriteMarkers, partitions: Partitions
+) -> asyncio.Future[PartitionErrors]:
+    """The errors of the partitions; those of a worker that is away are all COORDINATOR_NOT_AVAILABLE."""
+    marker = WriteTxnMarkersRequest.WritableTxnMarker(
+        producer_id=work.producer.producer_id,
+        producer_epoch=work.producer.producer_epoch,
+        transaction_result=work.committed,
+        coordinator_epoch=work.coordinator_epoch,
+        transaction_version=work.transaction_version,
+        topics=[
+            WriteTxnMarkersRequest.WritableTxnMarkerTopic(name=topic, partition_indexes=sorted(numbers))
+            for topic, numbers in sorted(partitions.items())
+        ],
+    )
+    told = peers.ask(broker_id, WriteTxnMarkersRequest(markers=[marker]), WRITE_MARKERS_VERSION)
+    away = {(topic, number): Errors.COORDINATOR_NOT_AVAILABLE for topic in partitions for number in partitions[topic]}
+    return map_reply(told, lambda response: _marker_errors(cast("WriteTxnMarkersResponse", response)), lambda _: away)
+
+
+def _marker_errors(response: WriteTxnMarkersResponse) -> PartitionErrors:
+    return {
+        (topic.name, partition.partition_index): Errors(partition.error_code)
+        for marker in response.markers
+        for topic in marker.topics
+        for partition in topic.partitions
+    }

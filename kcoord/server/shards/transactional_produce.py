@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first batches of a transaction: the transaction coordinator agrees before they are written (KIP-890).
+
+The agreement is durable first, so a partition never holds a transaction that nobody would end. Requests of a producer
+that arrive meanwhile for the same partition wait behind, in order; everything else overtakes freely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from kcoord.coordinator.transaction.metadata import partitions_of
+from kcoord.runtime.result import Producer
+from kcoord.topics.partition import Verified
+from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, TRANSACTIONAL_BIT, decode_header
+from kcoord_protocol.errors import DecodeError, Errors, KafkaError
+
+if TYPE_CHECKING:
+    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.broker import Broker, Reply
+
+T = TypeVar("T")
+
+_LOW_ATTRIBUTES: Final = 22
+"""Where the low byte of the attributes is in a batch: most produce requests are done with after a look at it."""
+_ABORTABLE_SINCE_VERSION: Final = 11
+_ADDS_PARTITIONS_SINCE_VERSION: Final = 12
+
+_TRY_AGAIN: Final = (
+    Errors.NOT_COORDINATOR,
+    Errors.COORDINATOR_NOT_AVAILABLE,
+    Errors.COORDINATOR_LOAD_IN_PROGRESS,
+)
+"""What a producer cannot know of another broker's coordinator; NOT_ENOUGH_REPLICAS makes it try again."""
+
+Key = tuple[str, int, int]
+"""Topic, partition, producer id."""
+Outcome = Mapping[tuple[str, int], "Verified | KafkaError"]
+
+
+class Batch(NamedTuple):
+    """A transactional batch of a request."""
+
+    topic: str
+    partition: int
+    producer: Producer
+
+    @property
+    def key(self) -> Key:
+        return self.topic, self.partition, self.producer.producer_id
+
+
+def transactional_batch(topic: str, partition: int, records: bytes | None) -> Batch | None:
+    """What the header says of a batch's transaction; None for other batches and for what is no batch at all."""
+    if records is None or len(records) < BATCH_OVERHEAD_BYTES or not records[_LOW_ATTRIBUTES] & TRANSACTIONAL_BIT:
+        return None
+    try:
+        header = decode_header(records)
+    except DecodeError:
+        return None
+    if header.producer_id < 0:
+        return None
+    return Batch(topic, partition, Producer(header.producer_id, header.producer_epoch))
+
+
+class TransactionalProduce:
+    """The requests that wait for an agreement."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last: dict[Key, asyncio.Task[object]] = {}
+
+    def run(
+        self,
+        broker: Broker,
+        context: RequestContext,
+        transactional_id: str,
+        batches: list[Batch],
+        append: Callable[[Outcome], T],
+    ) -> Reply[T]:
+        """`append`s once that is agreed. A transaction that is under way in all the partitions need not wait."""
+        predecessors = {self._last[batch.key] for batch in batches if batch.key in self._last}
+        if not predecessors and not _need_agreement(broker, context, batches):
+            return append({})
+        task = broker.spawn(self._run(broker, context, transactional_id, batches, append, predecessors))
+        for batch in batches:
+            self._last[batch.key] = task
+        task.add_done_callback(lambda done: self._forget(batches, done))
+        return task
+
+    def _forget(self, batches: list[Batch], task: asyncio.Task[T]) -> None:
+        for batch in batches:
+            if self._last.get(batch.key) is task:
+                del self._last[batch.key]
+
+    async def _run(
+        self,
+        broker: Broker,
+        context: RequestContext,
+        transactional_id: str,
+        batches: list[Batch],
+        append: Callable[[Outcome], T],
+        predecessors: set[asyncio.Task[object]],
+    ) -> T:
+        if predecessors:
+            await asyncio.wait(predecessors)
+        tickets = _take_tickets(broker, context, batches)
+        try:
+            return append(await _agree(broker, context, transactional_id, tickets) if tickets else {})
+        finally:
+            for batch, ticket in tickets.items():
+                broker.topics.finish_verification(batch.topic, batch.partition, batch.producer, ticket)
+
+
+def _need_agreement(broker: Broker, context: RequestContext, batches: list[Batch]) -> bool:
+    adds = context.api_version >= _ADDS_PARTITIONS_SINCE_VERSION
+    if not adds and not broker.config.transaction_partition_verification_enable:
+        return False
+    return not all(
+        broker.topics.is_in_transaction(batch.topic, batch.partition, batch.producer, context.now_ms)
+        for batch in batches
+    )
+
+
+def _take_tickets(broker: Broker, context: RequestContext, batches: list[Batch]) -> dict[Batch, int]:
+    tickets = {}
+    for batch in batches:
+        ticket = broker.topics.start_verification(batch.topic, batch.partition, batch.producer, context.now_ms)
+        if ticket is not None:
+            tickets[batch] = ticket
+    return tickets
+
+
+async def _agree(
+    broker: Broker, context: RequestContext, transactional_id: str, tickets: Mapping[Batch, int]
+) -> Outcome:
+    """For each partition the right to write, or the error for the producer."""
+    version = context.api_version
+    adds = version >= _ADDS_PARTITIONS_SINCE_VERSION
+    producers = {batch.producer for batch in tickets}
+    try:
+        if len(producers) > 1:
+            raise KafkaError(Errors.INVALID_PRODUCER_ID_MAPPING, "A request must be of one producer.")
+        reply = broker.transactions.agree(
+            transactional_id,
+            producers.pop(),
+            partitions_of((batch.topic, [batch.partition]) for batch in tickets),
+            context.operation_context(candidate=False),
+            adds=adds,
+        )
+        errors = await reply if asyncio.isfuture(reply) else reply
+    except KafkaError as error:
+        refused = KafkaError(_error_for_producer(error.error, version), error.message)
+        return {(batch.topic, batch.partition): refused for batch in tickets}
+    outcome: dict[tuple[str, int], Verified | KafkaError] = {}
+    for batch, ticket in tickets.items():
+        place = batch.topic, batch.partition
+        code = errors.get(place, Errors.NONE)
+        if code is Errors.NONE:
+            outcome[place] = Verified(ticket, adds)
+        else:
+            text = f"{batch.topic}-{batch.partition} is not part of the transaction."
+            outcome[place] = KafkaError(_error_for_producer(code, version), text)
+    return outcome
+
+
+def _error_for_producer(error: Errors, version: int) -> Errors:
+    if error is Errors.PRODUCER_FENCED:
+        return Errors.INVALID_PRODUCER_EPOCH
+    if error in _TRY_AGAIN:
+        return Errors.NOT_ENOUGH_REPLICAS
+    if error is Errors.CONCURRENT_TRANSACTIONS and version < _ADDS_PARTITIONS_SINCE_VERSION:
+        return Errors.NOT_ENOUGH_REPLICAS
+    if error is Errors.TRANSACTION_ABORTABLE and version < _ABORTABLE_SINCE_VERSION:
+        return Errors.INVALID_TXN_STATE
+    return error

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's view of the metadata log, which the controller writes: batches come over a connection, are replayed and
+published; changes are asked for there.
+
+While the controller is away the newest image stays, so groups, offsets and topics are served on; what would change the
+metadata is answered with NOT_CONTROLLER, which clients try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from kcoord.metadata.machine import MetadataMachine
+from kcoord.runtime.serde import MetadataSerde
+from kcoord.server.workers.peer_frames import (
+    FrameKind,
+    decode_offset,
+    decode_time,
+    encode_hold,
+    encode_offset,
+    encode_time,
+    kind_of,
+)
+from kcoord.server.workers.peer_link import PeerConnection, Peers
+from kcoord_protocol.batch_header import iter_headers
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.record_batch import decode_entries
+
+if TYPE_CHECKING:
+    from kcoord.config import BrokerConfig
+    from kcoord.metadata.image import MetadataImage
+    from kcoord.runtime.result import OperationContext
+    from kcoord.server.shards.group_times import GroupTimes
+    from kcoord.server.shards.metadata_operations import MetadataOperation
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RECONNECT_SECONDS: Final = 0.1
+
+
+class OutOfStep(Exception):
+    """The controller's log ends before what this worker has seen: only a new start helps."""
+
+
+class MetadataFollower:
+    """Serves `Broker.metadata` in all workers but the controller. `publish` is told of every new image, `give_up` when
+    no more will come.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        peers: Peers,
+        controller_id: int,
+        controller_path: str,
+        publish: Callable[[MetadataImage], None],
+        give_up: Callable[[BaseException], None],
+        group_times: GroupTimes | None = None,
+    ) -> None:
+        self._machine = MetadataMachine(config)
+        self._serde = MetadataSerde()
+        self._peers = peers
+        self._controller_id = controller_id
+        self._controller_path = controller_path
+        self._publish = publish
+        self._give_up = give_up
+        self._group_times = group_times
+        self._next_offset = 0
+        self._synchronized: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def image(self) -> MetadataImage:
+        return self._machine.image
+
+    @property
+    def end_offset(self) -> int:
+        return self._next_offset
+
+    async def start(self) -> None:
+        """Ends when this worker knows what the controller knew when it was asked."""
+        self._task = asyncio.ensure_future(self._follow())
+        await asyncio.wait((self._task, self._synchronized), return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            self._task.result()
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._give_up(error)
+
+    def run(self, operation: MetadataOperation[T], context: OperationContext) -> asyncio.Future[T]:
+        return asyncio.ensure_future(self._ask(operation, context))
+
+    async def _ask(self, operation: MetadataOperation[T], context: OperationContext) -> T:
+        try:
+            response = await self._peers.ask(
+                self._controller_id,
+                operation.request,
+                operation.version(context),
+                client_id=context.client_id,
+                client_host=context.client_host,
+            )
+        except KafkaError as error:
+            raise KafkaError(Errors.NOT_CONTROLLER, f"The controller cannot be reached: {error.message}") from None
+        return operation.result_of(response)
+
+    # --- following ----------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                _, connection = await loop.create_unix_connection(
+                    lambda: _FollowerConnection(self._take, self._group_times), self._controller_path
+                )
+                times = self._group_times
+                data = encode_time(times.newest_ms()) if times is not None else b""
+                connection.write(encode_offset(FrameKind.FOLLOW, self._next_offset, data))
+                await connection.lost
+            except OSError as error:
+                _logger.debug("The controller cannot be reached: %s", error)
+            else:
+                if connection.failure is not None:
+                    raise connection.failure
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    def _take(self, frame: bytes) -> int | None:
+        """Replays what came; the offset to be acknowledged, None where more is coming at once."""
+        end_offset, data = decode_offset(frame)
+        if end_offset < self._next_offset:
+            raise OutOfStep(f"the metadata log ends at {end_offset}, this worker is at {self._next_offset}")
+        self._replay(data)
+        if self._next_offset < end_offset:
+            return None
+        self._publish(self.image)
+        if not self._synchronized.done():
+            self._synchronized.set_result(None)
+        return self._next_offset
+
+    def _replay(self, data: bytes) -> None:
+        for position, header in iter_headers(data):
+            self._next_offset = header.next_offset
+            if header.is_control:
+                continue
+            for _, key, value in decode_entries(data, position):
+                record = self._serde.deserialize(key, value)
+                if record is not None:
+                    self._machine.replay(record)
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+class _FollowerConnection(PeerConnection):
+    def __init__(self, take: Callable[[bytes], int | None], group_times: GroupTimes | None) -> None:
+        super().__init__()
+        self._take = take
+        self._group_times = group_times
+        self._answering: dict[int, asyncio.Task[None]] = {}
+        # Operations that were under way when an earlier connection ended. Their end is not heard any more.
+        self._stale_tickets = group_times.limits.tickets if group_times is not None else set()
+        self.failure: Exception | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for task in self._answering.values():
+            task.cancel()
+
+    def frame_received(self, frame: bytes) -> None:
+        if self.failure is not None:
+            return
+        kind = kind_of(frame)
+        if kind is FrameKind.BATCHES:
+            self._receive_batches(frame)
+        elif self._group_times is not None:
+            ticket, data = decode_offset(frame)
+            self._order_creation_times(self._group_times, kind, ticket, decode_time(data))
+
+    def _order_creation_times(
+        self, group_times: GroupTimes, kind: FrameKind, ticket: int, limit_ms: int | None
+    ) -> None:
+        """See `kcoord.metadata.creation_order`."""
+        self._stale_tickets.discard(ticket)
+        if kind is FrameKind.RELEASE:
+            group_times.limits.release(ticket)
+            if ticket in self._answering:
+                self._answering.pop(ticket).cancel()
+        elif limit_ms is not None:
+            group_times.limits.hold(ticket, limit_ms)
+        else:
+            self._answering[ticket] = asyncio.ensure_future(self._answer(group_times, ticket))
+
+    async def _answer(self, group_times: GroupTimes, ticket: int) -> None:
+        await group_times.loaded()
+        newest_ms = group_times.newest_ms()
+        group_times.limits.hold(ticket, newest_ms)
+        self.write(encode_hold(FrameKind.HELD, ticket, newest_ms))
+
+    def _receive_batches(self, frame: bytes) -> None:
+        try:
+            applied_offset = self._take(frame)
+        except Exception as error:
+            # A worker that missed a change must not go on.
+            self.failure = error
+            self.close()
+            return
+        if applied_offset is not None:
+            while self._stale_tickets and self._group_times is not None:
+                # What these operations made is known now. The controller has named those that still go on.
+                self._group_times.limits.release(self._stale_tickets.pop())
+            self.write(encode_offset(FrameKind.APPLIED, applied_offset))

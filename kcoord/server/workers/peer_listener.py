@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Unix socket on which a worker serves the others: their requests go to the same handlers as those of clients, and
+at the controller they follow the metadata log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from functools import partial
+from typing import TYPE_CHECKING, Final, cast
+
+from kcoord.server.api.api_table import Api, BoundApi
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.workers.peer_frames import (
+    MAX_FRAME_BYTES,
+    FrameKind,
+    PeerRequest,
+    decode_offset,
+    decode_time,
+    encode_response,
+    kind_of,
+)
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.framing import FrameReader
+
+if TYPE_CHECKING:
+    from kcoord.server.broker import Broker
+    from kcoord.server.workers.metadata_followers import Follower, MetadataFollowers
+    from kcoord_protocol.messages import Message
+
+_logger = logging.getLogger(__name__)
+
+PEER_APIS: Final = {
+    ApiKey.CREATE_TOPICS: range(2, 8),
+    ApiKey.DELETE_TOPICS: range(1, 7),
+    ApiKey.ADD_PARTITIONS_TO_TXN: range(4, 6),
+    ApiKey.WRITE_TXN_MARKERS: range(1, 3),
+    ApiKey.ALTER_CONFIGS: range(0, 3),
+    ApiKey.CREATE_PARTITIONS: range(0, 4),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: range(0, 2),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: range(0, 2),
+    ApiKey.ELECT_LEADERS: range(0, 3),
+    ApiKey.UPDATE_FEATURES: range(0, 3),
+    ApiKey.UNREGISTER_BROKER: range(0, 1),
+    ApiKey.ALLOCATE_PRODUCER_IDS: range(0, 1),
+    ApiKey.BROKER_HEARTBEAT: range(0, 1),
+}
+"""What workers ask each other; AllocateProducerIds and BrokerHeartbeat are not for clients. The latter is what
+`kcoord workers` sends.
+"""
+
+_PEER = "User:ANONYMOUS"
+
+
+class PeerListener:
+    """See the module's text. `followers` is there in the controller alone."""
+
+    def __init__(self, listening: socket.socket, broker: Broker, followers: MetadataFollowers | None) -> None:
+        self._listening = listening
+        self._server: asyncio.Server | None = None
+        self._bound: dict[tuple[int, int], BoundApi] = {}
+        self._connections: set[_PeerServerConnection] = set()
+        self.broker = broker
+        self.followers = followers
+        self.in_flight = 0
+
+    async def start(self) -> None:
+        """From now on the others are served; what they sent before has waited."""
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: _PeerServerConnection(self), sock=self._listening
+        )
+
+    def add(self, connection: _PeerServerConnection) -> None:
+        self._connections.add(connection)
+
+    def forget(self, connection: _PeerServerConnection) -> None:
+        self._connections.discard(connection)
+
+    def bound(self, api_key: int, version: int) -> BoundApi:
+        found = self._bound.get((api_key, version))
+        if found is None:
+            key = ApiKey(api_key)
+            assert version in PEER_APIS[key], f"workers do not ask for {key.name} v{version}"
+            found = self._bound[api_key, version] = BoundApi(Api(key, PEER_APIS[key]), version)
+        return found
+
+    def stop_accepting(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def close(self) -> None:
+        for connection in list(self._connections):
+            connection.close()
+
+
+class _PeerServerConnection(asyncio.Protocol):
+    def __init__(self, owner: PeerListener) -> None:
+        self._owner = owner
+        self._reader = FrameReader(MAX_FRAME_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._follower: Follower | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._owner.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._owner.forget(self)
+        if self._follower is not None and self._owner.followers is not None:
+            self._owner.followers.remove(self._follower)
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._reader.feed(data):
+            kind = kind_of(frame)
+            if kind is FrameKind.REQUEST:
+                self._serve(PeerRequest.decode(frame))
+            else:
+                self._follow(kind, *decode_offset(frame))
+
+    def _follow(self, kind: FrameKind, offset: int, data: bytes) -> None:
+        followers = self._owner.followers
+        assert followers is not None, "only the controller is followed"
+        time_ms = decode_time(data)
+        if kind is FrameKind.FOLLOW:
+            self._follower = followers.add(offset, self._write, time_ms)
+        elif self._follower is None:
+            return
+        elif time_ms is not None:
+            followers.held(self._follower, offset, time_ms)
+        else:
+            followers.applied(self._follower, offset)
+
+    def _serve(self, asked: PeerRequest) -> None:
+        broker = self._owner.broker
+        bound = self._owner.bound(asked.api_key, asked.version)
+        request, _ = bound.decode_prefix(asked.body, 0, asked.version)
+        context = RequestContext(
+            bound.key,
+            asked.version,
+            asked.correlation_id,
+            asked.client_id,
+            asked.client_host,
+            "",
+            _PEER,
+            broker.now_ms(),
+        )
+        self._owner.in_flight += 1
+        response = bound.respond(broker, context, request)
+        if asyncio.isfuture(response):
+            response.add_done_callback(partial(self._settled, bound, asked.correlation_id, request))
+        else:
+            self._answer(asked.correlation_id, bound, response)
+
+    def _settled(self, bound: BoundApi, correlation_id: int, request: Message, future: asyncio.Future[object]) -> None:
+        self._answer(correlation_id, bound, bound.settle(future, request))
+
+    def _answer(self, correlation_id: int, bound: BoundApi, response: object) -> None:
+        self._owner.in_flight -= 1
+        self._write(encode_response(correlation_id, cast("Message", response).encode(bound.version)))
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()

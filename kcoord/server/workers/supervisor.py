@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the workers of one broker process running: takes the data folder and all ports, starts a process for each
+worker, starts again what ends, and ends all of them together.
+
+It has one thread and no event loop, and opens no log, so a fork of it is a worker that only has to run. The ports stay
+taken while a worker is being started again: clients that connect meanwhile wait instead of being refused.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+from kcoord.config import BrokerConfig, Listener
+from kcoord.config.workers import worker_count, worker_properties
+from kcoord.server.api.request_context import random_uuid
+from kcoord.server.net.sockets import bind_listener, bound_port
+from kcoord.server.process import Ready, StartError
+from kcoord.server.workers.worker_process import Place, Worker, run_worker, take_place
+from kcoord.storage.errors import StorageError
+from kcoord.storage.file_system import RealFileSystem
+from kcoord.storage.log_dir import Identity
+from kcoord.storage.worker_checkpoints import write_sockets_folder
+from kcoord.storage.worker_log_dir import SharedLogDir
+from kcoord_protocol.uuid import uuid_to_string
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_logger = logging.getLogger(__name__)
+
+STOP_SECONDS: Final = 4.8
+"""How long workers may take to end; what is left then is killed."""
+QUICK_END_SECONDS: Final = 10.0
+"""A worker that ran for less than this is not started again at once."""
+FIRST_PAUSE_SECONDS: Final = 0.1
+LONGEST_PAUSE_SECONDS: Final = 5.0
+_CHECK_SECONDS: Final = 1.0
+_READY: Final = b"ready"
+_STATUS_BYTES: Final = 4096
+
+
+@dataclass(slots=True)
+class _Child:
+    """The process of a worker, or the time at which there will be one again."""
+
+    number: int
+    pid: int = 0
+    status: int = -1
+    """The descriptor on which it says that it is ready, or why it is not; it ends with the process."""
+    said: bytes = b""
+    is_ready: bool = False
+    started: float = 0.0
+    restart_at: float = 0.0
+    pause_seconds: float = 0.0
+
+
+class Supervisor:
+    """See the module's text."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._count = worker_count(config)
+        self._config = config
+        self._configs = [
+            BrokerConfig.from_properties(worker_properties(config, number)) for number in range(self._count)
+        ]
+        self._children = [_Child(number) for number in range(self._count)]
+        self._workers: list[Worker] = []
+        self._stopping = False
+        self._had_crash = False
+        self._has_been_ready = False
+        self._lifeline_read, self._lifeline_write = os.pipe()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+
+    def run(self, on_ready: Callable[[Ready], None]) -> None:
+        """Until a signal. Raises StartError where one of the workers cannot start."""
+        folder = self._open_folder()
+        sockets_folder = tempfile.mkdtemp(prefix="kcoord-")
+        try:
+            write_sockets_folder(RealFileSystem(), folder.path, sockets_folder)
+            self._workers = [self._new_worker(number, sockets_folder) for number in range(self._count)]
+            signal.set_wakeup_fd(self._wake_write)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._on_signal)
+            gc.freeze()
+            for child in self._children:
+                self._start(child, folder)
+            self._watch(folder, on_ready)
+        finally:
+            all_ended = self._stop_children()
+            for worker in self._workers:
+                worker.close()
+            shutil.rmtree(sockets_folder, ignore_errors=True)
+            try:
+                folder.close_after_workers(self._count, had_crash=self._had_crash or not all_ended)
+            except (OSError, StorageError) as error:
+                _logger.error("The data folder could not be closed in an orderly way: %s", error)
+
+    # --- what is taken before the workers start -----------------------------------------------------------------------
+
+    def _open_folder(self) -> SharedLogDir:
+        path = self._config.data_folders[0]
+        candidate = Identity(uuid_to_string(random_uuid()), self._config.node_id, uuid_to_string(random_uuid()))
+        try:
+            return SharedLogDir.open(RealFileSystem(), path, candidate)
+        except StorageError as error:
+            raise StartError(str(error)) from None
+        except OSError as error:
+            raise StartError(f"the data folder {path} cannot be used: {error.strerror or error}") from None
+
+    def _new_worker(self, number: int, sockets_folder: str) -> Worker:
+        config = self._configs[number]
+        bound = {one.name: self._bind(one) for one in config.open_listeners}
+        in_use = {
+            one.name: Listener(one.name, one.host, bound_port(bound[one.name]), one.security_protocol)
+            for one in config.open_listeners
+        }
+        endpoints = config.advertised(in_use, socket.gethostname())
+        path = os.path.join(sockets_folder, str(config.node_id))
+        return Worker(number, config, bound, endpoints, self._peer_socket(path), path)
+
+    @staticmethod
+    def _peer_socket(path: str) -> socket.socket:
+        peer_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            peer_socket.bind(path)
+            peer_socket.listen()
+        except OSError as error:
+            peer_socket.close()
+            raise StartError(f"cannot make the workers' socket {path}: {error.strerror or error}") from None
+        return peer_socket
+
+    @staticmethod
+    def _bind(listener: Listener) -> list[socket.socket]:
+        try:
+            return bind_listener(listener)
+        except OSError as error:
+            raise StartError(f"cannot listen on {listener}: {error.strerror or error}") from None
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    def _start(self, child: _Child, folder: SharedLogDir) -> None:
+        is_restart = child.started > 0
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read_end)
+            self._be_worker(child.number, folder, write_end, is_restart=is_restart)
+        os.close(write_end)
+        child.pid, child.status = pid, read_end
+        child.said, child.is_ready = b"", False
+        child.started = time.monotonic()
+
+    def _be_worker(self, number: int, folder: SharedLogDir, status: int, *, is_restart: bool) -> None:
+        """The life of a child process; does not return."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for signal_number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(signal_number, signal.SIG_DFL)
+            place = Place(number, self._workers, folder, self._lifeline_read, is_restart)
+            inherited = [child.status for child in self._children if child.status >= 0]
+            take_place(place, [self._lifeline_write, self._wake_read, self._wake_write, *inherited])
+            run_worker(place, lambda: _write(status, _READY))
+            code = 0
+        except StartError as error:
+            _write(status, str(error).encode()[:_STATUS_BYTES])
+        except BaseException:
+            _logger.exception("Worker %d failed", number)
+        finally:
+            logging.shutdown()
+            os._exit(code)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stopping = True
+
+    # --- watching -----------------------------------------------------------------------------------------------------
+
+    def _watch(self, folder: SharedLogDir, on_ready: Callable[[Ready], None]) -> None:
+        while not self._stopping:
+            for child in self._listen():
+                self._hear(child)
+            if not self._has_been_ready and all(child.is_ready for child in self._children):
+                self._has_been_ready = True
+                on_ready(self._ready(folder))
+            for child in self._children:
+                if not child.pid and child.restart_at <= time.monotonic():
+                    self._start(child, folder)
+
+    def _listen(self) -> list[_Child]:
+        """Waits for something to happen; the children that have something to say."""
+        by_status = {child.status: child for child in self._children if child.status >= 0}
+        now = time.monotonic()
+        due = [child.restart_at - now for child in self._children if not child.pid]
+        timeout = max(min([_CHECK_SECONDS, *due]), 0.0)
+        readable, _, _ = select.select([*by_status, self._wake_read], [], [], timeout)
+        if self._wake_read in readable:
+            os.read(self._wake_read, _STATUS_BYTES)
+        return [by_status[one] for one in readable if one in by_status]
+
+    def _hear(self, child: _Child) -> None:
+        said = os.read(child.status, _STATUS_BYTES)
+        if said:
+            child.said += said
+            child.is_ready = child.said == _READY
+            if child.is_ready and self._has_been_ready:
+                _logger.info("Worker %d serves again", child.number)
+            return
+        code = self._reap(child)
+        if not self._has_been_ready:
+            raise StartError(child.said.decode() or f"worker {child.number} ended with status {code} at its start")
+        self._plan_restart(child, code)
+
+    def _reap(self, child: _Child) -> int:
+        """Takes note of the end of a process; its exit code, negative for a signal."""
+        os.close(child.status)
+        _, status = os.waitpid(child.pid, 0)
+        child.pid, child.status = 0, -1
+        return os.waitstatus_to_exitcode(status)
+
+    def _plan_restart(self, child: _Child, code: int) -> None:
+        self._had_crash = True
+        lived_seconds = time.monotonic() - child.started
+        if child.is_ready and lived_seconds >= QUICK_END_SECONDS:
+            child.pause_seconds = 0.0
+        reason = child.said.decode(errors="replace") if not child.is_ready else ""
+        _logger.error(
+            "Worker %d ended with status %d%s: it is started again%s",
+            child.number,
+            code,
+            f" ({reason})" if reason else "",
+            f" in {child.pause_seconds:.1f} s" if child.pause_seconds else "",
+        )
+        child.restart_at = time.monotonic() + child.pause_seconds
+        child.pause_seconds = min(max(child.pause_seconds * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+
+    def _ready(self, folder: SharedLogDir) -> Ready:
+        addresses = [str(one) for worker in self._workers for one in worker.endpoints]
+        return Ready(addresses, self._config.node_id, folder.identity.cluster_id, self._count)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _stop_children(self) -> bool:
+        """Ends all workers at the same time; True where each did it by itself and found nothing wrong."""
+        running = [child for child in self._children if child.pid]
+        for child in running:
+            os.kill(child.pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        codes = []
+        while running and time.monotonic() < deadline:
+            ended = set(self._ended(running, deadline - time.monotonic()))
+            codes += [self._reap(child) for child in running if child.number in ended]
+            running = [child for child in running if child.number not in ended]
+        for child in running:
+            _logger.error("Worker %d has not ended within %.1f s and is killed", child.number, STOP_SECONDS)
+            os.kill(child.pid, signal.SIGKILL)
+            codes.append(self._reap(child))
+        return not any(codes)
+
+    def _ended(self, running: Iterable[_Child], timeout: float) -> list[int]:
+        by_status = {child.status: child for child in running}
+        readable, _, _ = select.select(list(by_status), [], [], max(timeout, 0.0))
+        return [by_status[one].number for one in readable if not os.read(one, _STATUS_BYTES)]
+
+
+def _write(status: int, data: bytes) -> None:
+    os.write(status, data)

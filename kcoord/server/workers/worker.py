@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pump of a process: once per turn or two of the event loop, what the runtimes have ready is written, answered and
+started.
+
+One timer handle stands for the earliest deadline of all runtimes. With a journal (`kcoord.log.flush.policy=fsync`) the
+writer makes durable what is written; without one the page cache is as far as a write has to go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from kcoord.server.disk.log_writer import LogWriter, WriteJob, WriteResult, write
+
+if TYPE_CHECKING:
+    from kcoord.metrics.measures import WriteMeasures
+    from kcoord.server.shards.runtime_driver import RuntimeDriver
+    from kcoord.storage.journal import Journal
+
+_logger = logging.getLogger(__name__)
+
+MOST_GATHERING_TURNS: Final = 2
+"""While every turn of the event loop brings several writes, so many more are waited for: a log is written to once for
+all of them. A write that comes alone does not wait.
+"""
+
+
+class Worker:
+    """See the module's text. Drivers are added once, before the first request. `gathers`: a write may wait for a turn
+    or two of the event loop for others to join it.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        now_ms: Callable[[], int],
+        journal: Journal | None,
+        *,
+        gathers: bool = True,
+    ) -> None:
+        self._loop = loop
+        self._now_ms = now_ms
+        self._drivers: dict[str, RuntimeDriver[Any]] = {}
+        self._all_drivers: tuple[RuntimeDriver[Any], ...] = ()
+        self._pump_scheduled = False
+        self._most_gathering_turns = MOST_GATHERING_TURNS if gathers else 0
+        self._wakes = self._gathering_turns = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_deadline_ms = 0
+        self._writes_under_way = 0
+        self._measures: WriteMeasures | None = None
+        self._writer = LogWriter(loop, self._written, journal) if journal is not None else None
+
+    def measure_writes(self, measures: WriteMeasures) -> None:
+        """From now on the writes are timed."""
+        self._measures = measures
+        if self._writer is not None:
+            self._writer.measures = measures
+
+    def add(self, driver: RuntimeDriver[Any]) -> None:
+        self._drivers[driver.name] = driver
+        self._all_drivers = tuple(self._drivers.values())
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing is being written and nobody waits for a write."""
+        return not self._writes_under_way and not self._pump_scheduled
+
+    def wake(self) -> None:
+        """Pumps in the next turn of the event loop, or a little later where much is coming."""
+        self._wakes += 1
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def next_deadline_ms(self) -> int | None:
+        """When the earliest timer of all runtimes is due."""
+        deadlines = [driver.runtime.next_deadline_ms() for driver in self._all_drivers]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def on_clock_moved(self) -> None:
+        """The clock jumped ahead: the armed timer would be late."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.wake()
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Ends the pump and the writer thread; True when all that was submitted is on disk."""
+        if self._timer is not None:
+            self._timer.cancel()
+        return self._writer is None or self._writer.close(timeout_seconds)
+
+    def _pump(self) -> None:
+        if self._wakes > 1 and self._gathering_turns < self._most_gathering_turns:
+            self._wakes = 0
+            self._gathering_turns += 1
+            self._loop.call_soon(self._pump)
+            return
+        self._wakes = self._gathering_turns = 0
+        self._pump_scheduled = False
+        self._turn(self._now_ms())
+
+    def _turn(self, now_ms: int) -> None:
+        """Writes what is ready. Where that takes no thread the answers leave at once."""
+        jobs = self._collect(now_ms)
+        if jobs:
+            self._writes_under_way += len(jobs)
+            if self._writer is not None:
+                self._writer.submit(jobs)
+            else:
+                self._complete(write(jobs, self._measures), now_ms)
+        self._arm_timer(now_ms)
+
+    def _collect(self, now_ms: int) -> list[WriteJob]:
+        jobs: list[WriteJob] = []
+        for driver in self._all_drivers:
+            if driver.runtime.has_ready(now_ms):
+                try:
+                    driver.collect(now_ms, jobs)
+                except Exception:
+                    # What was collected before is still written, and the next turn goes on with the rest.
+                    _logger.exception("Collecting what the runtime of %s has ready failed", driver.name)
+        return jobs
+
+    def _written(self, results: list[WriteResult]) -> None:
+        now_ms = self._now_ms()
+        self._complete(results, now_ms)
+        self._turn(now_ms)
+
+    def _complete(self, results: list[WriteResult], now_ms: int) -> None:
+        self._writes_under_way -= len(results)
+        for result in results:
+            name, shard_id = cast("tuple[str, int]", result.key)
+            driver = self._drivers[name]
+            try:
+                driver.written(shard_id, result, now_ms)
+            except Exception:
+                _logger.exception("Completing a write of shard %d of %s failed", shard_id, name)
+        for driver in self._all_drivers:
+            driver.answer()
+            if driver.runtime.has_ready(now_ms):
+                self.wake()
+
+    def _arm_timer(self, now_ms: int) -> None:
+        """Keeps a handle that is early enough: heartbeats move deadlines away all the time, and a needless pump is
+        cheap.
+        """
+        armed_ms = self._timer_deadline_ms if self._timer is not None else None
+        if armed_ms is not None and not any(driver.runtime.has_timer_before(armed_ms) for driver in self._all_drivers):
+            return
+        deadline_ms = self.next_deadline_ms()
+        if deadline_ms is None or (armed_ms is not None and armed_ms <= deadline_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_deadline_ms = deadline_ms
+        self._timer = self._loop.call_later(max(deadline_ms - now_ms, 1) / 1000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._pump()

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All message classes, made from their schemas on first use: `from kcoord_protocol.messages import FetchRequest`.
+
+Structs inside a message are attributes of the message's class. The stub beside this file, written by
+`kcoord_protocol.stubs`, lists every field.
+"""
+
+from __future__ import annotations
+
+from kcoord_protocol.compiler import make_class
+from kcoord_protocol.message import Message, Struct
+from kcoord_protocol.schema import load_schema, schema_names
+
+
+def message_names() -> list[str]:
+    """The names of all messages that have a schema."""
+    return list(schema_names())
+
+
+def message_class(name: str) -> type[Message]:
+    """The class of a message by its schema name; KeyError where there is no such message."""
+    cls = _classes.get(name)
+    if cls is None:
+        # A client and a broker may live in two threads of one process: both must get the same class.
+        cls = _classes.setdefault(name, make_class(load_schema(name)))
+        globals()[name] = cls
+    return cls
+
+
+def __getattr__(name: str) -> type[Message]:
+    if name[:1].isupper():
+        try:
+            return message_class(name)
+        except KeyError:
+            pass
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *schema_names()})
+
+
+_classes: dict[str, type[Message]] = {}
+
+__all__ = ["Message", "Struct", "message_class", "message_names"]
