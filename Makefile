@@ -24,7 +24,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-versio
 export KCOORD_SHARED := $(abspath $(SHARED))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients peersuite check lint types imports format generate generate-check simulate model-check soak fuzz conformance vectors schemas-check bench bench-check bench-peers \
+.PHONY: help run test test-clients peersuite check lint types imports shape format generate generate-check simulate model-check soak fuzz conformance vectors schemas-check bench bench-check bench-peers \
 	docker docker-test lock env clean
 
 help: ## this list
@@ -43,7 +43,7 @@ test-clients: $(DEV) ## Kafka's Java client (Maven) and franz-go (Go's module pr
 peersuite: $(DEV) ## Kafka 4.3.1's own integration tests against kcoord, an hour (ARGS="--suite wire --classes JoinGroup"; needs SHARED=../shared)
 	$(BIN)/python -m tests.conformance.peersuite $(ARGS)
 
-check: lint types imports generate-check ## everything that needs no running server: lint, types, rings, generated files
+check: lint types imports generate-check shape ## everything but tests: lint, types, rings, generated files, shape
 
 lint: $(DEV) ## ruff, rules and format
 	$(BIN)/ruff check .
@@ -54,6 +54,9 @@ types: $(DEV) ## mypy --strict
 
 imports: $(DEV) ## the rings of docs/architecture.md
 	$(BIN)/lint-imports
+
+shape: $(DEV) ## files that a heartbeat passes, functions that only forward, modules per folder, import circles; fail above the limits
+	$(BIN)/python -m tests.shape
 
 format: $(DEV) ## rewrite the code as ruff wants it
 	$(BIN)/ruff check --fix .

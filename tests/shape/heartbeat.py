@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that a joining ConsumerGroupHeartbeat passes.
+
+A broker runs in this process, in the main thread, with its default settings. A client in another thread joins new
+groups through a socket. A profiler hook records every Python function of `kcoord` and `kcoord_protocol` that is entered
+after `data_received` got the request, until the transport gets the response: in the thread of the event loop and in
+every thread that the broker has started. Imports are not part of the way: one join before the recorded ones makes them.
+Every recorded join has to enter the same files; a file that only some of them enter (a periodic task, for instance) is
+left out.
+
+A function that was compiled from a string counts for the module that defined it (the `__init__` of a dataclass), and
+each codec of a message counts for `kcoord_protocol/compiler.py`, which generates it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Final
+from unittest import mock
+
+import uvloop
+
+from kcoord.config import BrokerConfig
+from kcoord.server.process import Ready, run
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    Message,
+)
+from tests.integration.wire import WireClient
+
+JOINS: Final = 5
+TOPIC: Final = "topic"
+CODECS: Final = "kcoord_protocol/compiler.py"
+
+_READY_SECONDS: Final = 30.0
+_PACKAGES: Final = ("kcoord", "kcoord_protocol")
+_COMPREHENSIONS: Final = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<module>")
+_TRANSPORT_FILE: Final = "selector_events.py"
+
+
+@dataclass(slots=True)
+class Way:
+    """The functions that one request entered, by file."""
+
+    functions: dict[str, set[str]] = field(default_factory=dict)
+
+    @property
+    def function_count(self) -> int:
+        return sum(len(names) for names in self.functions.values())
+
+    def intersection(self, other: Way) -> Way:
+        common = self.functions.keys() & other.functions.keys()
+        return Way({file: self.functions[file] & other.functions[file] for file in common})
+
+
+class Recorder:
+    """The profiler hook. `arm` makes it record the next request; `way` is complete when `done` is set."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.way = Way()
+        self._is_armed = False
+        self._is_recording = False
+        self._files: dict[CodeType, str] = {}
+
+    def arm(self) -> None:
+        self.done.clear()
+        self.way = Way()
+        self._is_armed = True
+
+    def on_event(self, frame: FrameType, event: str, argument: object) -> None:
+        if event != "call" or not self._is_armed:
+            return
+        code = frame.f_code
+        if code.co_name == "write" and code.co_filename.endswith(_TRANSPORT_FILE):
+            if self._is_recording:
+                self._is_armed = self._is_recording = False
+                self.done.set()
+            return
+        file = self._file(frame)
+        if not file:
+            return
+        if code.co_name == "data_received":
+            self._is_recording = True
+        if self._is_recording and code.co_name not in _COMPREHENSIONS:
+            self.way.functions.setdefault(file, set()).add(code.co_qualname)
+
+    def _file(self, frame: FrameType) -> str:
+        """The path of the module below the folder of its package, empty if it is not one of ours."""
+        file = self._files.get(frame.f_code)
+        if file is None:
+            file = self._files[frame.f_code] = _file_of(frame)
+        return file
+
+
+def _file_of(frame: FrameType) -> str:
+    name = frame.f_code.co_filename
+    if name.startswith("<") and name.endswith((" decoder>", " encoder>", " constructor>")):
+        return CODECS
+    module = str(frame.f_globals.get("__name__", ""))
+    if module.partition(".")[0] not in _PACKAGES:
+        return ""
+    source = sys.modules[module].__file__ if module in sys.modules else None
+    path = Path(source or name)
+    packages = [part for part in path.parts if part in _PACKAGES]
+    return str(Path(*path.parts[path.parts.index(packages[0]) :])) if packages else ""
+
+
+def joining_heartbeat() -> Way:
+    """Starts a broker, has members join new groups, and returns what each of them passed."""
+    recorder = Recorder()
+    ways: list[Way] = []
+    failures: list[BaseException] = []
+
+    def join(ready: Ready) -> None:
+        sys.setprofile(None)  # the client is not part of the way
+        try:
+            ways.extend(_join_groups(int(ready.addresses[0].rpartition(":")[2]), recorder))
+        except BaseException as failure:
+            failures.append(failure)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_ready(ready: Ready) -> None:
+        threading.Thread(target=join, args=(ready,), daemon=True).start()
+
+    # The transport of uvloop is compiled, and a profiler hook does not see calls of its methods in every CPython.
+    with mock.patch.object(uvloop, "run", asyncio.run), tempfile.TemporaryDirectory() as folder:
+        properties = {"log.dirs": folder, "listeners": "PLAINTEXT://127.0.0.1:0"}
+        # With one shard, the join before the recorded ones has opened the log that the others append to.
+        properties["offsets.topic.num.partitions"] = "1"
+        logging.disable(logging.INFO)
+        threading.setprofile(recorder.on_event)
+        sys.setprofile(recorder.on_event)
+        try:
+            run(BrokerConfig.from_properties(properties), on_ready)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+            logging.disable(logging.NOTSET)
+    if failures:
+        raise failures[0]
+    common = ways[0]
+    for way in ways[1:]:
+        common = common.intersection(way)
+    return common
+
+
+def _join_groups(port: int, recorder: Recorder) -> list[Way]:
+    with WireClient(port) as client:
+        topics = [CreateTopicsRequest.CreatableTopic(name=TOPIC, num_partitions=3, replication_factor=1)]
+        client.call(CreateTopicsRequest(topics=topics, timeout_ms=10_000), 7, CreateTopicsResponse)
+        client.call(FindCoordinatorRequest(coordinator_keys=["warm-up"]), 6, FindCoordinatorResponse)
+        _join_when_ready(client)
+        ways = []
+        for number in range(JOINS):
+            recorder.arm()
+            answer = client.call(_joining(f"group-{number}"), 1, ConsumerGroupHeartbeatResponse)
+            assert answer.error_code == Errors.NONE and answer.member_epoch > 0, answer
+            assert recorder.done.wait(_READY_SECONDS), "the recorder did not see the response"
+            ways.append(recorder.way)
+        return ways
+
+
+def _join_when_ready(client: WireClient) -> None:
+    """The shards load after the first FindCoordinator has created their topic."""
+    deadline = time.monotonic() + _READY_SECONDS
+    while True:
+        answer = client.call(_joining("warm-up"), 1, ConsumerGroupHeartbeatResponse)
+        if answer.error_code == Errors.NONE:
+            return
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.02)
+
+
+def _joining(group_id: str) -> Message:
+    return ConsumerGroupHeartbeatRequest(
+        group_id=group_id,
+        member_id="member",
+        member_epoch=0,
+        rebalance_timeout_ms=60_000,
+        subscribed_topic_names=[TOPIC],
+        topic_partitions=[],
+    )
