@@ -20,6 +20,7 @@ from kcoord.cli.table import format_time
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import ConfigResource, ConfigResourceType, TopicDescription
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig
@@ -73,9 +74,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 async def _expiry(admin: AdminClient, options: argparse.Namespace) -> int:
-    from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
 
-    topic = await _offsets_topic(admin, CONSUMER_OFFSETS_TOPIC)
+    topic = await _offsets_topic(admin, GROUP_METADATA_TOPIC)
     rows: list[Row] = []
     now_ms = time.time_ns() // 1_000_000
     for row in await _forecasts(admin, topic, options) if topic is not None else ():

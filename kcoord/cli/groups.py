@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from kcoord.cli.old_forms import add_old_format
 from kcoord.cli.table import format_time, parse_time
 from kcoord.cli.terminal import print_table
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 
 if TYPE_CHECKING:
     from kcoord.cli.blocking_client import BlockingClient
@@ -113,16 +114,15 @@ def _history(options: argparse.Namespace, client: BlockingClient) -> Iterator[by
     """The batches of the group's partition."""
     from kcoord.cli.blocking_client import RequestFailed
     from kcoord.logtools.restore import batches_in_folder
-    from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
     from kcoord.runtime.hashing import partition_for
     from kcoord.storage.file_system import RealFileSystem
 
     if options.from_folder is not None:
         return batches_in_folder(RealFileSystem(), os.path.abspath(options.from_folder), options.group)
-    topics = client.topics([CONSUMER_OFFSETS_TOPIC])
+    topics = client.topics([GROUP_METADATA_TOPIC])
     if not topics:
-        raise RequestFailed(f"there is no topic {CONSUMER_OFFSETS_TOPIC}")
-    return client.batches(CONSUMER_OFFSETS_TOPIC, partition_for(options.group, len(topics[0].partitions)))
+        raise RequestFailed(f"there is no topic {GROUP_METADATA_TOPIC}")
+    return client.batches(GROUP_METADATA_TOPIC, partition_for(options.group, len(topics[0].partitions)))
 
 
 def _known_topics(client: BlockingClient, names: list[str]) -> dict[str, KnownTopic]:

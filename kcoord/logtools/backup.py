@@ -17,7 +17,6 @@ from typing import Final
 
 from kcoord.logtools.copying import copy_file, copy_range, new_folder
 from kcoord.logtools.folders import Partition, SegmentFile, is_metadata_topic, partitions_in, segments_in
-from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord.storage.checkpoints import (
     CLEANER_OFFSET_FILE,
     LOG_START_OFFSET_FILE,
@@ -33,10 +32,11 @@ from kcoord.storage.segment import LOG_SUFFIX
 from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
 from kcoord.storage.worker_checkpoints import WORKERS_FOLDER, read_merged_checkpoint
 from kcoord.topics.producer_files import SNAPSHOT_SUFFIX, TRANSACTION_INDEX_SUFFIX
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
 _ATTEMPTS: Final = 100
 _CHECKPOINTS: Final = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE)
-_FIRST_TOPICS: Final = (TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC)
+_FIRST_TOPICS: Final = (TRANSACTION_STATE_TOPIC, GROUP_METADATA_TOPIC)
 
 
 @dataclass(slots=True)

@@ -18,12 +18,11 @@ from kcoord.coordinator.group.classic.consumer_protocol import (
     read_subscription,
     read_version,
 )
-from kcoord.metadata.image import CLUSTER_METADATA_TOPIC
-from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord.runtime.serde import METADATA_RECORDS, CoordinatorSerde, MetadataSerde
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
 from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC, GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord_protocol.json_form import to_json
 from kcoord_protocol.messages import GroupMetadataValue, Message, message_class
 from kcoord_protocol.record_batch import Record
@@ -57,7 +56,7 @@ class LogKind(Enum):
 
 
 _KINDS: Final = {
-    CONSUMER_OFFSETS_TOPIC: LogKind.OFFSETS,
+    GROUP_METADATA_TOPIC: LogKind.OFFSETS,
     TRANSACTION_STATE_TOPIC: LogKind.TRANSACTIONS,
     CLUSTER_METADATA_TOPIC: LogKind.METADATA,
 }

@@ -21,8 +21,7 @@ from kcoord.logtools.folders import FolderReader, Partition, is_metadata_topic, 
 from kcoord.logtools.lost_groups import LostGroups, new_group_record, note_of_return
 from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.replay_check import replay_folder
-from kcoord.metadata.image import CLUSTER_METADATA_TOPIC, MetadataImage
-from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
+from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.serde import MetadataSerde
 from kcoord.storage.checkpoints import LOCK_FILE, LOG_START_OFFSET_FILE, read_properties
 from kcoord.storage.errors import MetaPropertiesError, StorageError
@@ -37,6 +36,7 @@ from kcoord.storage.worker_checkpoints import read_merged_checkpoint, worker_fol
 from kcoord.topics import open_log
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC, GROUP_METADATA_TOPIC
 from kcoord_protocol.record_batch import encode_batch, encode_batch_from_parts
 from kcoord_protocol.uuid import uuid_from_string, uuid_to_string
 
@@ -185,7 +185,7 @@ class LogExport:
             return
         log = self._open(log_dir, topic, number)
         log.advance_start_offset(min(max(start_offset, log.start_offset), log.end_offset))
-        if topic == CONSUMER_OFFSETS_TOPIC:
+        if topic == GROUP_METADATA_TOPIC:
             self._bring_back(log, files.directory)
         files.create(topic_id)
         opened = open_log.load(log, files, self._now_ms)

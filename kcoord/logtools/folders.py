@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kcoord.metadata.image import CLUSTER_METADATA_TOPIC
-from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, join
 from kcoord.storage.log_dir import parse_partition_folder, partition_folder
 from kcoord.storage.recovery import SWAP_SUFFIX, base_offset_of
 from kcoord.storage.scan import BatchFrame, Damage, DamageKind, corrupt, find_batch, walk
 from kcoord.storage.segment import LOG_SUFFIX
+from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC, GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
-COORDINATOR_TOPICS: Final = (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC)
+COORDINATOR_TOPICS: Final = (GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC)
 
 
 class NoLogsError(StorageError):
@@ -63,7 +62,7 @@ def partitions_at(fs: FileSystem, path: str) -> list[Partition]:
         return [one]
     found = partitions_in(fs, path)
     if not found:
-        raise NoLogsError(f"{path}: there is no partition folder, such as {CONSUMER_OFFSETS_TOPIC}-0")
+        raise NoLogsError(f"{path}: there is no partition folder, such as {GROUP_METADATA_TOPIC}-0")
     return found
 
 

@@ -24,8 +24,6 @@ from kcoord.logtools.lost_groups import new_group_record, note_of_return
 from kcoord.logtools.metadata_source import SourceMetadata, read_metadata
 from kcoord.logtools.topic_clues import TopicClues
 from kcoord.logtools.transactions import TransactionCounts, TransactionResolver
-from kcoord.metadata.image import CLUSTER_METADATA_TOPIC
-from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord.runtime.hashing import partition_for
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord.runtime.serde import CoordinatorSerde, MetadataSerde
@@ -36,6 +34,7 @@ from kcoord.storage.log import Log
 from kcoord.storage.log_dir import META_PROPERTIES_FILE, Identity, LogDir
 from kcoord.storage.segment import LogConfig
 from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC, GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord_protocol.messages import TransactionLogKey, TransactionLogValue
 from kcoord_protocol.record_batch import Record, decode_header, encode_batch, encode_batch_from_parts
 from kcoord_protocol.uuid import uuid_from_string, uuid_to_string
@@ -127,8 +126,8 @@ class LogImport:
         twice = sorted(name for name, count in names.items() if count > 1)
         if twice:
             raise StorageError(f"{twice[0]} is in more than one of the given folders")
-        if not any(each.topic in (CONSUMER_OFFSETS_TOPIC, CLUSTER_METADATA_TOPIC) for each in found):
-            raise NoLogsError(f"{sources[0]}: neither {CONSUMER_OFFSETS_TOPIC} nor {CLUSTER_METADATA_TOPIC} is there")
+        if not any(each.topic in (GROUP_METADATA_TOPIC, CLUSTER_METADATA_TOPIC) for each in found):
+            raise NoLogsError(f"{sources[0]}: neither {GROUP_METADATA_TOPIC} nor {CLUSTER_METADATA_TOPIC} is there")
         return sorted(found)
 
     def _source_metadata(self, partitions: list[Partition]) -> SourceMetadata | None:
@@ -183,11 +182,11 @@ class LogImport:
         def flush(number: int) -> None:
             log = logs.get(number)
             if log is None:
-                log = logs[number] = log_dir.open_log(CONSUMER_OFFSETS_TOPIC, number, log_config, self._now_ms)
+                log = logs[number] = log_dir.open_log(GROUP_METADATA_TOPIC, number, log_config, self._now_ms)
             records = [replace(record, offset=-1) for record in writers.pop(number, ())]
             log.append(encode_batch(records, base_offset=log.end_offset), now_ms=self._now_ms)
 
-        for partition in (each for each in partitions if each.topic == CONSUMER_OFFSETS_TOPIC):
+        for partition in (each for each in partitions if each.topic == GROUP_METADATA_TOPIC):
             for record in self._resolved(partition, prepared):
                 number = self._target_partition(partition, record, count)
                 writers[number].append(record)

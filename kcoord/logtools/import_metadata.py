@@ -23,8 +23,9 @@ from kcoord.metadata.image import (
     PartitionImage,
     TopicImage,
 )
-from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC, internal_topic_configs
+from kcoord.metadata.topics import internal_topic_configs
 from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 from kcoord_protocol.messages import PartitionRecord
 from kcoord_protocol.uuid import ZERO_UUID
 
@@ -42,11 +43,11 @@ class MetadataImport:
     def from_image(self, image: MetadataImage) -> list[CoordinatorRecord]:
         """The records for what a source's metadata log says."""
         made: list[CoordinatorRecord] = []
-        known = image.topics.get(CONSUMER_OFFSETS_TOPIC)
+        known = image.topics.get(GROUP_METADATA_TOPIC)
         made += self._offsets_topic(known.id if known is not None else self.new_uuid(), known)
         for name, topic in sorted(image.topics.items()):
             if topic.internal:
-                if name != CONSUMER_OFFSETS_TOPIC:
+                if name != GROUP_METADATA_TOPIC:
                     self.skipped[f"internal topic {name}"] += 1
                 continue
             made.append(records.new_topic_record(name, topic.id))
@@ -70,9 +71,9 @@ class MetadataImport:
 
     def _offsets_topic(self, topic_id: bytes, known: TopicImage | None) -> Iterator[CoordinatorRecord]:
         """With as many partitions as this broker is configured to have; its groups are routed anew."""
-        configs = internal_topic_configs(self.config, CONSUMER_OFFSETS_TOPIC)
-        yield records.new_topic_record(CONSUMER_OFFSETS_TOPIC, topic_id)
-        yield from records.new_config_records(TOPIC_RESOURCE, CONSUMER_OFFSETS_TOPIC, {}, configs)
+        configs = internal_topic_configs(self.config, GROUP_METADATA_TOPIC)
+        yield records.new_topic_record(GROUP_METADATA_TOPIC, topic_id)
+        yield from records.new_config_records(TOPIC_RESOURCE, GROUP_METADATA_TOPIC, {}, configs)
         creation_time_ms = known.partitions[0].creation_time_ms if known is not None and known.partitions else -1
         for number in range(self.config.offsets_topic_num_partitions):
             yield self._new_partition(topic_id, number, creation_time_ms)

@@ -11,11 +11,11 @@ from kcoord.logtools.live_state import LiveState
 from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.transactions import TransactionResolver
 from kcoord.metadata.image import MetadataImage
-from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem
 from kcoord_protocol.errors import DecodeError
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ def replay_folder(fs: FileSystem, path: str) -> Replayed:
         try:
             if is_metadata_topic(partition.topic):
                 result.image = read_metadata(fs, partition.path).image
-            elif partition.topic == CONSUMER_OFFSETS_TOPIC:
+            elif partition.topic == GROUP_METADATA_TOPIC:
                 _replay_groups(fs, partition.path, result)
             end_offset = 0
             for frame in FolderReader(fs, partition.path).batches():

@@ -13,10 +13,10 @@ from typing import Final, TypeAlias
 from kcoord.logtools.folders import FolderReader, NoLogsError, is_metadata_topic, partitions_in
 from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.transactions import OFFSET_COMMIT_TYPES, TransactionResolver
-from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
 from kcoord.runtime.hashing import partition_for
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.storage.file_system import FileSystem
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 from kcoord_protocol.messages import OffsetCommitKey, OffsetCommitValue
 from kcoord_protocol.record_batch import Record, decode_header, decode_records
 from kcoord_protocol.uuid import ZERO_UUID
@@ -88,17 +88,17 @@ def batches_in_folder(fs: FileSystem, path: str, group_id: str) -> Iterator[byte
     partitions = partitions_in(fs, path)
     count = 0
     for partition in partitions:
-        if partition.topic == CONSUMER_OFFSETS_TOPIC:
+        if partition.topic == GROUP_METADATA_TOPIC:
             count = max(count, partition.number + 1)
     for partition in partitions:
         if is_metadata_topic(partition.topic):
-            topic = read_metadata(fs, partition.path).image.topics.get(CONSUMER_OFFSETS_TOPIC)
+            topic = read_metadata(fs, partition.path).image.topics.get(GROUP_METADATA_TOPIC)
             count = len(topic.partitions) if topic is not None else count
     if not count:
-        raise NoLogsError(f"{path}: there is no folder of {CONSUMER_OFFSETS_TOPIC}")
+        raise NoLogsError(f"{path}: there is no folder of {GROUP_METADATA_TOPIC}")
     home = partition_for(group_id, count)
     for partition in partitions:
-        if partition.topic == CONSUMER_OFFSETS_TOPIC and partition.number == home:
+        if partition.topic == GROUP_METADATA_TOPIC and partition.number == home:
             for frame in FolderReader(fs, partition.path).batches():
                 yield frame.batch
 

@@ -21,7 +21,6 @@ from kcoord.logtools.folders import (
 from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.verify_log import LogCheck, LogFacts
 from kcoord.metadata.image import MetadataImage
-from kcoord.metadata.topics import CONSUMER_OFFSETS_TOPIC
 from kcoord.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
     CLEANER_OFFSET_FILE,
@@ -45,6 +44,7 @@ from kcoord.storage.scan import Damage, walk
 from kcoord.storage.snapshot import SNAPSHOT_FILE, SnapshotError, read_snapshot
 from kcoord.storage.worker_checkpoints import read_merged_checkpoint
 from kcoord.topics.producer_files import SNAPSHOT_SUFFIX, InvalidSnapshotError, decode_snapshot
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 
 _OFFSET_CHECKPOINTS: Final = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE)
 
@@ -172,7 +172,7 @@ class FolderCheck:
         topic = self._image.topics.get(partition.topic) if self._image is not None else None
         if topic is not None and partition.number < len(topic.partitions):
             facts.highest_epoch = max(topic.partitions[partition.number].leader_epoch, 0)
-            if partition.topic == CONSUMER_OFFSETS_TOPIC:
+            if partition.topic == GROUP_METADATA_TOPIC:
                 facts.partitions = len(topic.partitions)
         return facts
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from kcoord.metadata.records import FENCE, KEEP_LEADER, UNFENCE
 from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.internal_topics import INTERNAL_TOPICS
 from kcoord_protocol.messages import (
     BrokerRegistrationChangeRecord,
     ConfigRecord,
@@ -24,9 +25,6 @@ from kcoord_protocol.messages import (
     TopicRecord,
     UnregisterBrokerRecord,
 )
-
-INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
 
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4

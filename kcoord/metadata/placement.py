@@ -17,14 +17,13 @@ from kcoord.metadata.collect import duplicates
 from kcoord.metadata.image import BrokerImage, MetadataImage, TopicImage
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord_protocol.uuid import ZERO_UUID
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig
 
-CONSUMER_OFFSETS_TOPIC: Final = "__consumer_offsets"
-TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
-COORDINATOR_TOPICS: Final = frozenset((CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC))
+COORDINATOR_TOPICS: Final = frozenset((GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC))
 
 
 class Placement:
@@ -97,7 +96,7 @@ class Placement:
     def default_replication_factor(self, topic: str, config: BrokerConfig) -> int:
         """The configured one, or as many as there are brokers."""
         wanted = config.default_replication_factor
-        if topic == CONSUMER_OFFSETS_TOPIC:
+        if topic == GROUP_METADATA_TOPIC:
             wanted = config.offsets_topic_replication_factor
         elif topic == TRANSACTION_STATE_TOPIC:
             wanted = config.transaction_state_log_replication_factor

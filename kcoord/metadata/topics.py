@@ -10,15 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig, ConfigError, check_topic_configs
-from kcoord.metadata import placement, records
+from kcoord.metadata import records
 from kcoord.metadata.collect import duplicates as duplicates_of
 from kcoord.metadata.collect import first_of_each
 from kcoord.metadata.describe import topic_config_entries
-from kcoord.metadata.image import CLUSTER_METADATA_TOPIC, TOPIC_RESOURCE, MetadataImage, TopicImage
+from kcoord.metadata.image import TOPIC_RESOURCE, MetadataImage, TopicImage
 from kcoord.metadata.names import check_topic_name, collision_form, may_collide
 from kcoord.metadata.placement import Placement, partition_records
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC, GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord_protocol.messages import (
     CreatePartitionsResponse,
     CreateTopicsRequest,
@@ -31,8 +32,6 @@ from kcoord_protocol.uuid import ZERO_UUID
 if TYPE_CHECKING:
     from kcoord_protocol.messages import CreatePartitionsRequest
 
-CONSUMER_OFFSETS_TOPIC: Final = placement.CONSUMER_OFFSETS_TOPIC
-TRANSACTION_STATE_TOPIC: Final = placement.TRANSACTION_STATE_TOPIC
 MAX_NEW_PARTITIONS: Final = 10_000
 """Most partitions that one request may create, as in Kafka."""
 DEFAULT: Final = -1
@@ -153,7 +152,7 @@ class TopicOperations:
         return self._placement.spread(topic.name, 0, len(self._image.topics), count, factor)
 
     def _default_partitions(self, name: str) -> int:
-        if name == CONSUMER_OFFSETS_TOPIC:
+        if name == GROUP_METADATA_TOPIC:
             return self._config.offsets_topic_num_partitions
         if name == TRANSACTION_STATE_TOPIC:
             return self._config.transaction_state_log_num_partitions
@@ -161,7 +160,7 @@ class TopicOperations:
 
     def _check_internal_partitions(self, name: str, count: int) -> None:
         """The shards of a coordinator are these partitions, so their number is not a client's to choose."""
-        if name in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC) and count != self._default_partitions(name):
+        if name in (GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC) and count != self._default_partitions(name):
             raise KafkaError(
                 Errors.INVALID_PARTITIONS,
                 f"{name} has {self._default_partitions(name)} partitions by the configuration of the broker.",
@@ -344,7 +343,7 @@ def auto_create_request(config: BrokerConfig, names: Sequence[str]) -> CreateTop
 
 def internal_topic_configs(config: BrokerConfig, name: str) -> Mapping[str, str]:
     """The configs with which an internal topic is made."""
-    if name == CONSUMER_OFFSETS_TOPIC:
+    if name == GROUP_METADATA_TOPIC:
         segment_bytes = config.offsets_topic_segment_bytes
     elif name == TRANSACTION_STATE_TOPIC:
         segment_bytes = config.transaction_state_log_segment_bytes

@@ -11,6 +11,7 @@ from typing import Final, cast
 from kcoord.pipeline.kernels import DecoderName
 from kcoord.pipeline.log_reader import Checksums
 from kcoord.pipeline.schemas import RANGES, TABLES, Table
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 
 KNOWN: Final = (
     "path",
@@ -39,7 +40,7 @@ class Options:
 
     paths: tuple[str, ...]
     table: Table
-    topic: str = "__consumer_offsets"
+    topic: str = GROUP_METADATA_TOPIC
     groups: frozenset[str] | None = None
     log_partitions: frozenset[int] | None = None
     offsets_topic_partitions: int | None = None

@@ -12,14 +12,12 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from kcoord.runtime.deferred_replies import Reply, Waiter
 from kcoord.runtime.loader import Loader, LoadError
-from kcoord.runtime.outbox import Append, Outbox, Statistics
+from kcoord.runtime.outbox import WAIT, Append, Outbox, Reply, Statistics, Wait, Waiter
 from kcoord.runtime.result import MAX_BATCH_BYTES, CoordinatorResult, OperationContext, StateMachine, Task
 from kcoord.runtime.serde import RecordSerde
-from kcoord.runtime.shard_context import WAIT, ShardContext, ShardState, Wait
-from kcoord.runtime.snapshot import Chunk, make_chunks
-from kcoord.runtime.snapshot_part import HasSnapshot
+from kcoord.runtime.shard_context import ShardContext, ShardState
+from kcoord.runtime.snapshot import Chunk, HasSnapshot, make_chunks
 from kcoord.runtime.timers import TimerQueue
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import Errors, KafkaError

@@ -16,8 +16,7 @@ from kcoord.runtime.outbox import Statistics
 from kcoord.runtime.result import Producer, StateMachine, new_end_transaction_marker
 from kcoord.runtime.serde import RecordSerde
 from kcoord.runtime.shard_context import ShardContext, ShardState
-from kcoord.runtime.snapshot import RECORDS, Chunk
-from kcoord.runtime.snapshot_part import HasSnapshot, PackedState
+from kcoord.runtime.snapshot import RECORDS, Chunk, HasSnapshot, PackedState
 from kcoord_protocol.batch_header import CONTROL_BIT, TRANSACTIONAL_BIT
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
 from kcoord_protocol.record_batch import BatchHeader, decode_entries, decode_header

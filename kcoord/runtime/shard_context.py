@@ -9,6 +9,7 @@ while: heartbeats and reads go on.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -18,17 +19,15 @@ from typing import Final, Generic, TypeVar
 from kcoord.runtime.batch import (
     BatchStamp,
     PackedBatch,
+    WriteBuffer,
     check_size,
     serialize_control,
     size_bound_bytes,
     stamp_of,
 )
-from kcoord.runtime.deferred_replies import DeferredReplies, Reply, Waiter
-from kcoord.runtime.disk_space import DiskSpace
-from kcoord.runtime.outbox import Append, Outbox, Statistics
+from kcoord.runtime.outbox import WAIT, Append, DeferredReplies, Outbox, Reply, Statistics, Wait, Waiter
 from kcoord.runtime.result import (
     PENDING,
-    Completion,
     CoordinatorRecord,
     CoordinatorResult,
     EncodedRecords,
@@ -41,9 +40,9 @@ from kcoord.runtime.result import (
 )
 from kcoord.runtime.serde import RecordSerde, SerializedRecord
 from kcoord.runtime.timers import ShardTimers, TimerQueue
-from kcoord.runtime.write_buffer import WriteBuffer
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import ControlRecordTypeSchema
 from kcoord_protocol.record_batch import encode_records
 
 _logger = logging.getLogger(__name__)
@@ -52,6 +51,9 @@ M = TypeVar("M", bound=StateMachine)
 T = TypeVar("T")
 
 _TIMER_RETRY_MS: Final = 500
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+_FIRST_REFUSAL_MS: Final = 1000
+_LONGEST_REFUSAL_MS: Final = 8000
 _LINGER: Final = TimerKey("linger")
 """The timer of a shard's own, which no state machine hears of."""
 _MAX_TASK_BYTES: Final = 64 * 1024 * 1024
@@ -79,15 +81,6 @@ _NEXT_STATES: Final = {
 }
 
 
-class Wait(Enum):
-    """Stands for an answer that `poll` will give later."""
-
-    WAIT = "WAIT"
-
-
-WAIT: Final = Wait.WAIT
-
-
 class ShardContext(Generic[M]):
     """See the module's text. `machine` is there exactly while the shard is ACTIVE."""
 
@@ -96,15 +89,16 @@ class ShardContext(Generic[M]):
         "_deferred",
         "_deferred_tasks",
         "_durable_offset",
+        "_full_until_ms",
         "_in_flight_offset",
         "_linger_ms",
         "_max_batch_bytes",
         "_next_offset",
         "_outbox",
         "_pending",
+        "_refusal_ms",
         "_running_tasks",
         "_serde",
-        "_space",
         "_statistics",
         "load_attempt",
         "machine",
@@ -142,7 +136,8 @@ class ShardContext(Generic[M]):
         self._next_offset = 0
         self._durable_offset = 0
         self._in_flight_offset: int | None = None
-        self._space = DiskSpace()
+        self._full_until_ms = 0
+        self._refusal_ms = 0
 
     # State.
 
@@ -172,7 +167,7 @@ class ShardContext(Generic[M]):
 
     def is_read_only(self, now_ms: int) -> bool:
         """Whether the disk was full a moment ago. What has to be written is refused until it is time to try again."""
-        return now_ms < self._space.full_until_ms
+        return now_ms < self._full_until_ms
 
     def move_to(self, state: ShardState) -> None:
         assert state in _NEXT_STATES[self.state], f"shard {self.shard_id}: {self.state.value} to {state.value}"
@@ -254,20 +249,13 @@ class ShardContext(Generic[M]):
             _logger.exception("An operation on shard %d failed", self.shard_id)
             return self._answer_error(token, KafkaError(Errors.UNKNOWN_SERVER_ERROR))
         if records is not None:
-            if context.now_ms < self._space.full_until_ms:
+            if context.now_ms < self._full_until_ms:
                 return self._refuse_write(token, result.is_refusable)
             self._append_and_replay(machine, result.records, records, context.now_ms)
         response = result.response
         if response is PENDING:
             self._pending[context.token] = token
-        timers = self.timers
-        for effect in result.timers:
-            if type(effect) is Schedule:
-                timers.schedule(effect.key, effect.deadline_ms)
-            else:
-                timers.cancel(effect.key)
-        if result.tasks or result.completions:
-            self._start_and_complete(result.tasks, result.completions)
+        self._apply_effects(result)
         if response is PENDING:
             return WAIT
         if self._next_offset == self._durable_offset:
@@ -361,23 +349,19 @@ class ShardContext(Generic[M]):
             _logger.exception("A timer or task of shard %d failed", self.shard_id)
             return False
         if records is not None:
-            if context.now_ms < self._space.full_until_ms:
+            if context.now_ms < self._full_until_ms:
                 self.fail("the disk is full", None)
                 return False
             try:
                 self._append_and_replay(machine, result.records, records, context.now_ms, encoded)
             except KafkaError:
                 return False
-        for effect in result.timers:
-            if isinstance(effect, Schedule):
-                self.timers.schedule(effect.key, effect.deadline_ms)
-            else:
-                self.timers.cancel(effect.key)
-        self._start_and_complete(result.tasks, result.completions)
+        self._apply_effects(result)
         return True
 
     def _serialize(self, records: list[CoordinatorRecord], max_bytes: int = 0) -> list[SerializedRecord]:
-        serialize = serialize_control if records[0].is_control else self._serde.serialize
+        is_control = type(records[0].key) is ControlRecordTypeSchema
+        serialize = serialize_control if is_control else self._serde.serialize
         serialized = [record.serialized or serialize(record) for record in records]
         check_size(serialized, size_bound_bytes(serialized), max_bytes or self._max_batch_bytes)
         return serialized
@@ -409,13 +393,20 @@ class ShardContext(Generic[M]):
             self.fail("replaying a result failed", error)
             raise KafkaError(Errors.NOT_COORDINATOR) from error
 
-    def _start_and_complete(self, tasks: list[Task], completions: list[Completion]) -> None:
-        for task in tasks:
+    def _apply_effects(self, result: CoordinatorResult[T]) -> None:
+        """Arms timers, starts tasks and answers earlier requests, after the result's records were replayed."""
+        timers = self.timers
+        for effect in result.timers:
+            if type(effect) is Schedule:
+                timers.schedule(effect.key, effect.deadline_ms)
+            else:
+                timers.cancel(effect.key)
+        for task in result.tasks:
             if task.when_durable and self._next_offset != self._durable_offset:
                 self._deferred_tasks.append((self._next_offset, task))
             else:
                 self._start(task)
-        for completion in completions:
+        for completion in result.completions:
             if completion.token in self._pending:
                 self._reply(Reply(self._pending.pop(completion.token), completion.response))
 
@@ -481,9 +472,7 @@ class ShardContext(Generic[M]):
         offset = self._in_flight_offset
         assert offset is not None, "no write was under way"
         self._in_flight_offset = None
-        self._space.written(error, now_ms)
-        if error is not None:
-            self._statistics.appends_failed += 1
+        self._note_space(error, now_ms)
         if self.state is not ShardState.ACTIVE:
             if self.state is ShardState.FAILED:
                 self._outbox.failed.append(self.shard_id)
@@ -496,6 +485,16 @@ class ShardContext(Generic[M]):
                 self._start(self._deferred_tasks.popleft()[1])
             if self._buffer and self.timers.deadline_ms(_LINGER) is None:
                 self._outbox.writable.append(self.shard_id)
+
+    def _note_space(self, error: OSError | None, now_ms: int) -> None:
+        """After a write that found no space the shard refuses, for a while, what would have to be written. The time
+        doubles with each such write; the first success ends that.
+        """
+        if error is None:
+            self._refusal_ms = 0
+        elif error.errno in _NO_SPACE:
+            self._refusal_ms = min(max(2 * self._refusal_ms, _FIRST_REFUSAL_MS), _LONGEST_REFUSAL_MS)
+            self._full_until_ms = now_ms + self._refusal_ms
 
     def expire_replies(self, now_ms: int, timeout_ms: int) -> None:
         """See the runtime. What they asked for may still happen; Kafka gives its clients the same error."""

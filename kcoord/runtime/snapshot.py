@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The snapshot of a state machine as chunks of bytes, made in slices while the machine works on, and the way back.
 
-Its records go into ordinary record batches, so that they are read as a log is.
+A state machine hands out records that bring the state about again, and packed bytes for what there is too much of. The
+records go into ordinary record batches, so that they are read as a log is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from kcoord.runtime.batch import size_bound_bytes
+from kcoord.runtime.result import CoordinatorRecord
 from kcoord.runtime.serde import RecordSerde, SerializedRecord
-from kcoord.runtime.snapshot_part import PackedState, SnapshotPart
 from kcoord_protocol.record_batch import encode_batch_from_parts
 
 RECORDS: Final = 0
@@ -19,6 +21,32 @@ RECORDS: Final = 0
 
 _SLICE_PARTS: Final = 25
 _BATCH_BYTES: Final = 64 * 1024
+
+
+@dataclass(slots=True)
+class PackedState:
+    """Bytes that only the state machine understands. `kind` is 1 or more, and another one for each format."""
+
+    kind: int
+    data: bytes
+
+
+SnapshotPart: TypeAlias = CoordinatorRecord | PackedState
+
+
+@runtime_checkable
+class HasSnapshot(Protocol):
+    """A state machine whose loading need not begin with the first record of its log."""
+
+    def snapshot(self) -> Iterator[SnapshotPart] | None:
+        """The parts, made one by one from the state as it is then; None while there is state that they cannot hold.
+
+        The state may change between two parts. All parts together, and then every record from the first part on, give
+        the state: each record says all there is to say about its key.
+        """
+
+    def restore(self, part: PackedState) -> bool:
+        """Takes back what `snapshot` gave out; False where the kind is unknown. ValueError where it is malformed."""
 
 
 class Chunk(NamedTuple):

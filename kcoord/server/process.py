@@ -31,7 +31,7 @@ from kcoord.server.api.api_table import build_api_table
 from kcoord.server.api.request_context import internal_operation_context, random_uuid
 from kcoord.server.broker import Broker, MetadataService
 from kcoord.server.clock import Clock
-from kcoord.server.disk.data_folder import METADATA_TOPIC, Storage, StorageNotUsable
+from kcoord.server.disk.data_folder import Storage, StorageNotUsable
 from kcoord.server.net.connection import KafkaConnection
 from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord.server.net.listener import SocketListener
@@ -39,13 +39,14 @@ from kcoord.server.shards.fetch_service import FetchService
 from kcoord.server.shards.group_service import LocalGroupService
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService
-from kcoord.server.shards.transaction_service import TRANSACTION_STATE_TOPIC, LocalTransactionService
+from kcoord.server.shards.transaction_service import LocalTransactionService
 from kcoord.server.workers.peer_calls import NoPeers, PeerCalls
 from kcoord.server.workers.worker import Worker
 from kcoord.storage.errors import StorageError
 from kcoord.storage.segment import LogConfig
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC, GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord_protocol.uuid import uuid_from_string
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-GROUP_METADATA_TOPIC = "__consumer_offsets"
 
 ANSWER_SECONDS = 2.5
 """How long a stop waits for answers under way; with what follows it stays below the 5 s that are promised."""
@@ -125,7 +125,7 @@ def load_metadata(config: BrokerConfig, storage: Storage, now_ms: int) -> Coordi
     try:
         runtime.load(METADATA_SHARD, log.batches(log.start_offset), now_ms, log.end_offset)
     except (OSError, StorageError, LoadError) as error:
-        raise StartError(f"{METADATA_TOPIC} cannot be read: {error}") from None
+        raise StartError(f"{CLUSTER_METADATA_TOPIC} cannot be read: {error}") from None
     return runtime
 
 
@@ -396,7 +396,7 @@ class BrokerProcess:
                 internal_operation_context(self.now_ms()),
             )
         except KafkaError as error:
-            raise StartError(f"{METADATA_TOPIC} cannot be written: {error}") from None
+            raise StartError(f"{CLUSTER_METADATA_TOPIC} cannot be written: {error}") from None
 
     def _registrations(self) -> list[BrokerRegistration]:
         return [self._registration(self._config, list(self._broker.endpoints.values()))]

@@ -39,10 +39,9 @@ from kcoord.storage.journal import JOURNAL_FILE, Journal, restore
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, TornWrite, keep_everything
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, Message
 
-GROUP_TOPIC: Final = "__consumer_offsets"
-TRANSACTION_TOPIC: Final = "__transaction_state"
 TRANSACTION_SHARDS: Final = 2
 _JOURNAL: Final = f"{DATA_FOLDER}/{JOURNAL_FILE}"
 _LONGEST_TASK_MS: Final = 500
@@ -75,7 +74,7 @@ class Process:
         options, fault, observer = broker.options, broker.fault, broker.observer
         self.groups: ShardSet[GroupCoordinatorShard] = ShardSet(
             self,
-            GROUP_TOPIC,
+            GROUP_METADATA_TOPIC,
             options.shards,
             options.segment_bytes,
             Hooks(
@@ -88,7 +87,7 @@ class Process:
         )
         self.transactions: ShardSet[TransactionCoordinatorShard] = ShardSet(
             self,
-            TRANSACTION_TOPIC,
+            TRANSACTION_STATE_TOPIC,
             TRANSACTION_SHARDS,
             options.segment_bytes,
             Hooks(

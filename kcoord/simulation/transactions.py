@@ -18,6 +18,7 @@ from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer,
 from kcoord.simulation.network import Request
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 from kcoord_protocol.messages import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
@@ -35,7 +36,6 @@ from kcoord_protocol.messages import (
 if TYPE_CHECKING:
     from kcoord.simulation.broker import Process, SimulatedBroker
 
-GROUP_TOPIC: Final = "__consumer_offsets"
 TRANSACTION_SHARDS: Final = 2
 END_BUMPS_SINCE: Final = 5
 COMMIT_ADDS_SINCE: Final = 5
@@ -115,7 +115,7 @@ class TransactionRequests:
         answer: Callable[[Message], None],
     ) -> None:
         producer = Producer(request.producer_id, request.producer_epoch)
-        partitions = {GROUP_TOPIC: frozenset((self._broker.group_shard(request.group_id),))}
+        partitions = {GROUP_METADATA_TOPIC: frozenset((self._broker.group_shard(request.group_id),))}
 
         def operation(shard: TransactionCoordinatorShard, context: OperationContext) -> CoordinatorResult[None]:
             return shard.add_partitions(context, request.transactional_id, producer, partitions, 0)
@@ -179,7 +179,7 @@ class TransactionRequests:
         shard_id: int,
         on_reply: Callable[[object], None],
     ) -> None:
-        partitions = {GROUP_TOPIC: frozenset((shard_id,))}
+        partitions = {GROUP_METADATA_TOPIC: frozenset((shard_id,))}
         transactional_id = request.transactional_id
 
         def operation(shard: TransactionCoordinatorShard, context: OperationContext) -> CoordinatorResult[object]:
@@ -240,7 +240,7 @@ class TransactionRequests:
         work = task.work
         assert isinstance(work, WriteMarkers)
         self._broker.trace.add("markers", f"{work.transactional_id} {work.committed}")
-        waiting = sorted(work.partitions.get(GROUP_TOPIC, ()))
+        waiting = sorted(work.partitions.get(GROUP_METADATA_TOPIC, ()))
         failures: list[KafkaError] = []
 
         def told(value: object) -> None:

@@ -28,6 +28,7 @@ from kcoord.topics.partition import AppendResult, Marker, Partition, Verified
 from kcoord.topics.producer_ids import ProducerIds
 from kcoord.topics.producer_state import ProducerEntry
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC
 from kcoord_protocol.uuid import ZERO_UUID
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class TopicStore:
             known = image.partition(topic, index)
             if not self._settles_folder and (known is None or known.leader != self.config.node_id):
                 continue
-            if topic.startswith("__") and (known is not None or topic == "__cluster_metadata"):
+            if topic.startswith("__") and (known is not None or topic == CLUSTER_METADATA_TOPIC):
                 continue
             topic_id = internal_partition.topic_id_of(self._log_dir, topic, index)
             if known is not None and topic_id in (None, image.topics[topic].id):

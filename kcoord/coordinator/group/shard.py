@@ -26,7 +26,7 @@ from kcoord.coordinator.group.shard_offsets import ShardOffsets
 from kcoord.metadata.delta import TopicDelta
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey
-from kcoord.runtime.snapshot_part import PackedState, SnapshotPart
+from kcoord.runtime.snapshot import PackedState, SnapshotPart
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import ConsumerGroupDescribeResponse, DeleteGroupsResponse, ListGroupsResponse
 

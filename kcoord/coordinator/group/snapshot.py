@@ -25,7 +25,7 @@ from kcoord.coordinator.group.offsets.committed_offsets import (
     TopicOffsets,
 )
 from kcoord.runtime.result import CoordinatorRecord
-from kcoord.runtime.snapshot_part import PackedState, SnapshotPart
+from kcoord.runtime.snapshot import PackedState, SnapshotPart
 from kcoord_protocol.messages import GroupMetadataKey
 
 OFFSETS: Final = 2

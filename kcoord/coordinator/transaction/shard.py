@@ -45,7 +45,7 @@ from kcoord.runtime.result import (
     Task,
     TimerKey,
 )
-from kcoord.runtime.snapshot_part import PackedState, SnapshotPart
+from kcoord.runtime.snapshot import PackedState, SnapshotPart
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
     DescribeTransactionsResponse,

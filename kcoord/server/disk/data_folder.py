@@ -19,6 +19,7 @@ from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.segment import LogConfig
 from kcoord.topics.store import TopicStore
+from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC
 from kcoord_protocol.uuid import uuid_to_string
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ _logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-METADATA_TOPIC = "__cluster_metadata"
 FLUSH_POLICY_FSYNC = "fsync"
 
 
@@ -106,9 +106,9 @@ class Storage:
         log_config = LogConfig(segment_bytes=config.metadata_log_segment_bytes)
 
         def open_log(partition: int) -> Log:
-            return self.log_dir.open_log(METADATA_TOPIC, partition, log_config, now_ms)
+            return self.log_dir.open_log(CLUSTER_METADATA_TOPIC, partition, log_config, now_ms)
 
-        return ShardLogs(METADATA_TOPIC, open_log, lambda partition: True, self._fs)
+        return ShardLogs(CLUSTER_METADATA_TOPIC, open_log, lambda partition: True, self._fs)
 
     @property
     def cluster_id(self) -> str:

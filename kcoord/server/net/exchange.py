@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kcoord.runtime.deferred_replies import Waiter
+from kcoord.runtime.outbox import Waiter
 from kcoord_protocol.errors import KafkaError
 
 if TYPE_CHECKING:

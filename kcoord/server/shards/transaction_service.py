@@ -18,6 +18,7 @@ from kcoord.server.broker import map_reply
 from kcoord.server.shards.shard_service import ShardOwner, ShardService
 from kcoord.topics.partition import Marker
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
     from kcoord.coordinator.group.shard import GroupCoordinatorShard
@@ -34,8 +35,6 @@ _logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-GROUP_METADATA_TOPIC = "__consumer_offsets"
-TRANSACTION_STATE_TOPIC = "__transaction_state"
 
 MARKERS_AT_A_TIME = 200
 """How many partitions are told before others get the event loop."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.metadata.placement import CONSUMER_OFFSETS_TOPIC
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 from kcoord_protocol.messages import AlterPartitionReassignmentsRequest, ElectLeadersRequest
 from tests.unit.metadata.cluster import Cluster, manual, registration, topic
 
@@ -86,10 +86,10 @@ def test_a_start_brings_all_back(cluster: Cluster) -> None:
     assert cluster.register(*(registration(broker_id) for broker_id in (1, 2, 3))) == []
 
 
-@pytest.mark.parametrize("name", ["new", CONSUMER_OFFSETS_TOPIC])
+@pytest.mark.parametrize("name", ["new", GROUP_METADATA_TOPIC])
 def test_new_partitions_go_to_brokers_in_service(cluster: Cluster, name: str) -> None:
     fence(cluster, 2)
-    count = 50 if name == CONSUMER_OFFSETS_TOPIC else 6
+    count = 50 if name == GROUP_METADATA_TOPIC else 6
     (answer,) = cluster.create(topic(name, count, 2))
     assert answer.error_code == 0
     assert all(set(partition.replicas) == {1, 3} for partition in cluster.image.topics[name].partitions)

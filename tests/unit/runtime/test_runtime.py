@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kcoord.runtime.coordinator_runtime import WAIT, ShardState
-from kcoord.runtime.deferred_replies import Waiter
+from kcoord.runtime.outbox import Waiter
 from kcoord.runtime.result import CoordinatorResult, OperationContext, Schedule, Task, TimerKey
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord_protocol.errors import Errors, KafkaError

@@ -13,8 +13,7 @@ from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, LoadError, ShardState
 from kcoord.runtime.result import OperationContext
 from kcoord.runtime.serde import CoordinatorSerde
-from kcoord.runtime.snapshot import RECORDS, Chunk, make_chunks
-from kcoord.runtime.snapshot_part import PackedState, SnapshotPart
+from kcoord.runtime.snapshot import RECORDS, Chunk, PackedState, SnapshotPart, make_chunks
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, OffsetCommitRequest, OffsetDeleteRequest
 from kcoord_protocol.record_batch import BatchHeader, iter_headers

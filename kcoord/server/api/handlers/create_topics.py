@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kcoord.metadata.collect import once
-from kcoord.metadata.image import CLUSTER_METADATA_TOPIC
 from kcoord.server.api.handlers.timeouts import check_timeout
 from kcoord.server.api.handlers.topic_ids import random_topic_ids
 from kcoord.server.shards.metadata_operations import CreateTopics
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC
 from kcoord_protocol.messages import CreateTopicsRequest, CreateTopicsResponse
 
 if TYPE_CHECKING:

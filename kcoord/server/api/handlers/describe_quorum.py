@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kcoord.metadata.image import CLUSTER_METADATA_TOPIC
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC
 from kcoord_protocol.messages import DescribeQuorumRequest, DescribeQuorumResponse
 
 if TYPE_CHECKING:

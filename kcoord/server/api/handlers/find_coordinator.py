@@ -14,6 +14,7 @@ from kcoord.server.api.handlers.leader_hint import leader_endpoint
 from kcoord.server.broker import map_reply
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord_protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ FIRST_VERSION_WITH_KEYS = 4
 GROUP = 0
 TRANSACTION = 1
 
-GROUP_METADATA_TOPIC = "__consumer_offsets"
-_TOPICS = {GROUP: GROUP_METADATA_TOPIC, TRANSACTION: "__transaction_state"}
+_TOPICS = {GROUP: GROUP_METADATA_TOPIC, TRANSACTION: TRANSACTION_STATE_TOPIC}
 
 NO_NODE_ID = -1
 

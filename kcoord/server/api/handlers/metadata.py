@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from kcoord.metadata.image import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS, MetadataImage, PartitionImage, TopicImage
+from kcoord.metadata.image import MetadataImage, PartitionImage, TopicImage
 from kcoord.metadata.names import topic_name_problem
 from kcoord.metadata.records import NO_LEADER
 from kcoord.server.api.handlers.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
@@ -18,6 +18,7 @@ from kcoord.server.api.handlers.leader_hint import broker_addresses
 from kcoord.server.broker import map_reply
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS
 from kcoord_protocol.messages import MetadataRequest, MetadataResponse
 from kcoord_protocol.uuid import ZERO_UUID
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 from kcoord.coordinator.group.offsets.operations import FIRST_TXN_VERSION_OF_CONSUMER_GROUPS
 from kcoord.runtime.result import Producer
 from kcoord.server.broker import map_reply
-from kcoord.server.shards.transaction_service import GROUP_METADATA_TOPIC
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 from kcoord_protocol.messages import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
 if TYPE_CHECKING:

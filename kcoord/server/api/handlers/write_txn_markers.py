@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION
 from kcoord.runtime.result import Producer
 from kcoord.server.broker import gather_replies, map_reply
-from kcoord.server.shards.transaction_service import GROUP_METADATA_TOPIC
 from kcoord.topics.partition import Marker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 from kcoord_protocol.messages import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 
 if TYPE_CHECKING:
