@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 M = TypeVar("M", bound=StateMachine)
+R = TypeVar("R")
 T = TypeVar("T")
 
 _MAX_TIMERS_PER_POLL: Final = 500
@@ -168,11 +169,13 @@ class CoordinatorRuntime(Generic[M]):
     def run_write(
         self,
         shard_id: int,
-        operation: Callable[[M, OperationContext], CoordinatorResult[T]],
+        operation: Callable[[M, OperationContext, R], CoordinatorResult[T]],
+        request: R,
         context: OperationContext,
         token: Hashable,
     ) -> T | Wait:
-        """Runs an operation, also one that only reads.
+        """Runs an operation, also one that only reads. `request` is handed to it, so that callers on the hot path need
+        no closure.
 
         Returns its response, or raises its KafkaError, where it depends on nothing that is still to be written. Else
         WAIT: a later `Ready.replies` has `token` with the response or the KafkaError. A result that is PENDING is
@@ -181,7 +184,7 @@ class CoordinatorRuntime(Generic[M]):
         shard = self._shards.get(shard_id)
         if shard is None:
             raise KafkaError(Errors.NOT_COORDINATOR)
-        return shard.run(operation, context, token)
+        return shard.run(operation, request, context, token)
 
     def active(self, shard_id: int) -> ShardContext[M] | None:
         """A shard that can run operations; its `machine` is there. For what need not go through `run_write`."""

@@ -48,6 +48,7 @@ from kcoord_protocol.record_batch import encode_records
 _logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=StateMachine)
+R = TypeVar("R")
 T = TypeVar("T")
 
 _TIMER_RETRY_MS: Final = 500
@@ -228,7 +229,8 @@ class ShardContext(Generic[M]):
 
     def run(
         self,
-        operation: Callable[[M, OperationContext], CoordinatorResult[T]],
+        operation: Callable[[M, OperationContext, R], CoordinatorResult[T]],
+        request: R,
         context: OperationContext,
         token: Hashable,
     ) -> T | Wait:
@@ -237,7 +239,7 @@ class ShardContext(Generic[M]):
         if machine is None:
             raise self.unavailable()
         try:
-            result = operation(machine, context)
+            result = operation(machine, context, request)
             records = self._serialize(result.records) if result.records else None
         except KafkaError as error:
             return self._answer_error(token, error)

@@ -9,124 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast, overload
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, TypeVar, cast
 
+from kcoord.config import BrokerConfig, Listener
 from kcoord.metadata.features import GROUP_VERSION
+from kcoord.metadata.image import MetadataImage
 from kcoord.server.api.request_context import random_uuid
+from kcoord.server.shards.fetch_service import FetchService
+from kcoord.server.shards.group_service import GroupService
+from kcoord.server.shards.metadata_operations import MetadataService
+from kcoord.server.shards.transaction_service import TransactionService
 from kcoord.server.shards.transactional_produce import TransactionalProduce
+from kcoord.topics.store import TopicStore
 from kcoord_protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
-    from kcoord.config import BrokerConfig, Listener
-    from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
-    from kcoord.coordinator.group.offsets.packed_fetch import PackedFetch
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.coordinator.transaction.metadata import Partitions
-    from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
-    from kcoord.metadata.image import MetadataImage
-    from kcoord.runtime.coordinator_runtime import Waiter
-    from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer
     from kcoord.server.api.api_table import ApiTable
     from kcoord.server.observe.client_telemetry import ClientTelemetry
     from kcoord.server.observe.telemetry_exporter import TelemetryExporter
-    from kcoord.server.shards.fetch_service import FetchService
-    from kcoord.server.shards.metadata_operations import MetadataOperation
-    from kcoord.topics.store import TopicStore
 
 _logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-U = TypeVar("U")
-
-Reply: TypeAlias = "T | asyncio.Future[T]"
-"""An answer, or the promise of one. Handlers return a promise only where something must be waited for."""
-
-GroupOperation: TypeAlias = "Callable[[GroupCoordinatorShard, OperationContext], CoordinatorResult[T]]"
-TransactionOperation: TypeAlias = "Callable[[TransactionCoordinatorShard, OperationContext], CoordinatorResult[T]]"
-
-
-class MetadataService(Protocol):
-    """Has the controller run operations on the metadata machine; the future ends when the change is durable, and
-    published in every worker.
-    """
-
-    def run(self, operation: MetadataOperation[T], context: OperationContext) -> asyncio.Future[T]: ...
-
-    @property
-    def end_offset(self) -> int:
-        """The end of the metadata log, as far as this process has read it."""
-
-
-class RepeatableReply(Protocol):
-    """The right to send an answer again without asking."""
-
-    def repeat(self, now_ms: int) -> bool:
-        """Whether the answer still holds; if so its effects (the member's session) are done again."""
-
-
-class Committer(Protocol):
-    """Commits offsets of one group without an operation."""
-
-    def commit(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int, waiter: Waiter) -> bool:
-        """`waiter` hears when that is durable. False where nothing happened: the request has to be run."""
-
-
-class GroupService(Protocol):
-    """Runs operations on the group coordinator shards."""
-
-    @property
-    def shard_ids(self) -> Collection[int]:
-        """Those of this worker."""
-
-    def shard_of(self, group_id: str) -> int: ...
-
-    def run(self, group_id: str, operation: GroupOperation[T], context: OperationContext) -> Reply[T]: ...
-
-    def run_on_shard(self, shard_id: int, operation: GroupOperation[T], context: OperationContext) -> Reply[T]: ...
-
-    def steady(self, group_id: str, member_id: str) -> RepeatableReply | None: ...
-
-    def committer(self, group_id: str) -> Committer | None: ...
-
-    def fetch_packed(self, fetch: PackedFetch, require_stable: bool) -> tuple[bytes, bool] | None: ...
-
-    def wait(self, group_id: str, waiter: Waiter) -> bool: ...
-
-    def start_verification(self, shard_id: int, producer: Producer) -> int | None:
-        """A ticket for a producer that the transaction coordinator has to be asked about first, None where not."""
-
-    def finish_verification(self, shard_id: int, producer: Producer, ticket: int) -> None: ...
-
-
-class TransactionService(Protocol):
-    """Runs operations on the transaction coordinator shards."""
-
-    @property
-    def shard_ids(self) -> Collection[int]:
-        """Those of this worker."""
-
-    def shard_of(self, key: str) -> int: ...
-
-    def run(self, key: str, operation: TransactionOperation[T], context: OperationContext) -> Reply[T]: ...
-
-    def run_on_shard(
-        self, shard_id: int, operation: TransactionOperation[T], context: OperationContext
-    ) -> Reply[T]: ...
-
-    def needs_producer_id(self, transactional_id: str) -> bool:
-        """Whether an operation on this id may use up a fresh producer id, which the caller then has to bring."""
-
-    def agree(
-        self,
-        transactional_id: str,
-        producer: Producer,
-        partitions: Partitions,
-        context: OperationContext,
-        *,
-        adds: bool,
-    ) -> Reply[Mapping[tuple[str, int], Errors]]:
-        """Whether the producer may write to the partitions within its transaction, which `adds` makes part of it."""
 
 
 class Broker:
@@ -224,76 +129,3 @@ class Broker:
 
 def _drop_metrics(metrics: bytes) -> None:
     """Where only a reporter is named, which cannot be loaded here."""
-
-
-@overload
-def map_reply(
-    reply: asyncio.Future[T], function: Callable[[T], U], on_error: Callable[[KafkaError], U] | None = None
-) -> asyncio.Future[U]: ...
-
-
-@overload
-def map_reply(
-    reply: Reply[T], function: Callable[[T], U], on_error: Callable[[KafkaError], U] | None = None
-) -> Reply[U]: ...
-
-
-def map_reply(
-    reply: Reply[T], function: Callable[[T], U], on_error: Callable[[KafkaError], U] | None = None
-) -> Reply[U]:
-    """Applies `function` to the answer now, or when it comes; `on_error` turns a later KafkaError into an answer."""
-    if not asyncio.isfuture(reply):
-        return function(reply)
-    source = cast("asyncio.Future[T]", reply)
-    target: asyncio.Future[U] = source.get_loop().create_future()
-
-    def abandon(abandoned: asyncio.Future[U]) -> None:
-        """Whoever waits no longer ends a long poll; work of several steps (a task) goes on."""
-        if abandoned.cancelled() and not isinstance(source, asyncio.Task):
-            source.cancel()
-
-    def finish(done: asyncio.Future[T]) -> None:
-        if target.done():
-            if not done.cancelled():
-                done.exception()  # seen: asyncio would report an error that nobody asked for
-            return
-        if done.cancelled():
-            target.cancel()
-            return
-        try:
-            error = done.exception()
-            if error is None:
-                target.set_result(function(done.result()))
-            elif on_error is not None and isinstance(error, KafkaError):
-                target.set_result(on_error(error))
-            else:
-                target.set_exception(error)
-        except Exception as failure:
-            target.set_exception(failure)
-
-    source.add_done_callback(finish)
-    target.add_done_callback(abandon)
-    return target
-
-
-def gather_replies(replies: list[Reply[T]]) -> Reply[list[T]]:
-    """All answers in order, at once where none has to be waited for."""
-    if not any(asyncio.isfuture(reply) for reply in replies):
-        return cast("list[T]", replies)
-    target: asyncio.Future[list[T]] = asyncio.get_running_loop().create_future()
-    waiting = [reply for reply in replies if asyncio.isfuture(reply)]
-    missing = len(waiting)
-
-    def finish(_: asyncio.Future[T]) -> None:
-        nonlocal missing
-        missing -= 1
-        if missing or target.done():
-            return
-        try:
-            target.set_result([reply.result() if asyncio.isfuture(reply) else reply for reply in replies])
-        except Exception as error:
-            target.set_exception(error)
-
-    for future in waiting:
-        future.add_done_callback(finish)
-    return target

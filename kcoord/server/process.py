@@ -15,7 +15,7 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import uvloop
 
@@ -29,17 +29,17 @@ from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, LoadError
 from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde, MetadataSerde
 from kcoord.server.api.api_table import build_api_table
 from kcoord.server.api.request_context import internal_operation_context, random_uuid
-from kcoord.server.broker import Broker, MetadataService
+from kcoord.server.broker import Broker
 from kcoord.server.clock import Clock
 from kcoord.server.disk.data_folder import Storage, StorageNotUsable
 from kcoord.server.net.connection import KafkaConnection
 from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord.server.net.listener import SocketListener
 from kcoord.server.shards.fetch_service import FetchService
-from kcoord.server.shards.group_service import LocalGroupService
+from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService
-from kcoord.server.shards.transaction_service import LocalTransactionService
+from kcoord.server.shards.transaction_service import TransactionService
 from kcoord.server.workers.peer_calls import NoPeers, PeerCalls
 from kcoord.server.workers.worker import Worker
 from kcoord.storage.errors import StorageError
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from kcoord.metadata.image import MetadataImage
     from kcoord.server.disk.log_cleaner import LogCleaner
     from kcoord.server.observe.broker_metrics import BrokerMetrics
+    from kcoord.server.shards.metadata_operations import MetadataService
 
 _logger = logging.getLogger(__name__)
 
@@ -129,15 +130,6 @@ def load_metadata(config: BrokerConfig, storage: Storage, now_ms: int) -> Coordi
     return runtime
 
 
-class MetadataSource(MetadataService, Protocol):
-    """The metadata as this process has it: the log itself, or what another worker tells of it."""
-
-    @property
-    def image(self) -> MetadataImage: ...
-
-    def close(self) -> None: ...
-
-
 class BrokerProcess:
     """The parts of a running broker, and how they know of each other."""
 
@@ -174,7 +166,7 @@ class BrokerProcess:
             linger_ms=config.group_coordinator_append_linger_ms,
         )
         log_config = LogConfig(segment_bytes=config.offsets_topic_segment_bytes)
-        self._groups = LocalGroupService(
+        self._groups = GroupService(
             runtime,
             storage.shard_logs(GROUP_METADATA_TOPIC, log_config, clock.now_ms),
             self,
@@ -212,7 +204,7 @@ class BrokerProcess:
     def controller_id(self) -> int:
         return self._config.node_id
 
-    def _new_metadata_service(self, runtime: CoordinatorRuntime[MetadataMachine] | None) -> MetadataSource:
+    def _new_metadata_service(self, runtime: CoordinatorRuntime[MetadataMachine] | None) -> MetadataService:
         assert runtime is not None, "the metadata log is here"
         return LocalMetadataService(runtime, self._storage.metadata_logs, self, self._group_times)
 
@@ -222,10 +214,10 @@ class BrokerProcess:
     def _new_listener(self, address: Listener, limits: ConnectionLimits) -> SocketListener:
         return SocketListener(address, self._broker, limits)
 
-    def _transaction_service(self) -> LocalTransactionService:
+    def _transaction_service(self) -> TransactionService:
         config = self._config
         log_config = LogConfig(segment_bytes=config.transaction_state_log_segment_bytes)
-        return LocalTransactionService(
+        return TransactionService(
             CoordinatorRuntime(self._new_transaction_shard, CoordinatorSerde(TRANSACTION_RECORDS)),
             self._storage.shard_logs(TRANSACTION_STATE_TOPIC, log_config, self.now_ms),
             self,

@@ -241,7 +241,9 @@ class ShardSet(Generic[M]):
         token = self._tokens
         context.token = token
         try:
-            outcome = self.runtime.run_write(shard_id, operation, context, token)
+            outcome = self.runtime.run_write(
+                shard_id, lambda shard, context, run: run(shard, context), operation, context, token
+            )
         except KafkaError as error:
             on_reply(error)
         else:
@@ -261,7 +263,7 @@ class ShardSet(Generic[M]):
         # Where the disk is full the shard fails, and sees the image when it is loaded again.
         with suppress(KafkaError):
             self.runtime.run_write(
-                shard_id, lambda shard, context: shard.on_metadata_update(context, image), context, None
+                shard_id, lambda shard, context, image: shard.on_metadata_update(context, image), image, context, None
             )
 
     def complete_task(self, shard_id: int, task: Task, value: object) -> None:

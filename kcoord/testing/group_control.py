@@ -84,11 +84,11 @@ class GroupControl:
         """Runs an operation on the group's shard, and waits until its records are written."""
         process = self._host.process
 
-        def on_shard(shard: GroupCoordinatorShard, context: OperationContext) -> CoordinatorResult[T]:
+        def on_shard(shard: GroupCoordinatorShard, context: OperationContext, _: None) -> CoordinatorResult[T]:
             assert isinstance(shard, ControllableShard)
             return operation(shard, context)
 
-        reply = process.broker.groups.run(group_id, on_shard, internal_operation_context(process.now_ms()))
+        reply = process.broker.groups.call(group_id, on_shard, None, internal_operation_context(process.now_ms()))
         return await reply if asyncio.isfuture(reply) else reply
 
 

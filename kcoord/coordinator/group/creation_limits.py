@@ -12,23 +12,24 @@ from kcoord.runtime.result import NO_CREATION_LIMIT
 class CreationLimits:
     """One limit for each operation under way that makes partitions, named by a ticket."""
 
-    __slots__ = ("_limits",)
+    __slots__ = ("_limits", "limit_ms")
 
     def __init__(self) -> None:
         self._limits: dict[int, int] = {}
-
-    @property
-    def limit_ms(self) -> int:
-        """The latest creation time that a new group may have, unless it knows of newer partitions."""
-        return min(self._limits.values(), default=NO_CREATION_LIMIT)
+        self.limit_ms = NO_CREATION_LIMIT
+        """The latest creation time that a new group may have, unless it knows of newer partitions. Every request reads
+        it, while limits rarely change.
+        """
 
     def hold(self, ticket: int, limit_ms: int) -> None:
         """Partitions of a later time are being made, which the groups of this process cannot know yet."""
         self._limits[ticket] = limit_ms
+        self.limit_ms = min(self._limits.values())
 
     def release(self, ticket: int) -> None:
         """The process knows these partitions, or they will not be made."""
         self._limits.pop(ticket, None)
+        self.limit_ms = min(self._limits.values(), default=NO_CREATION_LIMIT)
 
     @property
     def tickets(self) -> set[int]:

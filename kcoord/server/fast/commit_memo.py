@@ -21,7 +21,8 @@ from kcoord_protocol.headers import encode_response
 
 if TYPE_CHECKING:
     from kcoord.server.api.api_table import BoundApi
-    from kcoord.server.broker import Broker, Committer
+    from kcoord.server.broker import Broker
+    from kcoord.server.shards.group_service import ShardCommitter
 
 MAX_PARTITIONS: Final = 20_000
 """Partitions in all that one connection may have plans for; a real consumer has those that it owns."""
@@ -42,7 +43,7 @@ class _KnownCommit:
     __slots__ = ("committer", "fixed", "head", "plan", "start", "tail", "unpack")
 
     def __init__(
-        self, frame: bytes, cells_at: list[int], plan: CommitPlan, committer: Committer, answer: bytes
+        self, frame: bytes, cells_at: list[int], plan: CommitPlan, committer: ShardCommitter, answer: bytes
     ) -> None:
         ends = [*cells_at[1:], len(frame)]
         self.start = shared(frame[:_BEFORE_ID])

@@ -2,7 +2,7 @@
 """The fast path of steady heartbeats: the same bytes as before, answered with the same bytes as before.
 
 Heartbeats of a member differ in nothing but the correlation id. So the bytes behind it are the key, and an answer is
-repeated as long as `RepeatableReply.repeat` proves that a full run would give it too (see `coordinator.group.steady`).
+repeated as long as `SteadyReply.repeat` proves that a full run would give it too (see `coordinator.group.steady`).
 One memo per connection: what else an answer depends on, the client's address, is the same for all of its requests. The
 form of KIP-1327 may change when the client names its software again; the connection then forgets all answers.
 `kcoord.fast.paths.enable=false` switches it off, for debugging.
@@ -16,7 +16,7 @@ from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest
 
 if TYPE_CHECKING:
-    from kcoord.server.broker import GroupService, RepeatableReply
+    from kcoord.server.shards.group_service import GroupService, SteadyReply
     from kcoord_protocol.messages import Message
 
 HEARTBEAT_KEYS: Final = frozenset({int(ApiKey.HEARTBEAT), int(ApiKey.CONSUMER_GROUP_HEARTBEAT)})
@@ -35,7 +35,7 @@ class HeartbeatMemo:
     __slots__ = ("_entries",)
 
     def __init__(self) -> None:
-        self._entries: dict[bytes, tuple[bytes, RepeatableReply, bytes, bytes]] = {}
+        self._entries: dict[bytes, tuple[bytes, SteadyReply, bytes, bytes]] = {}
 
     def answer(self, frame: bytes, now_ms: int) -> bytes | None:
         """The framed answer, if it is known beforehand."""

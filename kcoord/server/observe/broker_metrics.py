@@ -21,8 +21,8 @@ from kcoord.server.net.exchange import KnownExchange
 if TYPE_CHECKING:
     from kcoord.server.net.connection import ConnectionOwner
     from kcoord.server.net.listener import SocketListener
-    from kcoord.server.shards.group_service import LocalGroupService
-    from kcoord.server.shards.transaction_service import LocalTransactionService
+    from kcoord.server.shards.group_service import GroupService
+    from kcoord.server.shards.transaction_service import TransactionService
 
 
 class MeasuredConnection(KafkaConnection):
@@ -57,8 +57,8 @@ class BrokerMetrics:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        groups: LocalGroupService,
-        transactions: LocalTransactionService,
+        groups: GroupService,
+        transactions: TransactionService,
         listeners: Sequence[SocketListener],
         now_ms: Callable[[], int],
     ) -> None:

@@ -13,7 +13,7 @@ from kcoord.server.api.request_context import random_uuid
 from kcoord_protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
-    from kcoord.server.broker import Reply
+    from kcoord.server.api.replies import Reply
     from kcoord.topics.fetch_manager import FetchManager
     from kcoord_protocol.messages import FetchRequest, FetchResponse
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, TargetInput, compute, encode
 from kcoord.coordinator.group.counters import GroupCounters
-from kcoord.coordinator.group.creation_limits import CreationLimits
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.coordinator_runtime import ShardState
@@ -22,15 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import ThreadPoolExecutor
 
+    from kcoord.coordinator.group.creation_limits import CreationLimits
     from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
     from kcoord.coordinator.group.offsets.packed_fetch import PackedFetch
     from kcoord.coordinator.group.steady import SteadyHeartbeat
     from kcoord.metadata.delta import TopicDelta
     from kcoord.metadata.image import MetadataImage
     from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, ShardContext, Waiter
-    from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer, Task
+    from kcoord.runtime.result import Producer, Task
     from kcoord.runtime.timers import Timer
-    from kcoord.server.broker import Reply
     from kcoord.server.disk.shard_logs import ShardLogs
 
 _logger = logging.getLogger(__name__)
@@ -88,7 +87,9 @@ class ShardCommitter:
         self._wake = wake
 
     def commit(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int, waiter: Waiter) -> bool:
-        """See `broker.Committer`."""
+        """Commits the offsets in `cells` without an operation. `waiter` hears when they are durable. Returns False if
+        nothing happened: the request then has to be run.
+        """
         shard, machine = self._shard, self._machine
         if shard.machine is not machine or shard.is_read_only(now_ms):
             return False
@@ -101,7 +102,7 @@ class ShardCommitter:
         return True
 
 
-class LocalGroupService(ShardService[GroupCoordinatorShard]):
+class GroupService(ShardService[GroupCoordinatorShard]):
     """Serves `Broker.groups`; see the module's text."""
 
     def __init__(
@@ -115,10 +116,11 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
         write_timeout_ms: int,
         creation_limits: CreationLimits | None = None,
     ) -> None:
-        super().__init__("groups", runtime, logs, owner, configured_shards=configured_shards)
+        super().__init__(
+            "groups", runtime, logs, owner, configured_shards=configured_shards, creation_limits=creation_limits
+        )
         self.counters = GroupCounters()
         """Of all shards that this process has or had."""
-        self._creation_limits = creation_limits or CreationLimits()
         self._latest_creation_time_ms = -1
         self._process = owner
         self._background_threads = background_threads
@@ -126,15 +128,6 @@ class LocalGroupService(ShardService[GroupCoordinatorShard]):
         self._threads: ThreadPoolExecutor | None = None
 
     # --- what handlers use --------------------------------------------------------------------------------------------
-
-    def run_on_shard(
-        self,
-        shard_id: int,
-        operation: Callable[[GroupCoordinatorShard, OperationContext], CoordinatorResult[T]],
-        context: OperationContext,
-    ) -> Reply[T]:
-        context.creation_limit_ms = self._creation_limits.limit_ms
-        return super().run_on_shard(shard_id, operation, context)
 
     def steady(self, group_id: str, member_id: str) -> SteadyReply | None:
         """The right to repeat the answer that a heartbeat of the member has just been given, if there is one."""

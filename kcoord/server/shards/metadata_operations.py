@@ -8,6 +8,7 @@ how it travels.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
@@ -42,6 +43,7 @@ from kcoord_protocol.messages import (
 )
 
 if TYPE_CHECKING:
+    from kcoord.metadata.image import MetadataImage
     from kcoord.metadata.machine import MetadataMachine
     from kcoord.runtime.result import CoordinatorResult, OperationContext
 
@@ -66,6 +68,24 @@ class MetadataOperation(Protocol[T]):
 
     def result_of(self, response: Message) -> T:
         """What the controller's answer means here."""
+
+
+class MetadataService(Protocol):
+    """The metadata as a process has it: the log itself, or what the controller's worker sends of it."""
+
+    def run(self, operation: MetadataOperation[T], context: OperationContext) -> asyncio.Future[T]:
+        """Has the controller run an operation. The future ends when the change is durable and every worker has
+        published it.
+        """
+
+    @property
+    def end_offset(self) -> int:
+        """The end of the metadata log, as far as this process has read it."""
+
+    @property
+    def image(self) -> MetadataImage: ...
+
+    def close(self) -> None: ...
 
 
 class _AsAsked:

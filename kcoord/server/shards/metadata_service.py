@@ -157,13 +157,7 @@ class LocalMetadataService:
         operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
         context: OperationContext,
     ) -> asyncio.Future[T]:
-        def refusable(machine: MetadataMachine, operation_context: OperationContext) -> CoordinatorResult[T]:
-            # Nothing but replay changes this machine.
-            result = operation(machine, operation_context)
-            result.is_refusable = True
-            return result
-
-        outcome = self.driver.run(METADATA_SHARD, refusable, context)
+        outcome = self.driver.run(METADATA_SHARD, _refusable, operation, context)
         if asyncio.isfuture(outcome):
             return cast("asyncio.Future[T]", outcome)
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -213,6 +207,17 @@ class LocalMetadataService:
 
     def start_task(self, shard_id: int, task: Task) -> None:
         raise AssertionError(f"the metadata machine has no tasks, got {task}")
+
+
+def _refusable(
+    machine: MetadataMachine,
+    context: OperationContext,
+    operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
+) -> CoordinatorResult[T]:
+    """Nothing but replay changes this machine, so a result that finds no space on the disk can be dropped."""
+    result = operation(machine, context)
+    result.is_refusable = True
+    return result
 
 
 def _as_controller_error(error: KafkaError) -> KafkaError:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 from kcoord.coordinator.transaction.metadata import Partitions
-from kcoord.server.broker import map_reply
+from kcoord.server.api.replies import map_reply
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
     AddPartitionsToTxnRequest,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound="StateMachine")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -62,13 +63,17 @@ class RuntimeDriver(Generic[M]):
         self._waiting: dict[Hashable, asyncio.Future[object]] = {}
 
     def run(
-        self, shard_id: int, operation: Callable[[M, OperationContext], CoordinatorResult[T]], context: OperationContext
+        self,
+        shard_id: int,
+        operation: Callable[[M, OperationContext, R], CoordinatorResult[T]],
+        request: R,
+        context: OperationContext,
     ) -> T | asyncio.Future[T]:
         """The answer, or a future where it has to wait for the disk or for a later operation."""
         token = context.token
         self._hooks.wake()
         try:
-            outcome = self.runtime.run_write(shard_id, operation, context, token)
+            outcome = self.runtime.run_write(shard_id, operation, request, context, token)
         except KafkaError as error:
             raise self._translate(error) from None
         if not isinstance(outcome, Wait):
@@ -78,11 +83,15 @@ class RuntimeDriver(Generic[M]):
         return cast("asyncio.Future[T]", future)
 
     def run_unanswered(
-        self, shard_id: int, operation: Callable[[M, OperationContext], CoordinatorResult[T]], context: OperationContext
+        self,
+        shard_id: int,
+        operation: Callable[[M, OperationContext, R], CoordinatorResult[T]],
+        request: R,
+        context: OperationContext,
     ) -> None:
         """Runs an operation whose answer nobody needs."""
         self._hooks.wake()
-        self.runtime.run_write(shard_id, operation, context, context.token)
+        self.runtime.run_write(shard_id, operation, request, context, context.token)
 
     @property
     def waiting(self) -> int:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from kcoord.coordinator.group.creation_limits import CreationLimits
 from kcoord.metadata.delta import TopicDelta
 from kcoord.metrics.measures import Histogram
 from kcoord.runtime.coordinator_runtime import LoadError, ShardState
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from kcoord.metadata.image import MetadataImage, TopicImage
     from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
     from kcoord.runtime.result import CoordinatorResult, OperationContext, Task
-    from kcoord.server.broker import Reply
+    from kcoord.server.api.replies import Reply
     from kcoord.server.disk.log_writer import WritableLog
     from kcoord.server.disk.shard_logs import ShardLogs
     from kcoord.storage.errors import CorruptLogError
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 FIRST_RELOAD_SECONDS = 1.0
@@ -84,9 +86,17 @@ class ShardService(Generic[M]):
     """See the module's text. `name` is for log lines; a subclass starts tasks and hears of growing logs."""
 
     def __init__(
-        self, name: str, runtime: CoordinatorRuntime[M], logs: ShardLogs, owner: ShardOwner, *, configured_shards: int
+        self,
+        name: str,
+        runtime: CoordinatorRuntime[M],
+        logs: ShardLogs,
+        owner: ShardOwner,
+        *,
+        configured_shards: int,
+        creation_limits: CreationLimits | None = None,
     ) -> None:
         self.name = name
+        self._creation_limits = creation_limits or CreationLimits()
         self._runtime = runtime
         self._logs = logs
         self._owner = owner
@@ -120,17 +130,30 @@ class ShardService(Generic[M]):
     def shard_of(self, key: str) -> int:
         return partition_for(key, self._shard_count or self._configured_shards)
 
-    def run(
-        self, key: str, operation: Callable[[M, OperationContext], CoordinatorResult[T]], context: OperationContext
+    def call(
+        self,
+        key: str,
+        operation: Callable[[M, OperationContext, R], CoordinatorResult[T]],
+        request: R,
+        context: OperationContext,
     ) -> Reply[T]:
-        return self.run_on_shard(self.shard_of(key), operation, context)
+        """Runs an operation of the state machine on the shard of a group id or transactional id."""
+        return self.call_shard(
+            partition_for(key, self._shard_count or self._configured_shards), operation, request, context
+        )
 
-    def run_on_shard(
-        self, shard_id: int, operation: Callable[[M, OperationContext], CoordinatorResult[T]], context: OperationContext
+    def call_shard(
+        self,
+        shard_id: int,
+        operation: Callable[[M, OperationContext, R], CoordinatorResult[T]],
+        request: R,
+        context: OperationContext,
     ) -> Reply[T]:
+        """Raises KafkaError if the operation fails at once, and NOT_COORDINATOR if another broker has the shard."""
         if shard_id not in self._own_shards:
             raise KafkaError(Errors.NOT_COORDINATOR)
-        return self.driver.run(shard_id, operation, context)
+        context.creation_limit_ms = self._creation_limits.limit_ms
+        return self.driver.run(shard_id, operation, request, context)
 
     # --- what metrics ask ---------------------------------------------------------------------------------------------
 
@@ -335,11 +358,11 @@ class ShardService(Generic[M]):
                 self._update_shard(shard_id, image, delta)
 
     def _update_shard(self, shard_id: int, image: MetadataImage, delta: TopicDelta | None = None) -> None:
-        def operation(shard: M, context: OperationContext) -> CoordinatorResult[None]:
+        def operation(shard: M, context: OperationContext, image: MetadataImage) -> CoordinatorResult[None]:
             return shard.on_metadata_update(context, image, delta)
 
         try:
-            self.driver.run_unanswered(shard_id, operation, internal_operation_context(self._owner.now_ms()))
+            self.driver.run_unanswered(shard_id, operation, image, internal_operation_context(self._owner.now_ms()))
         except KafkaError as error:
             _logger.error("Shard %d of %s did not take a metadata image: %s", shard_id, self.name, error)
 

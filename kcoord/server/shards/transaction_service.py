@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION, Partitions, partitions_of
+from kcoord.server.api.replies import map_reply
 from kcoord.server.api.request_context import internal_operation_context
-from kcoord.server.broker import map_reply
 from kcoord.server.shards.shard_service import ShardOwner, ShardService
 from kcoord.topics.partition import Marker
 from kcoord_protocol.errors import Errors, KafkaError
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from kcoord.coordinator.transaction.work import WriteMarkers
     from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
     from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer, Task
-    from kcoord.server.broker import GroupOperation, Reply
+    from kcoord.server.api.replies import Reply
     from kcoord.server.disk.shard_logs import ShardLogs
+    from kcoord.server.shards.group_service import GroupService
     from kcoord.server.workers.peer_calls import PeerCalls
     from kcoord.topics.store import TopicStore
 
@@ -47,13 +48,7 @@ _NOTHING_TO_TELL: Final = (
 """A partition that is gone, or that has a newer marker of this producer already, needs no other one."""
 
 
-class GroupShards(Protocol):
-    """The group coordinator, as far as transactions need it."""
-
-    def run_on_shard(self, shard_id: int, operation: GroupOperation[T], context: OperationContext) -> Reply[T]: ...
-
-
-class LocalTransactionService(ShardService["TransactionCoordinatorShard"]):
+class TransactionService(ShardService["TransactionCoordinatorShard"]):
     """Serves `Broker.transactions`; see the module's text."""
 
     def __init__(
@@ -62,7 +57,7 @@ class LocalTransactionService(ShardService["TransactionCoordinatorShard"]):
         logs: ShardLogs,
         owner: ShardOwner,
         topics: TopicStore,
-        groups: GroupShards,
+        groups: GroupService,
         *,
         configured_shards: int,
         node_id: int,
@@ -91,23 +86,38 @@ class LocalTransactionService(ShardService["TransactionCoordinatorShard"]):
         """Whether the producer may write to the partitions within its transaction. With `adds` (KIP-890) they become
         part of it; before, the producer had to have them added.
         """
-
-        def add(shard: TransactionCoordinatorShard, context: OperationContext) -> CoordinatorResult[None]:
-            return shard.add_partitions(context, transactional_id, producer, partitions, EPOCH_BUMPING_VERSION)
-
-        def verify(
-            shard: TransactionCoordinatorShard, context: OperationContext
-        ) -> CoordinatorResult[Mapping[tuple[str, int], Errors]]:
-            return shard.verify_partitions(context, transactional_id, producer, partitions)
-
         coordinator = self._leader(TRANSACTION_STATE_TOPIC, self.shard_of(transactional_id))
         if coordinator != self._node_id:
             from kcoord.server.shards.remote_transactions import ask_coordinator
 
             return ask_coordinator(self._peers, coordinator, transactional_id, producer, partitions, adds=adds)
-        if not adds:
-            return self.run(transactional_id, verify, context)
-        return map_reply(self.run(transactional_id, add, context), lambda _: {})
+        if adds:
+            added = self.add_partitions(transactional_id, producer, partitions, EPOCH_BUMPING_VERSION, context)
+            return map_reply(added, lambda _: {})
+
+        def verify(
+            shard: TransactionCoordinatorShard, context: OperationContext, partitions: Partitions
+        ) -> CoordinatorResult[Mapping[tuple[str, int], Errors]]:
+            return shard.verify_partitions(context, transactional_id, producer, partitions)
+
+        return self.call(transactional_id, verify, partitions, context)
+
+    def add_partitions(
+        self,
+        transactional_id: str,
+        producer: Producer,
+        partitions: Partitions,
+        client_transaction_version: int,
+        context: OperationContext,
+    ) -> Reply[None]:
+        """Makes partitions part of a transaction that this worker coordinates."""
+
+        def add(
+            shard: TransactionCoordinatorShard, context: OperationContext, partitions: Partitions
+        ) -> CoordinatorResult[None]:
+            return shard.add_partitions(context, transactional_id, producer, partitions, client_transaction_version)
+
+        return self.call(transactional_id, add, partitions, context)
 
     def _leader(self, topic: str, partition: int) -> int:
         """This worker also where there is no such partition: it knows what to say then."""
@@ -187,10 +197,7 @@ class LocalTransactionService(ShardService["TransactionCoordinatorShard"]):
             self._topics.write_marker(topic, partition, marker, now_ms)
             return None
 
-        def operation(shard: GroupCoordinatorShard, context: OperationContext) -> CoordinatorResult[None]:
-            return shard.end_transaction(context, work.producer, work.coordinator_epoch, committed=work.committed)
-
-        return self._groups.run_on_shard(partition, operation, internal_operation_context(now_ms))
+        return self._groups.call_shard(partition, _end_transaction, work, internal_operation_context(now_ms))
 
     @staticmethod
     def _not_told(work: WriteMarkers, topic: str, partition: int, error: KafkaError) -> KafkaError | None:
@@ -208,6 +215,12 @@ class LocalTransactionService(ShardService["TransactionCoordinatorShard"]):
             error,
         )
         return error if retried else None
+
+
+def _end_transaction(
+    shard: GroupCoordinatorShard, context: OperationContext, work: WriteMarkers
+) -> CoordinatorResult[None]:
+    return shard.end_transaction(context, work.producer, work.coordinator_epoch, committed=work.committed)
 
 
 def _each(partitions: Partitions) -> Iterator[tuple[str, int]]:

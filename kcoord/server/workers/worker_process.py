@@ -21,7 +21,7 @@ import uvloop
 from kcoord.server.clock import Clock
 from kcoord.server.disk.data_folder import Storage, StorageNotUsable
 from kcoord.server.net.listener import SocketListener
-from kcoord.server.process import BrokerProcess, MetadataSource, StartError, load_metadata
+from kcoord.server.process import BrokerProcess, StartError, load_metadata
 from kcoord.server.workers.metadata_follower import MetadataFollower
 from kcoord.server.workers.metadata_followers import ControllerMetadataService
 from kcoord.server.workers.peer_link import Peers
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kcoord.metadata.records import BrokerRegistration
     from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
     from kcoord.server.net.connection_limits import ConnectionLimits
+    from kcoord.server.shards.metadata_operations import MetadataService
 
 _logger = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class WorkerProcess(BrokerProcess):
     def controller_id(self) -> int:
         return self._place.workers[CONTROLLER].config.node_id
 
-    def _new_metadata_service(self, runtime: CoordinatorRuntime[MetadataMachine] | None) -> MetadataSource:
+    def _new_metadata_service(self, runtime: CoordinatorRuntime[MetadataMachine] | None) -> MetadataService:
         if runtime is not None:
             return ControllerMetadataService(runtime, self._storage.metadata_logs, self, self._group_times)
         controller = self._place.workers[CONTROLLER]

@@ -256,7 +256,7 @@ def calls_on_the_loop(members: int) -> int:
             topic_partitions=[],
         )
         context = OperationContext(now_ms, 1, token=number)
-        runtime.run_write(0, lambda shard, _: shard.consumer_group_heartbeat(context, request), context, number)
+        runtime.run_write(0, GroupCoordinatorShard.consumer_group_heartbeat, request, context, number)
         return poll()
 
     for number in range(members):

@@ -66,7 +66,7 @@ def test_the_reason_is_a_record_header() -> None:
     context = GroupContext({"t3": 3})
     context.shard = shard
     context.commit("g", {"t3": {0: 1}})
-    runtime.run_write(0, lambda machine, ctx: machine.delete_groups(ctx, ["g"]), OperationContext(5, token=1), 1)
+    runtime.run_write(0, GroupCoordinatorShard.delete_groups, ["g"], OperationContext(5, token=1), 1)
     (append,) = runtime.poll(5).appends
     records = decode_records(append.data)
     assert [record.value for record in records] == [None, None]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from kcoord.config import Listener, SecurityProtocol
+from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.request_context import RequestContext
@@ -20,8 +21,9 @@ from tests.unit.metadata.cluster import Cluster
 
 if TYPE_CHECKING:
     from kcoord.server.api.api_table import ApiTable
-    from kcoord.server.broker import GroupService, TransactionService
     from kcoord.server.shards.fetch_service import FetchService
+    from kcoord.server.shards.group_service import GroupService
+    from kcoord.server.shards.transaction_service import TransactionService
     from kcoord.topics.store import TopicStore
 
 T = TypeVar("T")
@@ -38,6 +40,13 @@ class Metadata:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.broker: Broker
+
+    @property
+    def image(self) -> MetadataImage:
+        return self._cluster.image
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
     @property
     def end_offset(self) -> int:

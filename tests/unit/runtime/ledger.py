@@ -151,7 +151,8 @@ class Bench:
         token = self._tokens
         return self.runtime.run_write(
             SHARD,
-            lambda ledger, context: operation(ledger, context, *arguments),
+            lambda ledger, context, arguments: operation(ledger, context, *arguments),
+            arguments,
             OperationContext(self.now_ms, token=token),
             token,
         )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, LoadError, ShardState
-from kcoord.runtime.result import OperationContext
+from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.snapshot import RECORDS, Chunk, PackedState, SnapshotPart, make_chunks
 from kcoord_protocol.errors import KafkaError
@@ -139,11 +140,15 @@ class GroupBench:
     def new_runtime(self) -> CoordinatorRuntime[GroupCoordinatorShard]:
         return CoordinatorRuntime(lambda _: GroupCoordinatorShard(self.config, self.image), SERDE)
 
-    def run(self, operation: Callable[[GroupCoordinatorShard, OperationContext], object], version: int = 9) -> None:
+    def run(
+        self, operation: Callable[[GroupCoordinatorShard, OperationContext], CoordinatorResult[Any]], version: int = 9
+    ) -> None:
         self.tokens += 1
         context = OperationContext(self.tokens, api_version=version, token=self.tokens, candidate_id=f"id{self.tokens}")
         try:
-            self.runtime.run_write(SHARD, operation, context, self.tokens)  # type: ignore[arg-type]
+            self.runtime.run_write(
+                SHARD, lambda shard, context, _: operation(shard, context), None, context, self.tokens
+            )
         except KafkaError:
             return
         for append in self.runtime.poll(self.tokens).appends:

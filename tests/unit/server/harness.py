@@ -19,7 +19,7 @@ from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.disk.data_folder import FLUSH_POLICY_FSYNC
 from kcoord.server.disk.shard_logs import ShardLogs
-from kcoord.server.shards.group_service import LocalGroupService
+from kcoord.server.shards.group_service import GroupService
 from kcoord.server.workers.worker import Worker
 from kcoord.storage.file_system import FileSystem, make_durable_dirs
 from kcoord.storage.journal import JOURNAL_FILE, Journal
@@ -64,7 +64,7 @@ class Harness:
         self.worker = Worker(asyncio.get_running_loop(), self.now_ms, self._begin_journal() if is_journaled else None)
         self.runtime = CoordinatorRuntime(self._new_shard, CoordinatorSerde())
         logs = ShardLogs("__consumer_offsets", self._open_log, self._has_log, self.file_system)
-        self.groups = LocalGroupService(
+        self.groups = GroupService(
             self.runtime,
             logs,
             self,

@@ -471,10 +471,20 @@ class BrokerLife(RuleBasedStateMachine):
             shard = groups.shard_of(group)
             ticket = groups.start_verification(shard, producer)
             context = side.harness.context(ApiKey.TXN_OFFSET_COMMIT, 3).operation_context()
-            groups.run(group, lambda machine, c: machine.commit_transactional_offsets(c, request, ticket), context)
+            groups.call(
+                group,
+                lambda shard, c, request: shard.commit_transactional_offsets(c, request, ticket),
+                request,
+                context,
+            )
             if ends is not None:
                 context = side.harness.context(ApiKey.WRITE_TXN_MARKERS, 1).operation_context()
-                groups.run(group, lambda machine, c: machine.end_transaction(c, producer, 0, committed=ends), context)
+                groups.call(
+                    group,
+                    lambda shard, c, producer: shard.end_transaction(c, producer, 0, committed=ends),
+                    producer,
+                    context,
+                )
 
         self._on_both(act)
 

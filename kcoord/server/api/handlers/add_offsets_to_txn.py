@@ -4,21 +4,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kcoord.runtime.result import Producer
 from kcoord.server.api.handlers.auto_create import ensure_internal_topic
-from kcoord.server.broker import map_reply
+from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 from kcoord_protocol.messages import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
-
-if TYPE_CHECKING:
-    from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
 
 API_KEY = ApiKey.ADD_OFFSETS_TO_TXN
 VERSIONS = range(0, 5)
@@ -48,12 +44,13 @@ def _add(broker: Broker, context: RequestContext, request: AddOffsetsToTxnReques
     producer = Producer(request.producer_id, request.producer_epoch)
     partitions = {GROUP_METADATA_TOPIC: frozenset((broker.groups.shard_of(request.group_id),))}
 
-    def operation(shard: TransactionCoordinatorShard, operation_context: OperationContext) -> CoordinatorResult[None]:
-        return shard.add_partitions(
-            operation_context, request.transactional_id, producer, partitions, _CLIENT_TRANSACTION_VERSION
-        )
-
-    added = broker.transactions.run(request.transactional_id, operation, context.operation_context(candidate=False))
+    added = broker.transactions.add_partitions(
+        request.transactional_id,
+        producer,
+        partitions,
+        _CLIENT_TRANSACTION_VERSION,
+        context.operation_context(candidate=False),
+    )
     return map_reply(added, lambda _: AddOffsetsToTxnResponse())
 
 

@@ -7,20 +7,16 @@ v0-v3 come from producers, for one transaction. v4+ come from brokers, for sever
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION, Partitions, partitions_of
 from kcoord.runtime.result import Producer
-from kcoord.server.broker import gather_replies, map_reply
+from kcoord.server.api.replies import Reply, gather_replies, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
-
-if TYPE_CHECKING:
-    from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
 
 API_KEY = ApiKey.ADD_PARTITIONS_TO_TXN
 VERSIONS = range(0, 6)
@@ -118,15 +114,14 @@ def _ask(
     version = EPOCH_BUMPING_VERSION if context.api_version >= _BATCHED_SINCE_VERSION else 0
     operation_context = context.operation_context(candidate=False)
 
-    def operation(shard: TransactionCoordinatorShard, operation_context: OperationContext) -> CoordinatorResult[None]:
-        return shard.add_partitions(operation_context, transaction.transactional_id, producer, partitions, version)
-
     if transaction.verify_only:
         verified = broker.transactions.agree(
             transaction.transactional_id, producer, partitions, operation_context, adds=False
         )
         return map_reply(verified, lambda errors: lambda topic, partition: errors[topic, partition])
-    added = broker.transactions.run(transaction.transactional_id, operation, operation_context)
+    added = broker.transactions.add_partitions(
+        transaction.transactional_id, producer, partitions, version, operation_context
+    )
     return map_reply(added, lambda _: lambda topic, partition: Errors.NONE)
 
 

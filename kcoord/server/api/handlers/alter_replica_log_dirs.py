@@ -7,16 +7,12 @@ folder counts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kcoord.server.api.handlers.describe_log_dirs import log_folder
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse
-
-if TYPE_CHECKING:
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker
 
 API_KEY = ApiKey.ALTER_REPLICA_LOG_DIRS
 VERSIONS = range(1, 3)

@@ -12,20 +12,16 @@ ApiVersions itself.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
+from kcoord.config import BrokerConfig
 from kcoord.metadata.records import supported_features
-from kcoord.server.api.api_table import TELEMETRY_APIS
+from kcoord.server.api.api_table import TELEMETRY_APIS, ApiTable
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.headers import encode_response
 from kcoord_protocol.messages import ApiVersionsRequest, ApiVersionsResponse
-
-if TYPE_CHECKING:
-    from kcoord.config import BrokerConfig
-    from kcoord.server.api.api_table import ApiTable
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker
 
 API_KEY = ApiKey.API_VERSIONS
 VERSIONS = range(0, 6)

@@ -6,18 +6,15 @@ allows.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from kcoord.metadata.topics import auto_create_request
 from kcoord.server.api.handlers.topic_ids import random_topic_ids
-from kcoord.server.broker import map_reply
+from kcoord.server.api.replies import map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord.server.shards.metadata_operations import AutoCreateTopics
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import CreateTopicsResponse
-
-if TYPE_CHECKING:
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker
 
 _FINE = (Errors.NONE, Errors.TOPIC_ALREADY_EXISTS)
 """A topic that somebody else created in the meantime is no failure."""

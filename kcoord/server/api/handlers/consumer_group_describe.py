@@ -5,22 +5,17 @@ creation time. Connections of the form `creation-time` get it in v1, too, as a t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from kcoord.server.api.handlers.fan_out import ask_each_shard
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.server.api.fan_out import ask_each_shard
 from kcoord.server.api.kip1327 import creation_time_tag, has_creation_time_tag
-from kcoord.server.broker import map_reply
+from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 
-if TYPE_CHECKING:
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
-
-    DescribedGroup = ConsumerGroupDescribeResponse.DescribedGroup
+DescribedGroup = ConsumerGroupDescribeResponse.DescribedGroup
 
 API_KEY = ApiKey.CONSUMER_GROUP_DESCRIBE
 VERSIONS = range(0, 3)
@@ -35,11 +30,6 @@ def handle(
     broker: Broker, context: RequestContext, request: ConsumerGroupDescribeRequest
 ) -> Reply[ConsumerGroupDescribeResponse]:
     broker.check_consumer_protocol()
-
-    def operation(
-        shard: GroupCoordinatorShard, operation_context: OperationContext, group_ids: list[str]
-    ) -> CoordinatorResult[list[DescribedGroup]]:
-        return shard.consumer_group_describe(operation_context, group_ids)
 
     def failed(group_id: str, error: KafkaError) -> DescribedGroup:
         return ConsumerGroupDescribeResponse.DescribedGroup(
@@ -56,7 +46,14 @@ def handle(
                 group.unknown_tagged_fields = creation_time_tag(group.group_creation_time_ms)
         return ConsumerGroupDescribeResponse(groups=groups)
 
-    answers = ask_each_shard(broker, context, request.group_ids, operation, lambda group: group.group_id, failed)
+    answers = ask_each_shard(
+        broker,
+        context,
+        request.group_ids,
+        GroupCoordinatorShard.consumer_group_describe,
+        lambda group: group.group_id,
+        failed,
+    )
     return map_reply(answers, respond)
 
 

@@ -6,19 +6,14 @@ Connections of the form `creation-time` get the group's creation time in v1, too
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.server.api.kip1327 import creation_time_tag, has_creation_time_tag
-from kcoord.server.broker import map_reply
+from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
-
-if TYPE_CHECKING:
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
 
 API_KEY = ApiKey.CONSUMER_GROUP_HEARTBEAT
 VERSIONS = range(0, 3)
@@ -29,14 +24,14 @@ def handle(
 ) -> Reply[ConsumerGroupHeartbeatResponse]:
     broker.check_consumer_protocol()
 
-    def operation(
-        shard: GroupCoordinatorShard, operation_context: OperationContext
-    ) -> CoordinatorResult[ConsumerGroupHeartbeatResponse]:
-        return shard.consumer_group_heartbeat(operation_context, request)
-
     # A member without an id can only be a first heartbeat of v0, the one case in which the shard makes an id.
     needs_id = not request.member_id
-    reply = broker.groups.run(request.group_id, operation, context.operation_context(candidate=needs_id))
+    reply = broker.groups.call(
+        request.group_id,
+        GroupCoordinatorShard.consumer_group_heartbeat,
+        request,
+        context.operation_context(candidate=needs_id),
+    )
     return map_reply(reply, _with_creation_time_tag) if has_creation_time_tag(context) else reply
 
 

@@ -8,18 +8,20 @@ response carries a creation time.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from kcoord.metadata.image import MetadataImage
 from kcoord.server.api.handlers import consumer_group_heartbeat
-from kcoord.server.broker import map_reply
-from kcoord_protocol.messages import ConsumerGroupHeartbeatNewPartitionsResponse, ConsumerGroupHeartbeatResponse
-
-if TYPE_CHECKING:
-    from kcoord.metadata.image import MetadataImage
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
-    from kcoord_protocol.errors import KafkaError
-    from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, Message
+from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
+from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.messages import (
+    ConsumerGroupHeartbeatNewPartitionsResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    Message,
+)
 
 FIRST_VERSION_WITH_NEW_PARTITIONS = 2
 

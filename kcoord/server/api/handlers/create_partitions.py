@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kcoord.metadata.collect import once
 from kcoord.server.api.handlers.timeouts import check_timeout
+from kcoord.server.api.replies import Reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord.server.shards.metadata_operations import CreatePartitions
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import CreatePartitionsRequest, CreatePartitionsResponse
-
-if TYPE_CHECKING:
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
 
 API_KEY = ApiKey.CREATE_PARTITIONS
 VERSIONS = range(0, 4)

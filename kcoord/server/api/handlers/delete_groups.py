@@ -3,34 +3,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from kcoord.server.api.handlers.fan_out import ask_each_shard
-from kcoord.server.broker import map_reply
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.server.api.fan_out import ask_each_shard
+from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import DeleteGroupsRequest, DeleteGroupsResponse
 
-if TYPE_CHECKING:
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
-
-    DeletableGroupResult = DeleteGroupsResponse.DeletableGroupResult
+DeletableGroupResult = DeleteGroupsResponse.DeletableGroupResult
 
 API_KEY = ApiKey.DELETE_GROUPS
 VERSIONS = range(0, 4)
 
 
 def handle(broker: Broker, context: RequestContext, request: DeleteGroupsRequest) -> Reply[DeleteGroupsResponse]:
-    def operation(
-        shard: GroupCoordinatorShard, operation_context: OperationContext, group_ids: list[str]
-    ) -> CoordinatorResult[list[DeletableGroupResult]]:
-        return shard.delete_groups(operation_context, group_ids)
-
     answers = ask_each_shard(
-        broker, context, request.groups_names, operation, lambda group: group.group_id, _failed, repeats=False
+        broker,
+        context,
+        request.groups_names,
+        GroupCoordinatorShard.delete_groups,
+        lambda group: group.group_id,
+        _failed,
+        repeats=False,
     )
     return map_reply(answers, lambda results: DeleteGroupsResponse(results=results))
 

@@ -7,15 +7,13 @@ partition more than once, its last offset counts and it is answered once, as in 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
+from kcoord.server.api.replies import Reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import DeleteRecordsRequest, DeleteRecordsResponse
-
-if TYPE_CHECKING:
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
 
 API_KEY = ApiKey.DELETE_RECORDS
 VERSIONS = range(0, 3)

@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kcoord.metadata.collect import once
 from kcoord.metadata.topics import requested_deletions
 from kcoord.server.api.handlers.timeouts import check_timeout
+from kcoord.server.api.replies import Reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord.server.shards.metadata_operations import DeleteTopics
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import DeleteTopicsRequest, DeleteTopicsResponse
 from kcoord_protocol.uuid import ZERO_UUID
-
-if TYPE_CHECKING:
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
 
 API_KEY = ApiKey.DELETE_TOPICS
 VERSIONS = range(1, 7)

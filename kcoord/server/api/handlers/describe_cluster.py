@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kcoord.server.api.handlers.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED
 from kcoord.server.api.handlers.leader_hint import broker_addresses, fenced_addresses
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import DescribeClusterRequest, DescribeClusterResponse
-
-if TYPE_CHECKING:
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker
 
 API_KEY = ApiKey.DESCRIBE_CLUSTER
 VERSIONS = range(0, 3)

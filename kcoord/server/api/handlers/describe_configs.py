@@ -6,8 +6,6 @@ An empty list of keys means all keys, as null does; keys that do not exist are l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kcoord.metadata import describe
 from kcoord.metadata.describe import ConfigEntry, ConfigSource
 from kcoord.metadata.image import (
@@ -18,14 +16,12 @@ from kcoord.metadata.image import (
     TOPIC_RESOURCE,
 )
 from kcoord.metadata.names import check_topic_name
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord.server.observe import broker_loggers
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import DescribeConfigsRequest, DescribeConfigsResponse
-
-if TYPE_CHECKING:
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker
 
 API_KEY = ApiKey.DESCRIBE_CONFIGS
 VERSIONS = range(1, 5)

@@ -3,22 +3,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.server.api.fan_out import ask_each_shard
 from kcoord.server.api.handlers.consumer_group_describe import GROUP_OPERATIONS
-from kcoord.server.api.handlers.fan_out import ask_each_shard
-from kcoord.server.broker import map_reply
+from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import DescribeGroupsRequest, DescribeGroupsResponse
 
-if TYPE_CHECKING:
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
-
-    DescribedGroup = DescribeGroupsResponse.DescribedGroup
+DescribedGroup = DescribeGroupsResponse.DescribedGroup
 
 API_KEY = ApiKey.DESCRIBE_GROUPS
 VERSIONS = range(0, 7)
@@ -27,11 +22,6 @@ ERROR_MESSAGE_VERSION = 6
 
 
 def handle(broker: Broker, context: RequestContext, request: DescribeGroupsRequest) -> Reply[DescribeGroupsResponse]:
-    def operation(
-        shard: GroupCoordinatorShard, operation_context: OperationContext, group_ids: list[str]
-    ) -> CoordinatorResult[list[DescribedGroup]]:
-        return shard.describe_groups(operation_context, group_ids)
-
     def failed(group_id: str, error: KafkaError) -> DescribedGroup:
         return _failed(group_id, error, context.api_version)
 
@@ -42,7 +32,9 @@ def handle(broker: Broker, context: RequestContext, request: DescribeGroupsReque
                     group.authorized_operations = GROUP_OPERATIONS
         return DescribeGroupsResponse(groups=groups)
 
-    answers = ask_each_shard(broker, context, request.groups, operation, lambda group: group.group_id, failed)
+    answers = ask_each_shard(
+        broker, context, request.groups, GroupCoordinatorShard.describe_groups, lambda group: group.group_id, failed
+    )
     return map_reply(answers, respond)
 
 

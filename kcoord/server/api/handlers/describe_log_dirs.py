@@ -8,17 +8,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from kcoord.server.api.replies import Reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
+from kcoord.storage.file_system import FileSystem
 from kcoord.storage.segment import LOG_SUFFIX
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
-
-if TYPE_CHECKING:
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
-    from kcoord.storage.file_system import FileSystem
 
 API_KEY = ApiKey.DESCRIBE_LOG_DIRS
 VERSIONS = range(1, 6)

@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kcoord.metadata.names import check_topic_name
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
+from kcoord.topics.producer_state import ProducerEntry
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import DescribeProducersRequest, DescribeProducersResponse
-
-if TYPE_CHECKING:
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker
-    from kcoord.topics.producer_state import ProducerEntry
 
 API_KEY = ApiKey.DESCRIBE_PRODUCERS
 VERSIONS = range(0, 1)

@@ -8,20 +8,17 @@ topics do not count, and a cursor that names a topic which was not asked for fai
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from kcoord.metadata.image import PartitionImage
 from kcoord.metadata.names import topic_name_problem
 from kcoord.metadata.records import NO_LEADER
 from kcoord.server.api.handlers.authorized_operations import TOPIC_OPERATIONS
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import INTERNAL_TOPICS
 from kcoord_protocol.messages import DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse
-
-if TYPE_CHECKING:
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker
 
 API_KEY = ApiKey.DESCRIBE_TOPIC_PARTITIONS
 VERSIONS = range(0, 2)

@@ -3,20 +3,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from kcoord.server.broker import gather_replies, map_reply
+from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+from kcoord.server.api.replies import Reply, gather_replies, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import DescribeTransactionsRequest, DescribeTransactionsResponse
 
-if TYPE_CHECKING:
-    from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
-
-    State = DescribeTransactionsResponse.TransactionState
+State = DescribeTransactionsResponse.TransactionState
 
 API_KEY = ApiKey.DESCRIBE_TRANSACTIONS
 VERSIONS = range(0, 1)
@@ -33,13 +28,13 @@ def handle(
 
 
 def _describe(broker: Broker, context: RequestContext, transactional_id: str) -> Reply[list[State]]:
-    def operation(
-        shard: TransactionCoordinatorShard, operation_context: OperationContext
-    ) -> CoordinatorResult[list[State]]:
-        return shard.describe_transactions(operation_context, [transactional_id])
-
     try:
-        reply = broker.transactions.run(transactional_id, operation, context.operation_context(candidate=False))
+        reply = broker.transactions.call(
+            transactional_id,
+            TransactionCoordinatorShard.describe_transactions,
+            [transactional_id],
+            context.operation_context(candidate=False),
+        )
     except KafkaError as error:
         return [_failed(transactional_id, error)]
     return map_reply(reply, lambda states: states, lambda error: [_failed(transactional_id, error)])

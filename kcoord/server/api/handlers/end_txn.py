@@ -7,22 +7,19 @@ From v5 on (KIP-890) every end bumps the producer's epoch, and the answer says w
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kcoord.coordinator.transaction.end_transaction import EndRequest
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION
-from kcoord.runtime.result import Producer
+from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer
 from kcoord.server.api.handlers.init_producer_id import take_producer_id
-from kcoord.server.broker import map_reply
+from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import EndTxnRequest, EndTxnResponse
-
-if TYPE_CHECKING:
-    from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
 
 API_KEY = ApiKey.END_TXN
 VERSIONS = range(0, 6)
@@ -51,7 +48,7 @@ def _end(
     broker: Broker, context: RequestContext, request: EndTxnRequest, producer_id: int | None
 ) -> Reply[EndTxnResponse]:
     bumps_epoch = context.api_version >= _BUMPS_EPOCH_SINCE_VERSION
-    wanted = EndRequest(
+    end = EndRequest(
         Producer(request.producer_id, request.producer_epoch),
         request.committed,
         bumps_epoch,
@@ -60,11 +57,13 @@ def _end(
     )
 
     def operation(
-        shard: TransactionCoordinatorShard, operation_context: OperationContext
+        shard: TransactionCoordinatorShard, operation_context: OperationContext, end: EndRequest
     ) -> CoordinatorResult[Producer]:
-        return shard.end_transaction(operation_context, request.transactional_id, wanted)
+        return shard.end_transaction(operation_context, request.transactional_id, end)
 
-    ended = broker.transactions.run(request.transactional_id, operation, context.operation_context(candidate=False))
+    ended = broker.transactions.call(
+        request.transactional_id, operation, end, context.operation_context(candidate=False)
+    )
     return map_reply(
         ended, lambda producer: EndTxnResponse(producer_id=producer.producer_id, producer_epoch=producer.producer_epoch)
     )

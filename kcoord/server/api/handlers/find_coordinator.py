@@ -7,21 +7,17 @@ v0-v3 ask for one key, v4+ for several. Share coordinators do not exist here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kcoord.server.api.handlers.auto_create import ensure_internal_topic
 from kcoord.server.api.handlers.leader_hint import leader_endpoint
-from kcoord.server.broker import map_reply
+from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord_protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse
 
-if TYPE_CHECKING:
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
-
-    Coordinator = FindCoordinatorResponse.Coordinator
+Coordinator = FindCoordinatorResponse.Coordinator
 
 API_KEY = ApiKey.FIND_COORDINATOR
 VERSIONS = range(0, 7)

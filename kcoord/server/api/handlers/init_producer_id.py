@@ -9,19 +9,17 @@ transactions that an outside coordinator decides (KIP-939): that is refused as w
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from kcoord.runtime.result import Producer
+from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer
+from kcoord.server.api.replies import Reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord.server.shards.metadata_operations import AllocateProducerIds
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import InitProducerIdRequest, InitProducerIdResponse
-
-if TYPE_CHECKING:
-    from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
 
 API_KEY = ApiKey.INIT_PRODUCER_ID
 VERSIONS = range(0, 7)
@@ -69,13 +67,13 @@ def _initialize(
         raise KafkaError(Errors.INVALID_REQUEST, "The transactional id must not be empty.")
 
     def operation(
-        shard: TransactionCoordinatorShard, operation_context: OperationContext
+        shard: TransactionCoordinatorShard, operation_context: OperationContext, request: InitProducerIdRequest
     ) -> CoordinatorResult[InitProducerIdResponse]:
         return shard.init_producer_id(
             operation_context, transactional_id, request.transaction_timeout_ms, expected, producer_id
         )
 
-    return broker.transactions.run(transactional_id, operation, context.operation_context(candidate=False))
+    return broker.transactions.call(transactional_id, operation, request, context.operation_context(candidate=False))
 
 
 async def _take_from_new_block(

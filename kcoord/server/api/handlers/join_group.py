@@ -3,18 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from kcoord.server.broker import map_reply
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import JoinGroupRequest, JoinGroupResponse
-
-if TYPE_CHECKING:
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
 
 API_KEY = ApiKey.JOIN_GROUP
 VERSIONS = range(0, 10)
@@ -24,12 +19,7 @@ NULL_PROTOCOL_VERSION = 7
 
 
 def handle(broker: Broker, context: RequestContext, request: JoinGroupRequest) -> Reply[JoinGroupResponse]:
-    def operation(
-        shard: GroupCoordinatorShard, operation_context: OperationContext
-    ) -> CoordinatorResult[JoinGroupResponse]:
-        return shard.join_group(operation_context, request)
-
-    reply = broker.groups.run(request.group_id, operation, context.operation_context())
+    reply = broker.groups.call(request.group_id, GroupCoordinatorShard.join_group, request, context.operation_context())
     return map_reply(reply, lambda response: _for_version(response, context.api_version))
 
 

@@ -5,11 +5,8 @@ tell a client that asked the wrong broker (KIP-951).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kcoord.metadata.image import BrokerImage
-    from kcoord.server.broker import Broker
+from kcoord.metadata.image import BrokerImage
+from kcoord.server.broker import Broker
 
 
 def leader_endpoint(broker: Broker, leader_id: int, listener_name: str) -> tuple[str, int, str | None] | None:

@@ -3,18 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from kcoord.server.broker import map_reply
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import LeaveGroupRequest, LeaveGroupResponse
-
-if TYPE_CHECKING:
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
 
 API_KEY = ApiKey.LEAVE_GROUP
 VERSIONS = range(0, 6)
@@ -26,12 +21,9 @@ def handle(broker: Broker, context: RequestContext, request: LeaveGroupRequest) 
     if context.api_version < BATCH_VERSION:
         request.members = [LeaveGroupRequest.MemberIdentity(member_id=request.member_id)]
 
-    def operation(
-        shard: GroupCoordinatorShard, operation_context: OperationContext
-    ) -> CoordinatorResult[LeaveGroupResponse]:
-        return shard.leave_group(operation_context, request)
-
-    reply = broker.groups.run(request.group_id, operation, context.operation_context(candidate=False))
+    reply = broker.groups.call(
+        request.group_id, GroupCoordinatorShard.leave_group, request, context.operation_context(candidate=False)
+    )
     return map_reply(reply, lambda response: _for_version(response, context.api_version))
 
 

@@ -7,36 +7,33 @@ would be a guess.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from kcoord.server.broker import gather_replies, map_reply
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord.server.api.replies import Reply, gather_replies, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import ListGroupsRequest, ListGroupsResponse
 
-if TYPE_CHECKING:
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
-
-    ListedGroup = ListGroupsResponse.ListedGroup
+ListedGroup = ListGroupsResponse.ListedGroup
 
 API_KEY = ApiKey.LIST_GROUPS
 VERSIONS = range(0, 6)
 
 
 def handle(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> Reply[ListGroupsResponse]:
-    def operation(
-        shard: GroupCoordinatorShard, operation_context: OperationContext
-    ) -> CoordinatorResult[list[ListedGroup]]:
-        return shard.list_groups(operation_context, request.states_filter, request.types_filter)
-
     replies = [
-        broker.groups.run_on_shard(shard_id, operation, context.operation_context(candidate=False))
+        broker.groups.call_shard(shard_id, _list, request, context.operation_context(candidate=False))
         for shard_id in broker.groups.shard_ids
     ]
     return map_reply(gather_replies(replies), _respond)
+
+
+def _list(
+    shard: GroupCoordinatorShard, context: OperationContext, request: ListGroupsRequest
+) -> CoordinatorResult[list[ListedGroup]]:
+    return shard.list_groups(context, request.states_filter, request.types_filter)
 
 
 def _respond(parts: list[list[ListedGroup]]) -> ListGroupsResponse:

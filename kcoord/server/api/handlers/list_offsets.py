@@ -5,17 +5,15 @@ by version. A partition that a request names more than once is answered once, wi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord.topics.fetch_manager import READ_COMMITTED, check_isolation_level
 from kcoord.topics.offset_queries import SPECIAL_TIMESTAMP_VERSIONS
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ListOffsetsRequest, ListOffsetsResponse
-
-if TYPE_CHECKING:
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker
 
 API_KEY = ApiKey.LIST_OFFSETS
 VERSIONS = range(1, 12)

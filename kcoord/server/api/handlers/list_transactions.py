@@ -6,23 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from kcoord.coordinator.group.regex import compile_pattern
-from kcoord.coordinator.transaction.metadata import STATES_BY_NAME
-from kcoord.server.broker import gather_replies, map_reply
+from kcoord.coordinator.transaction.metadata import STATES_BY_NAME, TransactionState
+from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord.server.api.replies import Reply, gather_replies, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import ListTransactionsRequest, ListTransactionsResponse
 
-if TYPE_CHECKING:
-    from kcoord.coordinator.transaction.metadata import TransactionState
-    from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
-
-    States = list[ListTransactionsResponse.TransactionState]
+States = list[ListTransactionsResponse.TransactionState]
 
 API_KEY = ApiKey.LIST_TRANSACTIONS
 VERSIONS = range(0, 3)
@@ -53,7 +49,9 @@ def _list(
     states: frozenset[TransactionState],
     matches: Callable[[str], bool] | None,
 ) -> Reply[States]:
-    def operation(shard: TransactionCoordinatorShard, operation_context: OperationContext) -> CoordinatorResult[States]:
+    def operation(
+        shard: TransactionCoordinatorShard, operation_context: OperationContext, request: ListTransactionsRequest
+    ) -> CoordinatorResult[States]:
         return shard.list_transactions(
             operation_context,
             states=states,
@@ -62,7 +60,7 @@ def _list(
             matches=matches,
         )
 
-    return broker.transactions.run_on_shard(shard_id, operation, context.operation_context(candidate=False))
+    return broker.transactions.call_shard(shard_id, operation, request, context.operation_context(candidate=False))
 
 
 def error_response(request: ListTransactionsRequest, error: KafkaError, version: int) -> ListTransactionsResponse:

@@ -7,7 +7,6 @@ A topic that was created is in the answer at once, since nobody has to be electe
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 from kcoord.metadata.image import MetadataImage, PartitionImage, TopicImage
 from kcoord.metadata.names import topic_name_problem
@@ -15,16 +14,14 @@ from kcoord.metadata.records import NO_LEADER
 from kcoord.server.api.handlers.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from kcoord.server.api.handlers.auto_create import auto_create
 from kcoord.server.api.handlers.leader_hint import broker_addresses
-from kcoord.server.broker import map_reply
+from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS
 from kcoord_protocol.messages import MetadataRequest, MetadataResponse
 from kcoord_protocol.uuid import ZERO_UUID
-
-if TYPE_CHECKING:
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
 
 API_KEY = ApiKey.METADATA
 VERSIONS = range(0, 15)

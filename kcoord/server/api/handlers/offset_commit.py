@@ -8,22 +8,17 @@ in Kafka 4.3.1, which serves versions 2 to 10. Version 1 is KIP-211's: it brings
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from kcoord.server.broker import map_reply
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.metadata.image import MetadataImage
+from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import OffsetCommitRequest, OffsetCommitResponse
 
-if TYPE_CHECKING:
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.metadata.image import MetadataImage
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
-
-    RequestTopic = OffsetCommitRequest.OffsetCommitRequestTopic
-    ResponseTopic = OffsetCommitResponse.OffsetCommitResponseTopic
+RequestTopic = OffsetCommitRequest.OffsetCommitRequestTopic
+ResponseTopic = OffsetCommitResponse.OffsetCommitResponseTopic
 
 API_KEY = ApiKey.OFFSET_COMMIT
 VERSIONS = range(1, 11)
@@ -54,12 +49,9 @@ def handle(broker: Broker, context: RequestContext, request: OffsetCommitRequest
 
 
 def _commit(broker: Broker, context: RequestContext, request: OffsetCommitRequest) -> Reply[OffsetCommitResponse]:
-    def operation(
-        shard: GroupCoordinatorShard, operation_context: OperationContext
-    ) -> CoordinatorResult[OffsetCommitResponse]:
-        return shard.commit_offset(operation_context, request)
-
-    return broker.groups.run(request.group_id, operation, context.operation_context(candidate=False))
+    return broker.groups.call(
+        request.group_id, GroupCoordinatorShard.commit_offset, request, context.operation_context(candidate=False)
+    )
 
 
 def _fill_names(image: MetadataImage, request: OffsetCommitRequest) -> None:

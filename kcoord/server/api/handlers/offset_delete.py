@@ -5,21 +5,16 @@ group's shard.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from kcoord.server.broker import map_reply
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.metadata.image import MetadataImage
+from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import OffsetDeleteRequest, OffsetDeleteResponse
 
-if TYPE_CHECKING:
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.metadata.image import MetadataImage
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
-
-    Topics = list[OffsetDeleteResponse.OffsetDeleteResponseTopic]
+Topics = list[OffsetDeleteResponse.OffsetDeleteResponseTopic]
 
 API_KEY = ApiKey.OFFSET_DELETE
 VERSIONS = range(0, 1)
@@ -28,15 +23,12 @@ VERSIONS = range(0, 1)
 def handle(broker: Broker, context: RequestContext, request: OffsetDeleteRequest) -> Reply[OffsetDeleteResponse]:
     unknown = _take_unknown(broker.image, request)
 
-    def operation(
-        shard: GroupCoordinatorShard, operation_context: OperationContext
-    ) -> CoordinatorResult[OffsetDeleteResponse]:
-        return shard.delete_offsets(operation_context, request)
-
     def merge(response: OffsetDeleteResponse) -> OffsetDeleteResponse:
         return response if response.error_code else _merge(unknown, response)
 
-    reply = broker.groups.run(request.group_id, operation, context.operation_context(candidate=False))
+    reply = broker.groups.call(
+        request.group_id, GroupCoordinatorShard.delete_offsets, request, context.operation_context(candidate=False)
+    )
     return map_reply(reply, merge)
 
 

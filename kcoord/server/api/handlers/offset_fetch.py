@@ -7,24 +7,20 @@ The coordinator is always asked in the form of v8+, so that there is one way thr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from kcoord.server.broker import gather_replies, map_reply
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord.server.api.replies import Reply, gather_replies, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import OffsetFetchRequest, OffsetFetchResponse
 
-if TYPE_CHECKING:
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.metadata.image import MetadataImage
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
-
-    RequestGroup = OffsetFetchRequest.OffsetFetchRequestGroup
-    RequestTopics = OffsetFetchRequest.OffsetFetchRequestTopics
-    ResponseGroup = OffsetFetchResponse.OffsetFetchResponseGroup
-    ResponseTopics = OffsetFetchResponse.OffsetFetchResponseTopics
+RequestGroup = OffsetFetchRequest.OffsetFetchRequestGroup
+RequestTopics = OffsetFetchRequest.OffsetFetchRequestTopics
+ResponseGroup = OffsetFetchResponse.OffsetFetchResponseGroup
+ResponseTopics = OffsetFetchResponse.OffsetFetchResponseTopics
 
 API_KEY = ApiKey.OFFSET_FETCH
 VERSIONS = range(1, 11)
@@ -63,7 +59,7 @@ def _fetch(broker: Broker, context: RequestContext, group: RequestGroup, require
         asked, unknown = _names_for_ids(broker.image, group)
 
     def operation(
-        shard: GroupCoordinatorShard, operation_context: OperationContext
+        shard: GroupCoordinatorShard, operation_context: OperationContext, asked: RequestGroup
     ) -> CoordinatorResult[ResponseGroup]:
         return shard.fetch_offsets(operation_context, asked, require_stable)
 
@@ -79,7 +75,7 @@ def _fetch(broker: Broker, context: RequestContext, group: RequestGroup, require
         return _failed(group, error.error, version)
 
     try:
-        reply = broker.groups.run(group.group_id, operation, context.operation_context(candidate=False))
+        reply = broker.groups.call(group.group_id, operation, asked, context.operation_context(candidate=False))
         return map_reply(reply, finish, on_error)
     except KafkaError as error:
         return on_error(error)

@@ -7,9 +7,12 @@ With acks=0 nothing is answered. Where something fails the connection is closed,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kcoord.server.api.handlers.leader_hint import leader_endpoint
+from kcoord.server.api.replies import Reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord.server.net.exchange import CloseConnection
 from kcoord.server.shards.transactional_produce import Batch, Outcome, transactional_batch
 from kcoord.topics.store import ACKS_ALL, VALID_ACKS
@@ -18,10 +21,6 @@ from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ProduceRequest, ProduceResponse
 from kcoord_protocol.uuid import uuid_to_string
-
-if TYPE_CHECKING:
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
 
 API_KEY = ApiKey.PRODUCE
 VERSIONS = range(0, 14)

@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.server.api.replies import Reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import SyncGroupRequest, SyncGroupResponse
-
-if TYPE_CHECKING:
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
 
 API_KEY = ApiKey.SYNC_GROUP
 VERSIONS = range(0, 6)
@@ -26,12 +22,9 @@ def handle(broker: Broker, context: RequestContext, request: SyncGroupRequest) -
     if context.api_version >= PROTOCOL_VERSION and None in (request.protocol_type, request.protocol_name):
         raise KafkaError(Errors.INCONSISTENT_GROUP_PROTOCOL, "ProtocolType and ProtocolName must be given.")
 
-    def operation(
-        shard: GroupCoordinatorShard, operation_context: OperationContext
-    ) -> CoordinatorResult[SyncGroupResponse]:
-        return shard.sync_group(operation_context, request)
-
-    return broker.groups.run(request.group_id, operation, context.operation_context(candidate=False))
+    return broker.groups.call(
+        request.group_id, GroupCoordinatorShard.sync_group, request, context.operation_context(candidate=False)
+    )
 
 
 def error_response(request: SyncGroupRequest, error: KafkaError, version: int) -> SyncGroupResponse:

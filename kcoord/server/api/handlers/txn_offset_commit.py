@@ -9,24 +9,21 @@ does not know is answered here.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kcoord.coordinator.group.offsets.operations import FIRST_TXN_VERSION_OF_CONSUMER_GROUPS
-from kcoord.runtime.result import Producer
-from kcoord.server.broker import map_reply
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer
+from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 from kcoord_protocol.messages import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
-if TYPE_CHECKING:
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.metadata.image import MetadataImage
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
-
-    Topics = list[TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic]
+Topics = list[TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic]
 
 API_KEY = ApiKey.TXN_OFFSET_COMMIT
 VERSIONS = range(0, 7)
@@ -136,11 +133,11 @@ def _commit_verified(
     ticket: int | None,
 ) -> Reply[TxnOffsetCommitResponse]:
     def operation(
-        shard: GroupCoordinatorShard, operation_context: OperationContext
+        shard: GroupCoordinatorShard, operation_context: OperationContext, request: TxnOffsetCommitRequest
     ) -> CoordinatorResult[TxnOffsetCommitResponse]:
         return shard.commit_transactional_offsets(operation_context, request, ticket)
 
-    return broker.groups.run_on_shard(shard_id, operation, context.operation_context(candidate=False))
+    return broker.groups.call_shard(shard_id, operation, request, context.operation_context(candidate=False))
 
 
 def _take_unknown(image: MetadataImage, request: TxnOffsetCommitRequest, *, by_id: bool) -> Topics:

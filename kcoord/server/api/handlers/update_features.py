@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from kcoord.server.api.replies import Reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord.server.shards.metadata_operations import UpdateFeatures
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import UpdateFeaturesRequest, UpdateFeaturesResponse
-
-if TYPE_CHECKING:
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
 
 API_KEY = ApiKey.UPDATE_FEATURES
 VERSIONS = range(0, 3)

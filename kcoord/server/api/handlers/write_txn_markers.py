@@ -5,26 +5,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION
-from kcoord.runtime.result import Producer
-from kcoord.server.broker import gather_replies, map_reply
+from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer
+from kcoord.server.api.replies import Reply, gather_replies, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord.topics.partition import Marker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 from kcoord_protocol.messages import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 
-if TYPE_CHECKING:
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
-
-    Wanted = WriteTxnMarkersRequest.WritableTxnMarker
-    Result = WriteTxnMarkersResponse.WritableTxnMarkerResult
-    TopicResult = WriteTxnMarkersResponse.WritableTxnMarkerTopicResult
+Wanted = WriteTxnMarkersRequest.WritableTxnMarker
+Result = WriteTxnMarkersResponse.WritableTxnMarkerResult
+TopicResult = WriteTxnMarkersResponse.WritableTxnMarkerTopicResult
 
 API_KEY = ApiKey.WRITE_TXN_MARKERS
 VERSIONS = range(1, 3)
@@ -75,12 +72,14 @@ def _write(broker: Broker, context: RequestContext, wanted: Wanted, topic: str, 
 def _end_in_group_shard(
     broker: Broker, context: RequestContext, wanted: Wanted, producer: Producer, shard_id: int
 ) -> Reply[None]:
-    def operation(shard: GroupCoordinatorShard, operation_context: OperationContext) -> CoordinatorResult[None]:
+    def operation(
+        shard: GroupCoordinatorShard, operation_context: OperationContext, wanted: Wanted
+    ) -> CoordinatorResult[None]:
         return shard.end_transaction(
             operation_context, producer, wanted.coordinator_epoch, committed=wanted.transaction_result
         )
 
-    return broker.groups.run_on_shard(shard_id, operation, context.operation_context(candidate=False))
+    return broker.groups.call_shard(shard_id, operation, wanted, context.operation_context(candidate=False))
 
 
 def error_response(request: WriteTxnMarkersRequest, error: KafkaError, version: int) -> WriteTxnMarkersResponse:

@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from kcoord.server.broker import gather_replies, map_reply
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord.server.api.replies import Reply, gather_replies, map_reply
+from kcoord.server.api.request_context import RequestContext
+from kcoord.server.broker import Broker
 from kcoord_protocol.errors import KafkaError
-
-if TYPE_CHECKING:
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker, Reply
 
 T = TypeVar("T")
 
@@ -55,11 +53,8 @@ def _ask(
     def on_error(error: KafkaError) -> list[T]:
         return [failed(group_id, error) for group_id in group_ids]
 
-    def run(shard: GroupCoordinatorShard, operation_context: OperationContext) -> CoordinatorResult[list[T]]:
-        return operation(shard, operation_context, group_ids)
-
     try:
-        reply = broker.groups.run_on_shard(shard_id, run, context.operation_context(candidate=False))
+        reply = broker.groups.call_shard(shard_id, operation, group_ids, context.operation_context(candidate=False))
     except KafkaError as error:
         return on_error(error)
     return map_reply(reply, lambda answers: answers, on_error)
