@@ -27,12 +27,12 @@ EXCUSED: Final = {
     "group.consumer.current_assignment.CurrentAssignmentBuilder.build FENCED_MEMBER_EPOCH": (
         "a state that only a later version writes"
     ),
-    "runtime.shard_context.ShardContext.run NOT_COORDINATOR": "a broken invariant of the product itself",
-    "runtime.shard_context.ShardContext.run UNKNOWN_SERVER_ERROR": "an unexpected exception of the product itself",
-    "runtime.shard_context.ShardContext._append_and_replay NOT_COORDINATOR": "a replay that fails",
+    "kcoord.runtime.shard_context.ShardContext.run NOT_COORDINATOR": "a broken invariant of the product itself",
+    "kcoord.runtime.shard_context.ShardContext.run UNKNOWN_SERVER_ERROR": "an unexpected exception of the product",
+    "kcoord.runtime.shard_context.ShardContext._append_and_replay NOT_COORDINATOR": "a replay that fails",
     "group.consumer.classic_members._subscription UNKNOWN_SERVER_ERROR": "the error of Kafka 4.3; runs are of 4.4",
-    "group.offset_operations._may_commit_in_transaction GROUP_ID_NOT_FOUND": "members of runs send TxnOffsetCommit v5",
-    "runtime.shard_context.ShardContext.expire_replies COORDINATOR_NOT_AVAILABLE": "a disk that hangs",
+    "group.offsets.operations._may_commit_in_transaction GROUP_ID_NOT_FOUND": "members of runs send TxnOffsetCommit v5",
+    "kcoord.runtime.shard_context.ShardContext.expire_replies COORDINATOR_NOT_AVAILABLE": "a disk that hangs",
     "group.shard_offsets.ShardOffsets.end_transaction INVALID_PRODUCER_EPOCH": (
         "a marker of an epoch before: no transaction begins before the markers of the last one are written, so only "
         "WriteTxnMarkers from elsewhere brings one"
