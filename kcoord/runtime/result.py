@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from kcoord_protocol.control_records import ControlRecordType
@@ -61,10 +62,17 @@ def new_end_transaction_marker(producer: Producer, coordinator_epoch: int, *, co
     return CoordinatorRecord(key, EndTxnMarker(coordinator_epoch=coordinator_epoch), 0, producer)
 
 
+class TimerKind(StrEnum):
+    """The kinds of timers and tasks of one state machine: each lists its own in a subclass.
+
+    Members are strings, so that keys with them are hashed without a call of Python.
+    """
+
+
 class TimerKey(NamedTuple):
     """Names one timer of a state machine. Arming the same key again replaces its deadline."""
 
-    kind: str
+    kind: TimerKind
     group_id: str = ""
     member_id: str = ""
 

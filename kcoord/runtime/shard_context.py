@@ -37,6 +37,7 @@ from kcoord.runtime.result import (
     StateMachine,
     Task,
     TimerKey,
+    TimerKind,
 )
 from kcoord.runtime.serde import RecordSerde, SerializedRecord
 from kcoord.runtime.timers import ShardTimers, TimerQueue
@@ -51,12 +52,18 @@ M = TypeVar("M", bound=StateMachine)
 R = TypeVar("R")
 T = TypeVar("T")
 
+
+class ShardTimer(TimerKind):
+    """The timers of a shard's own, which no state machine hears of."""
+
+    LINGER = "shard-linger"
+
+
 _TIMER_RETRY_MS: Final = 500
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 _FIRST_REFUSAL_MS: Final = 1000
 _LONGEST_REFUSAL_MS: Final = 8000
-_LINGER: Final = TimerKey("linger")
-"""The timer of a shard's own, which no state machine hears of."""
+_LINGER: Final = TimerKey(ShardTimer.LINGER)
 _MAX_TASK_BYTES: Final = 64 * 1024 * 1024
 """The most that the result of a task may take in the log. It is one batch, however many members a group has whose
 target changes; Kafka's limit of a message is one for requests of clients.

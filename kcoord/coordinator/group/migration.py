@@ -23,8 +23,14 @@ from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.member import ClassicMemberMetadata, ConsumerGroupMember, MemberState
-from kcoord.coordinator.group.consumer.timers import cancel_member_timers, downgrade_timer, session_timer
 from kcoord.coordinator.group.group import GroupState
+from kcoord.coordinator.group.timers import (
+    GroupTimer,
+    cancel_member_timers,
+    downgrade_timer,
+    heartbeat_timer,
+    session_timer,
+)
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topic_hash import metadata_hash
 from kcoord.runtime.result import Cancel, Completion, CoordinatorResult, Schedule, TimerKey
@@ -180,8 +186,8 @@ def _refused(group: ClassicGroup, reason: str) -> KafkaError:
 
 def _classic_timers_to_cancel(group: ClassicGroup) -> list[Schedule | Cancel]:
     group_id = group.group_id
-    keys = [TimerKey(rebalance.JOIN_TIMER, group_id), TimerKey(rebalance.SYNC_TIMER, group_id)]
-    keys += [rebalance.heartbeat_timer(group_id, member_id) for member_id in (*group.members, *group.pending_members)]
+    keys = [TimerKey(GroupTimer.CLASSIC_JOIN, group_id), TimerKey(GroupTimer.CLASSIC_SYNC, group_id)]
+    keys += [heartbeat_timer(group_id, member_id) for member_id in (*group.members, *group.pending_members)]
     return [Cancel(key) for key in keys]
 
 
@@ -239,7 +245,7 @@ def downgrade(
         assert member.classic is not None
         classic.add(_downgraded(member, member.classic))
         assignments[member.member_id] = _classic_assignment(image, member, member.classic)
-        session = rebalance.heartbeat_timer(group_id, member.member_id)
+        session = heartbeat_timer(group_id, member.member_id)
         result.timers.append(Schedule(session, now_ms + member.classic.session_timeout_ms))
     classic.protocol = classic.select_protocol()
     if leaving or group.state is not GroupState.STABLE:
@@ -250,7 +256,7 @@ def downgrade(
 
 
 def _rebalance_at_once(group_id: str, now_ms: int) -> Schedule:
-    return Schedule(TimerKey(rebalance.REBALANCE_TIMER, group_id), now_ms)
+    return Schedule(TimerKey(GroupTimer.CLASSIC_REBALANCE, group_id), now_ms)
 
 
 def unfinished(config: BrokerConfig, group: ConsumerGroup | ClassicGroup, now_ms: int) -> Schedule | None:

@@ -18,11 +18,11 @@ from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.resolved_regexes import update_resolved_regexes
 from kcoord.coordinator.group.consumer.target_assignment import ComputedTarget, TargetInput
 from kcoord.coordinator.group.group import Group
-from kcoord.coordinator.group.offsets.expiration import OFFSETS_EXPIRATION
 from kcoord.coordinator.group.offsets.records import OffsetCommitReader
 from kcoord.coordinator.group.regex import ResolvedRegexes
 from kcoord.coordinator.group.shard_members import ShardMembers
 from kcoord.coordinator.group.shard_offsets import ShardOffsets
+from kcoord.coordinator.group.timers import OFFSETS_EXPIRATION
 from kcoord.metadata.delta import TopicDelta
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey

@@ -16,8 +16,8 @@ from kcoord.coordinator.group.admission import check_new_member
 from kcoord.coordinator.group.classic import join as classic_join
 from kcoord.coordinator.group.classic import operations as classic_operations
 from kcoord.coordinator.group.classic.group import ClassicGroup
-from kcoord.coordinator.group.classic.rebalance import Rebalance, heartbeat_timer, refused_join
-from kcoord.coordinator.group.consumer import classic_members, heartbeat, removal, timers
+from kcoord.coordinator.group.classic.rebalance import Rebalance, refused_join
+from kcoord.coordinator.group.consumer import classic_members, heartbeat, removal
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.consumer.member import (
     JOIN_GROUP_EPOCH,
@@ -31,6 +31,7 @@ from kcoord.coordinator.group.group import Group, GroupState
 from kcoord.coordinator.group.records import TombstoneReason
 from kcoord.coordinator.group.shard_state import ShardState
 from kcoord.coordinator.group.steady import SteadyHeartbeat
+from kcoord.coordinator.group.timers import MEMBER_TIMERS, GroupTimer, heartbeat_timer, rebalance_timer, session_timer
 from kcoord.runtime.result import Cancel, CoordinatorResult, OperationContext, Schedule, TimerKey
 from kcoord_protocol.errors import Errors, KafkaError
 
@@ -204,7 +205,7 @@ class ShardMembers(ShardState):
             member = group.members.get(member_id)
             if member is None or not group.is_steady_for(member):
                 return None
-            key, timeout_ms = timers.session_timer(group_id, member_id), self._session_timeout_ms(group_id)
+            key, timeout_ms = session_timer(group_id, member_id), self._session_timeout_ms(group_id)
             return SteadyHeartbeat(group, group.version, self._image.epoch, key, timeout_ms)
         if isinstance(group, ClassicGroup):
             classic_member = group.members.get(member_id)
@@ -241,14 +242,14 @@ class ShardMembers(ShardState):
         session_timeout_ms = self._session_timeout_ms(group_id)
         for member in group.members.values():
             timeout_ms = session_timeout_ms if member.classic is None else member.classic.session_timeout_ms
-            yield Schedule(timers.session_timer(group_id, member.member_id), now_ms + timeout_ms)
+            yield Schedule(session_timer(group_id, member.member_id), now_ms + timeout_ms)
             if member.state is MemberState.UNREVOKED_PARTITIONS and member.classic is None:
                 deadline_ms = now_ms + member.rebalance_timeout_ms
-                yield Schedule(timers.rebalance_timer(group_id, member.member_id), deadline_ms)
+                yield Schedule(rebalance_timer(group_id, member.member_id), deadline_ms)
 
     def _group_timer_fired(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
         group = self._groups.get(key.group_id)
-        if isinstance(group, ConsumerGroup) and key.kind in timers.MEMBER_TIMERS:
+        if isinstance(group, ConsumerGroup) and key.kind in MEMBER_TIMERS:
             return self._consumer_timer_fired(context, group, key)
         if isinstance(group, ClassicGroup):
             rebalance = Rebalance(self._config, group, context.now_ms)
@@ -266,6 +267,6 @@ class ShardMembers(ShardState):
         member = group.members.get(key.member_id)
         if member is None:
             return CoordinatorResult(None)
-        if key.kind == timers.REBALANCE_TIMER and member.state is not MemberState.UNREVOKED_PARTITIONS:
+        if key.kind == GroupTimer.REBALANCE and member.state is not MemberState.UNREVOKED_PARTITIONS:
             return CoordinatorResult(None)
         return self._remove_members(context, group, [member], records.EpochReason.FENCED)

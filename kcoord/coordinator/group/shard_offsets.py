@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.offsets import operations as offset_operations
-from kcoord.coordinator.group.offsets.expiration import MAX_TOMBSTONES, OFFSETS_EXPIRATION, Expiration
+from kcoord.coordinator.group.offsets.expiration import MAX_TOMBSTONES, Expiration
 from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
 from kcoord.coordinator.group.offsets.packed_fetch import PackedFetch
 from kcoord.coordinator.group.shard_state import ShardState
+from kcoord.coordinator.group.timers import OFFSETS_EXPIRATION
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import (
     CoordinatorResult,

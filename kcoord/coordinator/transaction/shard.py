@@ -25,9 +25,7 @@ from kcoord.coordinator.transaction.metadata import (
 from kcoord.coordinator.transaction.records import metadata_from, new_transaction_record, new_transaction_tombstone
 from kcoord.coordinator.transaction.work import (
     EXPIRATION_KEY,
-    EXPIRATION_TIMER,
-    MARKERS_TIMER,
-    TIMEOUT_TIMER,
+    TransactionTimer,
     WriteMarkers,
     markers_key,
     timeout_key,
@@ -113,18 +111,18 @@ class TransactionCoordinatorShard:
 
     def fire_timer(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
         """A transaction took too long, markers are to be tried again, or it is time to forget ids."""
-        if key.kind == EXPIRATION_TIMER:
+        if key.kind == TransactionTimer.EXPIRATION:
             return self._expire_ids(context.now_ms)
         metadata = self._transactions.get(key.group_id)
         result = CoordinatorResult(None)
         if metadata is None:
             return result
-        if key.kind == TIMEOUT_TIMER and metadata.state is TransactionState.ONGOING:
+        if key.kind == TransactionTimer.TIMEOUT and metadata.state is TransactionState.ONGOING:
             if metadata.timeout_at_ms > context.now_ms:
                 result.timers.append(_timeout(metadata))
             else:
                 self._move(result, metadata, fence_and_abort(metadata, context.now_ms))
-        elif key.kind == MARKERS_TIMER and metadata.state.is_prepared:
+        elif key.kind == TransactionTimer.MARKERS and metadata.state.is_prepared:
             result.tasks.append(self._markers_task(metadata, self._failed_attempts.get(key.group_id, 1)))
         return result
 

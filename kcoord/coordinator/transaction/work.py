@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcoord.coordinator.transaction.metadata import Partitions
-from kcoord.runtime.result import Producer, TimerKey
+from kcoord.runtime.result import Producer, TimerKey, TimerKind
 
-TIMEOUT_TIMER: Final = "transaction-timeout"
-MARKERS_TIMER: Final = "transaction-markers"
-EXPIRATION_TIMER: Final = "transactional-id-expiration"
 
-EXPIRATION_KEY: Final = TimerKey(EXPIRATION_TIMER)
+class TransactionTimer(TimerKind):
+    """Timers and tasks of transaction coordinator shards."""
+
+    TIMEOUT = "transaction-timeout"
+    MARKERS = "transaction-markers"
+    EXPIRATION = "transactional-id-expiration"
+
+
+EXPIRATION_KEY: Final = TimerKey(TransactionTimer.EXPIRATION)
 
 FIRST_RETRY_MS: Final = 100
 LONGEST_RETRY_MS: Final = 5_000
@@ -21,12 +26,12 @@ LONGEST_RETRY_MS: Final = 5_000
 
 def timeout_key(transactional_id: str) -> TimerKey:
     """When the transaction under way has taken too long."""
-    return TimerKey(TIMEOUT_TIMER, transactional_id)
+    return TimerKey(TransactionTimer.TIMEOUT, transactional_id)
 
 
 def markers_key(transactional_id: str) -> TimerKey:
     """The work of writing markers, and the time at which it is tried again."""
-    return TimerKey(MARKERS_TIMER, transactional_id)
+    return TimerKey(TransactionTimer.MARKERS, transactional_id)
 
 
 @dataclass(slots=True)

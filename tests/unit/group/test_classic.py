@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from kcoord.coordinator.group.classic import consumer_protocol
+from kcoord.coordinator.group.timers import GroupTimer
 from kcoord.runtime.result import TimerKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import DescribeGroupsResponse, JoinGroupRequest, JoinGroupResponse, SyncGroupResponse
@@ -141,7 +142,7 @@ def test_silent_member_is_removed_and_the_others_rebalance(context: GroupContext
     context.sleep(6_000)
     assert alive.heartbeat() == 0
     fired = context.sleep(4_000)
-    assert fired == [TimerKey("classic-heartbeat", "g", silent.member_id)]
+    assert fired == [TimerKey(GroupTimer.CLASSIC_HEARTBEAT, "g", silent.member_id)]
     assert alive.heartbeat() == Errors.REBALANCE_IN_PROGRESS
 
 

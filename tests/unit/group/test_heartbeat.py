@@ -14,6 +14,7 @@ import pytest
 
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
+from kcoord.coordinator.group.timers import GroupTimer
 from kcoord.metadata.image import BrokerImage
 from kcoord.runtime.result import TimerKey
 from kcoord_protocol.errors import Errors, KafkaError
@@ -328,7 +329,7 @@ def test_session_timeout_removes_a_silent_member(context: GroupContext) -> None:
     context.join("g", B, ["t6"])
     context.sleep(30_000)
     context.heartbeat("g", A, 2)
-    assert context.sleep(15_000) == [TimerKey("consumer-session", "g", B)]
+    assert context.sleep(15_000) == [TimerKey(GroupTimer.SESSION, "g", B)]
     with refused(Errors.UNKNOWN_MEMBER_ID):
         context.heartbeat("g", B, 3)
     assert context.heartbeat("g", A, 2, owned={"t6": []}).member_epoch == 4
@@ -342,7 +343,7 @@ def test_rebalance_timeout_removes_a_member_that_does_not_revoke(context: GroupC
         context.sleep(5_000 - 1)
         context.heartbeat("g", A, 2)
         context.heartbeat("g", B, 3)
-    assert context.sleep(2) == [TimerKey("consumer-rebalance", "g", A)]
+    assert context.sleep(2) == [TimerKey(GroupTimer.REBALANCE, "g", A)]
     given = context.heartbeat("g", B, 3)
     assert context.assigned(given) == {"t6": [0, 1, 2, 3, 4, 5]}
 
@@ -357,7 +358,7 @@ def test_acknowledged_revocation_disarms_the_rebalance_timeout(context: GroupCon
     context.join("g", B, ["t6"])
     kept = context.assigned(context.heartbeat("g", A, 2))
     context.heartbeat("g", A, 2, owned=kept)
-    assert all(key.kind != "consumer-rebalance" for key in context.timers)
+    assert all(key.kind != GroupTimer.REBALANCE for key in context.timers)
 
 
 def test_group_is_full() -> None:
@@ -389,7 +390,7 @@ def test_group_configs_take_effect_at_the_next_heartbeat_and_stay_in_bounds() ->
     context.update_metadata(context.topics)
     assert context.heartbeat("g", A, 2).heartbeat_interval_ms == 6000
     assert context.sleep(9_999) == []
-    assert context.sleep(1) == [TimerKey("consumer-session", "g", A)]
+    assert context.sleep(1) == [TimerKey(GroupTimer.SESSION, "g", A)]
 
 
 class TestMetadata:
@@ -464,7 +465,7 @@ class TestStaticMembers:
     def test_is_removed_when_it_stays_away(self, context: GroupContext) -> None:
         context.join("g", A, ["t6"], instance="i1")
         context.heartbeat("g", A, -2, instance="i1")
-        assert context.sleep(45_000) == [TimerKey("consumer-session", "g", A)]
+        assert context.sleep(45_000) == [TimerKey(GroupTimer.SESSION, "g", A)]
         assert context.describe("g").group_state == "Empty"
 
     def test_instance_in_use(self, context: GroupContext) -> None:
@@ -590,7 +591,11 @@ def test_restart_gives_every_member_a_new_session(context: GroupContext) -> None
     context.heartbeat("g", A, 2)
     context.sleep(40_000)
     context.restart()
-    assert {key.kind for key in context.timers} == {"consumer-session", "consumer-rebalance", "offsets-expiration"}
+    assert {key.kind for key in context.timers} == {
+        GroupTimer.SESSION,
+        GroupTimer.REBALANCE,
+        GroupTimer.OFFSETS_EXPIRATION,
+    }
     assert context.sleep(44_999) == []
     assert len(context.sleep(1)) == 2
 

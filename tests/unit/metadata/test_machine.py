@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from kcoord.coordinator.group.timers import GroupTimer
 from kcoord.metadata.image import ImageBuilder
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.runtime.result import OperationContext, Task, TimerKey
@@ -63,7 +64,7 @@ def test_the_epoch_is_the_same_however_the_log_is_read() -> None:
 def test_there_are_no_timers_and_tasks() -> None:
     machine: MetadataMachine = Cluster().machine
     context = OperationContext(0)
-    key = TimerKey("x")
+    key = TimerKey(GroupTimer.SESSION)
     loaded = machine.on_loaded(context)
     assert (loaded.records, loaded.timers, loaded.tasks) == ([], [], [])
     with pytest.raises(AssertionError):

@@ -17,6 +17,7 @@ from kcoord.runtime.result import (
     Schedule,
     Task,
     TimerKey,
+    TimerKind,
     new_end_transaction_marker,
 )
 from kcoord.runtime.serde import CoordinatorSerde
@@ -35,6 +36,12 @@ def entry(name: str, value: int, padding: int = 0) -> CoordinatorRecord:
     """A record that sets `name` to `value`."""
     key = OffsetCommitKey(group="g", topic=name, partition=0)
     return CoordinatorRecord(key, OffsetCommitValue(offset=value, metadata="x" * padding, commit_timestamp=0), 3)
+
+
+class LedgerTimer(TimerKind):
+    LOADED = "loaded"
+    WORK = "work"
+    AGAIN = "again"
 
 
 class Ledger:
@@ -70,7 +77,7 @@ class Ledger:
 
     def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
         self.loaded_at_ms = context.now_ms
-        return CoordinatorResult(None, timers=[Schedule(TimerKey("loaded"), context.now_ms + 100)])
+        return CoordinatorResult(None, timers=[Schedule(TimerKey(LedgerTimer.LOADED), context.now_ms + 100)])
 
     def fire_timer(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
         self.fired.append((context.now_ms, key))
@@ -96,7 +103,7 @@ class Ledger:
         return CoordinatorResult("ended", [new_end_transaction_marker(producer, 3, committed=committed)])
 
     def put_and_start(self, context: OperationContext, name: str, when_durable: bool) -> CoordinatorResult[str]:
-        task = Task(TimerKey("work", name), name, when_durable)
+        task = Task(TimerKey(LedgerTimer.WORK, name), name, when_durable)
         return CoordinatorResult(name, [entry(name, 1)], tasks=[task])
 
     def get(self, context: OperationContext, name: str) -> CoordinatorResult[int | None]:

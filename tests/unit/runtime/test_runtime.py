@@ -12,7 +12,7 @@ from kcoord.runtime.serde import CoordinatorSerde
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import OffsetCommitKey
 from kcoord_protocol.record_batch import decode_header, decode_records, encode_records, verify_crc
-from tests.unit.runtime.ledger import SHARD, Bench, Ledger, entry, replies
+from tests.unit.runtime.ledger import SHARD, Bench, Ledger, LedgerTimer, entry, replies
 
 SERDE = CoordinatorSerde()
 
@@ -342,11 +342,11 @@ def test_timers_fire_as_operations(bench: Bench) -> None:
     bench.poll()
     assert bench.ledger.fired == []
     bench.ledger.on_timer = lambda: CoordinatorResult(
-        None, [entry("t", 1)], timers=[Schedule(TimerKey("again"), 2_000)]
+        None, [entry("t", 1)], timers=[Schedule(TimerKey(LedgerTimer.AGAIN), 2_000)]
     )
     bench.now_ms = 1_150
     ready = bench.poll()
-    assert bench.ledger.fired == [(1_150, TimerKey("loaded"))]
+    assert bench.ledger.fired == [(1_150, TimerKey(LedgerTimer.LOADED))]
     assert ready.appends
     assert bench.runtime.next_deadline_ms() == 2_000
 
@@ -367,8 +367,8 @@ def test_a_timer_that_fails_is_tried_again(bench: Bench) -> None:
 
 
 def test_a_task_runs_once_and_comes_back(bench: Bench) -> None:
-    task = Task(TimerKey("regex", "g"), "work")
-    same = Task(TimerKey("regex", "g"), "work")
+    task = Task(TimerKey(LedgerTimer.WORK, "g"), "work")
+    same = Task(TimerKey(LedgerTimer.WORK, "g"), "work")
 
     def start(ledger: Ledger, context: OperationContext, work: Task) -> CoordinatorResult[str]:
         return CoordinatorResult("started", tasks=[work])

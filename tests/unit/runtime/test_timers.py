@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from kcoord.runtime.result import TimerKey
 from kcoord.runtime.timers import ShardTimers, Timer, TimerQueue
+from tests.unit.runtime.ledger import LedgerTimer
 
-KEYS = [TimerKey("session", "g", f"m{i}") for i in range(4)]
+KEYS = [TimerKey(LedgerTimer.WORK, "g", f"m{i}") for i in range(4)]
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("schedule"), st.sampled_from(KEYS), st.integers(0, 50)),

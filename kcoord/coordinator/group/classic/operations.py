@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
 from kcoord.coordinator.group.classic.rebalance import (
-    SYNC_TIMER,
     Rebalance,
-    heartbeat_timer,
     sync_response,
 )
 from kcoord.coordinator.group.group import GroupState
+from kcoord.coordinator.group.timers import GroupTimer, heartbeat_timer
 from kcoord.runtime.result import PENDING, OperationContext, TimerKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import HeartbeatResponse, LeaveGroupResponse, SyncGroupResponse
@@ -56,7 +55,7 @@ def sync(rebalance: Rebalance, context: OperationContext, request: SyncGroupRequ
     group.pending_sync.discard(member.member_id)
     if group.state is GroupState.STABLE:
         if not group.pending_sync:
-            rebalance.cancel(TimerKey(SYNC_TIMER, group.group_id))
+            rebalance.cancel(TimerKey(GroupTimer.CLASSIC_SYNC, group.group_id))
         rebalance.reset_heartbeat(member)
         rebalance.result.response = sync_response(group, member.assignment)
         return

@@ -14,6 +14,7 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.classic.group import NO_GENERATION, ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
 from kcoord.coordinator.group.group import GroupState
+from kcoord.coordinator.group.timers import GroupTimer, heartbeat_timer
 from kcoord.runtime.result import (
     MAX_BATCH_BYTES,
     Cancel,
@@ -29,11 +30,6 @@ from kcoord_protocol.messages import GroupMetadataKey, JoinGroupResponse, SyncGr
 if TYPE_CHECKING:
     from kcoord_protocol.messages import GroupMetadataValue
 
-HEARTBEAT_TIMER: Final = "classic-heartbeat"
-JOIN_TIMER: Final = "classic-join"
-SYNC_TIMER: Final = "classic-sync"
-REBALANCE_TIMER: Final = "classic-rebalance"
-
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
 """How long a member that has not been told its id may wait in a join phase; it is expected to ask again."""
 
@@ -42,10 +38,6 @@ _BOUND_BYTES: Final = 1024
 
 GROUP_METADATA_VALUE_VERSION: Final = 3
 """The newest version without tagged fields, which Kafka 4.3.1 writes."""
-
-
-def heartbeat_timer(group_id: str, member_id: str) -> TimerKey:
-    return TimerKey(HEARTBEAT_TIMER, group_id, member_id)
 
 
 def refused_join(error: Errors, member_id: str) -> JoinGroupResponse:
@@ -97,18 +89,18 @@ class Rebalance:
         group = self.group
         if group.state is GroupState.COMPLETING_REBALANCE:
             self.abort_syncs(Errors.REBALANCE_IN_PROGRESS)
-        self.cancel(TimerKey(SYNC_TIMER, group.group_id))
+        self.cancel(TimerKey(GroupTimer.CLASSIC_SYNC, group.group_id))
         initial = group.state is GroupState.EMPTY
         group.transition_to(GroupState.PREPARING_REBALANCE, self.now_ms)
         if initial:
             delay_ms = self.config.group_initial_rebalance_delay_ms
             group.initial_remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
             group.member_added = False
-            self.schedule(TimerKey(JOIN_TIMER, group.group_id), delay_ms)
+            self.schedule(TimerKey(GroupTimer.CLASSIC_JOIN, group.group_id), delay_ms)
         elif group.has_all_members_joined():
             self.complete_join()
         else:
-            self.schedule(TimerKey(JOIN_TIMER, group.group_id), group.rebalance_timeout_ms)
+            self.schedule(TimerKey(GroupTimer.CLASSIC_JOIN, group.group_id), group.rebalance_timeout_ms)
 
     def complete_join_if_all_joined(self) -> None:
         """The join phase ends early when nobody is missing, but not the initial delay of a group that was empty."""
@@ -129,21 +121,21 @@ class Rebalance:
             delay_ms = min(self.config.group_initial_rebalance_delay_ms, group.initial_remaining_ms)
             group.member_added = False
             group.initial_remaining_ms -= delay_ms
-            self.schedule(TimerKey(JOIN_TIMER, group.group_id), delay_ms)
+            self.schedule(TimerKey(GroupTimer.CLASSIC_JOIN, group.group_id), delay_ms)
         else:
             self.complete_join()
 
     def complete_join(self) -> None:
         """The next generation begins with those who joined; static members stay even if they have not (KIP-345)."""
         group = self.group
-        self.cancel(TimerKey(JOIN_TIMER, group.group_id))
+        self.cancel(TimerKey(GroupTimer.CLASSIC_JOIN, group.group_id))
         for member in group.not_yet_rejoined():
             if not member.is_static:
                 group.remove(member.member_id)
                 self.cancel(heartbeat_timer(group.group_id, member.member_id))
         if group.members and not group.elect_joined_leader():
             # Only absent static members are left: wait until a session timeout removes them, or one comes back.
-            self.schedule(TimerKey(JOIN_TIMER, group.group_id), group.rebalance_timeout_ms)
+            self.schedule(TimerKey(GroupTimer.CLASSIC_JOIN, group.group_id), group.rebalance_timeout_ms)
             return
         group.begin_next_generation(self.now_ms)
         if not group.members:
@@ -154,7 +146,7 @@ class Rebalance:
             self.reset_heartbeat(member)
             member.is_new = False
             group.pending_sync.add(member.member_id)
-        self.schedule(TimerKey(SYNC_TIMER, group.group_id), group.rebalance_timeout_ms)
+        self.schedule(TimerKey(GroupTimer.CLASSIC_SYNC, group.group_id), group.rebalance_timeout_ms)
 
     def join_response(
         self, member: ClassicMember, *, leader: str | None = None, skip_assignment: bool = False
@@ -205,7 +197,7 @@ class Rebalance:
             return
         self.result.records.append(group_metadata_record(group.group_id, value))
         if not group.pending_sync:
-            self.cancel(TimerKey(SYNC_TIMER, group.group_id))
+            self.cancel(TimerKey(GroupTimer.CLASSIC_SYNC, group.group_id))
         for member in group.members.values():
             token, member.sync_token = member.sync_token, None
             if token is not None:
@@ -254,13 +246,13 @@ class Rebalance:
 
     def timer_fired(self, key: TimerKey) -> None:
         match key.kind:
-            case "classic-heartbeat":
+            case GroupTimer.CLASSIC_HEARTBEAT:
                 self.heartbeat_timer_fired(key.member_id)
-            case "classic-join":
+            case GroupTimer.CLASSIC_JOIN:
                 self.join_timer_fired()
-            case "classic-sync":
+            case GroupTimer.CLASSIC_SYNC:
                 self.sync_timer_fired()
-            case "classic-rebalance" if not self.group.is_empty() and self.group.can_rebalance():
+            case GroupTimer.CLASSIC_REBALANCE if not self.group.is_empty() and self.group.can_rebalance():
                 self.prepare()
 
     # Effects.

@@ -29,15 +29,15 @@ from kcoord.coordinator.group.consumer.member import (
     MemberState,
 )
 from kcoord.coordinator.group.consumer.removal import RemoveMembers, find_member
-from kcoord.coordinator.group.consumer.timers import (
+from kcoord.coordinator.group.consumer.transition import MemberTransition
+from kcoord.coordinator.group.records import EpochReason
+from kcoord.coordinator.group.timers import (
     cancel_member_timers,
     classic_join_timer,
     classic_sync_timer,
     downgrade_timer,
     session_timer,
 )
-from kcoord.coordinator.group.consumer.transition import MemberTransition
-from kcoord.coordinator.group.records import EpochReason
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import Cancel, CoordinatorResult, OperationContext, Schedule
 from kcoord_protocol.errors import Errors, KafkaError

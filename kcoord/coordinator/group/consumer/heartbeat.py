@@ -22,8 +22,8 @@ from kcoord.coordinator.group.consumer.member import (
     MemberState,
 )
 from kcoord.coordinator.group.consumer.removal import find_member
-from kcoord.coordinator.group.consumer.timers import cancel_member_timers, rebalance_timer, session_timer
 from kcoord.coordinator.group.consumer.transition import MemberTransition
+from kcoord.coordinator.group.timers import GroupTimer, cancel_member_timers, rebalance_timer, session_timer
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import (
     Cancel,
@@ -38,8 +38,6 @@ from kcoord_protocol.messages import ConsumerGroupHeartbeatResponse
 
 if TYPE_CHECKING:
     from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest
-
-REGEX_TASK: Final = "consumer-regex"
 
 _NOTHING_SAID: Final = (None, None, None)
 _BLANK: Final = "".join(map(chr, range(33)))
@@ -232,7 +230,7 @@ class ConsumerHeartbeat:
         if not (group.regex_stale or self.context.now_ms >= due_ms or not wanted <= group.resolved_regexes.keys()):
             return []
         work = regex.ResolveRegex(group.group_id, tuple(sorted(wanted)), self.image.epoch)
-        return [Task(TimerKey(REGEX_TASK, group.group_id), work)]
+        return [Task(TimerKey(GroupTimer.RESOLVE_REGEX, group.group_id), work)]
 
 
 def _owned_partitions(request: ConsumerGroupHeartbeatRequest) -> OwnedPartitions | None:

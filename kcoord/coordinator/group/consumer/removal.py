@@ -16,8 +16,8 @@ from kcoord.coordinator.group.consumer.member import (
     ConsumerGroupMember,
     MemberState,
 )
-from kcoord.coordinator.group.consumer.timers import cancel_member_timers, rebalance_timer
 from kcoord.coordinator.group.records import EpochReason
+from kcoord.coordinator.group.timers import cancel_member_timers, rebalance_timer
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topic_hash import metadata_hash
 from kcoord.runtime.result import Cancel, CoordinatorResult

@@ -31,8 +31,6 @@ from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, EncodedRecords
 from kcoord_protocol.record_batch import encode_records
 
-TARGET_TASK: Final = "consumer-target"
-
 _US_PER_MEMBER: Final = 4.0
 _US_PER_PARTITION: Final = 0.5
 _HETEROGENEOUS_FACTOR: Final = 3

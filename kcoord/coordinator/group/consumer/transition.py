@@ -21,7 +21,6 @@ from kcoord.coordinator.group.consumer.member import (
 )
 from kcoord.coordinator.group.consumer.settings import GroupSettings
 from kcoord.coordinator.group.consumer.target_assignment import (
-    TARGET_TASK,
     ComputeTarget,
     compute,
     epoch_record,
@@ -30,6 +29,7 @@ from kcoord.coordinator.group.consumer.target_assignment import (
     topic_ids_of,
 )
 from kcoord.coordinator.group.records import EpochReason, TombstoneReason
+from kcoord.coordinator.group.timers import GroupTimer
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topic_hash import metadata_hash
 from kcoord.runtime.result import CoordinatorRecord, Task, TimerKey
@@ -126,7 +126,8 @@ class MemberTransition:
             if self.settings.assignor_offload_enable and takes_long(
                 group, self.image, updated, interval_ms, self.config.kcoord_assignor_inline_ms
             ):
-                self.tasks.append(Task(TimerKey(TARGET_TASK, group.group_id), ComputeTarget(group.group_id)))
+                key = TimerKey(GroupTimer.COMPUTE_TARGET, group.group_id)
+                self.tasks.append(Task(key, ComputeTarget(group.group_id)))
             else:
                 target_epoch, target = group_epoch, self._new_target(updated, group_epoch)
         # 4. The member's next step towards it.

@@ -27,9 +27,7 @@ from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.group import Group, GroupState
 from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset, TopicOffsets
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.result import TimerKey
 
-OFFSETS_EXPIRATION: Final = TimerKey("offsets-expiration")
 """The timer of the check, every offsets.retention.check.interval.ms."""
 
 MAX_TOMBSTONES: Final = 1000
