@@ -62,7 +62,7 @@ format: $(DEV) ## rewrite the code as ruff wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: $(DEV) ## write generated files again: type stubs of the messages, docs/configuration.md, the pipeline's tables
+generate: $(DEV) ## write generated files again: types of the messages and of the configuration, docs/configuration.md, the pipeline's tables
 	$(BIN)/python -m kcoord_protocol.stubs
 	$(BIN)/python docs/make_configuration.py
 	$(BIN)/python docs/make_pipeline_tables.py

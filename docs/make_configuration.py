@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/configuration.md from the tables in kcoord.config; `--check` only says whether the file is up to date."""
+"""Writes docs/configuration.md and kcoord/config/attributes.py from the keys in kcoord/config/keys.txt.
+
+`--check` fails if one of them is not up to date.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,23 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from kcoord.config import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, ConfigKey, value_to_string
-from kcoord.config.unneeded_keys import WITHOUT_EFFECT
+from kcoord.config.key import ConfigKey, ConfigType, Effect, value_to_string
+from kcoord.config.keys import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS
 
 EMPTY = '""'
+WITHOUT_EFFECT = "Accepted without effect: "
 
-TARGET = Path(__file__).with_name("configuration.md")
+DOCUMENT = Path(__file__).with_name("configuration.md")
+ATTRIBUTES = Path(__file__).parents[1] / "kcoord" / "config" / "attributes.py"
+
+PYTHON_TYPES = {
+    ConfigType.BOOLEAN: "bool",
+    ConfigType.INT: "int",
+    ConfigType.SHORT: "int",
+    ConfigType.LONG: "int",
+    ConfigType.DOUBLE: "float",
+    ConfigType.LIST: "list[str]",
+}
 
 HEAD = """# Configuration
 
@@ -37,8 +51,8 @@ def cell(text: str) -> str:
 
 def row(key: ConfigKey) -> str:
     default = "" if key.default is None else f"`{value_to_string(key.default) or EMPTY}`"
-    allowed = "" if key.validator is None else cell(str(key.validator))
-    marks = [mark for mark, applies in (("dynamic", key.dynamic), ("inert", not key.honoured)) if applies]
+    allowed = "" if key.validator is None else cell(key.validator.text)
+    marks = [mark for mark, applies in (("dynamic", key.dynamic), ("inert", key.effect is Effect.NONE)) if applies]
     text = cell(key.doc) + (f" *{', '.join(marks).capitalize()}.*" if marks else "")
     return f"| `{key.name}` | {key.type.name.lower()} | {default} | {allowed} | {text} |"
 
@@ -56,8 +70,8 @@ def table(title: str, keys: Mapping[str, ConfigKey]) -> str:
 
 def configuration() -> str:
     own = {name: key for name, key in BROKER_KEYS.items() if name.startswith("kcoord.")}
-    kafkas = {name: key for name, key in BROKER_KEYS.items() if key.honoured and name not in own}
-    inert = [key for _, key in sorted(BROKER_KEYS.items()) if not key.honoured]
+    kafkas = {name: key for name, key in BROKER_KEYS.items() if key.effect is not Effect.NONE and name not in own}
+    inert = [key for _, key in sorted(BROKER_KEYS.items()) if key.effect is Effect.NONE]
     explained = {key.name: key for key in inert if key.doc.startswith(WITHOUT_EFFECT)}
     return "".join(
         [
@@ -74,12 +88,34 @@ def configuration() -> str:
     )
 
 
+ATTRIBUTES_HEAD = """# SPDX-License-Identifier: Apache-2.0
+# Written by `make generate` from keys.txt; do not edit.
+\"\"\"The types of the keys that have an effect. An attribute is named like its key, with `_` for `.`.\"\"\"
+
+from __future__ import annotations
+"""
+
+
+def attributes() -> str:
+    classes = (("BrokerAttributes", BROKER_KEYS), ("TopicAttributes", TOPIC_KEYS), ("GroupAttributes", GROUP_KEYS))
+    parts = [ATTRIBUTES_HEAD]
+    for class_name, keys in classes:
+        lines = [f"    {key.attribute}: {python_type(key)}\n" for key in keys.values() if key.effect is not Effect.NONE]
+        parts.append(f"\n\nclass {class_name}:\n{''.join(lines)}")
+    return "".join(parts)
+
+
+def python_type(key: ConfigKey) -> str:
+    return PYTHON_TYPES.get(key.type, "str") + (" | None" if key.default is None else "")
+
+
 def main() -> int:
-    if "--check" not in sys.argv:
-        TARGET.write_text(configuration())
-    elif not TARGET.exists() or TARGET.read_text() != configuration():
-        print(f"{TARGET} is not what kcoord.config says; run `make generate`", file=sys.stderr)
-        return 1
+    for path, text in ((DOCUMENT, configuration()), (ATTRIBUTES, attributes())):
+        if "--check" not in sys.argv:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            print(f"{path} is not what kcoord/config/keys.txt says; run `make generate`", file=sys.stderr)
+            return 1
     return 0
 
 

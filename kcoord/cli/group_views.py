@@ -17,7 +17,7 @@ from kcoord.cli.table import format_time
 from kcoord.cli.terminal import console, is_terminal
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import ConfigResource, ConfigResourceType, ConsumerGroupDescription
-from kcoord.config.checks import KNOWN_CONSUMER_ASSIGNORS
+from kcoord.config.broker_settings import KNOWN_CONSUMER_ASSIGNORS
 from kcoord_protocol.errors import Errors, KafkaError
 
 _ASSIGNORS = "group.consumer.assignors"

@@ -3,24 +3,26 @@
 
 from __future__ import annotations
 
-from kcoord.config.broker_config import BROKER_KEYS, BrokerConfig
-from kcoord.config.group_config import GROUP_KEYS, GroupConfig, check_group_configs
-from kcoord.config.key import ConfigError, ConfigKey, ConfigType, ConfigValue, UpdateMode, value_to_string
+from kcoord.config.broker_config import BrokerConfig
+from kcoord.config.group_config import GroupConfig, check_group_configs
+from kcoord.config.key import ConfigError, ConfigKey, ConfigType, ConfigValue, Effect, UpdateMode, value_to_string
+from kcoord.config.keys import BROKER_KEYS, CLIENT_METRICS_KEYS, GROUP_KEYS, TOPIC_KEYS
 from kcoord.config.kip1327 import Kip1327Form
 from kcoord.config.listeners import Listener, SecurityProtocol
 from kcoord.config.properties import merge_properties, parse_properties
-from kcoord.config.topic_config import TOPIC_CONFIG_SYNONYMS, TOPIC_KEYS, TopicConfig, check_topic_configs
+from kcoord.config.topic_config import TopicConfig, check_topic_configs
 
 __all__ = [
     "BROKER_KEYS",
+    "CLIENT_METRICS_KEYS",
     "GROUP_KEYS",
-    "TOPIC_CONFIG_SYNONYMS",
     "TOPIC_KEYS",
     "BrokerConfig",
     "ConfigError",
     "ConfigKey",
     "ConfigType",
     "ConfigValue",
+    "Effect",
     "GroupConfig",
     "Kip1327Form",
     "Listener",

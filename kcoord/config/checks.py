@@ -3,26 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from kcoord.config.broker_settings import KNOWN_CONSUMER_ASSIGNORS, BrokerSettings
 from kcoord.config.key import ConfigError
 from kcoord.config.listeners import check_bindable
 from kcoord.config.security import check_security
 from kcoord.config.workers import check_workers
 
-if TYPE_CHECKING:
-    from kcoord.config.broker_config import BrokerConfig
 
-KNOWN_CONSUMER_ASSIGNORS = {
-    "uniform": "uniform",
-    "range": "range",
-    "org.apache.kafka.coordinator.group.assignor.UniformAssignor": "uniform",
-    "org.apache.kafka.coordinator.group.assignor.RangeAssignor": "range",
-}
-"""Names by which group.consumer.assignors may call a built-in assignor, and the assignor's own name."""
-
-
-def check_broker_config(config: BrokerConfig) -> None:
+def check_broker_settings(config: BrokerSettings) -> None:
     """Raise ConfigError where values that are fine by themselves do not fit together."""
     for kind in ("consumer", "share", "streams"):
         _check_group_kind(config, kind)
@@ -34,7 +22,7 @@ def check_broker_config(config: BrokerConfig) -> None:
     _check_limits(config)
 
 
-def _check_group_kind(config: BrokerConfig, kind: str) -> None:
+def _check_group_kind(config: BrokerSettings, kind: str) -> None:
     for setting in ("session.timeout.ms", "heartbeat.interval.ms", "assignment.interval.ms"):
         lowest, default, highest = (f"group.{kind}.{infix}{setting}" for infix in ("min.", "", "max."))
         _check_at_least(config, highest, lowest)
@@ -48,7 +36,7 @@ def _check_group_kind(config: BrokerConfig, kind: str) -> None:
         )
 
 
-def _check_at_least(config: BrokerConfig, name: str, limit: str) -> None:
+def _check_at_least(config: BrokerSettings, name: str, limit: str) -> None:
     value, lowest = _number(config, name), _number(config, limit)
     if value < lowest:
         raise ConfigError(
@@ -56,7 +44,7 @@ def _check_at_least(config: BrokerConfig, name: str, limit: str) -> None:
         )
 
 
-def _check_at_most(config: BrokerConfig, name: str, limit: str) -> None:
+def _check_at_most(config: BrokerSettings, name: str, limit: str) -> None:
     value, highest = _number(config, name), _number(config, limit)
     if value > highest:
         raise ConfigError(
@@ -64,13 +52,13 @@ def _check_at_most(config: BrokerConfig, name: str, limit: str) -> None:
         )
 
 
-def _number(config: BrokerConfig, name: str) -> int:
+def _number(config: BrokerSettings, name: str) -> int:
     value = config.value(name)
     assert isinstance(value, int)
     return value
 
 
-def _check_assignors(config: BrokerConfig) -> None:
+def _check_assignors(config: BrokerSettings) -> None:
     names = [KNOWN_CONSUMER_ASSIGNORS.get(name, "") for name in config.group_consumer_assignors]
     shown = ",".join(config.group_consumer_assignors)
     if "" in names:
@@ -88,7 +76,7 @@ def _check_assignors(config: BrokerConfig) -> None:
         )
 
 
-def _check_protocols(config: BrokerConfig) -> None:
+def _check_protocols(config: BrokerSettings) -> None:
     if "classic" not in config.group_coordinator_rebalance_protocols:
         raise ConfigError(
             f"Invalid value {','.join(config.group_coordinator_rebalance_protocols)} for configuration "
@@ -96,7 +84,7 @@ def _check_protocols(config: BrokerConfig) -> None:
         )
 
 
-def _check_listeners(config: BrokerConfig) -> None:
+def _check_listeners(config: BrokerSettings) -> None:
     listeners = config.open_listeners
     if not listeners:
         raise ConfigError(
@@ -123,7 +111,7 @@ def _check_listeners(config: BrokerConfig) -> None:
         )
 
 
-def _check_limits(config: BrokerConfig) -> None:
+def _check_limits(config: BrokerSettings) -> None:
     queued, socket = _number(config, "queued.max.request.bytes"), config.socket_request_max_bytes
     if queued > 0 and queued < socket:
         raise ConfigError(

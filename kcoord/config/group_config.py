@@ -8,195 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kcoord.config.attributes import GroupAttributes
 from kcoord.config.broker_config import BrokerConfig
-from kcoord.config.key import (
-    ConfigError,
-    ConfigKey,
-    ConfigType,
-    ConfigValue,
-    DistinctEntries,
-    Importance,
-    Matches,
-    OneOf,
-    Validator,
-    at_least,
-    key_table,
-)
-
-_DURATION = r"by_duration:P(?=.)([0-9]+D)?(T(?=.)([0-9]+H)?([0-9]+M)?([0-9]+(\.[0-9]+)?S)?)?"
-_OTHER_DOC = "Stored without effect: groups of this kind are not served here."
+from kcoord.config.key import ConfigError, ConfigValue
+from kcoord.config.keys import BROKER_KEYS, GROUP_KEYS
 
 
-def _key(
-    name: str,
-    default: ConfigValue,
-    validator: Validator | None,
-    doc: str = _OTHER_DOC,
-    *,
-    type_: ConfigType | None = None,
-    importance: Importance = Importance.MEDIUM,
-    internal: bool = False,
-    first_release: str = "4.3",
-) -> ConfigKey:
-    types = {bool: ConfigType.BOOLEAN, int: ConfigType.INT, str: ConfigType.STRING}
-    return ConfigKey(
-        name,
-        type_ or types[type(default)],
-        default,
-        validator,
-        importance,
-        doc,
-        internal=internal,
-        honoured=doc != _OTHER_DOC,
-        first_release=first_release,
-    )
-
-
-GROUP_KEYS: Mapping[str, ConfigKey] = key_table(
-    (
-        _key(
-            "consumer.assignment.interval.ms",
-            1000,
-            at_least(0),
-            "Least time between two target assignments computed for the group.",
-        ),
-        _key(
-            "consumer.assignor.offload.enable",
-            True,
-            None,
-            "Compute target assignments that take long in the background.",
-            internal=True,
-            first_release="4.4",
-        ),
-        _key("consumer.heartbeat.interval.ms", 5000, at_least(1), "How often members are told to send a heartbeat."),
-        _key("consumer.session.timeout.ms", 45000, at_least(1), "A member that is silent for this long is removed."),
-        _key(
-            "kcoord.offsets.retention.minutes",
-            10080,
-            at_least(1),
-            "How long offsets of this group are kept (KIP-211), in place of the broker's offsets.retention.minutes.",
-        ),
-        _key("errors.deadletterqueue.copy.record.enable", False, None, first_release="4.4"),
-        _key(
-            "errors.deadletterqueue.topic.name",
-            "",
-            Matches(r"(?!__).*", "a topic name, which must not start with '__'"),
-            first_release="4.4",
-        ),
-        _key("share.assignment.interval.ms", 1000, at_least(0)),
-        _key("share.assignor.offload.enable", True, None, internal=True, first_release="4.4"),
-        _key(
-            "share.auto.offset.reset",
-            "latest",
-            Matches(rf"latest|earliest|{_DURATION}", "[latest, earliest, by_duration:PnDTnHnMn.nS]"),
-        ),
-        _key("share.delivery.count.limit", 5, at_least(2)),
-        _key("share.heartbeat.interval.ms", 5000, at_least(1)),
-        _key("share.isolation.level", "read_uncommitted", OneOf(("read_committed", "read_uncommitted"))),
-        _key("share.partition.max.record.locks", 2000, at_least(100)),
-        _key("share.record.lock.duration.ms", 30000, at_least(1000)),
-        _key("share.renew.acknowledge.enable", True, None),
-        _key("share.session.timeout.ms", 45000, at_least(1)),
-        _key(
-            "streams.acceptable.recovery.lag",
-            10000,
-            at_least(0),
-            type_=ConfigType.LONG,
-            internal=True,
-            first_release="4.4",
-        ),
-        _key("streams.assignment.interval.ms", 1000, at_least(0)),
-        _key("streams.assignor.name", None, None, type_=ConfigType.STRING, first_release="4.4"),
-        _key("streams.assignor.offload.enable", True, None, internal=True, first_release="4.4"),
-        _key("streams.heartbeat.interval.ms", 5000, at_least(1)),
-        _key("streams.initial.rebalance.delay.ms", 3000, at_least(0)),
-        _key("streams.num.standby.replicas", 0, at_least(0)),
-        _key("streams.num.warmup.replicas", 2, at_least(0), internal=True, first_release="4.4"),
-        _key(
-            "streams.rack.aware.assignment.tags",
-            [],
-            DistinctEntries(),
-            type_=ConfigType.LIST,
-            importance=Importance.LOW,
-            first_release="4.4",
-        ),
-        _key("streams.session.timeout.ms", 45000, at_least(1)),
-        _key("streams.task.offset.interval.ms", 60000, at_least(1), internal=True, first_release="4.4"),
-    )
-)
-
-_LIMITS: Mapping[str, tuple[str | None, str | None]] = {
-    "consumer.assignment.interval.ms": (
-        "group.consumer.min.assignment.interval.ms",
-        "group.consumer.max.assignment.interval.ms",
-    ),
-    "consumer.heartbeat.interval.ms": (
-        "group.consumer.min.heartbeat.interval.ms",
-        "group.consumer.max.heartbeat.interval.ms",
-    ),
-    "consumer.session.timeout.ms": ("group.consumer.min.session.timeout.ms", "group.consumer.max.session.timeout.ms"),
-    "share.assignment.interval.ms": (
-        "group.share.min.assignment.interval.ms",
-        "group.share.max.assignment.interval.ms",
-    ),
-    "share.delivery.count.limit": ("group.share.min.delivery.count.limit", "group.share.max.delivery.count.limit"),
-    "share.heartbeat.interval.ms": ("group.share.min.heartbeat.interval.ms", "group.share.max.heartbeat.interval.ms"),
-    "share.partition.max.record.locks": (
-        "group.share.min.partition.max.record.locks",
-        "group.share.max.partition.max.record.locks",
-    ),
-    "share.record.lock.duration.ms": (
-        "group.share.min.record.lock.duration.ms",
-        "group.share.max.record.lock.duration.ms",
-    ),
-    "share.session.timeout.ms": ("group.share.min.session.timeout.ms", "group.share.max.session.timeout.ms"),
-    "streams.assignment.interval.ms": (
-        "group.streams.min.assignment.interval.ms",
-        "group.streams.max.assignment.interval.ms",
-    ),
-    "streams.heartbeat.interval.ms": (
-        "group.streams.min.heartbeat.interval.ms",
-        "group.streams.max.heartbeat.interval.ms",
-    ),
-    "streams.num.standby.replicas": (None, "group.streams.max.standby.replicas"),
-    "streams.num.warmup.replicas": (None, "group.streams.max.warmup.replicas"),
-    "streams.session.timeout.ms": ("group.streams.min.session.timeout.ms", "group.streams.max.session.timeout.ms"),
-    "streams.task.offset.interval.ms": ("group.streams.min.task.offset.interval.ms", None),
-}
-"""Broker keys with the smallest and the greatest value of a group key."""
-
-
-class GroupConfig:
+class GroupConfig(GroupAttributes):
     """One group's settings in effect. Attributes are named like the keys, with `_` for `.`."""
-
-    consumer_assignment_interval_ms: int
-    consumer_assignor_offload_enable: bool
-    consumer_heartbeat_interval_ms: int
-    consumer_session_timeout_ms: int
-    errors_deadletterqueue_copy_record_enable: bool
-    errors_deadletterqueue_topic_name: str
-    kcoord_offsets_retention_minutes: int
-    share_assignment_interval_ms: int
-    share_assignor_offload_enable: bool
-    share_auto_offset_reset: str
-    share_delivery_count_limit: int
-    share_heartbeat_interval_ms: int
-    share_isolation_level: str
-    share_partition_max_record_locks: int
-    share_record_lock_duration_ms: int
-    share_renew_acknowledge_enable: bool
-    share_session_timeout_ms: int
-    streams_acceptable_recovery_lag: int
-    streams_assignment_interval_ms: int
-    streams_assignor_name: str
-    streams_assignor_offload_enable: bool
-    streams_heartbeat_interval_ms: int
-    streams_initial_rebalance_delay_ms: int
-    streams_num_standby_replicas: int
-    streams_num_warmup_replicas: int
-    streams_rack_aware_assignment_tags: list[str]
-    streams_session_timeout_ms: int
-    streams_task_offset_interval_ms: int
 
     def __init__(self, values: Mapping[str, ConfigValue]) -> None:
         self.values = values
@@ -235,21 +54,25 @@ def _streams_assignors(broker_config: BrokerConfig) -> list[str]:
     return names or [""]
 
 
+def _limit(broker_config: BrokerConfig, name: str, bound: str) -> tuple[str, int | None]:
+    """Returns the broker key with the `min` or `max` of a group key, and its value; None if Kafka has no such limit.
+
+    The limits of `consumer.session.timeout.ms` are `group.consumer.min.session.timeout.ms` and `...max...`.
+    """
+    kind, _, setting = name.partition(".")
+    broker_key = f"group.{kind}.{bound}.{setting.removeprefix('num.')}"
+    limit = broker_config.value(broker_key) if broker_key in BROKER_KEYS else None
+    assert limit is None or isinstance(limit, int)
+    return broker_key, limit
+
+
 def _within_limits(broker_config: BrokerConfig, name: str, value: ConfigValue) -> ConfigValue:
-    lowest, highest = _limits(broker_config, name)
     if not isinstance(value, int):
         return value
+    _, lowest = _limit(broker_config, name, "min")
+    _, highest = _limit(broker_config, name, "max")
     value = value if lowest is None else max(value, lowest)
     return value if highest is None else min(value, highest)
-
-
-def _limits(broker_config: BrokerConfig, name: str) -> tuple[int | None, int | None]:
-    limits: list[int | None] = []
-    for broker_key in _LIMITS.get(name, (None, None)):
-        limit = None if broker_key is None else broker_config.value(broker_key)
-        assert limit is None or isinstance(limit, int)
-        limits.append(limit)
-    return limits[0], limits[1]
 
 
 def check_group_configs(broker_config: BrokerConfig, overrides: Mapping[str, str]) -> None:
@@ -279,8 +102,8 @@ def check_group_configs(broker_config: BrokerConfig, overrides: Mapping[str, str
 def _check_limits(broker_config: BrokerConfig, name: str, value: ConfigValue) -> None:
     if not isinstance(value, int):
         return
-    lowest, highest = _limits(broker_config, name)
-    lowest_key, highest_key = _LIMITS.get(name, (None, None))
+    lowest_key, lowest = _limit(broker_config, name, "min")
+    highest_key, highest = _limit(broker_config, name, "max")
     if lowest is not None and value < lowest:
         raise ConfigError(f"{name} must be greater than or equal to {lowest_key} ({lowest}), got {value}")
     if highest is not None and value > highest:

@@ -1,22 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one configuration key is: name, type, default, allowed values. Text is read and printed as by Kafka's ConfigDef.
 
-Every other module of this package is a table of ConfigKey objects or a typed view on values that were checked by one.
+`keys` has the tables of them, and the other modules of this package typed views on values that a key has checked.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Protocol, TypeAlias
+from enum import Enum, IntEnum, auto
+from typing import TypeAlias
 
 ConfigValue: TypeAlias = bool | int | float | str | list[str] | None
-
-INT_MAX = 2**31 - 1
-LONG_MAX = 2**63 - 1
-DOUBLE_MAX = 1.7976931348623157e308
 
 
 class ConfigError(ValueError):
@@ -51,96 +47,63 @@ class Importance(IntEnum):
     LOW = 2
 
 
-class Validator(Protocol):
-    """Says which values of a type are allowed; `str()` of it is the text for people."""
+class Effect(Enum):
+    """What a value that is not the default does."""
 
-    def allows(self, value: ConfigValue) -> bool: ...
+    EFFECTIVE = auto()
+    REFUSED = auto()
+    """Such a value is an error."""
+    NONE = auto()
+    """Values are checked and kept, and change nothing here."""
 
 
 @dataclass(slots=True, frozen=True)
-class Range:
-    lowest: float | None = None
-    highest: float | None = None
-    also: float | None = None
-    """One more value outside the range, such as -1 for "default level"."""
+class Validator:
+    """Says which values of a type are allowed."""
 
-    def allows(self, value: ConfigValue) -> bool:
-        if value is None or value == self.also:
-            return True
+    text: str
+    allows: Callable[[ConfigValue], bool]
+
+
+def in_range(lowest: float | None, highest: float | None, also: float | None = None) -> Validator:
+    """Allows numbers of the range, and `also`, a value outside of it such as -1 for "default level"."""
+
+    def allows(value: ConfigValue) -> bool:
         assert isinstance(value, (int, float))
-        return (self.lowest is None or value >= self.lowest) and (self.highest is None or value <= self.highest)
+        if value == also:
+            return True
+        return (lowest is None or value >= lowest) and (highest is None or value <= highest)
 
-    def __str__(self) -> str:
-        low = "" if self.lowest is None else f"{self.lowest},"
-        high = "" if self.highest is None else f",{self.highest}"
-        return f"[{low}...{high}]" + ("" if self.also is None else f" or {self.also}")
-
-
-@dataclass(slots=True, frozen=True)
-class OneOf:
-    values: tuple[str, ...]
-    ignore_case: bool = False
-
-    def allows(self, value: ConfigValue) -> bool:
-        text = str(value)
-        return text.lower() in {allowed.lower() for allowed in self.values} if self.ignore_case else text in self.values
-
-    def __str__(self) -> str:
-        return ("(case insensitive) " if self.ignore_case else "") + f"[{', '.join(self.values)}]"
+    low = "" if lowest is None else f"{lowest},"
+    high = "" if highest is None else f",{highest}"
+    return Validator(f"[{low}...{high}]" + ("" if also is None else f" or {also}"), allows)
 
 
-@dataclass(slots=True, frozen=True)
-class ListOf:
-    """A list whose entries are among `values` (any, if `values` is empty)."""
-
-    values: tuple[str, ...] = ()
-    allow_empty: bool = True
-
-    def allows(self, value: ConfigValue) -> bool:
-        if not isinstance(value, list):
-            return value is None
-        if not value and not self.allow_empty:
-            return False
-        return not self.values or all(entry in self.values for entry in value)
-
-    def __str__(self) -> str:
-        text = f"values from [{', '.join(self.values)}]" if self.values else "any values"
-        return text if self.allow_empty else f"{text}, at least one"
+def one_of(values: Sequence[str]) -> Validator:
+    return Validator(f"[{', '.join(values)}]", lambda value: str(value) in values)
 
 
-@dataclass(slots=True, frozen=True)
-class Matches:
-    pattern: str
-    description: str
+def one_of_ignoring_case(values: Sequence[str]) -> Validator:
+    lowered = [value.lower() for value in values]
+    return Validator(f"(case insensitive) [{', '.join(values)}]", lambda value: str(value).lower() in lowered)
 
-    def allows(self, value: ConfigValue) -> bool:
+
+def list_of(values: Sequence[str]) -> Validator:
+    """Allows lists whose entries are among `values`."""
+    return Validator(
+        f"values from [{', '.join(values)}]",
+        lambda value: isinstance(value, list) and all(entry in values for entry in value),
+    )
+
+
+def matching(pattern: str, text: str) -> Validator:
+    """Allows a text, or a list of texts, that matches a regular expression; `text` says the same to people."""
+
+    def allows(value: ConfigValue) -> bool:
         entries = value if isinstance(value, list) else [str(value)]
-        return value is None or all(re.fullmatch(self.pattern, entry) for entry in entries)
+        return all(re.fullmatch(pattern, entry) for entry in entries)
 
-    def __str__(self) -> str:
-        return self.description
-
-
-@dataclass(slots=True, frozen=True)
-class DistinctEntries:
-    """A list without empty and without repeated entries."""
-
-    def allows(self, value: ConfigValue) -> bool:
-        return not isinstance(value, list) or ("" not in value and len(set(value)) == len(value))
-
-    def __str__(self) -> str:
-        return "entries that are not empty and must not contain duplicate values"
-
-
-def at_least(lowest: float) -> Range:
-    return Range(lowest=lowest)
-
-
-def between(lowest: float, highest: float) -> Range:
-    return Range(lowest=lowest, highest=highest)
-
-
-NON_EMPTY = Matches(r"(?s).+", "a non-empty string")
+    return Validator(text, allows)
 
 
 @dataclass(slots=True, frozen=True)
@@ -153,10 +116,13 @@ class ConfigKey:
     doc: str = ""
     update_mode: UpdateMode = UpdateMode.READ_ONLY
     internal: bool = False
-    honoured: bool = True
-    """False: the key is accepted and checked, but changes nothing here."""
+    effect: Effect = Effect.EFFECTIVE
     first_release: str = "4.3"
     """The first release of Kafka that has the key, of those that `kcoord.release` names."""
+    same_for_all_workers: bool = False
+    """True for keys that the workers have to agree on, or that make them what they are."""
+    synonyms: tuple[tuple[str, int], ...] = ()
+    """Broker keys that give a topic key its default, the best first, each with the factor between the units."""
 
     @property
     def attribute(self) -> str:
@@ -177,7 +143,7 @@ class ConfigKey:
                 raise self._error(text, "a value is needed")
             return None
         try:
-            value = _PARSERS[self.type](text if self.type is ConfigType.PASSWORD else text.strip())
+            value = parse_value(self.type, text)
         except ValueError:
             raise self._error(text, f"not a {_TYPE_WORDS[self.type]}") from None
         if self.validator is not None and not self.validator.allows(value):
@@ -191,7 +157,7 @@ class ConfigKey:
     @property
     def allowed(self) -> str:
         word = _TYPE_WORDS[self.type]
-        return word if self.validator is None else f"{word}, {self.validator}"
+        return word if self.validator is None else f"{word}, {self.validator.text}"
 
 
 _TYPE_WORDS: dict[ConfigType, str] = {
@@ -246,6 +212,11 @@ _PARSERS: dict[ConfigType, Callable[[str], ConfigValue]] = {
 }
 
 
+def parse_value(kind: ConfigType, text: str) -> ConfigValue:
+    """Returns the value that `text` stands for; ValueError if it is none of the type."""
+    return _PARSERS[kind](text if kind is ConfigType.PASSWORD else text.strip())
+
+
 def value_to_string(value: ConfigValue) -> str | None:
     """How DescribeConfigs prints a value: as Java's ConfigDef would."""
     if value is None:
@@ -267,9 +238,3 @@ def java_double(value: float) -> str:
     digits = re.sub(r"[^0-9]", "", repr(value).partition("e")[0]).strip("0")
     mantissa, _, exponent = format(value, f".{max(len(digits) - 1, 1)}e").partition("e")
     return f"{mantissa}E{int(exponent)}"
-
-
-def key_table(*groups: Iterable[ConfigKey]) -> Mapping[str, ConfigKey]:
-    """All keys by name, in alphabetical order."""
-    keys = sorted((key for group in groups for key in group), key=lambda key: key.name)
-    return {key.name: key for key in keys}

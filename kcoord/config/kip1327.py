@@ -5,7 +5,8 @@ Two revisions of the KIP give ConsumerGroupHeartbeat v2 different layouts, and a
 third. So each connection has the form that its client means, chosen by the name that the client gives in ApiVersions v3
 and later (KIP-511).
 
-The names in the default list, and where each client says so:
+Clients that follow Apache Kafka are served `off`: a heartbeat v2 of theirs would be Apache's. The names in the key's
+default (keys.txt), and where each client says so:
 
 | name | where |
 |---|---|
@@ -35,26 +36,6 @@ REVISION_ENTRY: Final = (
     r"(\*|[a-zA-Z0-9]([a-zA-Z0-9.\-]*[a-zA-Z0-9])?)"  # KIP-511's rule for names; no client can have another one
     r":(off|creation-time|new-partitions)"
 )
-
-APACHE_CLIENTS: Final = (
-    "apache-kafka-java",
-    "librdkafka",
-    "confluent-kafka-python",
-    "confluent-kafka-go",
-    "confluent-kafka-dotnet",
-    "confluent-kafka-javascript",
-    "karafka",
-    "kafka-ruby",
-    "php-rdkafka-ffi",
-    "kgo",
-    "sarama",
-    "kafkajs",
-    "kafka-python",
-    "aiokafka",
-)
-"""Clients that follow Apache Kafka: a heartbeat v2 of theirs would be Apache's."""
-
-DEFAULT_REVISIONS: Final = ["dekaf:new-partitions", *(f"{name}:off" for name in APACHE_CLIENTS), "*:creation-time"]
 
 
 class Kip1327Form(Enum):

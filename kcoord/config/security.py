@@ -7,19 +7,16 @@ start with such a setting is refused. All of these refusals are here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from kcoord.config.broker_settings import BrokerSettings
 from kcoord.config.key import ConfigError
+from kcoord.config.keys import BROKER_KEYS
 from kcoord.config.listeners import SecurityProtocol, key_of_listener
-from kcoord.config.server_keys import DEFAULT_PRINCIPAL_BUILDER
-
-if TYPE_CHECKING:
-    from kcoord.config.broker_config import BrokerConfig
 
 _PRINCIPAL_BUILDER = "principal.builder.class"
+_DEFAULT_PRINCIPAL_BUILDER = BROKER_KEYS[_PRINCIPAL_BUILDER].default
 
 
-def check_security(config: BrokerConfig) -> None:
+def check_security(config: BrokerSettings) -> None:
     """Raise ConfigError for a setting that asks for authorization, encryption or authentication."""
     if config.authorizer_class_name:
         raise ConfigError(
@@ -39,8 +36,8 @@ def check_security(config: BrokerConfig) -> None:
 
 
 def _check_principal_builder(name: str, value: str) -> None:
-    if value.strip() not in ("", DEFAULT_PRINCIPAL_BUILDER):
+    if value.strip() not in ("", _DEFAULT_PRINCIPAL_BUILDER):
         raise ConfigError(
             f"Invalid value {value} for configuration {name}: no classes of Kafka's plug-ins are loaded, and every "
-            f"client is User:ANONYMOUS; leave it out, or set {DEFAULT_PRINCIPAL_BUILDER}"
+            f"client is User:ANONYMOUS; leave it out, or set {_DEFAULT_PRINCIPAL_BUILDER}"
         )

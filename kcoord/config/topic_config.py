@@ -5,92 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kcoord.config.attributes import TopicAttributes
 from kcoord.config.broker_config import BrokerConfig
-from kcoord.config.key import ConfigError, ConfigKey, ConfigValue, key_table
-from kcoord.config.topic_keys import TOPIC_CONFIG_KEYS
-
-TOPIC_KEYS: Mapping[str, ConfigKey] = key_table(TOPIC_CONFIG_KEYS)
-
-MINUTE_MS = 60_000
-HOUR_MS = 60 * MINUTE_MS
-
-TOPIC_CONFIG_SYNONYMS: Mapping[str, tuple[tuple[str, int], ...]] = {
-    "cleanup.policy": (("log.cleanup.policy", 1),),
-    "compression.gzip.level": (("compression.gzip.level", 1),),
-    "compression.lz4.level": (("compression.lz4.level", 1),),
-    "compression.type": (("compression.type", 1),),
-    "compression.zstd.level": (("compression.zstd.level", 1),),
-    "delete.retention.ms": (("log.cleaner.delete.retention.ms", 1),),
-    "file.delete.delay.ms": (("log.segment.delete.delay.ms", 1),),
-    "flush.messages": (("log.flush.interval.messages", 1),),
-    "flush.ms": (("log.flush.interval.ms", 1), ("log.flush.scheduler.interval.ms", 1)),
-    "index.interval.bytes": (("log.index.interval.bytes", 1),),
-    "local.retention.bytes": (("log.local.retention.bytes", 1),),
-    "local.retention.ms": (("log.local.retention.ms", 1),),
-    "max.compaction.lag.ms": (("log.cleaner.max.compaction.lag.ms", 1),),
-    "max.decompressed.message.bytes": (("max.decompressed.message.bytes", 1),),
-    "max.message.bytes": (("message.max.bytes", 1),),
-    "message.timestamp.after.max.ms": (("log.message.timestamp.after.max.ms", 1),),
-    "message.timestamp.before.max.ms": (("log.message.timestamp.before.max.ms", 1),),
-    "message.timestamp.type": (("log.message.timestamp.type", 1),),
-    "min.cleanable.dirty.ratio": (("log.cleaner.min.cleanable.ratio", 1),),
-    "min.compaction.lag.ms": (("log.cleaner.min.compaction.lag.ms", 1),),
-    "min.insync.replicas": (("min.insync.replicas", 1),),
-    "preallocate": (("log.preallocate", 1),),
-    "remote.copy.lag.bytes": (("log.remote.copy.lag.bytes", 1),),
-    "remote.copy.lag.ms": (("log.remote.copy.lag.ms", 1),),
-    "retention.bytes": (("log.retention.bytes", 1),),
-    "retention.ms": (("log.retention.ms", 1), ("log.retention.minutes", MINUTE_MS), ("log.retention.hours", HOUR_MS)),
-    "segment.bytes": (("log.segment.bytes", 1),),
-    "segment.index.bytes": (("log.index.size.max.bytes", 1),),
-    "segment.jitter.ms": (("log.roll.jitter.ms", 1), ("log.roll.jitter.hours", HOUR_MS)),
-    "segment.ms": (("log.roll.ms", 1), ("log.roll.hours", HOUR_MS)),
-    "unclean.leader.election.enable": (("unclean.leader.election.enable", 1),),
-}
-"""Broker keys that give a topic key its default, best first, each with the factor between the units of the two."""
+from kcoord.config.key import ConfigError, ConfigValue
+from kcoord.config.keys import TOPIC_KEYS
 
 
-class TopicConfig:
+class TopicConfig(TopicAttributes):
     """One topic's settings in effect. Attributes are named like the keys, with `_` for `.`."""
-
-    cleanup_policy: list[str]
-    compression_gzip_level: int
-    compression_lz4_level: int
-    compression_type: str
-    compression_zstd_level: int
-    delete_retention_ms: int
-    errors_deadletterqueue_group_enable: bool
-    file_delete_delay_ms: int
-    flush_messages: int
-    flush_ms: int
-    follower_replication_throttled_replicas: list[str]
-    index_interval_bytes: int
-    internal_segment_bytes: int | None
-    leader_replication_throttled_replicas: list[str]
-    local_retention_bytes: int
-    local_retention_ms: int
-    max_compaction_lag_ms: int
-    max_decompressed_message_bytes: int
-    max_message_bytes: int
-    message_timestamp_after_max_ms: int
-    message_timestamp_before_max_ms: int
-    message_timestamp_type: str
-    min_cleanable_dirty_ratio: float
-    min_compaction_lag_ms: int
-    min_insync_replicas: int
-    preallocate: bool
-    remote_copy_lag_bytes: int
-    remote_copy_lag_ms: int
-    remote_log_copy_disable: bool
-    remote_log_delete_on_disable: bool
-    remote_storage_enable: bool
-    retention_bytes: int
-    retention_ms: int
-    segment_bytes: int
-    segment_index_bytes: int
-    segment_jitter_ms: int
-    segment_ms: int
-    unclean_leader_election_enable: bool
 
     def __init__(self, values: Mapping[str, ConfigValue]) -> None:
         self.values = values
@@ -128,11 +50,12 @@ class TopicConfig:
 
 def topic_default(broker_config: BrokerConfig, name: str) -> ConfigValue:
     """What a topic key is where the topic does not set it."""
-    for broker_key, factor in TOPIC_CONFIG_SYNONYMS.get(name, ()):
+    key = TOPIC_KEYS[name]
+    for broker_key, factor in key.synonyms:
         value = broker_config.value(broker_key)
         if value is not None:
             return _convert(value, factor, name)
-    return TOPIC_KEYS[name].default
+    return key.default
 
 
 def _convert(value: ConfigValue, factor: int, name: str) -> ConfigValue:

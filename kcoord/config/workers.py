@@ -9,13 +9,9 @@ of their own. Without `kcoord.worker.ports` these follow the configured ones; ad
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from kcoord.config.broker_settings import BrokerSettings
 from kcoord.config.key import ConfigError
 from kcoord.config.listeners import Listener, check_bindable
-
-if TYPE_CHECKING:
-    from kcoord.config.broker_config import BrokerConfig
 
 LARGEST_PORT = 65535
 PORTS_KEY = "kcoord.worker.ports"
@@ -24,12 +20,12 @@ RACKS_KEY = "kcoord.worker.racks"
 ONE_WORKER_PREFIX = "kcoord.worker."
 
 
-def worker_count(config: BrokerConfig) -> int:
+def worker_count(config: BrokerSettings) -> int:
     """How many workers there are; with one, the broker is a single process."""
     return len(config.kcoord_worker_ports) or config.group_coordinator_threads
 
 
-def worker_properties(config: BrokerConfig, number: int) -> dict[str, str]:
+def worker_properties(config: BrokerSettings, number: int) -> dict[str, str]:
     """The settings of worker `number`, counted from 0: what was set, with its own node id, listeners and rack."""
     properties = dict(config.explicit)
     for key in (PORTS_KEY, THREADS_KEY, RACKS_KEY, "broker.id"):
@@ -49,7 +45,7 @@ def worker_properties(config: BrokerConfig, number: int) -> dict[str, str]:
     return properties | config.of_workers.get(number, {})
 
 
-def worker_listeners(config: BrokerConfig, number: int) -> list[Listener]:
+def worker_listeners(config: BrokerSettings, number: int) -> list[Listener]:
     """What worker `number` binds. Port 0 stays 0: the system picks one for each worker."""
     ports = [_moved(one, number) for one in config.open_listeners]
     if config.kcoord_worker_ports:
@@ -64,14 +60,14 @@ def _moved(listener: Listener, number: int) -> int:
     return listener.port + number if listener.port else 0
 
 
-def _advertised(config: BrokerConfig, number: int) -> list[Listener]:
+def _advertised(config: BrokerSettings, number: int) -> list[Listener]:
     return [
         Listener(one.name, one.host, _moved(one, number), one.security_protocol)
         for one in config.client_advertised_listeners
     ]
 
 
-def check_workers(config: BrokerConfig) -> None:
+def check_workers(config: BrokerSettings) -> None:
     """Raise ConfigError where the keys about workers do not fit together."""
     ports, threads = config.kcoord_worker_ports, config.group_coordinator_threads
     if ports and THREADS_KEY in config.explicit and threads != len(ports):
@@ -90,12 +86,9 @@ def check_workers(config: BrokerConfig) -> None:
         )
     if count > 1 or ports:
         _check_ports(config, count)
-    for number in sorted(config.of_workers):
-        # Before any worker starts: one of them alone would end with what the others do not have.
-        config.from_properties(worker_properties(config, number))
 
 
-def _check_ports(config: BrokerConfig, count: int) -> None:
+def _check_ports(config: BrokerSettings, count: int) -> None:
     for text in config.kcoord_worker_ports:
         if not text.isascii() or not text.isdecimal() or int(text) > LARGEST_PORT:
             raise ConfigError(

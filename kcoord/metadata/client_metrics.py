@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Protocol
 
-from kcoord.config import ConfigError, ConfigKey, ConfigType
-from kcoord.config.key import key_table
+from kcoord.config import CLIENT_METRICS_KEYS, ConfigError
 from kcoord.metadata.image import CLIENT_METRICS_RESOURCE, MetadataImage
 from kcoord_protocol.errors import Errors, KafkaError
 
@@ -26,19 +25,6 @@ MATCH_PARAMETERS = frozenset(
         "client_source_address",
         "client_source_port",
     }
-)
-
-CLIENT_METRICS_KEYS: Mapping[str, ConfigKey] = key_table(
-    (
-        ConfigKey(
-            "interval.ms",
-            ConfigType.INT,
-            DEFAULT_INTERVAL_MS,
-            doc="How often matching clients are asked to send metrics.",
-        ),
-        ConfigKey("match", ConfigType.LIST, [], doc="Which clients the subscription is for, as name=regex entries."),
-        ConfigKey("metrics", ConfigType.LIST, [], doc="Prefixes of the metrics that are asked for."),
-    )
 )
 
 

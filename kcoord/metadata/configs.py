@@ -23,7 +23,7 @@ from kcoord.config import (
     check_topic_configs,
     value_to_string,
 )
-from kcoord.config.listener_keys import broker_key, is_for_one_broker
+from kcoord.config.keys import broker_key, is_for_one_broker
 from kcoord.config.topic_config import topic_default
 from kcoord.metadata import image as image_module
 from kcoord.metadata import records

@@ -13,8 +13,8 @@ from enum import IntEnum
 
 from kcoord.config import (
     BROKER_KEYS,
+    CLIENT_METRICS_KEYS,
     GROUP_KEYS,
-    TOPIC_CONFIG_SYNONYMS,
     TOPIC_KEYS,
     BrokerConfig,
     ConfigKey,
@@ -22,9 +22,8 @@ from kcoord.config import (
     TopicConfig,
     value_to_string,
 )
-from kcoord.config.listener_keys import broker_key
+from kcoord.config.keys import broker_key
 from kcoord.config.listeners import key_of_listener
-from kcoord.metadata.client_metrics import CLIENT_METRICS_KEYS
 from kcoord.metadata.image import MetadataImage
 
 UNKNOWN_TYPE = 0
@@ -57,10 +56,7 @@ class ConfigEntry:
 
 
 _BROKER_CHAINS: Sequence[Sequence[str]] = (
-    ("log.retention.ms", "log.retention.minutes", "log.retention.hours"),
-    ("log.roll.ms", "log.roll.hours"),
-    ("log.roll.jitter.ms", "log.roll.jitter.hours"),
-    ("log.flush.interval.ms", "log.flush.scheduler.interval.ms"),
+    *([broker_key for broker_key, _ in key.synonyms] for key in TOPIC_KEYS.values()),
     ("node.id", "broker.id"),
 )
 """Broker keys of one meaning, the one that wins first."""
@@ -118,9 +114,7 @@ def topic_config_entries(config: BrokerConfig, image: MetadataImage, overrides: 
         if (key.internal and name not in overrides) or not config.has_key(key):
             continue
         value = value_to_string(values[name])
-        synonyms = _broker_synonyms(
-            config, image, [broker_key for broker_key, _ in TOPIC_CONFIG_SYNONYMS.get(name, ())]
-        )
+        synonyms = _broker_synonyms(config, image, [broker_key for broker_key, _ in key.synonyms])
         if name in overrides:
             synonyms.insert(0, (name, value, ConfigSource.DYNAMIC_TOPIC_CONFIG))
         entries.append(_entry(key, value, synonyms))

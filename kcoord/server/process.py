@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 import uvloop
 
 from kcoord.config import BrokerConfig, Listener, TopicConfig
-from kcoord.config.broker_config import is_without_effect
+from kcoord.config.keys import is_without_effect
 from kcoord.config.workers import worker_count, worker_properties
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.machine import MetadataMachine

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import typing
-
 import pytest
 
-from kcoord.config import BROKER_KEYS, BrokerConfig, ConfigError, ConfigType, Listener, SecurityProtocol
+from kcoord.config import BrokerConfig, ConfigError, Listener, SecurityProtocol
 
 KRAFT_SERVER_PROPERTIES = {
     "process.roles": "broker,controller",
@@ -47,26 +45,6 @@ def test_defaults() -> None:
     assert config.log_retention_ms is None
     assert not config.explicit
     assert not config.ignored
-
-
-def test_annotations_are_the_honoured_keys_with_their_types() -> None:
-    hints = {
-        name: hint for name, hint in typing.get_type_hints(BrokerConfig).items() if "_" in name or name == "listeners"
-    }
-    honoured = {key.attribute: key for key in BROKER_KEYS.values() if key.honoured}
-    assert hints.keys() == honoured.keys()
-    python_types = {
-        ConfigType.BOOLEAN: bool,
-        ConfigType.INT: int,
-        ConfigType.SHORT: int,
-        ConfigType.LONG: int,
-        ConfigType.DOUBLE: float,
-        ConfigType.LIST: list[str],
-    }
-    for name, key in honoured.items():
-        expected = python_types.get(key.type, str)
-        assert hints[name] in (expected, expected | None), name
-        assert (hints[name] == expected) == (key.default is not None), name
 
 
 def test_kafkas_properties_file_loads() -> None:

@@ -15,7 +15,7 @@ from kcoord.config import (
     ConfigType,
     value_to_string,
 )
-from kcoord.config.key import ConfigValue, OneOf, Range, java_double
+from kcoord.config.key import ConfigValue, in_range, java_double, one_of
 from tests.support.shared import shared
 
 
@@ -74,16 +74,16 @@ def test_error_names_key_value_and_what_is_allowed() -> None:
 
 
 def test_error_hides_a_password() -> None:
-    secret = ConfigKey("p", ConfigType.PASSWORD, None, OneOf(("right",)))
+    secret = ConfigKey("p", ConfigType.PASSWORD, None, one_of(["right"]))
     with pytest.raises(ConfigError) as caught:
         secret.parse("wrong")
     assert "wrong" not in str(caught.value)
 
 
 def test_range_with_a_value_outside_of_it() -> None:
-    levels = Range(1, 9, also=-1)
+    levels = in_range(1, 9, also=-1)
     assert [level for level in range(-2, 11) if levels.allows(level)] == [-1, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert str(levels) == "[1,...,9] or -1"
+    assert levels.text == "[1,...,9] or -1"
 
 
 @pytest.mark.parametrize(

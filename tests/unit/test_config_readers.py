@@ -3,7 +3,7 @@
 
 A reader is an expression, not a mention in a comment, a text or a table: an attribute of a configuration
 (`config.num_partitions`), or the key as the argument of a lookup or as a subscript (`config.value("num.partitions")`).
-Checks at the start do not count, since a value that is only checked has no effect.
+Checks at the start do not count, since a value that is only checked has no effect; that is what a refused key is for.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ import kcoord
 from kcoord.config import (
     BROKER_KEYS,
     GROUP_KEYS,
-    TOPIC_CONFIG_SYNONYMS,
     TOPIC_KEYS,
     BrokerConfig,
     ConfigError,
     ConfigKey,
+    ConfigType,
+    Effect,
     check_topic_configs,
+    value_to_string,
 )
 
 PACKAGE = Path(kcoord.__file__).parent
@@ -34,19 +36,19 @@ CONFIGS = {"config", "_config", "broker_config", "broker", "_broker"}
 """What a BrokerConfig, TopicConfig or GroupConfig is called where it is read."""
 LOOKUPS = {"value", "static_value", "get"}
 """Methods that take the name of a key."""
-REFUSED_TOPIC_KEYS = {"remote.storage.enable"}
-"""Keys whose effect is that no other value is accepted."""
+CHECKS = ("config/checks.py", "config/security.py")
+"""Checks at the start: a value that is only checked has no effect."""
 
 Sources = Mapping[str, str]
 
 
 def sources_of_the_broker() -> dict[str, str]:
-    """By path; without the tables of keys, and without the checks between them."""
+    """The sources by path, without the checks."""
     return {
         str(path.relative_to(PACKAGE)): path.read_text()
         for part in PARTS_OF_THE_BROKER
         for path in sorted((PACKAGE / part).rglob("*.py"))
-        if not path.match("config/*_keys.py") and not path.match("config/checks.py")
+        if not any(path.match(check) for check in CHECKS)
     }
 
 
@@ -75,7 +77,7 @@ def readers_in(tree: ast.AST, constants: Mapping[str, str]) -> Iterator[str]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef) and node.name == "check_topic_configs":
             continue
-        if isinstance(node, ast.ClassDef) and node.name in ("BrokerConfig", "TopicConfig"):
+        if isinstance(node, ast.ClassDef) and node.name in ("BrokerSettings", "TopicConfig"):
             for part in ast.walk(node):
                 yield from attributes_of(part, {"self"})
         yield from readers_in(node, constants)
@@ -112,8 +114,8 @@ def is_read(key: ConfigKey, names: set[str]) -> bool:
 def keys_without_reader(sources: Sources) -> list[str]:
     """Keys that are documented as working and read by nothing. A broker key may be the default of a topic key."""
     names = read_names(sources)
-    topic = {name for name, key in TOPIC_KEYS.items() if is_read(key, names) or name in REFUSED_TOPIC_KEYS}
-    defaults = {broker_key for name in topic for broker_key, _ in TOPIC_CONFIG_SYNONYMS.get(name, ())}
+    topic = {name for name, key in TOPIC_KEYS.items() if is_read(key, names)}
+    defaults = {broker_key for name in topic for broker_key, _ in TOPIC_KEYS[name].synonyms}
     broker = {name for name, key in BROKER_KEYS.items() if is_read(key, names)} | defaults
     group = {name for name, key in GROUP_KEYS.items() if is_read(key, names)}
     return [
@@ -124,7 +126,7 @@ def keys_without_reader(sources: Sources) -> list[str]:
             ("group", GROUP_KEYS, group),
         )
         for name, key in keys.items()
-        if key.honoured and name not in read
+        if key.effect is Effect.EFFECTIVE and name not in read
     ]
 
 
@@ -134,14 +136,14 @@ def test_every_key_that_works_is_read() -> None:
 
 def test_a_key_without_effect_is_read_by_nothing() -> None:
     names = read_names(sources_of_the_broker())
-    topic_keys = [name for name, key in TOPIC_KEYS.items() if not key.honoured and key.attribute in names]
-    broker_keys = [name for name, key in BROKER_KEYS.items() if not key.honoured and key.attribute in names]
-    assert (broker_keys, topic_keys) == ([], [])
+    keys = [*BROKER_KEYS.values(), *TOPIC_KEYS.values()]
+    assert [key.name for key in keys if key.effect is not Effect.EFFECTIVE and key.attribute in names] == []
 
 
 @pytest.mark.parametrize("keys", [BROKER_KEYS, TOPIC_KEYS, GROUP_KEYS], ids=["broker", "topic", "group"])
 def test_a_key_without_effect_says_so_where_it_is_described(keys: Mapping[str, ConfigKey]) -> None:
-    assert [name for name, key in keys.items() if not key.honoured and "without effect" not in key.doc] == []
+    inert = [key for key in keys.values() if key.effect is Effect.NONE]
+    assert [key.name for key in inert if "without effect" not in key.doc] == []
 
 
 def kept_from_the_start(sources: Sources) -> set[str]:
@@ -160,20 +162,33 @@ def test_dynamic_keys_are_read_when_they_are_needed() -> None:
     """What an object keeps from its making does not change while the broker runs."""
     kept = kept_from_the_start(sources_of_the_broker())
     assert "socket_request_max_bytes" in kept
-    assert [name for name, key in BROKER_KEYS.items() if key.dynamic and key.honoured and key.attribute in kept] == []
+    effective = [key for key in BROKER_KEYS.values() if key.effect is Effect.EFFECTIVE]
+    assert [key.name for key in effective if key.dynamic and key.attribute in kept] == []
 
 
-def test_tiered_storage_is_refused() -> None:
-    for name in REFUSED_TOPIC_KEYS:
-        with pytest.raises(ConfigError, match=name):
-            check_topic_configs(BrokerConfig.from_properties({}), {name: "true"})
+REFUSED = [
+    key for keys in (BROKER_KEYS, TOPIC_KEYS, GROUP_KEYS) for key in keys.values() if key.effect is Effect.REFUSED
+]
+
+
+@pytest.mark.parametrize("key", REFUSED, ids=lambda key: key.name)
+def test_a_refused_key_takes_its_default_only(key: ConfigKey) -> None:
+    config = BrokerConfig.from_properties({})
+    default, value = value_to_string(key.default) or "", "true" if key.type is ConfigType.BOOLEAN else "some.Class"
+    if key.name in TOPIC_KEYS:
+        check_topic_configs(config, {key.name: default})
+        with pytest.raises(ConfigError, match=re.escape(f"Invalid value {value} for configuration {key.name}: ")):
+            check_topic_configs(config, {key.name: value})
+    else:
+        BrokerConfig.from_properties({key.name: default})
+        with pytest.raises(ConfigError, match=re.escape(f"Invalid value {value} for configuration {key.name}: ")):
+            BrokerConfig.from_properties({key.name: value})
 
 
 @pytest.mark.parametrize(
     ("path", "reader", "unread"),
     [
         ("server/net/listener.py", "config.socket_listen_backlog_size", "broker: socket.listen.backlog.size"),
-        ("config/security.py", "config.authorizer_class_name", "broker: authorizer.class.name"),
         ("topics/partition.py", "config.flush_messages", "topic: flush.messages"),
         ("topics/partition.py", "config.flush_messages", "broker: log.flush.interval.messages"),
         (

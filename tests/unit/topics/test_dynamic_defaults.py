@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.config import BROKER_KEYS, TOPIC_CONFIG_SYNONYMS, TOPIC_KEYS
+from kcoord.config import BROKER_KEYS, TOPIC_KEYS, Effect
 from kcoord.metadata.image import BROKER_RESOURCE
 from kcoord.topics.partition import Partition
 from tests.unit.topics.helpers import TOPIC, Cluster, image_of
@@ -40,12 +40,12 @@ VALUES = {
 
 
 def topic_key_of(broker_key: str) -> str:
-    return next(name for name, keys in TOPIC_CONFIG_SYNONYMS.items() if broker_key in dict(keys))
+    return next(name for name, key in TOPIC_KEYS.items() if broker_key in dict(key.synonyms))
 
 
 def test_all_of_them_are_known() -> None:
-    defaults = {key for keys in TOPIC_CONFIG_SYNONYMS.values() for key, _ in keys}
-    assert VALUES.keys() == {name for name in defaults if BROKER_KEYS[name].dynamic and BROKER_KEYS[name].honoured}
+    defaults = [BROKER_KEYS[name] for key in TOPIC_KEYS.values() for name, _ in key.synonyms]
+    assert VALUES.keys() == {key.name for key in defaults if key.dynamic and key.effect is not Effect.NONE}
 
 
 def settings(partition: Partition) -> tuple[object, ...]:

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BrokerSettings: the values of all broker keys, and what follows from several of them. `BrokerConfig` checks them.
+
+Keys that Kafka knows and this broker does not use are checked and kept, but have no annotated attribute.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from kcoord.config.attributes import BrokerAttributes
+from kcoord.config.key import ConfigError, ConfigKey, ConfigValue
+from kcoord.config.keys import BROKER_KEYS, is_without_effect
+from kcoord.config.kip1327 import Kip1327Form, form_of
+from kcoord.config.listeners import Listener, SecurityProtocol, parse_listeners, parse_protocol_map
+
+_OF_ONE_WORKER = re.compile(r"kcoord\.worker\.(?P<number>\d{1,4})\.(?P<key>.+)")
+"""A key for one of several workers, counted from 0: it goes before the key of all."""
+
+JMX_REPORTER = "org.apache.kafka.common.metrics.JmxReporter"
+
+KNOWN_CONSUMER_ASSIGNORS = {
+    "uniform": "uniform",
+    "range": "range",
+    "org.apache.kafka.coordinator.group.assignor.UniformAssignor": "uniform",
+    "org.apache.kafka.coordinator.group.assignor.RangeAssignor": "range",
+}
+"""Names by which group.consumer.assignors may call a built-in assignor, and the assignor's own name."""
+
+
+class BrokerSettings(BrokerAttributes):
+    """All broker settings in effect. Attributes are named like the keys, with `_` for `.`."""
+
+    def __init__(self, explicit: Mapping[str, str]) -> None:
+        """Parses the settings. `BrokerConfig.from_properties` also checks that they fit together."""
+        self.explicit: Mapping[str, str] = dict(explicit)
+        """What was set, as text."""
+        self.dynamic: Mapping[str, str] = {}
+        """Dynamic broker configs in effect, as text."""
+        self.ignored: list[str] = []
+        """Keys that were set, are known to Kafka and change nothing here."""
+        self.unknown: list[str] = []
+        """Keys that were set and that nobody knows."""
+        self.of_workers: dict[int, dict[str, str]] = {}
+        """What was set for single workers (`kcoord.worker.N.KEY`), by their numbers from 0."""
+        self.consumer_assignors: list[str] = []
+        """group.consumer.assignors by the assignors' own names, which members and records use."""
+        self._static: dict[str, ConfigValue] = {name: key.default for name, key in BROKER_KEYS.items()}
+        for name, text in explicit.items():
+            self._set_static(name, text)
+        if "node.id" not in explicit and "broker.id" in explicit:
+            self._static["node.id"] = self._static["broker.id"]
+        self._values = self._static
+        self._publish(self._static)
+
+    def _set_static(self, name: str, text: str) -> None:
+        of_worker = _OF_ONE_WORKER.fullmatch(name)
+        if of_worker is not None:
+            self._set_for_worker(int(of_worker["number"]), of_worker["key"], text)
+            return
+        if name in BROKER_KEYS:
+            self._static[name] = BROKER_KEYS[name].parse(text)
+        elif not is_without_effect(name):
+            self.unknown.append(name)
+        if is_without_effect(name):
+            self.ignored.append(name)
+
+    def _set_for_worker(self, number: int, name: str, text: str) -> None:
+        key = BROKER_KEYS.get(name)
+        if key is None or key.same_for_all_workers:
+            reason = "there is no such key" if key is None else "it is the same for all workers"
+            raise ConfigError(f"{name} cannot be set for worker {number}: {reason}")
+        key.parse(text)
+        self.of_workers.setdefault(number, {})[name] = text
+
+    def _publish(self, values: Mapping[str, ConfigValue]) -> None:
+        for name, value in values.items():
+            setattr(self, BROKER_KEYS[name].attribute, value)
+        names = KNOWN_CONSUMER_ASSIGNORS
+        self.consumer_assignors = [names.get(name, name) for name in self.group_consumer_assignors]
+
+    def value(self, name: str) -> ConfigValue:
+        """The value in effect of any key of BROKER_KEYS."""
+        return self._values[name]
+
+    def static_value(self, name: str) -> ConfigValue:
+        """The value without dynamic broker configs."""
+        return self._static[name]
+
+    @property
+    def is_kafka_4_4(self) -> bool:
+        """True if the broker behaves like Kafka 4.4, false if like 4.3."""
+        return self.kcoord_release == "4.4"
+
+    def has_key(self, key: ConfigKey) -> bool:
+        """True if the release of Kafka that the broker behaves like has the key."""
+        return key.first_release <= self.kcoord_release
+
+    @property
+    def data_folders(self) -> list[str]:
+        """log.dirs, or log.dir where that is not set."""
+        return self.log_dirs or self.log_dir
+
+    @property
+    def takes_client_telemetry(self) -> bool:
+        """Whether clients may push metrics: where something is named that takes them, as in Kafka."""
+        return bool(self.kcoord_client_telemetry_endpoint) or any(one != JMX_REPORTER for one in self.metric_reporters)
+
+    def kip1327_form(self, software_name: str) -> Kip1327Form:
+        """The form of KIP-1327 for a client whose software has this name; empty if the client gives none."""
+        return form_of(software_name, self.kcoord_kip1327_revisions) if self.kcoord_kip1327_enable else Kip1327Form.OFF
+
+    @property
+    def open_listeners(self) -> list[Listener]:
+        """The listeners to bind: those of `listeners` that belong to no controller."""
+        return self._client_listeners("listeners", self.listeners)
+
+    @property
+    def client_advertised_listeners(self) -> list[Listener]:
+        """The entries of advertised.listeners, none where it is not set."""
+        return self._client_listeners("advertised.listeners", self.advertised_listeners or [])
+
+    def advertised(self, bound: Mapping[str, Listener], host_name: str) -> list[Listener]:
+        """What clients are told: advertised.listeners, or `bound` (by name, with the ports really in use).
+
+        Where a bound listener is on every interface, `host_name` replaces its host; port 0 becomes the bound port.
+        """
+        if not self.advertised_listeners:
+            return [
+                Listener(one.name, host_name if one.binds_everywhere else one.host, one.port, one.security_protocol)
+                for one in bound.values()
+            ]
+        return [
+            Listener(one.name, one.host or host_name, one.port or bound[one.name].port, one.security_protocol)
+            for one in self.client_advertised_listeners
+        ]
+
+    def _client_listeners(self, key: str, entries: list[str]) -> list[Listener]:
+        controllers = {name.upper() for name in self.controller_listener_names}
+        protocols = parse_protocol_map(self.listener_security_protocol_map)
+        for name in controllers:
+            protocols.setdefault(name, protocols.get("PLAINTEXT", SecurityProtocol.PLAINTEXT))
+        return [one for one in parse_listeners(key, entries, protocols) if one.name not in controllers]
