@@ -56,6 +56,20 @@ class Chunk(NamedTuple):
     data: bytes
 
 
+@dataclass(slots=True)
+class Snapshot:
+    """A state: `chunks`, then the log from `offset` on, which must reach at least `end_offset`."""
+
+    offset: int
+    end_offset: int
+    created_ms: int
+    chunks: list[Chunk]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(chunk.data) for chunk in self.chunks)
+
+
 def make_chunks(parts: Iterator[SnapshotPart], serde: RecordSerde) -> Iterator[list[Chunk]]:
     """The chunks, after each slice of work those that it gave, possibly none: others may have their turn in between."""
     pending: list[SerializedRecord] = []

@@ -18,6 +18,7 @@ from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.coordinator_runtime import WAIT, Append, CoordinatorRuntime, Loader, LoadError, ShardState
 from kcoord.runtime.result import CoordinatorResult, OperationContext, StateMachine, Task
 from kcoord.runtime.serde import RecordSerde
+from kcoord.runtime.snapshot import Snapshot
 from kcoord.simulation.trace import Trace, ViolationError
 from kcoord.storage.cleaner import Cleaner, CleaningRules, assess
 from kcoord.storage.durable_appends import Appended, DurableAppends
@@ -27,13 +28,7 @@ from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.storage.recovery import Recovery
 from kcoord.storage.segment import LogConfig
-from kcoord.storage.snapshot import (
-    Snapshot,
-    SnapshotError,
-    may_miss_deletions,
-    read_snapshot,
-    write_snapshot,
-)
+from kcoord.storage.snapshot import SnapshotError, may_miss_deletions, read_snapshot, write_snapshot
 from kcoord_protocol.errors import KafkaError
 
 DATA_FOLDER: Final = "data"

@@ -13,11 +13,10 @@ is replaced atomically, so there is always the old one or the new one.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from kcoord.runtime.snapshot import Chunk
+from kcoord.runtime.snapshot import Chunk, Snapshot
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, join, parent, read_file, write_all
 from kcoord_protocol.record_batch import crc32c
@@ -36,20 +35,6 @@ _END: Final = -1
 
 class SnapshotError(StorageError):
     """The file is no snapshot of this version, or a damaged one."""
-
-
-@dataclass(slots=True)
-class Snapshot:
-    """A state: `chunks`, then the log from `offset` on, which must reach at least `end_offset`."""
-
-    offset: int
-    end_offset: int
-    created_ms: int
-    chunks: list[Chunk]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(len(chunk.data) for chunk in self.chunks)
 
 
 def write_snapshot(file_system: FileSystem, directory: str, snapshot: Snapshot) -> None:

@@ -5,17 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.runtime.snapshot import Chunk
+from kcoord.runtime.snapshot import Chunk, Snapshot
 from kcoord.storage.file_system import join, make_durable_dirs
 from kcoord.storage.memory_file_system import Keep, MemoryFileSystem, keep_everything, keep_nothing, no_fault
-from kcoord.storage.snapshot import (
-    SNAPSHOT_FILE,
-    Snapshot,
-    SnapshotError,
-    read_snapshot,
-    remove_snapshot,
-    write_snapshot,
-)
+from kcoord.storage.snapshot import SNAPSHOT_FILE, SnapshotError, read_snapshot, remove_snapshot, write_snapshot
 from tests.storage.support import DIRECTORY, MachineCrash, crash_at
 
 PATH = join(DIRECTORY, SNAPSHOT_FILE)

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from kcoord.metadata.image import MetadataImage, TopicImage
     from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
     from kcoord.runtime.result import CoordinatorResult, OperationContext, Task
+    from kcoord.runtime.snapshot import Snapshot
     from kcoord.server.api.replies import Reply
     from kcoord.server.disk.log_writer import WritableLog
     from kcoord.server.disk.shard_logs import ShardLogs
     from kcoord.storage.errors import CorruptLogError
     from kcoord.storage.log import Log
-    from kcoord.storage.snapshot import Snapshot
 
 _logger = logging.getLogger(__name__)
 

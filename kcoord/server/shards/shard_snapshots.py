@@ -17,15 +17,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kcoord.runtime.result import StateMachine
+from kcoord.runtime.snapshot import Snapshot
 from kcoord.storage.errors import CorruptLogError, StorageError
-from kcoord.storage.snapshot import (
-    Snapshot,
-    SnapshotError,
-    may_miss_deletions,
-    read_snapshot,
-    remove_snapshot,
-    write_snapshot,
-)
+from kcoord.storage.snapshot import SnapshotError, may_miss_deletions, read_snapshot, remove_snapshot, write_snapshot
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor

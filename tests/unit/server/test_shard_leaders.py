@@ -9,10 +9,10 @@ import pytest
 
 from kcoord.metadata.image import PartitionImage, TopicImage
 from kcoord.runtime.coordinator_runtime import LoadError
+from kcoord.runtime.snapshot import Snapshot
 from kcoord.storage.errors import PartitionHeldError
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
-from kcoord.storage.snapshot import Snapshot
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import OffsetCommitRequest, OffsetFetchRequest
 

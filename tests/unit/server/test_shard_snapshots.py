@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kcoord.runtime.snapshot import Snapshot
 from kcoord.server.shards import shard_service, shard_snapshots
 from kcoord.storage.cleaner import Cleaner, CleaningRules, assess
 from kcoord.storage.file_system import join
@@ -15,7 +16,7 @@ from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, no_fault
 from kcoord.storage.recovery import Recovery
 from kcoord.storage.segment import LogConfig
-from kcoord.storage.snapshot import SNAPSHOT_FILE, Snapshot, read_snapshot, write_snapshot
+from kcoord.storage.snapshot import SNAPSHOT_FILE, read_snapshot, write_snapshot
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import DeleteGroupsRequest, OffsetFetchRequest
 
