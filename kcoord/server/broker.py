@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from kcoord.config import BrokerConfig, Listener
 from kcoord.metadata.features import GROUP_VERSION
 from kcoord.metadata.image import MetadataImage
-from kcoord.server.api.request_context import random_uuid
+from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards.fetch_service import FetchService
 from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.metadata_operations import MetadataService
@@ -51,6 +51,7 @@ class Broker:
         transactions: TransactionService,
         now_ms: Callable[[], int],
         controller_id: int | None = None,
+        uuids: RandomUuids | None = None,
     ) -> None:
         self.config = config
         self.node_id = config.node_id
@@ -65,6 +66,7 @@ class Broker:
         self.groups = groups
         self.transactions = transactions
         self.now_ms = now_ms
+        self.uuids = uuids or RandomUuids()
         self.transactional_produce = TransactionalProduce()
         self.endpoints: dict[str, Listener] = {}
         self._client_telemetry: ClientTelemetry | None = None
@@ -89,7 +91,7 @@ class Broker:
             if self.config.kcoord_client_telemetry_endpoint:
                 self._exporter = TelemetryExporter(self.config.kcoord_client_telemetry_endpoint)
             receive = self._exporter.export if self._exporter is not None else _drop_metrics
-            self._client_telemetry = ClientTelemetry(self.config, random_uuid, receive)
+            self._client_telemetry = ClientTelemetry(self.config, self.uuids.take, receive)
         return self._client_telemetry
 
     def endpoint(self, listener_name: str) -> Listener:

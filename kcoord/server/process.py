@@ -28,13 +28,14 @@ from kcoord.metadata.records import BrokerRegistration
 from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, LoadError
 from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde, MetadataSerde
 from kcoord.server.api.api_table import build_api_table
-from kcoord.server.api.request_context import internal_operation_context, random_uuid
+from kcoord.server.api.request_context import internal_operation_context
 from kcoord.server.broker import Broker
 from kcoord.server.clock import Clock
 from kcoord.server.disk.data_folder import Storage, StorageNotUsable
 from kcoord.server.net.connection import KafkaConnection
 from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord.server.net.listener import SocketListener
+from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards.fetch_service import FetchService
 from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.group_times import GroupTimes
@@ -180,18 +181,20 @@ class BrokerProcess:
             self._worker.add(self._metadata.driver)
         self._worker.add(self._groups.driver)
         self._worker.add(self._transactions.driver)
+        uuids = RandomUuids()
         self._broker = Broker(
             config=config,
             cluster_id=storage.cluster_id,
             apis=build_api_table(config),
             image=self._metadata.image,
             topics=storage.topics,
-            fetches=FetchService(storage.topics.fetches, clock.now_ms),
+            fetches=FetchService(storage.topics.fetches, clock.now_ms, uuids),
             metadata=self._metadata,
             groups=self._groups,
             transactions=self._transactions,
             now_ms=clock.now_ms,
             controller_id=self.controller_id,
+            uuids=uuids,
         )
         self._cleaner: LogCleaner | None = None
         self.bound: dict[str, Listener] = {}
@@ -396,7 +399,7 @@ class BrokerProcess:
     def _registration(self, config: BrokerConfig, endpoints: list[Listener]) -> BrokerRegistration:
         return BrokerRegistration(
             broker_id=config.node_id,
-            incarnation_id=random_uuid(),
+            incarnation_id=self._broker.uuids.take(),
             endpoints=[(one.name, one.host, one.port, int(one.security_protocol)) for one in endpoints],
             rack=config.broker_rack,
             log_dirs=[uuid_from_string(self._storage.directory_id)],

@@ -54,7 +54,7 @@ def _ask(
         return [failed(group_id, error) for group_id in group_ids]
 
     try:
-        reply = broker.groups.call_shard(shard_id, operation, group_ids, context.operation_context(candidate=False))
+        reply = broker.groups.call_shard(shard_id, operation, group_ids, context.operation_context())
     except KafkaError as error:
         return on_error(error)
     return map_reply(reply, lambda answers: answers, on_error)

@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a handler knows about one request besides its body, and the source of the identifiers that operations may use.
-
-Randomness and the clock enter the system here and in `Broker.now_ms`; everything inside takes them as arguments.
-"""
+"""What a handler knows about one request besides its body."""
 
 from __future__ import annotations
 
 import itertools
-import os
-from base64 import urlsafe_b64encode
 from typing import TYPE_CHECKING, Protocol
 
 from kcoord.config.kip1327 import Kip1327Form
@@ -19,60 +14,7 @@ if TYPE_CHECKING:
     from kcoord.server.api.api_table import ApiTable
     from kcoord.server.observe.client_telemetry import ClientFacts
 
-_UUID_BYTES = 16
-_POOL_BYTES = 256 * _UUID_BYTES
-
 _tokens = itertools.count(1)
-
-
-class _RandomPool:
-    """Random 128-bit identifiers cut from one read of the system's random source at a time: a system call each is too
-    dear.
-    """
-
-    __slots__ = ("_bytes", "_position")
-
-    def __init__(self) -> None:
-        self._bytes = b""
-        self._position = 0
-
-    def take(self) -> bytes:
-        if self._position == len(self._bytes):
-            self._bytes = os.urandom(_POOL_BYTES)
-            self._position = 0
-        start = self._position
-        self._position = start + _UUID_BYTES
-        return self._bytes[start : self._position]
-
-
-_pool = _RandomPool()
-
-
-def _forget_pool() -> None:
-    """What a child process has of its parent's random bytes, its siblings have too."""
-    global _pool
-    _pool = _RandomPool()
-
-
-os.register_at_fork(after_in_child=_forget_pool)
-
-
-def random_uuid() -> bytes:
-    """16 random bytes with the version and variant bits of a random UUID."""
-    value = bytearray(_pool.take())
-    value[6] = value[6] & 0x0F | 0x40
-    value[8] = value[8] & 0x3F | 0x80
-    return bytes(value)
-
-
-def candidate_id() -> str:
-    """A fresh identifier in Kafka's text form; never one that starts with '-', which command lines would take for an
-    option.
-    """
-    while True:
-        text = urlsafe_b64encode(random_uuid())[:22].decode("ascii")
-        if text[0] != "-":
-            return text
 
 
 class ClientConnection(Protocol):
@@ -153,20 +95,18 @@ class RequestContext:
             )
         return facts
 
-    def operation_context(self, *, candidate: bool = True) -> OperationContext:
-        """The context for one operation of a state machine; `candidate=False` where it can have no use for a new
-        identifier.
-        """
+    def operation_context(self, candidate_id: str = "") -> OperationContext:
+        """The context for one operation of a state machine; `candidate_id` is a fresh identifier for a member."""
         return OperationContext(
             now_ms=self.now_ms,
             api_version=self.api_version,
             client_id=self.client_id,
             client_host=self.client_host,
-            candidate_id=candidate_id() if candidate else "",
+            candidate_id=candidate_id,
             token=next(_tokens),
         )
 
 
 def internal_operation_context(now_ms: int) -> OperationContext:
     """The context of an operation that no client asked for."""
-    return OperationContext(now_ms=now_ms, candidate_id=candidate_id(), token=next(_tokens))
+    return OperationContext(now_ms=now_ms, token=next(_tokens))

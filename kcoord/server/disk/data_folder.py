@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from kcoord.server.api.request_context import random_uuid
 from kcoord.server.disk.shard_logs import ShardLogs
+from kcoord.server.random_uuids import RandomUuids
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.log_dir import Identity, LogDir
@@ -41,6 +41,11 @@ class StorageNotUsable(Exception):
     """Why the data folder cannot be used, in one sentence."""
 
 
+def candidate_identity(config: BrokerConfig, uuids: RandomUuids) -> Identity:
+    """Returns the identity that a new folder gets: random ids of the cluster and of the folder."""
+    return Identity(uuid_to_string(uuids.take()), config.node_id, uuid_to_string(uuids.take()))
+
+
 def _in_background(work: Callable[[], None]) -> None:
     asyncio.get_running_loop().run_in_executor(None, work)
 
@@ -60,13 +65,14 @@ class Storage:
         log_dir: Callable[[], LogDir] | None = None,
         owns_metadata: bool = True,
         settles_folder: bool = True,
+        uuids: RandomUuids | None = None,
     ) -> None:
         folder = config.data_folders[0]
         if len(config.data_folders) > 1:
             _logger.warning("Of several log.dirs only the first is used: %s", folder)
         self._folder = folder
         self._fs = file_system if file_system is not None else RealFileSystem()
-        candidate = Identity(uuid_to_string(random_uuid()), config.node_id, uuid_to_string(random_uuid()))
+        candidate = candidate_identity(config, uuids or RandomUuids())
         self.log_dir: LogDir = self._open(log_dir or (lambda: LogDir.open(self._fs, folder, candidate)))
         self.log_dir.writing = threading.Lock()
         self._fs = self.log_dir.file_system

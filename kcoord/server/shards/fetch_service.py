@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kcoord.server.api.request_context import random_uuid
+from kcoord.server.random_uuids import RandomUuids
 from kcoord_protocol.errors import Errors, KafkaError
 
 if TYPE_CHECKING:
@@ -17,15 +17,14 @@ if TYPE_CHECKING:
     from kcoord.topics.fetch_manager import FetchManager
     from kcoord_protocol.messages import FetchRequest, FetchResponse
 
-_LARGEST_SESSION_ID = 2**31 - 1
-
 
 class FetchService:
     """Serves `Broker.fetches`. A future that is cancelled (the client is gone) ends its long poll."""
 
-    def __init__(self, manager: FetchManager, now_ms: Callable[[], int]) -> None:
+    def __init__(self, manager: FetchManager, now_ms: Callable[[], int], uuids: RandomUuids) -> None:
         self._manager = manager
         self._now_ms = now_ms
+        self._uuids = uuids
         self._loop = asyncio.get_running_loop()
         self._tokens = itertools.count(1)
         self._parked: dict[Hashable, asyncio.Future[FetchResponse]] = {}
@@ -41,8 +40,9 @@ class FetchService:
         token = next(self._tokens)
         if self._closing:
             request.max_wait_ms = 0
-        session_id = int.from_bytes(random_uuid()[:4], "big") % _LARGEST_SESSION_ID + 1
-        response = self._manager.fetch(request, api_version, now_ms, token=token, candidate_session_id=session_id)
+        response = self._manager.fetch(
+            request, api_version, now_ms, token=token, candidate_session_id=self._uuids.take_session_id()
+        )
         if response is not None:
             return response
         future: asyncio.Future[FetchResponse] = self._loop.create_future()

@@ -149,7 +149,7 @@ async def _agree(
             transactional_id,
             producers.pop(),
             partitions_of((batch.topic, [batch.partition]) for batch in tickets),
-            context.operation_context(candidate=False),
+            context.operation_context(),
             adds=adds,
         )
         errors = await reply if asyncio.isfuture(reply) else reply

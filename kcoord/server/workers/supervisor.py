@@ -24,16 +24,15 @@ from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig, Listener
 from kcoord.config.workers import worker_count, worker_properties
-from kcoord.server.api.request_context import random_uuid
+from kcoord.server.disk.data_folder import candidate_identity
 from kcoord.server.net.sockets import bind_listener, bound_port
 from kcoord.server.process import Ready, StartError
+from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.workers.worker_process import Place, Worker, run_worker, take_place
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import RealFileSystem
-from kcoord.storage.log_dir import Identity
 from kcoord.storage.worker_checkpoints import write_sockets_folder
 from kcoord.storage.worker_log_dir import SharedLogDir
-from kcoord_protocol.uuid import uuid_to_string
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -112,7 +111,7 @@ class Supervisor:
 
     def _open_folder(self) -> SharedLogDir:
         path = self._config.data_folders[0]
-        candidate = Identity(uuid_to_string(random_uuid()), self._config.node_id, uuid_to_string(random_uuid()))
+        candidate = candidate_identity(self._config, RandomUuids())
         try:
             return SharedLogDir.open(RealFileSystem(), path, candidate)
         except StorageError as error:

@@ -25,6 +25,7 @@ from kcoord.server.api.handlers import (
 from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.net.exchange import CloseConnection
+from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards.fetch_service import FetchService
 from kcoord.storage.checkpoints import LOG_START_OFFSET_FILE, read_offset_checkpoint
 from kcoord.storage.memory_file_system import Operation
@@ -71,7 +72,7 @@ class Server:
         self.tasks: set[asyncio.Task[Any]] = set()
         fake = SimpleNamespace(
             topics=cluster.store,
-            fetches=FetchService(cluster.store.fetches, lambda: cluster.now_ms),
+            fetches=FetchService(cluster.store.fetches, lambda: cluster.now_ms, RandomUuids()),
             node_id=NODE_ID,
             metadata=self.metadata,
             spawn=self.spawn,

@@ -9,7 +9,8 @@ their logs, and the states that these logs give when they are read again.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from random import Random
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,8 +21,8 @@ from kcoord.metadata.image import GROUP_RESOURCE, ImageBuilder
 from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, ShardState
 from kcoord.runtime.result import CoordinatorRecord, Producer
 from kcoord.runtime.serde import CoordinatorSerde
-from kcoord.server.api import request_context
 from kcoord.server.net.connection import KafkaConnection
+from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards import shard_service
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
@@ -65,17 +66,6 @@ SETTINGS = {
 }
 
 
-class Counted:
-    """Identifiers that are the same for both brokers."""
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    def take(self) -> bytes:
-        self.number += 1
-        return self.number.to_bytes(16, "big")
-
-
 class Owner:
     """Stands for the listener."""
 
@@ -104,7 +94,8 @@ class Side:
 
     def __init__(self, harness: Harness, has_fast_paths: bool) -> None:
         self.harness = harness
-        self.ids = Counted()
+        # Both brokers give out the same identifiers.
+        harness.broker.uuids = RandomUuids(Random(0).randbytes)
         self.transports = {client: FakeTransport() for client in CLIENTS}
         self.connections = {}
         for client in CLIENTS:
@@ -142,7 +133,6 @@ class BrokerLife(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.pool = request_context._pool
         self.reload_seconds = shard_service.FIRST_RELOAD_SECONDS
         # Shards are loaded again when the test says so, on both sides at the same point.
         shard_service.FIRST_RELOAD_SECONDS = 3600
@@ -173,7 +163,6 @@ class BrokerLife(RuleBasedStateMachine):
                     assert machine is not None
                     assert side.rebuilt(shard) == machine.hard_state()
         finally:
-            request_context._pool = self.pool
             shard_service.FIRST_RELOAD_SECONDS = self.reload_seconds
             self.loop.close()
 
@@ -181,7 +170,6 @@ class BrokerLife(RuleBasedStateMachine):
 
     def _on_both(self, action: Any) -> None:
         for side in self.sides:
-            request_context._pool = cast("Any", side.ids)
             self.loop.run_until_complete(self._run(side, action))
 
     async def _run(self, side: Side, action: Any) -> None:

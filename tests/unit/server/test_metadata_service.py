@@ -15,8 +15,9 @@ from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.topics import auto_create_request
 from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
 from kcoord.runtime.serde import MetadataSerde
-from kcoord.server.api.request_context import internal_operation_context, random_uuid
+from kcoord.server.api.request_context import internal_operation_context
 from kcoord.server.disk.shard_logs import ShardLogs
+from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards import metadata_service
 from kcoord.server.shards.metadata_operations import AutoCreateTopics
 from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService
@@ -62,7 +63,7 @@ class Owner:
     def create(self, name: str) -> asyncio.Future[CreateTopicsResponse]:
         request = auto_create_request(BrokerConfig.from_properties({}), [name])
         future = self.service.run(
-            AutoCreateTopics(request, [random_uuid()]),
+            AutoCreateTopics(request, RandomUuids().take_topic_ids(1)),
             internal_operation_context(self.now_ms()),
         )
         future.add_done_callback(lambda _: self.events.append("replied"))

@@ -18,8 +18,9 @@ from kcoord.metadata.topics import auto_create_request
 from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
 from kcoord.runtime.result import NO_CREATION_LIMIT
 from kcoord.runtime.serde import MetadataSerde
-from kcoord.server.api.request_context import internal_operation_context, random_uuid
+from kcoord.server.api.request_context import internal_operation_context
 from kcoord.server.disk.shard_logs import ShardLogs
+from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards import metadata_service
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_operations import AllocateProducerIds, AutoCreateTopics
@@ -143,7 +144,9 @@ class Follower:
 
 
 def creation(name: str) -> AutoCreateTopics:
-    return AutoCreateTopics(auto_create_request(BrokerConfig.from_properties({}), [name]), [random_uuid()])
+    return AutoCreateTopics(
+        auto_create_request(BrokerConfig.from_properties({}), [name]), RandomUuids().take_topic_ids(1)
+    )
 
 
 def test_frames() -> None:

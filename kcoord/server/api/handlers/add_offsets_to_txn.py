@@ -49,7 +49,7 @@ def _add(broker: Broker, context: RequestContext, request: AddOffsetsToTxnReques
         producer,
         partitions,
         _CLIENT_TRANSACTION_VERSION,
-        context.operation_context(candidate=False),
+        context.operation_context(),
     )
     return map_reply(added, lambda _: AddOffsetsToTxnResponse())
 

@@ -112,7 +112,7 @@ def _ask(
     producer = Producer(transaction.producer_id, transaction.producer_epoch)
     partitions: Partitions = partitions_of((topic.name, topic.partitions) for topic in transaction.topics)
     version = EPOCH_BUMPING_VERSION if context.api_version >= _BATCHED_SINCE_VERSION else 0
-    operation_context = context.operation_context(candidate=False)
+    operation_context = context.operation_context()
 
     if transaction.verify_only:
         verified = broker.transactions.agree(

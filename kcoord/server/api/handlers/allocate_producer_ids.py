@@ -18,7 +18,7 @@ VERSIONS = range(0, 1)
 def handle(
     broker: Broker, context: RequestContext, request: AllocateProducerIdsRequest
 ) -> Reply[AllocateProducerIdsResponse]:
-    reserved = broker.metadata.run(AllocateProducerIds(request.broker_id), context.operation_context(candidate=False))
+    reserved = broker.metadata.run(AllocateProducerIds(request.broker_id), context.operation_context())
     return map_reply(
         reserved,
         lambda block: AllocateProducerIdsResponse(producer_id_start=block.first_id, producer_id_len=block.size),

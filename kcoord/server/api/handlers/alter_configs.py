@@ -16,7 +16,7 @@ VERSIONS = range(0, 3)
 
 
 def handle(broker: Broker, context: RequestContext, request: AlterConfigsRequest) -> Reply[AlterConfigsResponse]:
-    return broker.metadata.run(AlterConfigs(request), context.operation_context(candidate=False))
+    return broker.metadata.run(AlterConfigs(request), context.operation_context())
 
 
 def error_response(request: AlterConfigsRequest, error: KafkaError, version: int) -> AlterConfigsResponse:

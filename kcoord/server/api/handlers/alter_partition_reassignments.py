@@ -23,7 +23,7 @@ def handle(
 ) -> Reply[AlterPartitionReassignmentsResponse]:
     if request.topics:
         check_timeout(request.timeout_ms)
-    return broker.metadata.run(AlterPartitionReassignments(request), context.operation_context(candidate=False))
+    return broker.metadata.run(AlterPartitionReassignments(request), context.operation_context())
 
 
 def error_response(

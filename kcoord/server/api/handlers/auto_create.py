@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 
 from kcoord.metadata.topics import auto_create_request
-from kcoord.server.api.handlers.topic_ids import random_topic_ids
 from kcoord.server.api.replies import map_reply
 from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
@@ -24,7 +23,7 @@ def auto_create(broker: Broker, context: RequestContext, names: list[str]) -> as
     """The error codes of those that could not be created."""
     request = auto_create_request(broker.config, names)
     created = broker.metadata.run(
-        AutoCreateTopics(request, random_topic_ids(len(names))), context.operation_context(candidate=False)
+        AutoCreateTopics(request, broker.uuids.take_topic_ids(len(names))), context.operation_context()
     )
     return map_reply(created, _failures)
 

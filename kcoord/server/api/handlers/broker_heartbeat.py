@@ -17,7 +17,7 @@ VERSIONS = range(0, 1)
 
 def handle(broker: Broker, context: RequestContext, request: BrokerHeartbeatRequest) -> Reply[BrokerHeartbeatResponse]:
     operation = FenceBroker(request.broker_id, request.want_fence)
-    fenced = broker.metadata.run(operation, context.operation_context(candidate=False))
+    fenced = broker.metadata.run(operation, context.operation_context())
     return map_reply(fenced, lambda is_fenced: BrokerHeartbeatResponse(is_caught_up=True, is_fenced=is_fenced))
 
 

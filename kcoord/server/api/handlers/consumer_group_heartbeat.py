@@ -25,12 +25,12 @@ def handle(
     broker.check_consumer_protocol()
 
     # A member without an id can only be a first heartbeat of v0, the one case in which the shard makes an id.
-    needs_id = not request.member_id
+    candidate_id = broker.uuids.take_text() if not request.member_id else ""
     reply = broker.groups.call(
         request.group_id,
         GroupCoordinatorShard.consumer_group_heartbeat,
         request,
-        context.operation_context(candidate=needs_id),
+        context.operation_context(candidate_id),
     )
     return map_reply(reply, _with_creation_time_tag) if has_creation_time_tag(context) else reply
 

@@ -22,7 +22,7 @@ def handle(
 ) -> Reply[CreatePartitionsResponse]:
     if once(topic.name for topic in request.topics):
         check_timeout(request.timeout_ms)
-    return broker.metadata.run(CreatePartitions(request), context.operation_context(candidate=False))
+    return broker.metadata.run(CreatePartitions(request), context.operation_context())
 
 
 def error_response(request: CreatePartitionsRequest, error: KafkaError, version: int) -> CreatePartitionsResponse:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from kcoord.metadata.collect import once
 from kcoord.server.api.handlers.timeouts import check_timeout
-from kcoord.server.api.handlers.topic_ids import random_topic_ids
 from kcoord.server.api.replies import Reply
 from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
@@ -22,8 +21,8 @@ VERSIONS = range(2, 8)
 def handle(broker: Broker, context: RequestContext, request: CreateTopicsRequest) -> Reply[CreateTopicsResponse]:
     if once(topic.name for topic in request.topics) - {CLUSTER_METADATA_TOPIC}:
         check_timeout(request.timeout_ms)
-    topic_ids = random_topic_ids(len(request.topics))
-    return broker.metadata.run(CreateTopics(request, topic_ids), context.operation_context(candidate=False))
+    topic_ids = broker.uuids.take_topic_ids(len(request.topics))
+    return broker.metadata.run(CreateTopics(request, topic_ids), context.operation_context())
 
 
 def error_response(request: CreateTopicsRequest, error: KafkaError, version: int) -> CreateTopicsResponse:

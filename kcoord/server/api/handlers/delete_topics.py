@@ -23,7 +23,7 @@ def handle(broker: Broker, context: RequestContext, request: DeleteTopicsRequest
     named = once((state.name, state.topic_id) for state in requested_deletions(request, context.api_version))
     if any((name is None) != (topic_id == ZERO_UUID) for name, topic_id in named):
         check_timeout(request.timeout_ms)
-    return broker.metadata.run(DeleteTopics(request), context.operation_context(candidate=False))
+    return broker.metadata.run(DeleteTopics(request), context.operation_context())
 
 
 def error_response(request: DeleteTopicsRequest, error: KafkaError, version: int) -> DeleteTopicsResponse:

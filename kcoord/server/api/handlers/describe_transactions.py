@@ -33,7 +33,7 @@ def _describe(broker: Broker, context: RequestContext, transactional_id: str) ->
             transactional_id,
             TransactionCoordinatorShard.describe_transactions,
             [transactional_id],
-            context.operation_context(candidate=False),
+            context.operation_context(),
         )
     except KafkaError as error:
         return [_failed(transactional_id, error)]

@@ -20,7 +20,7 @@ VERSIONS = range(0, 3)
 def handle(broker: Broker, context: RequestContext, request: ElectLeadersRequest) -> Reply[ElectLeadersResponse]:
     if request.topic_partitions != []:
         check_timeout(request.timeout_ms)
-    return broker.metadata.run(ElectLeaders(request), context.operation_context(candidate=False))
+    return broker.metadata.run(ElectLeaders(request), context.operation_context())
 
 
 def error_response(request: ElectLeadersRequest, error: KafkaError, version: int) -> ElectLeadersResponse:

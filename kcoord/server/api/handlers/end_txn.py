@@ -61,9 +61,7 @@ def _end(
     ) -> CoordinatorResult[Producer]:
         return shard.end_transaction(operation_context, request.transactional_id, end)
 
-    ended = broker.transactions.call(
-        request.transactional_id, operation, end, context.operation_context(candidate=False)
-    )
+    ended = broker.transactions.call(request.transactional_id, operation, end, context.operation_context())
     return map_reply(
         ended, lambda producer: EndTxnResponse(producer_id=producer.producer_id, producer_epoch=producer.producer_epoch)
     )

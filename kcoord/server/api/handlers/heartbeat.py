@@ -16,9 +16,7 @@ VERSIONS = range(0, 5)
 
 
 def handle(broker: Broker, context: RequestContext, request: HeartbeatRequest) -> Reply[HeartbeatResponse]:
-    return broker.groups.call(
-        request.group_id, GroupCoordinatorShard.heartbeat, request, context.operation_context(candidate=False)
-    )
+    return broker.groups.call(request.group_id, GroupCoordinatorShard.heartbeat, request, context.operation_context())
 
 
 def error_response(request: HeartbeatRequest, error: KafkaError, version: int) -> HeartbeatResponse:

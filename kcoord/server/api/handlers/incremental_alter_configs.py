@@ -30,7 +30,7 @@ def handle(
     if logged and not stored:
         return IncrementalAlterConfigsResponse(responses=results)
     remaining = IncrementalAlterConfigsRequest(resources=stored, validate_only=request.validate_only)
-    reply = broker.metadata.run(IncrementalAlterConfigs(remaining), context.operation_context(candidate=False))
+    reply = broker.metadata.run(IncrementalAlterConfigs(remaining), context.operation_context())
     return map_reply(reply, lambda answer: IncrementalAlterConfigsResponse(responses=answer.responses + results))
 
 

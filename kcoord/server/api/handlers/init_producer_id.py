@@ -73,7 +73,7 @@ def _initialize(
             operation_context, transactional_id, request.transaction_timeout_ms, expected, producer_id
         )
 
-    return broker.transactions.call(transactional_id, operation, request, context.operation_context(candidate=False))
+    return broker.transactions.call(transactional_id, operation, request, context.operation_context())
 
 
 async def _take_from_new_block(
@@ -96,9 +96,7 @@ async def take_producer_id(broker: Broker, context: RequestContext) -> int:
 async def _reserve_block(broker: Broker, context: RequestContext) -> None:
     ids = broker.topics.producer_ids
     try:
-        block = await broker.metadata.run(
-            AllocateProducerIds(broker.node_id), context.operation_context(candidate=False)
-        )
+        block = await broker.metadata.run(AllocateProducerIds(broker.node_id), context.operation_context())
         ids.add_block(block.first_id, block.size)
     finally:
         ids.pending = None

@@ -19,7 +19,9 @@ NULL_PROTOCOL_VERSION = 7
 
 
 def handle(broker: Broker, context: RequestContext, request: JoinGroupRequest) -> Reply[JoinGroupResponse]:
-    reply = broker.groups.call(request.group_id, GroupCoordinatorShard.join_group, request, context.operation_context())
+    reply = broker.groups.call(
+        request.group_id, GroupCoordinatorShard.join_group, request, context.operation_context(broker.uuids.take_text())
+    )
     return map_reply(reply, lambda response: _for_version(response, context.api_version))
 
 

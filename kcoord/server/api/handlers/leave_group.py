@@ -22,7 +22,7 @@ def handle(broker: Broker, context: RequestContext, request: LeaveGroupRequest) 
         request.members = [LeaveGroupRequest.MemberIdentity(member_id=request.member_id)]
 
     reply = broker.groups.call(
-        request.group_id, GroupCoordinatorShard.leave_group, request, context.operation_context(candidate=False)
+        request.group_id, GroupCoordinatorShard.leave_group, request, context.operation_context()
     )
     return map_reply(reply, lambda response: _for_version(response, context.api_version))
 

@@ -24,7 +24,7 @@ VERSIONS = range(0, 6)
 
 def handle(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> Reply[ListGroupsResponse]:
     replies = [
-        broker.groups.call_shard(shard_id, _list, request, context.operation_context(candidate=False))
+        broker.groups.call_shard(shard_id, _list, request, context.operation_context())
         for shard_id in broker.groups.shard_ids
     ]
     return map_reply(gather_replies(replies), _respond)

@@ -60,7 +60,7 @@ def _list(
             matches=matches,
         )
 
-    return broker.transactions.call_shard(shard_id, operation, request, context.operation_context(candidate=False))
+    return broker.transactions.call_shard(shard_id, operation, request, context.operation_context())
 
 
 def error_response(request: ListTransactionsRequest, error: KafkaError, version: int) -> ListTransactionsResponse:

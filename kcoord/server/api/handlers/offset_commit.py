@@ -50,7 +50,7 @@ def handle(broker: Broker, context: RequestContext, request: OffsetCommitRequest
 
 def _commit(broker: Broker, context: RequestContext, request: OffsetCommitRequest) -> Reply[OffsetCommitResponse]:
     return broker.groups.call(
-        request.group_id, GroupCoordinatorShard.commit_offset, request, context.operation_context(candidate=False)
+        request.group_id, GroupCoordinatorShard.commit_offset, request, context.operation_context()
     )
 
 

@@ -27,7 +27,7 @@ def handle(broker: Broker, context: RequestContext, request: OffsetDeleteRequest
         return response if response.error_code else _merge(unknown, response)
 
     reply = broker.groups.call(
-        request.group_id, GroupCoordinatorShard.delete_offsets, request, context.operation_context(candidate=False)
+        request.group_id, GroupCoordinatorShard.delete_offsets, request, context.operation_context()
     )
     return map_reply(reply, merge)
 

@@ -75,7 +75,7 @@ def _fetch(broker: Broker, context: RequestContext, group: RequestGroup, require
         return _failed(group, error.error, version)
 
     try:
-        reply = broker.groups.call(group.group_id, operation, asked, context.operation_context(candidate=False))
+        reply = broker.groups.call(group.group_id, operation, asked, context.operation_context())
         return map_reply(reply, finish, on_error)
     except KafkaError as error:
         return on_error(error)

@@ -22,9 +22,7 @@ def handle(broker: Broker, context: RequestContext, request: SyncGroupRequest) -
     if context.api_version >= PROTOCOL_VERSION and None in (request.protocol_type, request.protocol_name):
         raise KafkaError(Errors.INCONSISTENT_GROUP_PROTOCOL, "ProtocolType and ProtocolName must be given.")
 
-    return broker.groups.call(
-        request.group_id, GroupCoordinatorShard.sync_group, request, context.operation_context(candidate=False)
-    )
+    return broker.groups.call(request.group_id, GroupCoordinatorShard.sync_group, request, context.operation_context())
 
 
 def error_response(request: SyncGroupRequest, error: KafkaError, version: int) -> SyncGroupResponse:

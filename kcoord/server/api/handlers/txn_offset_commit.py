@@ -108,7 +108,7 @@ async def _agree(
             request.transactional_id,
             producer,
             {GROUP_METADATA_TOPIC: frozenset((shard_id,))},
-            context.operation_context(candidate=False),
+            context.operation_context(),
             adds=context.api_version >= _ADDS_PARTITION_SINCE_VERSION,
         )
         errors = await reply if asyncio.isfuture(reply) else reply
@@ -137,7 +137,7 @@ def _commit_verified(
     ) -> CoordinatorResult[TxnOffsetCommitResponse]:
         return shard.commit_transactional_offsets(operation_context, request, ticket)
 
-    return broker.groups.call_shard(shard_id, operation, request, context.operation_context(candidate=False))
+    return broker.groups.call_shard(shard_id, operation, request, context.operation_context())
 
 
 def _take_unknown(image: MetadataImage, request: TxnOffsetCommitRequest, *, by_id: bool) -> Topics:

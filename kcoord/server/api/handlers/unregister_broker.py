@@ -18,7 +18,7 @@ VERSIONS = range(0, 1)
 def handle(
     broker: Broker, context: RequestContext, request: UnregisterBrokerRequest
 ) -> Reply[UnregisterBrokerResponse]:
-    removed = broker.metadata.run(UnregisterBroker(request), context.operation_context(candidate=False))
+    removed = broker.metadata.run(UnregisterBroker(request), context.operation_context())
     return map_reply(removed, lambda _: UnregisterBrokerResponse())
 
 

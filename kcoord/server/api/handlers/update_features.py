@@ -16,7 +16,7 @@ VERSIONS = range(0, 3)
 
 
 def handle(broker: Broker, context: RequestContext, request: UpdateFeaturesRequest) -> Reply[UpdateFeaturesResponse]:
-    return broker.metadata.run(UpdateFeatures(request), context.operation_context(candidate=False))
+    return broker.metadata.run(UpdateFeatures(request), context.operation_context())
 
 
 def error_response(request: UpdateFeaturesRequest, error: KafkaError, version: int) -> UpdateFeaturesResponse:

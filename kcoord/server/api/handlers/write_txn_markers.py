@@ -79,7 +79,7 @@ def _end_in_group_shard(
             operation_context, producer, wanted.coordinator_epoch, committed=wanted.transaction_result
         )
 
-    return broker.groups.call_shard(shard_id, operation, wanted, context.operation_context(candidate=False))
+    return broker.groups.call_shard(shard_id, operation, wanted, context.operation_context())
 
 
 def error_response(request: WriteTxnMarkersRequest, error: KafkaError, version: int) -> WriteTxnMarkersResponse:
