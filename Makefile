@@ -24,7 +24,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-versio
 export KCOORD_SHARED := $(abspath $(SHARED))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients peersuite check lint types imports shape format generate generate-check simulate model-check soak fuzz conformance vectors schemas-check bench bench-check bench-peers \
+.PHONY: help run test test-clients peersuite check lint types imports shape format generate generate-check simulate model-check soak fuzz mutate conformance vectors schemas-check bench bench-check bench-peers \
 	docker docker-test lock env clean
 
 help: ## this list
@@ -80,6 +80,9 @@ soak: $(DEV) ## real faults under real clients: kill -9 1000 times, the others 1
 fuzz: $(FUZZ) ## coverage-guided fuzzing of the decoders with atheris, a minute each (ARGS="requests --seconds 600 --keep"; Linux on x86-64)
 	$(BIN)/python -m tests.fuzz.guided $(ARGS)
 
+mutate: $(DEV) ## mutants of the core, storage or client that the tests have to kill (ARGS="--count 60 --seed 1"; --package client; --list; --only FILE:LINE)
+	$(BIN)/python -m tests.mutation $(ARGS)
+
 simulate: $(RUN) ## the deterministic simulation on all cores until stopped (SEED=0 to begin with; ARGS="--scenario storm")
 	$(BIN)/kcoord simulate --forever $(SEED) --processes 0 $(ARGS)
 
@@ -123,7 +126,7 @@ lock: $(DEV) ## resolve the dependencies again and write requirements/*.lock
 env: $(DEV) ## make the development environment only
 
 clean: ## remove the environment, caches and build results (not ./kcoord-data)
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .mutation_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

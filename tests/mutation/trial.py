@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trial of one mutant, in a forked process that has not imported kcoord: the tests that call the mutated function,
+then the simulation.
+
+Each test and the simulation have a limit of processor time, and a higher one of real time for mutants that wait for
+ever. The process does not handle the signals of these timers, so it dies of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import resource
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+from tests.mutation.call_map import UnitTest
+from tests.mutation.mutants import ROOT, Mutant
+from tests.mutation.mutated_import import MutatedModuleFinder
+from tests.mutation.sessions import make_hypothesis_repeatable, run_pytest
+
+FIRST_FILES = 2
+"""These run first: most mutants are killed by the tests that are nearest to them."""
+SIMULATION_SECONDS = 60
+SEEDS = 60
+STEPS = 400
+_MOST_BYTES = 6 << 30
+_KILLED_BY_TEST = 10
+_KILLED_BY_SIMULATION = 11
+_TIMEOUTS = (-signal.SIGPROF, -signal.SIGALRM)
+
+
+class Verdict(Enum):
+    TESTS = "killed by tests"
+    SIMULATION = "killed by the simulation"
+    TIMEOUT = "timed out"
+    CRASH = "crashed"
+    SURVIVED = "survived"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    verdict: Verdict
+    place: str
+    """The test that failed or did not end, or the simulation."""
+
+
+def run_trial(mutant: Mutant, tests: Sequence[UnitTest], with_simulation: bool, folder: Path) -> int:
+    """Runs in a process of its own and returns the exit code for `outcome`."""
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+    MutatedModuleFinder(mutant.module, mutant.apply((ROOT / mutant.file).read_text())).install()
+    scores: dict[str, float] = {}
+    for test in tests:
+        scores[test.file] = scores.get(test.file, 0) + test.score
+    files = sorted(scores, key=lambda file: (-scores[file], file))
+    for chosen in (files[:FIRST_FILES], files[FIRST_FILES:]):
+        selection = _Selection([test for test in tests if test.file in chosen], folder)
+        if chosen and run_pytest(["-x", *chosen], selection, folder) != pytest.ExitCode.OK:
+            return _KILLED_BY_TEST
+    return _KILLED_BY_SIMULATION if with_simulation and _simulation_fails(folder) else 0
+
+
+def outcome(exit_code: int, folder: Path) -> Outcome:
+    place = (folder / "place").read_text() if (folder / "place").exists() else ""
+    if exit_code in _TIMEOUTS:
+        return Outcome(Verdict.TIMEOUT, place)
+    verdicts = {0: Verdict.SURVIVED, _KILLED_BY_TEST: Verdict.TESTS, _KILLED_BY_SIMULATION: Verdict.SIMULATION}
+    return Outcome(verdicts.get(exit_code, Verdict.CRASH), place)
+
+
+class _Selection:
+    """A pytest plugin that runs the chosen tests in the given order, and says where it is."""
+
+    def __init__(self, tests: Sequence[UnitTest], folder: Path) -> None:
+        self._order = {test.node_id: position for position, test in enumerate(tests)}
+        self._seconds = {test.node_id: test.seconds for test in tests}
+        self._folder = folder
+
+    def pytest_configure(self) -> None:
+        make_hypothesis_repeatable()
+        _enter(self._folder, "import of the tests", 30)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = sorted(
+            (item for item in items if item.nodeid in self._order), key=lambda item: self._order[item.nodeid]
+        )
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        _enter(self._folder, nodeid, 5 + 5 * self._seconds[nodeid])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            (self._folder / "place").write_text(report.nodeid)
+
+
+def _simulation_fails(folder: Path) -> bool:
+    _enter(folder, "simulation", SIMULATION_SECONDS)
+    simulate = importlib.import_module("kcoord.cli.simulate")
+    for seed in range(SEEDS):
+        options = ["--seed", str(seed), "--steps", str(STEPS)]
+        if simulate.main([*options, "--json"]) != 0:  # with --json a failure is not shrunk
+            (folder / "place").write_text(f"kcoord simulate {' '.join(options)}")
+            return True
+    return False
+
+
+def _enter(folder: Path, place: str, seconds: float) -> None:
+    (folder / "place").write_text(place)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 10 * seconds)
