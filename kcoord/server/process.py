@@ -15,6 +15,7 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import uvloop
@@ -344,7 +345,7 @@ class BrokerProcess:
         self._worker.measure_writes(metrics.measures.writes)
         for listener in self._listeners:
             if listener.connection_class is KafkaConnection:  # test mode looks at requests in its own way
-                listener.new_connection = metrics.new_connection
+                listener.new_path = partial(metrics.new_path, listener.path_settings)
         return metrics
 
     # --- start and stop -----------------------------------------------------------------------------------------------

@@ -7,11 +7,15 @@ This is a table of APIs put in front of the broker's own: a broker outside test 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from kcoord.server.api.api_table import ApiTable, BoundApi
 from kcoord.server.net.connection import KafkaConnection
 from kcoord.server.net.listener import SocketListener
+from kcoord.server.net.request_path import PathSettings, RequestPath
 from kcoord.testing.faults import Fault, Outcome
 from kcoord.testing.monitor import CONTROL_CLIENT_ID, Monitor
 from kcoord_protocol.api_keys import ApiKey
@@ -28,22 +32,33 @@ if TYPE_CHECKING:
     from kcoord_protocol.messages import Message
 
 
+class InstrumentedPath(RequestPath):
+    """A path whose requests are watched. `gone` ends the wait of those that are never answered, `abort` ends the
+    connection.
+    """
+
+    def __init__(self, settings: PathSettings, monitor: Monitor, on_answer: Callable[[], None]) -> None:
+        self.monitor = monitor
+        self.gone = asyncio.Event()
+        self.abort: Callable[[], None] = self.gone.set
+        super().__init__(settings, on_answer)
+
+    def _serve(self, apis: ApiTable) -> None:
+        super()._serve(InstrumentedApis(apis, self))
+
+    def close(self) -> None:
+        super().close()
+        self.abort = self.gone.set
+        self.gone.set()
+
+
 class InstrumentedConnection(KafkaConnection):
-    """A connection whose requests are watched. `gone` ends the wait of those that are never answered."""
+    """A connection that faults can end."""
 
     def __init__(self, owner: ConnectionOwner) -> None:
         super().__init__(owner)
-        assert isinstance(owner, InstrumentedListener)
-        self.monitor = owner.monitor
-        self.gone = asyncio.Event()
-        self._use_apis(owner.broker.apis)
-
-    def _use_apis(self, apis: ApiTable) -> None:
-        super()._use_apis(InstrumentedApis(apis, self))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self.gone.set()
+        assert isinstance(self.path, InstrumentedPath)
+        self.path.abort = self.abort
 
 
 class InstrumentedListener(SocketListener):
@@ -53,9 +68,8 @@ class InstrumentedListener(SocketListener):
 
     def __init__(self, address: Listener, broker: Broker, limits: ConnectionLimits, monitor: Monitor) -> None:
         super().__init__(address, broker, limits)
-        self.monitor = monitor
-        self.has_fast_paths = False
-        self.metadata_answers = None
+        settings = replace(self.path_settings, has_fast_paths=False, metadata_answers=None)
+        self.new_path = partial(InstrumentedPath, settings, monitor)
 
     def abort_connections(self) -> None:
         """Ends all connections at once, also those that wait for an answer that is not to come."""
@@ -66,29 +80,29 @@ class InstrumentedListener(SocketListener):
 class InstrumentedApis(ApiTable):
     """The APIs of a broker, as one connection sees them."""
 
-    __slots__ = ("_connection",)
+    __slots__ = ("_path",)
 
-    def __init__(self, apis: ApiTable, connection: InstrumentedConnection) -> None:
+    def __init__(self, apis: ApiTable, path: InstrumentedPath) -> None:
         super().__init__(apis.apis.values(), apis.form)
-        self._connection = connection
+        self._path = path
 
     def new_bound(self, api: Api, version: int) -> BoundApi:
-        return InstrumentedApi(api, version, self._connection)
+        return InstrumentedApi(api, version, self._path)
 
 
 class InstrumentedApi(BoundApi):
     """An API in one version, on one connection."""
 
-    __slots__ = ("_connection",)
+    __slots__ = ("_path",)
 
-    def __init__(self, api: Api, version: int, connection: InstrumentedConnection) -> None:
+    def __init__(self, api: Api, version: int, path: InstrumentedPath) -> None:
         super().__init__(api, version)
-        self._connection = connection
+        self._path = path
 
     def respond(self, broker: Broker, context: RequestContext, request: Message) -> object:
         if context.client_id == CONTROL_CLIENT_ID:
             return super().respond(broker, context, request)
-        fault = self._connection.monitor.observe(context, request)
+        fault = self._path.monitor.observe(context, request)
         if fault is None:
             return super().respond(broker, context, request)
         return broker.spawn(self._meet(fault, broker, context, request))
@@ -99,11 +113,11 @@ class InstrumentedApi(BoundApi):
             await asyncio.sleep(fault.delay_ms / 1000)
         match fault.outcome:
             case Outcome.CLOSE:
-                self._connection.abort()
+                self._path.abort()
                 return None
             case Outcome.DROP:
-                self._connection.monitor.hang(fault, self._connection.abort)
-                await self._connection.gone.wait()
+                self._path.monitor.hang(fault, self._path.abort)
+                await self._path.gone.wait()
                 return None
             case Outcome.ERROR:
                 return self._error(fault, request)
@@ -120,6 +134,6 @@ class InstrumentedApi(BoundApi):
     def _error(self, fault: Fault, request: Message) -> object:
         """As the API tells it. A producer that wants no acknowledgement hears of an error by losing its connection."""
         if self.key is ApiKey.PRODUCE and isinstance(request, ProduceRequest) and request.acks == 0:
-            self._connection.abort()
+            self._path.abort()
             return None
         return self._error_response(request, KafkaError(fault.error, fault.message), self.version)

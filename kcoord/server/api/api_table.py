@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from kcoord.config.kip1327 import Kip1327Form
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.headers import encode_response
+from kcoord_protocol.headers import decode_request_header, encode_response
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig
@@ -231,6 +231,14 @@ class ApiTable:
         """The API named by the first four bytes of a request, None where it is not served in that version."""
         bound = self._bound.get(key_and_version)
         return bound if bound is not None else self._bind(key_and_version)
+
+    def error_response(self, frame: bytes, error: KafkaError) -> bytes:
+        """The framed response to a request that a fast path has accepted, and whose records could not be written."""
+        bound = self.bound(frame[: KEY_AND_VERSION.size])
+        assert bound is not None, "fast paths accept only requests that are served"
+        header, offset = decode_request_header(frame)
+        request, _ = bound.decode_prefix(frame, offset, bound.version)
+        return bound.encode(header.correlation_id, bound.fail(request, error), request)
 
     def _bind(self, key_and_version: bytes) -> BoundApi | None:
         if len(key_and_version) < KEY_AND_VERSION.size:

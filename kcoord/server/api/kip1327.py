@@ -29,12 +29,12 @@ def has_creation_time_tag(context: RequestContext) -> bool:
     Some decoders fail on tagged fields that they do not know. A client that does not begin with ApiVersions expects the
     bytes of Apache Kafka, whatever the broker is, so it gets no tagged field.
     """
-    connection = context.connection
+    client = context.client
     return (
         context.api_version == TAGGED_VERSION
-        and connection is not None
-        and connection.begins_with_api_versions
-        and connection.apis.form is Kip1327Form.CREATION_TIME
+        and client is not None
+        and client.begins_with_api_versions
+        and client.form is Kip1327Form.CREATION_TIME
     )
 
 

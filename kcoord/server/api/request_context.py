@@ -4,38 +4,56 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kcoord.config.kip1327 import Kip1327Form
 from kcoord.runtime.result import OperationContext
 from kcoord_protocol.api_keys import ApiKey
 
 if TYPE_CHECKING:
-    from kcoord.server.api.api_table import ApiTable
     from kcoord.server.observe.client_telemetry import ClientFacts
 
 _tokens = itertools.count(1)
 
 
-class ClientConnection(Protocol):
-    """What a connection knows about its client. `software` is the name and version that the client gave in ApiVersions;
-    `apis` is what the broker serves to that software. `begins_with_api_versions`: that was the first request.
+class Client:
+    """What a connection knows about its client.
+
+    `form` is the form of KIP-1327 that the client is served. `has_begun` is True after its first request that is
+    answered; `begins_with_api_versions` says that this was ApiVersions.
     """
 
-    remote_host: str
-    remote_port: int
-    facts: ClientFacts | None
+    __slots__ = (
+        "address",
+        "begins_with_api_versions",
+        "facts",
+        "form",
+        "has_begun",
+        "remote_host",
+        "remote_port",
+        "software",
+    )
 
-    begins_with_api_versions: bool
+    def __init__(self, form: Kip1327Form, remote_host: str = "", remote_port: int = 0) -> None:
+        self.form = form
+        self.software = ("", "")
+        self.has_begun = False
+        self.begins_with_api_versions = False
+        self.facts: ClientFacts | None = None
+        self.locate(remote_host, remote_port)
 
-    @property
-    def software(self) -> tuple[str, str]: ...
+    def locate(self, remote_host: str, remote_port: int) -> None:
+        """Sets where the client is; `address` is the host in the form that groups describe."""
+        self.remote_host = remote_host
+        self.remote_port = remote_port
+        self.address = f"/{remote_host}"
 
-    @property
-    def apis(self) -> ApiTable: ...
-
-    def identify(self, software_name: str, software_version: str) -> None:
-        """The client has named its software, perhaps not for the first time."""
+    def identify(self, software_name: str, software_version: str, form: Kip1327Form) -> None:
+        """The client has named its software in ApiVersions, perhaps not for the first time."""
+        self.software = (software_name, software_version)
+        self.form = form
+        if not self.has_begun:
+            self.has_begun = self.begins_with_api_versions = True
 
 
 class RequestContext:
@@ -44,9 +62,9 @@ class RequestContext:
     __slots__ = (
         "api_key",
         "api_version",
+        "client",
         "client_host",
         "client_id",
-        "connection",
         "correlation_id",
         "listener_name",
         "now_ms",
@@ -63,7 +81,7 @@ class RequestContext:
         listener_name: str,
         principal: str,
         now_ms: int,
-        connection: ClientConnection | None = None,
+        client: Client | None = None,
     ) -> None:
         self.api_key = api_key
         self.api_version = api_version
@@ -73,27 +91,19 @@ class RequestContext:
         self.listener_name = listener_name
         self.principal = principal
         self.now_ms = now_ms
-        self.connection = connection
-
-    @property
-    def kip1327_form(self) -> Kip1327Form:
-        """What the connection sees of KIP-1327; requests of other workers, which have no connection, see nothing."""
-        return self.connection.apis.form if self.connection is not None else Kip1327Form.OFF
+        self.client = client
 
     def client_facts(self) -> ClientFacts:
         """What is known about the client of the connection; the same object as long as that lasts."""
         from kcoord.server.observe.client_telemetry import ClientFacts
 
-        connection = self.connection
-        if connection is None:
+        client = self.client
+        if client is None:
             return ClientFacts(client_id=self.client_id)
-        facts = connection.facts
-        if facts is None:
-            name, version = connection.software
-            facts = connection.facts = ClientFacts(
-                self.client_id, name, version, connection.remote_host, connection.remote_port
-            )
-        return facts
+        if client.facts is None:
+            name, version = client.software
+            client.facts = ClientFacts(self.client_id, name, version, client.remote_host, client.remote_port)
+        return client.facts
 
     def operation_context(self, candidate_id: str = "") -> OperationContext:
         """The context for one operation of a state machine; `candidate_id` is a fresh identifier for a member."""

@@ -9,10 +9,11 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from kcoord.server.fast.metadata_answers import MetadataAnswers
 from kcoord.server.net.connection import ConnectionOwner, KafkaConnection
+from kcoord.server.net.request_path import PathSettings, RequestPath
 
 if TYPE_CHECKING:
     from kcoord.config import Listener
@@ -66,11 +67,9 @@ class SocketListener:
         self.address = address
         self.listener_name = address.name
         self.broker = broker
-        self.max_frame_bytes: int = broker.config.socket_request_max_bytes
-        self.max_request_bytes: int = min(broker.config.kcoord_request_max_bytes, self.max_frame_bytes)
         self.max_unread_bytes: int = broker.config.kcoord_response_buffer_max_bytes
-        self.has_fast_paths: bool = broker.config.kcoord_fast_paths_enable
-        self.metadata_answers = MetadataAnswers() if broker.config.kcoord_metadata_cache_enable else None
+        self.path_settings = PathSettings.of(broker, address.name)
+        self.new_path: Callable[[Callable[[], None]], RequestPath] = partial(RequestPath, self.path_settings)
         self._limits = limits
         self._limiter = ReportLimiter()
         self.new_connection: Callable[[ConnectionOwner], KafkaConnection] = self.connection_class
@@ -133,7 +132,7 @@ class SocketListener:
     def forget(self, connection: KafkaConnection) -> None:
         if connection in self._connections:
             self._connections.remove(connection)
-            self._limits.release(connection.remote_host)
+            self._limits.release(connection.path.client.remote_host)
 
     def report(self, text: str) -> None:
         self._limiter.report(asyncio.get_running_loop().time(), text)
@@ -187,11 +186,11 @@ class SocketListener:
     @property
     def queued(self) -> int:
         """Requests that were read and wait to be processed, for metrics."""
-        return sum(connection.queued for connection in self._connections)
+        return sum(connection.path.queued for connection in self._connections)
 
     @property
     def in_flight(self) -> int:
-        return sum(connection.in_flight for connection in self._connections)
+        return sum(connection.path.in_flight for connection in self._connections)
 
     def close_connections(self) -> None:
         for connection in list(self._connections):

@@ -15,35 +15,34 @@ from typing import TYPE_CHECKING
 
 from kcoord.metrics.exposition import MetricsServer, Snapshot, Timing
 from kcoord.metrics.measures import Measures, RequestMeasures
-from kcoord.server.net.connection import KafkaConnection
-from kcoord.server.net.exchange import KnownExchange
+from kcoord.server.api.exchange import DeferredResponse
+from kcoord.server.net.request_path import PathSettings, RequestPath
 
 if TYPE_CHECKING:
-    from kcoord.server.net.connection import ConnectionOwner
     from kcoord.server.net.listener import SocketListener
     from kcoord.server.shards.group_service import GroupService
     from kcoord.server.shards.transaction_service import TransactionService
 
 
-class MeasuredConnection(KafkaConnection):
-    """A connection that tells when each request was answered."""
+class MeasuredPath(RequestPath):
+    """A request path that measures how long each request takes until its response is known."""
 
-    def __init__(self, owner: ConnectionOwner, requests: RequestMeasures) -> None:
-        super().__init__(owner)
+    def __init__(self, requests: RequestMeasures, settings: PathSettings, on_answer: Callable[[], None]) -> None:
+        super().__init__(settings, on_answer)
         self._requests = requests
 
-    def _process(self, frame: bytes, *more: int) -> None:
-        began, start = time.perf_counter(), bytes(frame[:4])
+    def _process(self, frame: bytes, now_ms: int) -> None:
+        began, start = time.perf_counter(), frame[:4]
         waiting = len(self._exchanges)
-        super()._process(frame, *more)
+        super()._process(frame, now_ms)
         if len(self._exchanges) > waiting:
             last = self._exchanges[-1]
-            if isinstance(last, KnownExchange) and last.data is None:
-                last.on_settled = partial(self._answered, start, began)
-                return
-            future = getattr(last, "future", None)
-            if asyncio.isfuture(future):
-                future.add_done_callback(partial(self._answered, start, began))
+            if isinstance(last, DeferredResponse):
+                if last.data is None:
+                    last.on_settled = partial(self._answered, start, began)
+                    return
+            elif last.future is not None:
+                last.future.add_done_callback(partial(self._answered, start, began))
                 return
         self._requests.add(start, time.perf_counter() - began)
 
@@ -70,8 +69,9 @@ class BrokerMetrics:
         self._now_ms = now_ms
         self._server: MetricsServer | None = None
 
-    def new_connection(self, owner: ConnectionOwner) -> KafkaConnection:
-        return MeasuredConnection(owner, self.measures.requests)
+    def new_path(self, settings: PathSettings, on_answer: Callable[[], None]) -> RequestPath:
+        """A path whose requests count in the metrics."""
+        return MeasuredPath(self.measures.requests, settings, on_answer)
 
     def open(self, host: str, port: int) -> int:
         """Serves the page; returns the real port, which matters where 0 was asked for."""

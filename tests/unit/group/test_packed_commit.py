@@ -16,7 +16,7 @@ from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
 from kcoord.runtime.result import OperationContext
 from kcoord.runtime.serde import CoordinatorSerde, SerializedRecord
 from kcoord.server.api.handlers.offset_commit import success_response
-from kcoord.server.fast.commit_frame import CommitFrame, read_commit
+from kcoord.server.fast.commit import CommitFrame, read_commit
 from kcoord_protocol.messages import OffsetCommitRequest
 from kcoord_protocol.record_batch import decode_header, encode_batch_from_parts
 from tests.unit.server.harness import image_of, topic_id

@@ -14,8 +14,9 @@ from typing import Any, cast
 import pytest
 
 from kcoord.server.api.api_table import Api, ApiTable
-from kcoord.server.net.connection import FRAMES_PER_TURN, MAX_IN_FLIGHT_REQUESTS, KafkaConnection
+from kcoord.server.net.connection import KafkaConnection
 from kcoord.server.net.foreign_protocol import guess_protocol
+from kcoord.server.net.request_path import FRAMES_PER_TURN, MAX_IN_FLIGHT_REQUESTS, PathSettings, RequestPath
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.framing import FrameReader
@@ -63,12 +64,7 @@ class FakeTransport(asyncio.Transport):
 class Owner:
     """Stands for the listener. `handle` answers ListGroups; its response echoes who asked."""
 
-    listener_name = "PLAINTEXT"
-    max_frame_bytes = 1000
-    max_request_bytes = 900
     max_unread_bytes = 1000
-    has_fast_paths = True
-    metadata_answers = None
 
     def __init__(self, handle: Callable[[ListGroupsRequest], object]) -> None:
         def handler(broker: object, context: object, request: Any) -> object:
@@ -80,10 +76,16 @@ class Owner:
 
         versions = {ApiKey.LIST_GROUPS: range(3, 6), ApiKey.API_VERSIONS: range(0, 5)}
         table = ApiTable(Api(key, served, handler, error_response) for key, served in versions.items())
-        self.broker = cast("Any", SimpleNamespace(apis=table, now_ms=lambda: 0))
+        broker = cast("Any", SimpleNamespace(apis=table, now_ms=lambda: 0, groups=None))
+        self.settings = PathSettings(
+            broker, "PLAINTEXT", max_frame_bytes=1000, max_request_bytes=900, has_fast_paths=True, metadata_answers=None
+        )
         self.handled = 0
         self.reports: list[str] = []
         self.refuse = False
+
+    def new_path(self, on_answer: Callable[[], None]) -> RequestPath:
+        return RequestPath(self.settings, on_answer)
 
     def admit(self, connection: KafkaConnection, host: str) -> bool:
         return not self.refuse
@@ -355,7 +357,7 @@ async def test_a_stop_answers_what_is_under_way_and_takes_nothing_new() -> None:
     peer.connection.data_received(request(1))
     peer.connection.stop_reading()
     peer.connection.data_received(request(2))
-    assert peer.connection.in_flight == 1
+    assert peer.connection.path.in_flight == 1
     future.set_result(ListGroupsResponse())
     await turns()
     assert [number for number, _ in peer.answers()] == [1]

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord.server.api.exchange import CloseConnection
 from kcoord.server.api.handlers import (
     delete_records,
     fetch,
@@ -24,7 +25,6 @@ from kcoord.server.api.handlers import (
 )
 from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
-from kcoord.server.net.exchange import CloseConnection
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards.fetch_service import FetchService
 from kcoord.storage.checkpoints import LOG_START_OFFSET_FILE, read_offset_checkpoint

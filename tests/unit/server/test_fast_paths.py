@@ -21,7 +21,7 @@ from kcoord.metadata.image import GROUP_RESOURCE, ImageBuilder
 from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, ShardState
 from kcoord.runtime.result import CoordinatorRecord, Producer
 from kcoord.runtime.serde import CoordinatorSerde
-from kcoord.server.net.connection import KafkaConnection
+from kcoord.server.net.request_path import PathSettings, RequestPath
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards import shard_service
 from kcoord_protocol.api_keys import ApiKey
@@ -50,7 +50,6 @@ from kcoord_protocol.messages import (
 )
 from kcoord_protocol.record_batch import decode_entries
 from tests.unit.server.harness import SHARDS, Harness, topic_id
-from tests.unit.server.test_connection import FakeTransport
 
 TURNS = 40
 """Of the event loop: more than any answer takes that does not wait for another request."""
@@ -66,29 +65,6 @@ SETTINGS = {
 }
 
 
-class Owner:
-    """Stands for the listener."""
-
-    listener_name = "PLAINTEXT"
-    max_frame_bytes = 100_000
-    max_request_bytes = 100_000
-    max_unread_bytes = 100_000
-    metadata_answers = None
-
-    def __init__(self, broker: Any, has_fast_paths: bool) -> None:
-        self.broker = broker
-        self.has_fast_paths = has_fast_paths
-
-    def admit(self, connection: KafkaConnection, host: str) -> bool:
-        return True
-
-    def forget(self, connection: KafkaConnection) -> None:
-        """Nothing is kept."""
-
-    def report(self, text: str) -> None:
-        raise AssertionError(text)
-
-
 class Side:
     """One of the two brokers, with a connection for each client."""
 
@@ -96,17 +72,13 @@ class Side:
         self.harness = harness
         # Both brokers give out the same identifiers.
         harness.broker.uuids = RandomUuids(Random(0).randbytes)
-        self.transports = {client: FakeTransport() for client in CLIENTS}
-        self.connections = {}
-        for client in CLIENTS:
-            connection = self.connections[client] = KafkaConnection(Owner(harness.broker, has_fast_paths))
-            connection.connection_made(self.transports[client])
+        settings = PathSettings(harness.broker, "PLAINTEXT", 100_000, 100_000, has_fast_paths, None)
+        self.paths = {client: RequestPath(settings, lambda: None, "192.0.2.7", 4711) for client in CLIENTS}
 
     def answers(self, client: str) -> bytes:
-        writes = self.transports[client].writes
-        data = b"".join(writes)
-        writes.clear()
-        return data
+        path = self.paths[client]
+        assert path.close_reason is None
+        return path.take_output()
 
     def states(self) -> list[object]:
         machines = [self.harness.runtime.machine(shard) for shard in range(SHARDS)]
@@ -179,7 +151,7 @@ class BrokerLife(RuleBasedStateMachine):
 
     def _send(self, client: str, frames: list[bytes]) -> list[bytes]:
         """Sends the frames at once, on one connection, and compares what is answered."""
-        self._on_both(lambda side: side.connections[client].data_received(b"".join(frames)))
+        self._on_both(lambda side: side.paths[client].receive(b"".join(frames)))
         answers = [{name: side.answers(name) for name in CLIENTS} for side in self.sides]
         assert answers[0] == answers[1]
         return FrameReader(1 << 20).feed(answers[0][client])
@@ -532,9 +504,9 @@ async def known_commits() -> Side:
     """A broker that has seen enough commits to take the short cut, and has committed offset 3."""
     side = Side(await Harness(file_system=None, **SETTINGS).open(), has_fast_paths=True)
     for offset in (1, 2, 3):
-        side.connections["a"].data_received(simple_commit(offset))
+        side.paths["a"].receive(simple_commit(offset))
         await turns()
-    side.connections["b"].data_received(simple_fetch())
+    side.paths["b"].receive(simple_fetch())
     await turns()
     for client in CLIENTS:
         assert side.answers(client)
@@ -549,8 +521,8 @@ def fetched_offset(data: bytes) -> int:
 
 async def test_nobody_sees_what_is_not_written_yet() -> None:
     side = await known_commits()
-    side.connections["a"].data_received(simple_commit(4))
-    side.connections["b"].data_received(simple_fetch())
+    side.paths["a"].receive(simple_commit(4))
+    side.paths["b"].receive(simple_fetch())
     # The event loop has had no turn since: nothing is on disk.
     assert side.answers("a") == side.answers("b") == b""
     await turns()
@@ -560,7 +532,7 @@ async def test_nobody_sees_what_is_not_written_yet() -> None:
 
 async def test_a_commit_whose_shard_fails_is_not_acknowledged() -> None:
     side = await known_commits()
-    side.connections["a"].data_received(simple_commit(4))
+    side.paths["a"].receive(simple_commit(4))
     side.harness.runtime.fail_shard(side.harness.groups.shard_of("simple"), "a test")
     await turns()
     (frame,) = FrameReader(1 << 20).feed(side.answers("a"))
@@ -569,7 +541,7 @@ async def test_a_commit_whose_shard_fails_is_not_acknowledged() -> None:
     assert [partition.error_code for partition in answer.topics[0].partitions] == [Errors.NOT_COORDINATOR]
     side.harness.groups._reload(side.harness.groups.shard_of("simple"))
     await turns()
-    side.connections["b"].data_received(simple_fetch())
+    side.paths["b"].receive(simple_fetch())
     await turns()
     assert fetched_offset(side.answers("b")) == 3
 
@@ -587,9 +559,9 @@ async def test_a_commit_that_the_short_cut_cannot_write_is_not_counted_by_it() -
     )
     large = OffsetCommitRequest(group_id="simple", topics=[topic]).encode(9)
     for frame in (simple_commit(1), simple_commit(2), encode_request(ApiKey.OFFSET_COMMIT, 9, 3, "a", large)):
-        side.connections["a"].data_received(frame)
+        side.paths["a"].receive(frame)
         await turns()
     assert harness.groups.counters.offset_commits == 2
-    side.connections["a"].data_received(simple_commit(4))
+    side.paths["a"].receive(simple_commit(4))
     await turns()
     assert harness.groups.counters.offset_commits == 3

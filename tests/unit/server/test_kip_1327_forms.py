@@ -13,13 +13,12 @@ import pytest
 
 from kcoord.metadata.image import ImageBuilder
 from kcoord.runtime.result import CoordinatorRecord
-from kcoord.server.fast.metadata_answers import MetadataAnswers
-from kcoord.server.net.connection import KafkaConnection
+from kcoord.server.fast.metadata import MetadataAnswers
+from kcoord.server.net.request_path import PathSettings, RequestPath
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import ApiVersionsResponse, FeatureLevelRecord, Message, PartitionRecord, TopicRecord
 from tests.unit.server.harness import Harness
-from tests.unit.server.test_connection import FakeTransport
 
 METADATA, API_VERSIONS, HEARTBEAT, DESCRIBE, DESCRIBE_TOPICS = 3, 18, 68, 69, 75
 TOPIC_ID = bytes(range(16))
@@ -36,38 +35,14 @@ EPOCH = 4
 REVISIONS = "later:new-partitions,apache:off,text:creation-time,text:off,*:creation-time"
 
 
-class Owner:
-    """Stands for the listener."""
-
-    listener_name = "PLAINTEXT"
-    max_frame_bytes = max_request_bytes = max_unread_bytes = 100_000
-
-    def __init__(self, harness: Harness, answers: MetadataAnswers | None, has_fast_paths: bool) -> None:
-        self.broker = harness.broker
-        self.metadata_answers = answers
-        self.has_fast_paths = has_fast_paths
-        self.reports: list[str] = []
-
-    def admit(self, connection: KafkaConnection, host: str) -> bool:
-        return True
-
-    def forget(self, connection: KafkaConnection) -> None:
-        """Nothing is kept."""
-
-    def report(self, text: str) -> None:
-        self.reports.append(text)
-
-
 class Client:
     """A connection that bytes are written to."""
 
     def __init__(
         self, harness: Harness, answers: MetadataAnswers | None = None, *, has_fast_paths: bool = True
     ) -> None:
-        self.owner = Owner(harness, answers, has_fast_paths)
-        self.transport = FakeTransport()
-        self.connection = KafkaConnection(self.owner)
-        self.connection.connection_made(self.transport)
+        settings = PathSettings(harness.broker, "PLAINTEXT", 100_000, 100_000, has_fast_paths, answers)
+        self.path = RequestPath(settings, lambda: None, "192.0.2.7", 4711)
 
     async def name(self, software: bytes) -> dict[int, int]:
         """ApiVersions v3; returns the highest versions."""
@@ -80,11 +55,10 @@ class Client:
     async def ask(self, key: int, version: int, body: bytes, *, flexible_answer: bool = True) -> bytes:
         """The body of the answer; nothing if there is none."""
         head = pack(">hhi", key, version, 7) + pack(">h", 1) + b"c" + b"\x00"
-        self.transport.writes.clear()
-        self.connection.data_received(pack(">i", len(head) + len(body)) + head + body)
+        self.path.receive(pack(">i", len(head) + len(body)) + head + body)
         for _ in range(60):
             await asyncio.sleep(0)
-        answer = b"".join(self.transport.writes)
+        answer = self.path.take_output()
         if not answer:
             return b""
         assert answer[:8] == pack(">ii", len(answer) - 4, 7)
@@ -232,9 +206,9 @@ async def test_each_form_has_its_versions_and_no_others(software: bytes) -> None
         client = Client(harness)
         if software:
             await client.name(software)
-        assert client.connection.apis.bound(pack(">hh", key, highest)) is not None
+        assert client.path.apis.bound(pack(">hh", key, highest)) is not None
         assert await client.ask(key, highest + 1, b"\x00") == b""
-        assert client.owner.reports == [f"192.0.2.7:4711: closing, {ApiKey(key).name} v{highest + 1} is not served"]
+        assert client.path.close_reason == f"{ApiKey(key).name} v{highest + 1} is not served"
 
 
 async def test_a_connection_that_names_itself_again_gets_the_other_form() -> None:
@@ -279,15 +253,15 @@ async def test_metadata_from_memory_comes_before_api_versions_too() -> None:
     client = Client(harness, answers)
     await client.ask(METADATA, 13, body)
     await client.name(b"text")
-    assert not client.connection.begins_with_api_versions
+    assert not client.path.client.begins_with_api_versions
 
 
 async def test_a_name_that_is_not_valid_changes_nothing() -> None:
     client = Client(await new_harness())
     await client.name(b"later")
     await client.ask(API_VERSIONS, 3, compact(b"-bad-") + compact(b"1") + b"\x00", flexible_answer=False)
-    assert client.connection.software == ("later", "1.0")
-    assert client.connection.apis.form.value == "new-partitions"
+    assert client.path.client.software == ("later", "1.0")
+    assert client.path.apis.form.value == "new-partitions"
 
 
 async def test_metadata_from_memory_is_not_given_to_another_form() -> None:

@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kcoord.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from kcoord.metadata.records import BrokerRegistration
 from kcoord.server.api.api_table import build_api_table
-from kcoord.server.fast.metadata_answers import MetadataAnswers
-from kcoord.server.net.connection import KafkaConnection
+from kcoord.server.fast.metadata import MetadataAnswers
+from kcoord.server.net.request_path import PathSettings, RequestPath
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.headers import encode_request
 from kcoord_protocol.messages import (
@@ -33,7 +33,6 @@ from kcoord_protocol.messages import (
 )
 from tests.unit.metadata.cluster import Cluster, Topic
 from tests.unit.metadata.serving import broker_of
-from tests.unit.server.test_connection import FakeTransport
 
 NAMES = st.sampled_from(["a", "b", "c", "__consumer_offsets", "wrong name"])
 
@@ -41,33 +40,16 @@ NAMES = st.sampled_from(["a", "b", "c", "__consumer_offsets", "wrong name"])
 class Client:
     """A connection, with the cache or without."""
 
-    listener_name = "PLAINTEXT"
-    max_frame_bytes = 100_000
-    max_request_bytes = 100_000
-    max_unread_bytes = 1000
-    has_fast_paths = False
-
     def __init__(self, broker: object, answers: MetadataAnswers | None) -> None:
-        self.broker = cast("Any", broker)
         self.metadata_answers = answers
-        self.transport = FakeTransport()
-        self.connection = KafkaConnection(self)
-        self.connection.connection_made(self.transport)
-
-    def admit(self, connection: KafkaConnection, host: str) -> bool:
-        return True
-
-    def forget(self, connection: KafkaConnection) -> None:
-        pass
-
-    def report(self, text: str) -> None:
-        raise AssertionError(text)
+        settings = PathSettings(cast("Any", broker), "PLAINTEXT", 100_000, 100_000, False, answers)
+        self.path = RequestPath(settings, lambda: None, "192.0.2.7", 4711)
 
     def ask(self, frame: bytes) -> bytes:
-        """The answer that comes at once; nothing where it has to be waited for."""
-        self.transport.writes.clear()
-        self.connection.data_received(frame)
-        return b"".join(self.transport.writes)
+        """The answer that comes at once; nothing if it has to be waited for."""
+        self.path.receive(frame)
+        assert self.path.close_reason is None
+        return self.path.take_output()
 
 
 class ClusterLife(RuleBasedStateMachine):

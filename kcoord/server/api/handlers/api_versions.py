@@ -40,9 +40,9 @@ def handle(broker: Broker, context: RequestContext, request: ApiVersionsRequest)
     if request.cluster_id is not None and (request.cluster_id, request.node_id) != (broker.cluster_id, broker.node_id):
         raise KafkaError(Errors.REBOOTSTRAP_REQUIRED)
     apis = broker.apis
-    if context.connection is not None:
-        context.connection.identify(request.client_software_name, request.client_software_version)
-        apis = context.connection.apis
+    if context.client is not None:
+        apis = apis.in_form(broker.config.kip1327_form(request.client_software_name))
+        context.client.identify(request.client_software_name, request.client_software_version, apis.form)
     image = broker.image
     return ApiVersionsResponse(
         api_keys=listed_versions(apis, broker.config),

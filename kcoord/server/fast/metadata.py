@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fast path of Metadata and DescribeTopicPartitions: equal bytes get equal bytes while the image is the same one.
+
+Such an answer depends on the request, the listener, static configs and the metadata image alone (dynamic configs come
+with an image). So the bytes but for the correlation id are the key, one listener has one cache, and every answer goes
+when `Broker.image` is another object: a topic, config, feature or broker has changed, or the metadata log was read
+again. A connection asks only in versions that it is served (`kcoord.kip1327.revisions`). Only what was answered at
+once is kept, never what created a topic. Authorization will have to join the key.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kcoord.metadata.image import MetadataImage
+from kcoord.server.api.api_table import ApiTable
+from kcoord.server.api.exchange import Exchange
+from kcoord.server.api.request_context import Client
+from kcoord.server.fast.fast_path import AFTER_ID, BEFORE_ID, FastPath, Template
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import DescribeTopicPartitionsResponse, MetadataResponse
+
+if TYPE_CHECKING:
+    from kcoord.server.broker import Broker
+
+MAX_BYTES: Final = 16 * 1024 * 1024
+"""What the requests and answers of one listener may take; the oldest go first."""
+
+_LARGEST_SHARE: Final = 4
+_ENTRY_OVERHEAD_BYTES: Final = 256
+
+
+class MetadataAnswers:
+    """See the module's text; `max_bytes` bounds requests, answers and a guess of what Python adds."""
+
+    __slots__ = ("_answers", "_image", "_max_bytes", "_size_bytes")
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._answers: dict[bytes, Template] = {}
+        self._image: MetadataImage | None = None
+        self._max_bytes = max_bytes
+        self._size_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def answer(self, frame: bytes, image: MetadataImage) -> bytes | None:
+        """The framed answer, if the same was asked of this image before."""
+        if image is not self._image:
+            self._answers.clear()
+            self._size_bytes = 0
+            self._image = image
+            return None
+        entry = self._answers.get(frame[:BEFORE_ID] + frame[AFTER_ID:])
+        return entry.answer_to(frame) if entry is not None else None
+
+    def remember(self, frame: bytes, image: MetadataImage, response: object, answer: bytes) -> None:
+        """Keep what `frame` was just answered at once, out of `image`."""
+        size_bytes = _size_bytes(len(frame), len(answer))
+        if image is not self._image or size_bytes * _LARGEST_SHARE > self._max_bytes or not _is_regular(response):
+            return
+        answers = self._answers
+        while self._size_bytes + size_bytes > self._max_bytes:
+            oldest = next(iter(answers))
+            template = answers.pop(oldest)
+            answer_bytes = len(template.head) + len(template.tail) + BEFORE_ID
+            self._size_bytes -= _size_bytes(len(oldest) + BEFORE_ID, answer_bytes)
+        answers[frame[:BEFORE_ID] + frame[AFTER_ID:]] = Template(answer)
+        self._size_bytes += size_bytes
+
+
+def _size_bytes(frame_bytes: int, answer_bytes: int) -> int:
+    return frame_bytes + answer_bytes + _ENTRY_OVERHEAD_BYTES
+
+
+def _is_regular(response: object) -> bool:
+    """False for a response that stands for a defect: the next request shall try again, and log again."""
+    if isinstance(response, MetadataResponse):
+        return bool(response.brokers)
+    assert isinstance(response, DescribeTopicPartitionsResponse)
+    topics = response.topics
+    return bool(topics) and all(topic.error_code != Errors.UNKNOWN_SERVER_ERROR for topic in topics)
+
+
+class MetadataFastPath(FastPath):
+    """The way of one connection to the answers of its listener. Connections that are served other versions share them,
+    so every request looks up whether `apis` serves its version.
+    """
+
+    __slots__ = ("_answers", "_apis", "_broker", "_client")
+
+    keys = (ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS)
+
+    def __init__(self, answers: MetadataAnswers, broker: Broker, apis: ApiTable, client: Client) -> None:
+        self._answers = answers
+        self._broker = broker
+        self._apis = apis
+        self._client = client
+
+    def answer(self, frame: bytes, now_ms: int) -> bytes | None:
+        if self._apis.bound(frame[:BEFORE_ID]) is None:
+            return None
+        answer = self._answers.answer(frame, self._broker.image)
+        if answer is not None:
+            self._client.has_begun = True
+        return answer
+
+    def learn(self, exchange: Exchange, now_ms: int) -> None:
+        """Shares the response with the other connections."""
+        assert exchange.data is not None
+        self._answers.remember(exchange.frame, self._broker.image, exchange.response, exchange.data)
