@@ -145,13 +145,19 @@ def test_a_key_without_effect_says_so_where_it_is_described() -> None:
     assert [key.name for key in inert if "without effect" not in key.doc] == []
 
 
+def makes_objects(function: ast.FunctionDef) -> bool:
+    return function.name == "__init__" or any(
+        name_of(decorator) == "classmethod" for decorator in function.decorator_list
+    )
+
+
 def kept_from_the_start(sources: Sources) -> set[str]:
     """Attributes of configurations that objects read when they are made."""
     return {
         name
         for source in sources.values()
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+        if isinstance(node, ast.FunctionDef) and makes_objects(node)
         for part in ast.walk(node)
         for name in attributes_of(part, CONFIGS)
     }
