@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from kcoord.pipeline.lake.tables import TABLES, Table
+from kcoord.pipeline.lake.tables import TABLES, LakeTable
 
 TARGET = Path(__file__).with_name("lake-tables.md")
 HEAD = """# Tables of the lake
@@ -20,7 +20,7 @@ def render() -> str:
     return "\n".join([HEAD, *(_table(table) for table in TABLES.values())])
 
 
-def _table(table: Table) -> str:
+def _table(table: LakeTable) -> str:
     key = ", ".join(f"`{name}`" for name in table.key)
     layout = ", ".join(f"`{name}`" for name in table.partitioned_by)
     lines = [f"## {table.layer}.{table.name}", "", table.doc, "", f"Key: {key}."]

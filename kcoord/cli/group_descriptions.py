@@ -9,53 +9,66 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 
 from kcoord.cli.consumer_groups import states_of, types_of
-from kcoord.cli.output import Column, Row, assignment_text, node_text, plain_text, print_json, print_rows, time_text
+from kcoord.cli.output import (
+    OutputColumn,
+    Row,
+    assignment_text,
+    node_text,
+    plain_text,
+    print_json,
+    print_rows,
+    time_text,
+)
 from kcoord.cli.session import EXIT_FAILED, error_text, report_failure, warn
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import ConsumerGroupDescription, MemberDescription, OffsetSpec
 from kcoord.client.types import OffsetAndMetadata, TopicPartition
 
-GROUP = Column("GROUP", "group")
-TYPE = Column("TYPE", "type")
-STATE = Column("STATE", "state")
-CONSUMER = (Column("CONSUMER-ID", "consumer_id"), Column("HOST", "host"), Column("CLIENT-ID", "client_id"))
-COMMITTED_EPOCH = Column("LEADER-EPOCH", "leader_epoch")
+GROUP = OutputColumn("GROUP", "group")
+TYPE = OutputColumn("TYPE", "type")
+STATE = OutputColumn("STATE", "state")
+CONSUMER = (
+    OutputColumn("CONSUMER-ID", "consumer_id"),
+    OutputColumn("HOST", "host"),
+    OutputColumn("CLIENT-ID", "client_id"),
+)
+COMMITTED_EPOCH = OutputColumn("LEADER-EPOCH", "leader_epoch")
 
 OFFSETS = (
     GROUP,
-    Column("TOPIC", "topic"),
-    Column("PARTITION", "partition"),
+    OutputColumn("TOPIC", "topic"),
+    OutputColumn("PARTITION", "partition"),
     COMMITTED_EPOCH,
-    Column("CURRENT-OFFSET", "current_offset"),
-    Column("LOG-END-OFFSET", "log_end_offset"),
-    Column("LAG", "lag"),
+    OutputColumn("CURRENT-OFFSET", "current_offset"),
+    OutputColumn("LOG-END-OFFSET", "log_end_offset"),
+    OutputColumn("LAG", "lag"),
     *CONSUMER,
 )
-INSTANCE_ID = Column("GROUP-INSTANCE-ID", "group_instance_id")
-UPGRADED = Column("UPGRADED", "upgraded", lambda value: plain_text(value).lower())
-MEMBERS = (GROUP, CONSUMER[0], INSTANCE_ID, *CONSUMER[1:], Column("#PARTITIONS", "partitions"))
+INSTANCE_ID = OutputColumn("GROUP-INSTANCE-ID", "group_instance_id")
+UPGRADED = OutputColumn("UPGRADED", "upgraded", lambda value: plain_text(value).lower())
+MEMBERS = (GROUP, CONSUMER[0], INSTANCE_ID, *CONSUMER[1:], OutputColumn("#PARTITIONS", "partitions"))
 MEMBERS_VERBOSE = (
     *MEMBERS,
-    Column("CURRENT-EPOCH", "current_epoch"),
-    Column("CURRENT-ASSIGNMENT", "current_assignment", assignment_text),
-    Column("TARGET-EPOCH", "target_epoch"),
-    Column("TARGET-ASSIGNMENT", "target_assignment", assignment_text),
+    OutputColumn("CURRENT-EPOCH", "current_epoch"),
+    OutputColumn("CURRENT-ASSIGNMENT", "current_assignment", assignment_text),
+    OutputColumn("TARGET-EPOCH", "target_epoch"),
+    OutputColumn("TARGET-ASSIGNMENT", "target_assignment", assignment_text),
     UPGRADED,
 )
 _BEFORE_EPOCHS = (
     GROUP,
-    Column("COORDINATOR (ID)", "coordinator", node_text),
-    Column("ASSIGNMENT-STRATEGY", "assignment_strategy"),
+    OutputColumn("COORDINATOR (ID)", "coordinator", node_text),
+    OutputColumn("ASSIGNMENT-STRATEGY", "assignment_strategy"),
     STATE,
 )
-MEMBER_COUNT = Column("#MEMBERS", "members")
+MEMBER_COUNT = OutputColumn("#MEMBERS", "members")
 STATES = (*_BEFORE_EPOCHS, MEMBER_COUNT)
 STATES_VERBOSE = (
     *_BEFORE_EPOCHS,
-    Column("GROUP-EPOCH", "group_epoch"),
-    Column("TARGET-ASSIGNMENT-EPOCH", "target_assignment_epoch"),
+    OutputColumn("GROUP-EPOCH", "group_epoch"),
+    OutputColumn("TARGET-ASSIGNMENT-EPOCH", "target_assignment_epoch"),
     MEMBER_COUNT,
-    Column("GROUP-CREATION-TIME", "group_creation_time_ms", time_text),
+    OutputColumn("GROUP-CREATION-TIME", "group_creation_time_ms", time_text),
 )
 TYPES = (GROUP, TYPE)
 
@@ -85,7 +98,7 @@ async def describe_groups(admin: AdminClient, options: argparse.Namespace) -> in
         report_failure(error_text(error))
     groups = [results.values[group_id] for group_id in wanted if group_id in results.values]
     if options.members:
-        columns: Sequence[Column] = MEMBERS_VERBOSE if options.verbose or options.json else MEMBERS
+        columns: Sequence[OutputColumn] = MEMBERS_VERBOSE if options.verbose or options.json else MEMBERS
         tables = [member_rows(group) for group in groups]
     elif options.state is not None:
         columns = STATES_VERBOSE if options.verbose or options.json else STATES
@@ -102,7 +115,7 @@ async def describe_groups(admin: AdminClient, options: argparse.Namespace) -> in
 
 
 def _print_tables(
-    columns: Sequence[Column],
+    columns: Sequence[OutputColumn],
     tables: Iterable[Sequence[Row]],
     groups: Iterable[ConsumerGroupDescription],
     options: argparse.Namespace,
@@ -120,7 +133,7 @@ def _print_tables(
         print_rows([column for column in columns if _is_shown(column, rows)], rows, as_json=False)
 
 
-def _is_shown(column: Column, rows: Sequence[Row]) -> bool:
+def _is_shown(column: OutputColumn, rows: Sequence[Row]) -> bool:
     """Kafka's tool leaves out the instance ids of a group without static members, and whether members are upgraded
     unless the group has members of both protocols.
     """

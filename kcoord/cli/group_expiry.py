@@ -14,7 +14,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from kcoord.cli.output import Column, Row, plain_text, print_rows
+from kcoord.cli.output import OutputColumn, Row, plain_text, print_rows
 from kcoord.cli.session import CommandError, add_connection_options, add_json_option, run_with_admin
 from kcoord.cli.table import format_time
 from kcoord.client.admin.client import AdminClient
@@ -48,16 +48,16 @@ _WHY: Final = {
 }
 
 _COLUMNS: Final = (
-    Column("GROUP", "group"),
-    Column("TOPIC", "topic"),
-    Column("PARTITION", "partition"),
-    Column("OFFSET", "offset"),
-    Column("SINCE", "since_ms", lambda value: _time_text(value)),
-    Column("EXPIRES", "expires_ms", lambda value: _time_text(value)),
-    Column("IN", "expires_in_ms", lambda value: _span_text(value)),
-    Column("WHY", "why"),
+    OutputColumn("GROUP", "group"),
+    OutputColumn("TOPIC", "topic"),
+    OutputColumn("PARTITION", "partition"),
+    OutputColumn("OFFSET", "offset"),
+    OutputColumn("SINCE", "since_ms", lambda value: _time_text(value)),
+    OutputColumn("EXPIRES", "expires_ms", lambda value: _time_text(value)),
+    OutputColumn("IN", "expires_in_ms", lambda value: _span_text(value)),
+    OutputColumn("WHY", "why"),
 )
-_JSON_COLUMNS: Final = (*_COLUMNS, Column("", "because"), Column("", "retention_ms"))
+_JSON_COLUMNS: Final = (*_COLUMNS, OutputColumn("", "because"), OutputColumn("", "retention_ms"))
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

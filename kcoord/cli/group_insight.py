@@ -22,33 +22,33 @@ _CLASSIC_WAITS: Final = {
 }
 
 
-class Finding(NamedTuple):
+class GroupInsight(NamedTuple):
     """A statement, and what it is about."""
 
     subject: str
     text: str
 
 
-class Settings(NamedTuple):
+class InsightSettings(NamedTuple):
     """What the broker's settings say; None where they could not be read."""
 
     assignors: list[str] | None
     session_timeout_ms: int | None
 
 
-def explain(group: ConsumerGroupDescription, settings: Settings) -> Iterator[Finding]:
+def explain(group: ConsumerGroupDescription, settings: InsightSettings) -> Iterator[GroupInsight]:
     """Why the group is as it is."""
     yield from _introduction(group)
     if group.assignor:
-        yield Finding("assignor", _assignor(group, settings))
+        yield GroupInsight("assignor", _assignor(group, settings))
     found = list(_convergence(group))
-    yield from found or [Finding("convergence", "complete: nobody is waited for")]
+    yield from found or [GroupInsight("convergence", "complete: nobody is waited for")]
     for member in sorted(group.members, key=lambda each: each.group_instance_id or ""):
         if member.group_instance_id is not None:
-            yield Finding("static member", _static_member(group, member, settings))
+            yield GroupInsight("static member", _static_member(group, member, settings))
     for member in group.members:
         if group.group_type == _CONSUMER and member.upgraded is False:
-            yield Finding("protocol", f"{name_of(member)} still uses the classic protocol")
+            yield GroupInsight("protocol", f"{name_of(member)} still uses the classic protocol")
 
 
 def name_of(member: MemberDescription) -> str:
@@ -66,16 +66,16 @@ def summary_of(group: ConsumerGroupDescription) -> str:
     return f"{text}, epoch {group.group_epoch}, target assignment of epoch {group.target_assignment_epoch}"
 
 
-def _introduction(group: ConsumerGroupDescription) -> Iterator[Finding]:
+def _introduction(group: ConsumerGroupDescription) -> Iterator[GroupInsight]:
     """The group, and its creation time if the broker knows it (KIP-1327). The time has a line of its own: after the
     epochs it would read as the time of the target assignment.
     """
-    yield Finding("group", summary_of(group))
+    yield GroupInsight("group", summary_of(group))
     if group.group_creation_time_ms is not None:
-        yield Finding("created", time_text(group.group_creation_time_ms))
+        yield GroupInsight("created", time_text(group.group_creation_time_ms))
 
 
-def _assignor(group: ConsumerGroupDescription, settings: Settings) -> str:
+def _assignor(group: ConsumerGroupDescription, settings: InsightSettings) -> str:
     if group.group_type != _CONSUMER:
         return f"{group.assignor}: all members have it, and most of them prefer it (partition.assignment.strategy)"
     if settings.assignors and settings.assignors[0] != group.assignor:
@@ -83,20 +83,20 @@ def _assignor(group: ConsumerGroupDescription, settings: Settings) -> str:
     return f"{group.assignor}: the broker's default, the first of group.consumer.assignors"
 
 
-def _convergence(group: ConsumerGroupDescription) -> Iterator[Finding]:
+def _convergence(group: ConsumerGroupDescription) -> Iterator[GroupInsight]:
     if group.group_type != _CONSUMER:
         if group.state in _CLASSIC_WAITS:
-            yield Finding("convergence", f"waits for {_CLASSIC_WAITS[group.state]}")
+            yield GroupInsight("convergence", f"waits for {_CLASSIC_WAITS[group.state]}")
         return
     target_epoch = group.target_assignment_epoch or 0
     if group.members and (group.group_epoch or 0) > target_epoch:
         text = "the target assignment is out of date: a heartbeat computes the next one when the assignment interval is"
-        yield Finding("convergence", f"{text} over")
+        yield GroupInsight("convergence", f"{text} over")
     owners = {partition: member for member in group.members for partition in member.assignment}
     for member in group.members:
         text = ", ".join(_member_convergence(member, owners, target_epoch))
         if text:
-            yield Finding("convergence", f"{name_of(member)} {text}")
+            yield GroupInsight("convergence", f"{name_of(member)} {text}")
 
 
 def _member_convergence(
@@ -118,7 +118,7 @@ def _member_convergence(
         yield f"learns of epoch {target_epoch} with its next heartbeat"
 
 
-def _static_member(group: ConsumerGroupDescription, member: MemberDescription, settings: Settings) -> str:
+def _static_member(group: ConsumerGroupDescription, member: MemberDescription, settings: InsightSettings) -> str:
     timeout = "the session timeout"
     if group.group_type != _CONSUMER or member.upgraded is False:
         timeout = "its own session.timeout.ms"  # brokers do not tell it
@@ -141,24 +141,24 @@ def partitions_text(partitions: Iterable[TopicPartition]) -> str:
 # --- changes ----------------------------------------------------------------------------------------------------------
 
 
-def changes(before: ConsumerGroupDescription | None, after: ConsumerGroupDescription | None) -> Iterator[Finding]:
+def changes(before: ConsumerGroupDescription | None, after: ConsumerGroupDescription | None) -> Iterator[GroupInsight]:
     """What happened between two descriptions; None: there was no such group."""
     if after is None:
         if before is not None:
-            yield Finding("group", "is gone")
+            yield GroupInsight("group", "is gone")
         return
     if before is None:
         yield from _introduction(after)
         before = _nobody(after)
     elif _epochs(before) != _epochs(after):
-        yield Finding("group", "; ".join([summary_of(after), *cause_of(before, after)]))
+        yield GroupInsight("group", "; ".join([summary_of(after), *cause_of(before, after)]))
     old = {member.member_id: member for member in before.members}
     new = {member.member_id: member for member in after.members}
-    yield from (Finding("left", name_of(old[each])) for each in sorted(old.keys() - new.keys()))
-    yield from (Finding("joined", name_of(new[each])) for each in sorted(new.keys() - old.keys()))
+    yield from (GroupInsight("left", name_of(old[each])) for each in sorted(old.keys() - new.keys()))
+    yield from (GroupInsight("joined", name_of(new[each])) for each in sorted(new.keys() - old.keys()))
     for member_id in sorted(new):
         for text in _member_changes(old.get(member_id), new[member_id]):
-            yield Finding("member", f"{member_id} {text}")
+            yield GroupInsight("member", f"{member_id} {text}")
 
 
 def _nobody(group: ConsumerGroupDescription) -> ConsumerGroupDescription:

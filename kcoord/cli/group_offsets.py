@@ -24,7 +24,7 @@ from kcoord.cli.offset_reset import (
     parse_plan,
     parse_topics,
 )
-from kcoord.cli.output import Column, print_json, print_rows
+from kcoord.cli.output import OutputColumn, print_json, print_rows
 from kcoord.cli.session import EXIT_FAILED, CommandError, error_text, report_failure, warn
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import OffsetSpec
@@ -32,10 +32,10 @@ from kcoord.client.types import OffsetAndMetadata, TopicPartition
 from kcoord_protocol.errors import Errors, KafkaError
 
 _INACTIVE_STATES = ("Empty", "Dead")
-_PARTITION = (Column("TOPIC", "topic"), Column("PARTITION", "partition"))
-_STATUS = (*_PARTITION, Column("STATUS", "status"))
-_RESET = (Column("GROUP", "group"), *_PARTITION, Column("NEW-OFFSET", "new_offset"))
-_RESET_VERBOSE = (*_RESET[:-1], Column("CURRENT-OFFSET", "current_offset"), _RESET[-1])
+_PARTITION = (OutputColumn("TOPIC", "topic"), OutputColumn("PARTITION", "partition"))
+_STATUS = (*_PARTITION, OutputColumn("STATUS", "status"))
+_RESET = (OutputColumn("GROUP", "group"), *_PARTITION, OutputColumn("NEW-OFFSET", "new_offset"))
+_RESET_VERBOSE = (*_RESET[:-1], OutputColumn("CURRENT-OFFSET", "current_offset"), _RESET[-1])
 
 TopicOrPartition = tuple[str, int | None]
 

@@ -10,7 +10,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kcoord.cli.group_insight import Finding, cause_of, partitions_text, summary_of
+from kcoord.cli.group_insight import GroupInsight, cause_of, partitions_text, summary_of
 from kcoord.cli.table import format_time
 from kcoord.cli.terminal import make_table
 from kcoord.client.admin.model import ConsumerGroupDescription, MemberDescription
@@ -27,9 +27,9 @@ class GroupScreen:
         self._group_id = group_id
         self._group: ConsumerGroupDescription | None = None
         self._rebalance = ""
-        self._events: deque[tuple[int, Finding]] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[tuple[int, GroupInsight]] = deque(maxlen=MOST_EVENTS)
 
-    def look(self, group: ConsumerGroupDescription | None, findings: list[Finding], now_ms: int) -> None:
+    def look(self, group: ConsumerGroupDescription | None, findings: list[GroupInsight], now_ms: int) -> None:
         """`findings` are what changed since the last look."""
         if self._group is not None and group is not None:
             causes = [cause for cause in cause_of(self._group, group) if cause.startswith("because")]

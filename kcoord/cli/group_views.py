@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 
-from kcoord.cli.group_insight import Finding, Settings, changes, explain
+from kcoord.cli.group_insight import GroupInsight, InsightSettings, changes, explain
 from kcoord.cli.old_forms import add_old_positional, require_group
 from kcoord.cli.output import print_json
 from kcoord.cli.session import AdminWork, add_connection_options, add_json_option, run_with_admin
@@ -63,13 +63,13 @@ async def _explain(admin: AdminClient, options: argparse.Namespace) -> int:
     return 0
 
 
-async def _settings(admin: AdminClient, group: ConsumerGroupDescription) -> Settings:
+async def _settings(admin: AdminClient, group: ConsumerGroupDescription) -> InsightSettings:
     broker = ConfigResource(ConfigResourceType.BROKER, str(group.coordinator.node_id))
     own = ConfigResource(ConfigResourceType.GROUP, group.group_id)
     found = (await admin.describe_configs([broker, own])).values
     assignors = found[broker].get(_ASSIGNORS) if broker in found else None
     timeout = found[own].get(_SESSION_TIMEOUT) if own in found else None
-    return Settings(
+    return InsightSettings(
         [KNOWN_CONSUMER_ASSIGNORS.get(name.strip(), name.strip()) for name in assignors.value.split(",")]
         if assignors is not None and assignors.value
         else None,
@@ -98,11 +98,11 @@ async def _watch(admin: AdminClient, options: argparse.Namespace) -> int:
 
 async def _looks(
     admin: AdminClient, options: argparse.Namespace
-) -> AsyncIterator[tuple[ConsumerGroupDescription | None, list[Finding]]]:
+) -> AsyncIterator[tuple[ConsumerGroupDescription | None, list[GroupInsight]]]:
     """The group, and what changed since the last look, every interval until the time is over."""
     end = None if options.duration is None else time.monotonic() + options.duration
     before = await _describe(admin, options.group)
-    yield before, list(changes(None, before)) if before is not None else [Finding("group", "does not exist yet")]
+    yield before, list(changes(None, before)) if before is not None else [GroupInsight("group", "does not exist yet")]
     while end is None or time.monotonic() + options.interval <= end:
         await asyncio.sleep(options.interval)
         after = await _describe(admin, options.group)
@@ -122,7 +122,7 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _tell(finding: Finding, options: argparse.Namespace) -> None:
+def _tell(finding: GroupInsight, options: argparse.Namespace) -> None:
     """At once, also into a pipe."""
     now_ms = _now_ms()
     if options.json:

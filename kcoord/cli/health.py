@@ -31,7 +31,7 @@ class Unhealthy(Exception):
     """Why the broker does not count as healthy."""
 
 
-class BlockingClient:
+class HealthConnection:
     """One connection, one request at a time; v0 of each API, whose headers have no tagged fields."""
 
     def __init__(self, host: str, port: int, timeout_seconds: float) -> None:
@@ -39,7 +39,7 @@ class BlockingClient:
         self._frames = FrameReader(_MAX_RESPONSE_BYTES)
         self._correlation_id = 0
 
-    def __enter__(self) -> BlockingClient:
+    def __enter__(self) -> HealthConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,7 +85,7 @@ def check(host: str, port: int, timeout_seconds: float) -> Health:
         ListGroupsResponse,
     )
 
-    with BlockingClient(host, port, timeout_seconds) as client:
+    with HealthConnection(host, port, timeout_seconds) as client:
         versions = ApiVersionsResponse.decode(bytes(client.call(ApiKey.API_VERSIONS, ApiVersionsRequest())), 0)
         _require(ApiKey.API_VERSIONS, versions.error_code)
         request = FindCoordinatorRequest(key="kcoord-health")

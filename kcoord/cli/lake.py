@@ -244,14 +244,14 @@ def _open(options: argparse.Namespace) -> tuple[Lake, Jobs]:
     from kcoord.pipeline.lake.formats import Format
     from kcoord.pipeline.lake.jobs import Jobs
     from kcoord.pipeline.lake.session import get_session
-    from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
+    from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
     from kcoord.pipeline.lake.storage import Lake
 
     spark = get_session(options.master, _pairs(options.conf), progress=sys.stderr.isatty())
     spark.sparkContext.setLogLevel("ERROR")
     lake = Lake(spark, options.lake, Format(options.format))
     retention_ms = None if options.retention_minutes is None else options.retention_minutes * MS_PER_MINUTE
-    settings = Settings.from_text(
+    settings = LakeSettings.from_text(
         lake.stored_settings(),
         retention_ms=retention_ms,
         expiry_policy=options.expiry_policy,

@@ -37,7 +37,7 @@ def node_text(value: object) -> str:
     return f"{value['host']}:{value['port']} ({value['id']})" if isinstance(value, Mapping) else "-"
 
 
-class Column(NamedTuple):
+class OutputColumn(NamedTuple):
     """A column of a table, and the key of its values in JSON."""
 
     title: str
@@ -45,7 +45,7 @@ class Column(NamedTuple):
     text: Callable[[object], str] = plain_text
 
 
-def print_rows(columns: Sequence[Column], rows: Sequence[Row], *, as_json: bool) -> None:
+def print_rows(columns: Sequence[OutputColumn], rows: Sequence[Row], *, as_json: bool) -> None:
     """To stdout; JSON has the columns' keys only, so that both forms tell the same."""
     if as_json:
         print_json([{column.key: row[column.key] for column in columns} for row in rows])

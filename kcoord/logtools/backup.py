@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kcoord.logtools.copying import copy_file, copy_range, new_folder
-from kcoord.logtools.folders import Partition, SegmentFile, is_metadata_topic, partitions_in, segments_in
+from kcoord.logtools.folders import LogFile, PartitionFolder, is_metadata_topic, partitions_in, segments_in
 from kcoord.storage.checkpoints import (
     CLEANER_OFFSET_FILE,
     LOG_START_OFFSET_FILE,
@@ -106,7 +106,7 @@ class Backup:
 
     # --- one partition ------------------------------------------------------------------------------------------------
 
-    def _partition(self, partition: Partition) -> None:
+    def _partition(self, partition: PartitionFolder) -> None:
         folder = join(self._building, partition.name)
         for _ in range(_ATTEMPTS):
             try:
@@ -129,7 +129,7 @@ class Backup:
                 self._fs.remove(join(folder, name))
             self._fs.remove_dir(folder)
 
-    def _try_partition(self, partition: Partition, folder: str) -> bool:
+    def _try_partition(self, partition: PartitionFolder, folder: str) -> bool:
         fs = self._fs
         fs.make_dirs(folder)
         # What is derived from the log first: it must not know more than the copy of the log.
@@ -156,20 +156,20 @@ class Backup:
         fs.sync_dir(folder)
         return True
 
-    def _settled_segments(self, path: str) -> list[SegmentFile] | None:
+    def _settled_segments(self, path: str) -> list[LogFile] | None:
         """None while a cleaner is between two steps."""
         if any(name.endswith(LOG_SUFFIX + SWAP_SUFFIX) for name in self._fs.list_dir(path)):
             return None
         return segments_in(self._fs, path)
 
-    def _is_unchanged(self, path: str, segments: list[SegmentFile], sizes: list[int]) -> bool:
+    def _is_unchanged(self, path: str, segments: list[LogFile], sizes: list[int]) -> bool:
         """Whether the open files are still those of the folder. Newer ones may have come, the last may have grown."""
         now = self._settled_segments(path)
         if now is None or now[: len(segments)] != segments:
             return False
         return all(self._fs.size(each.path) == size for each, size in zip(segments[:-1], sizes[:-1], strict=True))
 
-    def _segment(self, segment: SegmentFile, file: File, folder: str, *, is_last: bool) -> None:
+    def _segment(self, segment: LogFile, file: File, folder: str, *, is_last: bool) -> None:
         name = segment.path.rpartition("/")[2]
         end = self._whole_batches(segment, file) if is_last else file.size()
         self.report.size_bytes += copy_range(self._fs, file, 0, end, join(folder, name))
@@ -179,7 +179,7 @@ class Backup:
                 index = name.removesuffix(LOG_SUFFIX) + suffix
                 self._copy_small(parent(segment.path), folder, index)
 
-    def _whole_batches(self, segment: SegmentFile, file: File) -> int:
+    def _whole_batches(self, segment: LogFile, file: File) -> int:
         """The end of the last whole batch. Damage that is not the end of a write under way is copied as it is."""
         size = file.size()
         end = 0
@@ -195,7 +195,7 @@ class Backup:
         return end
 
 
-def _order(partition: Partition) -> tuple[int, Partition]:
+def _order(partition: PartitionFolder) -> tuple[int, PartitionFolder]:
     if partition.topic in _FIRST_TOPICS:
         return _FIRST_TOPICS.index(partition.topic), partition
     return (3 if is_metadata_topic(partition.topic) else 2), partition

@@ -17,7 +17,7 @@ from typing import Final
 
 from kcoord.logtools.copying import copy_file, new_folder
 from kcoord.logtools.export_metadata import MetadataExport
-from kcoord.logtools.folders import FolderReader, Partition, is_metadata_topic, partitions_in
+from kcoord.logtools.folders import FolderReader, PartitionFolder, is_metadata_topic, partitions_in
 from kcoord.logtools.lost_groups import LostGroups, new_group_record, note_of_return
 from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.replay_check import replay_folder
@@ -159,7 +159,7 @@ class LogExport:
                 restore(fs, building, join(building, JOURNAL_FILE))
         return starts
 
-    def _copy_partition(self, partition: Partition, folder: str) -> None:
+    def _copy_partition(self, partition: PartitionFolder, folder: str) -> None:
         self._fs.make_dirs(folder)
         for name in self._fs.list_dir(partition.path):
             if name not in _LEFT_OUT:

@@ -23,7 +23,7 @@ class NoLogsError(StorageError):
 
 
 @dataclass(slots=True, order=True)
-class Partition:
+class PartitionFolder:
     """A partition folder."""
 
     topic: str
@@ -36,26 +36,26 @@ class Partition:
 
 
 @dataclass(slots=True, order=True)
-class SegmentFile:
+class LogFile:
     """A `.log` file."""
 
     base_offset: int
     path: str
 
 
-def partition_at(path: str) -> Partition | None:
+def partition_at(path: str) -> PartitionFolder | None:
     """The partition whose folder is at `path`, going by its name."""
     found = parse_partition_folder(path.rpartition("/")[2])
-    return Partition(*found, path) if found else None
+    return PartitionFolder(*found, path) if found else None
 
 
-def partitions_in(fs: FileSystem, data_folder: str) -> list[Partition]:
+def partitions_in(fs: FileSystem, data_folder: str) -> list[PartitionFolder]:
     """The partition folders in a data folder, by topic and number."""
     names = ((name, parse_partition_folder(name)) for name in fs.list_dir(data_folder))
-    return sorted(Partition(*found, join(data_folder, name)) for name, found in names if found)
+    return sorted(PartitionFolder(*found, join(data_folder, name)) for name, found in names if found)
 
 
-def partitions_at(fs: FileSystem, path: str) -> list[Partition]:
+def partitions_at(fs: FileSystem, path: str) -> list[PartitionFolder]:
     """The partitions of a data folder, or the one whose folder `path` is."""
     one = partition_at(path)
     if one is not None and segments_in(fs, path):
@@ -66,10 +66,10 @@ def partitions_at(fs: FileSystem, path: str) -> list[Partition]:
     return found
 
 
-def segments_in(fs: FileSystem, folder: str) -> list[SegmentFile]:
+def segments_in(fs: FileSystem, folder: str) -> list[LogFile]:
     """The segments of a partition folder, oldest first."""
     bases = ((base_offset_of(name, LOG_SUFFIX), name) for name in fs.list_dir(folder))
-    return sorted(SegmentFile(base, join(folder, name)) for base, name in bases if base is not None)
+    return sorted(LogFile(base, join(folder, name)) for base, name in bases if base is not None)
 
 
 class FolderReader:
@@ -97,7 +97,7 @@ class FolderReader:
                 if frame.last_offset >= from_offset:
                     yield frame
 
-    def _segment(self, segment: SegmentFile, offset: int, is_last: bool) -> Iterator[BatchFrame]:
+    def _segment(self, segment: LogFile, offset: int, is_last: bool) -> Iterator[BatchFrame]:
         file = self._fs.open_read(segment.path)
         size = file.size()
         try:

@@ -16,7 +16,7 @@ from typing import Final
 from kcoord.config import BrokerConfig
 from kcoord.logtools.copying import new_folder
 from kcoord.logtools.decode import TRANSACTION_RECORDS, group_id_of
-from kcoord.logtools.folders import FolderReader, NoLogsError, Partition, partitions_at
+from kcoord.logtools.folders import FolderReader, NoLogsError, PartitionFolder, partitions_at
 from kcoord.logtools.import_metadata import MetadataImport
 from kcoord.logtools.import_topics import TopicImporter
 from kcoord.logtools.live_state import LiveState
@@ -101,7 +101,7 @@ class LogImport:
         self,
         building: str,
         identity: Identity,
-        partitions: list[Partition],
+        partitions: list[PartitionFolder],
         metadata: SourceMetadata | None,
         prepared: dict[int, int],
         sources: list[str],
@@ -120,7 +120,7 @@ class LogImport:
 
     # --- sources ------------------------------------------------------------------------------------------------------
 
-    def _find(self, sources: list[str]) -> list[Partition]:
+    def _find(self, sources: list[str]) -> list[PartitionFolder]:
         found = [partition for source in sources for partition in partitions_at(self._fs, source)]
         names = Counter(each.name for each in found)
         twice = sorted(name for name, count in names.items() if count > 1)
@@ -130,7 +130,7 @@ class LogImport:
             raise NoLogsError(f"{sources[0]}: neither {GROUP_METADATA_TOPIC} nor {CLUSTER_METADATA_TOPIC} is there")
         return sorted(found)
 
-    def _source_metadata(self, partitions: list[Partition]) -> SourceMetadata | None:
+    def _source_metadata(self, partitions: list[PartitionFolder]) -> SourceMetadata | None:
         folder = next((each.path for each in partitions if each.topic == CLUSTER_METADATA_TOPIC), None)
         if folder is None:
             return None
@@ -139,7 +139,7 @@ class LogImport:
         self.report.skipped.update(metadata.left_out())
         return metadata
 
-    def _prepared_producers(self, partitions: list[Partition]) -> dict[int, int]:
+    def _prepared_producers(self, partitions: list[PartitionFolder]) -> dict[int, int]:
         """Producer ids of transactions that were decided as committed before every partition was told, with the
         epoch of their coordinator.
         """
@@ -173,7 +173,7 @@ class LogImport:
 
     # --- groups -------------------------------------------------------------------------------------------------------
 
-    def _import_groups(self, log_dir: LogDir, partitions: list[Partition], prepared: dict[int, int]) -> None:
+    def _import_groups(self, log_dir: LogDir, partitions: list[PartitionFolder], prepared: dict[int, int]) -> None:
         writers: defaultdict[int, list[Record]] = defaultdict(list)
         logs: dict[int, Log] = {}
         count = self._config.offsets_topic_num_partitions
@@ -198,7 +198,7 @@ class LogImport:
         for number in sorted(writers):
             flush(number)
 
-    def _resolved(self, partition: Partition, prepared: dict[int, int]) -> Iterator[Record]:
+    def _resolved(self, partition: PartitionFolder, prepared: dict[int, int]) -> Iterator[Record]:
         resolver = TransactionResolver(prepared)
         resolver.counts = self.report.transactions
         reader = FolderReader(self._fs, partition.path)
@@ -213,7 +213,7 @@ class LogImport:
         if reader.torn is not None:
             self.report.notes.append(f"{partition.name}: the torn end was left out: {reader.torn}")
 
-    def _target_partition(self, partition: Partition, record: Record, count: int) -> int:
+    def _target_partition(self, partition: PartitionFolder, record: Record, count: int) -> int:
         """Also takes the record into the state that is built to know which groups and topics are alive."""
         self.report.group_records += 1
         found = self._deserialize(self._serde, partition, record)
@@ -233,7 +233,9 @@ class LogImport:
         number = int.from_bytes((record.key or b"")[:2], "big", signed=True)
         return _UNSERVED_KINDS.get(number) or self._serde.describe(record.key, record.value)
 
-    def _deserialize(self, serde: CoordinatorSerde, partition: Partition, record: Record) -> CoordinatorRecord | None:
+    def _deserialize(
+        self, serde: CoordinatorSerde, partition: PartitionFolder, record: Record
+    ) -> CoordinatorRecord | None:
         try:
             return serde.deserialize(record.key, record.value)
         except DecodeError as error:
@@ -265,7 +267,7 @@ class LogImport:
     def _import_topics(
         self,
         log_dir: LogDir,
-        partitions: list[Partition],
+        partitions: list[PartitionFolder],
         metadata: SourceMetadata,
         prepared: dict[int, int],
         sources: list[str],

@@ -12,7 +12,7 @@ from typing import Final
 
 from kcoord.config import BrokerConfig, TopicConfig
 from kcoord.logtools.copying import copy_file
-from kcoord.logtools.folders import Partition
+from kcoord.logtools.folders import PartitionFolder
 from kcoord.metadata.image import MetadataImage
 from kcoord.storage.file_system import FileSystem, join
 from kcoord.storage.log import Log
@@ -40,7 +40,7 @@ class TopicImporter:
         self._prepared = prepared
         self.notes: list[str] = []
 
-    def copy(self, partition: Partition, image: MetadataImage, start_offset: int) -> int:
+    def copy(self, partition: PartitionFolder, image: MetadataImage, start_offset: int) -> int:
         """Returns how many transactions had to be ended."""
         target = self._log_dir.partition_path(partition.topic, partition.number)
         files = PartitionFiles(self._fs, target)

@@ -17,7 +17,7 @@ from typing import Final
 
 from kcoord.logtools.copying import copy_file, copy_range
 from kcoord.logtools.findings import Finding, FindingKind
-from kcoord.logtools.folders import FolderReader, NoLogsError, SegmentFile, partition_at, segments_in
+from kcoord.logtools.folders import FolderReader, LogFile, NoLogsError, partition_at, segments_in
 from kcoord.logtools.lost_groups import new_group_record
 from kcoord.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
@@ -78,7 +78,7 @@ class RepairMode(Enum):
 
 
 @dataclass(slots=True)
-class Step:
+class RepairStep:
     """One change, as it is shown before it is made."""
 
     file: str
@@ -100,7 +100,7 @@ class Repair:
         self._in_logs: defaultdict[str, list[Finding]] = defaultdict(list)
         self._lost_groups: defaultdict[str, list[Finding]] = defaultdict(list)
         self._others: list[Finding] = []
-        self._steps: list[Step] = []
+        self._steps: list[RepairStep] = []
         self._kept: list[dict[str, object]] = []
         for finding in findings:
             if finding.kind is FindingKind.LOST_GROUP:
@@ -108,11 +108,11 @@ class Repair:
             else:
                 (self._in_logs[parent(finding.file)] if finding.kind in _IN_LOG else self._others).append(finding)
 
-    def plan(self) -> list[Step]:
+    def plan(self) -> list[RepairStep]:
         """What `run` would do."""
         return self._walk(is_real=False)
 
-    def run(self) -> list[Step]:
+    def run(self) -> list[RepairStep]:
         """Take the folder, which no broker may be using, and repair it."""
         lock = self._fs.lock(join(self._path, LOCK_FILE))
         try:
@@ -120,7 +120,7 @@ class Repair:
         finally:
             lock.release()
 
-    def _walk(self, *, is_real: bool) -> list[Step]:
+    def _walk(self, *, is_real: bool) -> list[RepairStep]:
         self._steps = []
         if is_real:
             make_durable_dirs(self._fs, self._keep)
@@ -167,7 +167,7 @@ class Repair:
                 self._remove(segment.path)
             if not is_whole:
                 self._cut(first.file, first.position)
-        self._drop_derived(folder, [SegmentFile(0, first.file), *later], is_real=is_real)
+        self._drop_derived(folder, [LogFile(0, first.file), *later], is_real=is_real)
 
     def _cut(self, path: str, position: int) -> None:
         self._keep_range(path, position, self._fs.size(path))
@@ -203,7 +203,7 @@ class Repair:
 
     def _bring_back(self, folder: str, findings: Sequence[Finding], *, is_real: bool) -> None:
         """Appends a record per lost group, with the time of the last batch: a repair has no clock."""
-        last = SegmentFile(0, findings[0].file)
+        last = LogFile(0, findings[0].file)
         for finding in findings:
             self._note(finding.file, finding.position, 0, f"a record of the group is written: {finding.reason}")
         if is_real:
@@ -225,7 +225,7 @@ class Repair:
     def _lost(finding: Finding) -> int:
         return finding.end - finding.position if finding.kind in _RANGES else 0
 
-    def _end_offset(self, segment: SegmentFile, due: int) -> int:
+    def _end_offset(self, segment: LogFile, due: int) -> int:
         """Where a sound segment ends."""
         file = self._fs.open_read(segment.path)
         try:
@@ -235,7 +235,7 @@ class Repair:
             file.close()
         return due
 
-    def _rewrite(self, segment: SegmentFile, findings: Sequence[Finding], due: int, end_offset: int | None) -> int:
+    def _rewrite(self, segment: LogFile, findings: Sequence[Finding], due: int, end_offset: int | None) -> int:
         """A new file from the sound parts, in one step with the old one's end; bridged up to `end_offset`.
 
         `due` is the offset that the log has reached before the file; returns that behind it.
@@ -269,7 +269,7 @@ class Repair:
         self._fs.sync_dir(parent(segment.path))
         return writer.due
 
-    def _drop_derived(self, folder: str, changed: Sequence[SegmentFile], *, is_real: bool) -> None:
+    def _drop_derived(self, folder: str, changed: Sequence[LogFile], *, is_real: bool) -> None:
         """Everything in the folder that was made from the bytes that are gone."""
         names = set(self._fs.list_dir(folder))
         stems = {segment.path.rpartition("/")[2].removesuffix(LOG_SUFFIX) for segment in changed}
@@ -331,7 +331,7 @@ class Repair:
     # --- keeping ------------------------------------------------------------------------------------------------------
 
     def _note(self, file: str, position: int, lost_bytes: int, what: str) -> None:
-        self._steps.append(Step(file, position, lost_bytes, what))
+        self._steps.append(RepairStep(file, position, lost_bytes, what))
 
     def _place(self, path: str) -> str:
         """Where something of `path` is kept; the path below the data folder stays."""

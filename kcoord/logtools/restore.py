@@ -36,7 +36,7 @@ class PastOffset:
 
 
 @dataclass(slots=True)
-class Deletion:
+class DeletedOffset:
     """When an offset was deleted, and why, where the tombstone says so."""
 
     written_ms: int
@@ -48,7 +48,7 @@ class PastOffsets:
     """What a group had at a time; for what was deleted since, when; and what is known to be lost."""
 
     offsets: dict[PartitionKey, PastOffset] = field(default_factory=dict)
-    deletions: dict[PartitionKey, Deletion] = field(default_factory=dict)
+    deletions: dict[PartitionKey, DeletedOffset] = field(default_factory=dict)
     lost: set[PartitionKey] = field(default_factory=set)
     """Deleted since, but compaction has removed what they were."""
 
@@ -116,7 +116,7 @@ def _note(
         if is_later and key not in seen:
             past.lost.add(key)
         elif is_later:
-            past.deletions[key] = Deletion(record.timestamp_ms, _why(record))
+            past.deletions[key] = DeletedOffset(record.timestamp_ms, _why(record))
         else:
             past.offsets.pop(key, None)
     elif is_later:
@@ -157,7 +157,7 @@ class RestoreRow:
     then: PastOffset | None
     now: int | None
     action: RestoreAction
-    deletion: Deletion | None = None
+    deletion: DeletedOffset | None = None
 
 
 @dataclass(slots=True)

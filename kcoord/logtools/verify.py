@@ -11,7 +11,7 @@ from typing import Final
 
 from kcoord.logtools.findings import Finding, FindingKind
 from kcoord.logtools.folders import (
-    Partition,
+    PartitionFolder,
     is_coordinator_topic,
     is_metadata_topic,
     partition_at,
@@ -124,7 +124,7 @@ class FolderCheck:
             except ValueError as error:
                 yield Finding(FindingKind.CHECKPOINT, marker, 0, -1, f"it is no JSON: {error}")
 
-    def _read_image(self, partitions: list[Partition]) -> None:
+    def _read_image(self, partitions: list[PartitionFolder]) -> None:
         folder = next((each.path for each in partitions if is_metadata_topic(each.topic)), None)
         if folder is not None:
             try:
@@ -162,7 +162,7 @@ class FolderCheck:
 
     # --- what is known of a log ---------------------------------------------------------------------------------------
 
-    def _facts(self, partition: Partition) -> LogFacts:
+    def _facts(self, partition: PartitionFolder) -> LogFacts:
         key = (partition.topic, partition.number)
         recovery_points = self._checkpoints.get(RECOVERY_POINT_FILE, {})
         facts = LogFacts(recovery_points.get(key, 0), self._is_clean and key in recovery_points, self.in_use)
@@ -176,7 +176,7 @@ class FolderCheck:
                 facts.partitions = len(topic.partitions)
         return facts
 
-    def _highest_metadata_epoch(self, partition: Partition) -> int | None:
+    def _highest_metadata_epoch(self, partition: PartitionFolder) -> int | None:
         """Kafka's controllers note the epochs of their log; ours has one writer and one epoch."""
         path = join(partition.path, LEADER_EPOCH_FILE)
         try:
@@ -185,7 +185,7 @@ class FolderCheck:
             return None
         return entries[-1][0] if entries else 0
 
-    def _may_be_compacted(self, partition: Partition) -> bool:
+    def _may_be_compacted(self, partition: PartitionFolder) -> bool:
         """A cleaner notes which logs it has cleaned, at the end of each pass. Without checkpoints nothing is known."""
         if is_metadata_topic(partition.topic):
             return False
@@ -197,7 +197,7 @@ class FolderCheck:
 
     # --- files beside the segments ------------------------------------------------------------------------------------
 
-    def _side_files(self, partition: Partition, check: LogCheck) -> Iterator[Finding]:
+    def _side_files(self, partition: PartitionFolder, check: LogCheck) -> Iterator[Finding]:
         for name in self.fs.list_dir(partition.path):
             path = join(partition.path, name)
             reason = None
@@ -251,7 +251,7 @@ class FolderCheck:
             return f"epoch {entries[-1][0]} begins at offset {entries[-1][1]}, but the log ends at {end_offset}"
         return None
 
-    def _topic_id(self, path: str, partition: Partition) -> Iterator[Finding]:
+    def _topic_id(self, path: str, partition: PartitionFolder) -> Iterator[Finding]:
         try:
             topic_id = read_topic_id(self.fs, path)
         except MalformedCheckpointError as error:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kcoord.logtools.findings import Finding, FindingKind
-from kcoord.logtools.folders import SegmentFile
+from kcoord.logtools.folders import LogFile
 from kcoord.logtools.index_entries import offset_entries, time_entries
 from kcoord.storage.file_system import FileSystem, read_file
 from kcoord.storage.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES
@@ -26,7 +26,7 @@ _NEVER_WITHOUT_ENTRY_BYTES: Final = 64 * 4096
 class IndexCheck:
     """Show it the batches of the segment in order, then ask for the findings."""
 
-    def __init__(self, fs: FileSystem, segment: SegmentFile, *, is_active: bool, in_use: bool) -> None:
+    def __init__(self, fs: FileSystem, segment: LogFile, *, is_active: bool, in_use: bool) -> None:
         path = segment.path.removesuffix(LOG_SUFFIX)
         self._base_offset = segment.base_offset
         self._is_active = is_active

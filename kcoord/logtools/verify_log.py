@@ -14,7 +14,7 @@ from itertools import chain
 from kcoord.logtools.decode import LogKind, RecordDescriber, group_id_of, kind_of
 from kcoord.logtools.dump import frames_and_damage
 from kcoord.logtools.findings import Finding, FindingKind
-from kcoord.logtools.folders import Partition, SegmentFile, segments_in
+from kcoord.logtools.folders import LogFile, PartitionFolder, segments_in
 from kcoord.logtools.lost_groups import LostGroups
 from kcoord.logtools.verify_index import IndexCheck
 from kcoord.runtime.hashing import partition_for
@@ -53,7 +53,7 @@ class _Seen:
 class LogCheck:
     """`run` gives the findings; then `start_offset` and `end_offset` tell what the log holds."""
 
-    def __init__(self, fs: FileSystem, partition: Partition, facts: LogFacts) -> None:
+    def __init__(self, fs: FileSystem, partition: PartitionFolder, facts: LogFacts) -> None:
         self._fs = fs
         self._partition = partition
         self._facts = facts
@@ -103,7 +103,7 @@ class LogCheck:
             place = self._fs.size(file), self._due
             yield Finding(FindingKind.LOST_GROUP, file, *place, reason, leader_epoch=self._epoch, group=group_id)
 
-    def _segment(self, segment: SegmentFile, *, is_last: bool) -> Iterator[Finding]:
+    def _segment(self, segment: LogFile, *, is_last: bool) -> Iterator[Finding]:
         index = IndexCheck(self._fs, segment, is_active=is_last, in_use=self._facts.in_use)
         damage: Damage | None = None
         has_damage = False
@@ -133,10 +133,10 @@ class LogCheck:
 
     # --- damage -------------------------------------------------------------------------------------------------------
 
-    def _damaged(self, segment: SegmentFile, damage: Damage, end: int, next_offset: int) -> Finding:
+    def _damaged(self, segment: LogFile, damage: Damage, end: int, next_offset: int) -> Finding:
         return Finding(FindingKind.DAMAGED, segment.path, damage.position, self._due, damage.reason, end, next_offset)
 
-    def _end(self, segment: SegmentFile, damage: Damage, size: int) -> Iterator[Finding]:
+    def _end(self, segment: LogFile, damage: Damage, size: int) -> Iterator[Finding]:
         """The last file ends with something that is no batch."""
         can_be_torn = damage.kind in (DamageKind.INCOMPLETE, DamageKind.GARBAGE)
         if can_be_torn and self._facts.in_use:
@@ -151,7 +151,7 @@ class LogCheck:
 
     # --- order --------------------------------------------------------------------------------------------------------
 
-    def _order(self, segment: SegmentFile, frame: BatchFrame) -> Iterator[Finding]:
+    def _order(self, segment: LogFile, frame: BatchFrame) -> Iterator[Finding]:
         gap, self._gap = self._gap, None
         due = self._due
         if frame.base_offset < max(due, segment.base_offset):
@@ -188,7 +188,7 @@ class LogCheck:
         reason = f"the offsets {self._due} to {offset - 1} are missing before it, and the log was never compacted"
         return Finding(FindingKind.GAP, file, position, self._due, reason, position, offset)
 
-    def _leader_epoch(self, segment: SegmentFile, frame: BatchFrame) -> Iterator[Finding]:
+    def _leader_epoch(self, segment: LogFile, frame: BatchFrame) -> Iterator[Finding]:
         before, last = self._epoch, self._last
         highest = self._facts.highest_epoch
         if frame.leader_epoch < before and last is not None and frame.leader_epoch >= last.epoch_before:
@@ -213,7 +213,7 @@ class LogCheck:
 
     # --- content ------------------------------------------------------------------------------------------------------
 
-    def _content(self, segment: SegmentFile, frame: BatchFrame) -> Iterator[Finding]:
+    def _content(self, segment: LogFile, frame: BatchFrame) -> Iterator[Finding]:
         self.batches += 1
         end = frame.position + frame.size_bytes
         offset = frame.base_offset

@@ -47,7 +47,7 @@ def _compiled(pattern: str) -> Pattern:
 
 
 @dataclass(slots=True, frozen=True)
-class Subscription:
+class MetricsSubscription:
     """What a subscription asks of the clients that it is for: those that match all of `patterns`, by attribute."""
 
     metrics: tuple[str, ...]
@@ -61,7 +61,7 @@ class Subscription:
         )
 
 
-def subscriptions_of(image: MetadataImage) -> tuple[Subscription, ...]:
+def subscriptions_of(image: MetadataImage) -> tuple[MetricsSubscription, ...]:
     """All subscriptions, in the order of their names. What another program has put into the log and cannot be used is
     left out.
     """
@@ -76,7 +76,7 @@ def subscriptions_of(image: MetadataImage) -> tuple[Subscription, ...]:
     return tuple(found)
 
 
-def _subscription(configs: Mapping[str, str]) -> Subscription:
+def _subscription(configs: Mapping[str, str]) -> MetricsSubscription:
     interval, match, metrics = (
         key.parse(configs[name]) if name in configs else key.default for name, key in CLIENT_METRICS_KEYS.items()
     )
@@ -84,7 +84,7 @@ def _subscription(configs: Mapping[str, str]) -> Subscription:
     assert isinstance(match, list)
     assert isinstance(metrics, list)
     pairs = {name.strip(): pattern.strip() for name, _, pattern in (entry.partition("=") for entry in match)}
-    return Subscription(tuple(metrics), interval, tuple(pairs.items()))
+    return MetricsSubscription(tuple(metrics), interval, tuple(pairs.items()))
 
 
 def check_client_metrics_configs(configs: Mapping[str, str]) -> None:

@@ -29,7 +29,7 @@ from kcoord.metadata.image import MetadataImage
 UNKNOWN_TYPE = 0
 
 
-class ConfigSource(IntEnum):
+class ConfigOrigin(IntEnum):
     UNKNOWN = 0
     DYNAMIC_TOPIC_CONFIG = 1
     DYNAMIC_BROKER_CONFIG = 2
@@ -42,17 +42,17 @@ class ConfigSource(IntEnum):
 
 
 @dataclass(slots=True)
-class ConfigEntry:
+class DescribedConfig:
     """One described key; `synonyms` are (name, value, source)."""
 
     name: str
     value: str | None
-    source: ConfigSource
+    source: ConfigOrigin
     type: int
     doc: str | None
     read_only: bool = False
     is_sensitive: bool = False
-    synonyms: list[tuple[str, str | None, ConfigSource]] = field(default_factory=list)
+    synonyms: list[tuple[str, str | None, ConfigOrigin]] = field(default_factory=list)
 
 
 _BROKER_CHAINS: Sequence[Sequence[str]] = (
@@ -75,22 +75,22 @@ def _chain(name: str) -> Sequence[str]:
 
 def _broker_synonyms(
     config: BrokerConfig, image: MetadataImage, names: Iterable[str]
-) -> list[tuple[str, str | None, ConfigSource]]:
+) -> list[tuple[str, str | None, ConfigOrigin]]:
     """Everything that gives one of `names` a value on this broker, best first."""
     names = list(names)
-    layers: list[tuple[Mapping[str, str], ConfigSource]] = [
-        (image.broker_configs(config.node_id), ConfigSource.DYNAMIC_BROKER_CONFIG),
-        (image.broker_configs(), ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
-        (config.explicit, ConfigSource.STATIC_BROKER_CONFIG),
+    layers: list[tuple[Mapping[str, str], ConfigOrigin]] = [
+        (image.broker_configs(config.node_id), ConfigOrigin.DYNAMIC_BROKER_CONFIG),
+        (image.broker_configs(), ConfigOrigin.DYNAMIC_DEFAULT_BROKER_CONFIG),
+        (config.explicit, ConfigOrigin.STATIC_BROKER_CONFIG),
     ]
-    found: list[tuple[str, str | None, ConfigSource]] = []
+    found: list[tuple[str, str | None, ConfigOrigin]] = []
     for values, source in layers:
         found += [(name, _shown(name, values[name]), source) for name in names if name in values]
     for name in names:
         key = BROKER_KEYS.get(name)
         default = value_to_string(key.default) if key is not None else None
         if default is not None:
-            found.append((name, _shown(name, default), ConfigSource.DEFAULT_CONFIG))
+            found.append((name, _shown(name, default), ConfigOrigin.DEFAULT_CONFIG))
     return found
 
 
@@ -100,13 +100,15 @@ def _shown(name: str, value: str) -> str | None:
     return None if key is None or key.sensitive else value
 
 
-def _entry(key: ConfigKey, value: str | None, synonyms: list[tuple[str, str | None, ConfigSource]]) -> ConfigEntry:
-    source = synonyms[0][2] if synonyms else ConfigSource.DEFAULT_CONFIG
+def _entry(key: ConfigKey, value: str | None, synonyms: list[tuple[str, str | None, ConfigOrigin]]) -> DescribedConfig:
+    source = synonyms[0][2] if synonyms else ConfigOrigin.DEFAULT_CONFIG
     shown = None if key.sensitive else value
-    return ConfigEntry(key.name, shown, source, key.type, key.doc, is_sensitive=key.sensitive, synonyms=synonyms)
+    return DescribedConfig(key.name, shown, source, key.type, key.doc, is_sensitive=key.sensitive, synonyms=synonyms)
 
 
-def topic_config_entries(config: BrokerConfig, image: MetadataImage, overrides: Mapping[str, str]) -> list[ConfigEntry]:
+def topic_config_entries(
+    config: BrokerConfig, image: MetadataImage, overrides: Mapping[str, str]
+) -> list[DescribedConfig]:
     """All topic keys in alphabetical order; an internal key only where the topic sets it."""
     values = TopicConfig.resolve(config, overrides).values
     entries = []
@@ -116,12 +118,12 @@ def topic_config_entries(config: BrokerConfig, image: MetadataImage, overrides: 
         value = value_to_string(values[name])
         synonyms = _broker_synonyms(config, image, [broker_key for broker_key, _ in key.synonyms])
         if name in overrides:
-            synonyms.insert(0, (name, value, ConfigSource.DYNAMIC_TOPIC_CONFIG))
+            synonyms.insert(0, (name, value, ConfigOrigin.DYNAMIC_TOPIC_CONFIG))
         entries.append(_entry(key, value, synonyms))
     return entries
 
 
-def broker_config_entries(config: BrokerConfig, image: MetadataImage) -> list[ConfigEntry]:
+def broker_config_entries(config: BrokerConfig, image: MetadataImage) -> list[DescribedConfig]:
     """All broker keys of this broker, then dynamic configs that it does not know."""
     entries = []
     dynamic = image.effective_broker_configs(config.node_id)
@@ -137,11 +139,11 @@ def broker_config_entries(config: BrokerConfig, image: MetadataImage) -> list[Co
     return entries
 
 
-def cluster_config_entries(image: MetadataImage) -> list[ConfigEntry]:
+def cluster_config_entries(image: MetadataImage) -> list[DescribedConfig]:
     """The dynamic configs of all brokers: what DescribeConfigs says of the broker named ""."""
     entries = []
     for name, value in sorted(image.broker_configs().items()):
-        synonyms = [(name, _shown(name, value), ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)]
+        synonyms = [(name, _shown(name, value), ConfigOrigin.DYNAMIC_DEFAULT_BROKER_CONFIG)]
         key = BROKER_KEYS.get(name)
         if key is None:
             entries.append(_undefined_entry(name, value, synonyms))
@@ -152,18 +154,18 @@ def cluster_config_entries(image: MetadataImage) -> list[ConfigEntry]:
     return entries
 
 
-def _undefined_entry(name: str, value: str, synonyms: list[tuple[str, str | None, ConfigSource]]) -> ConfigEntry:
+def _undefined_entry(name: str, value: str, synonyms: list[tuple[str, str | None, ConfigOrigin]]) -> DescribedConfig:
     """A key for one listener, or one that nobody knows: it has no documentation, as in Kafka."""
     key = broker_key(name)
     kind = key.type if key is not None else UNKNOWN_TYPE
     is_sensitive = key is None or key.sensitive
     shown = _shown(name, value)
-    return ConfigEntry(
+    return DescribedConfig(
         name, shown, synonyms[0][2], kind, None, read_only=True, is_sensitive=is_sensitive, synonyms=synonyms
     )
 
 
-def group_config_entries(config: BrokerConfig, image: MetadataImage, group_id: str) -> list[ConfigEntry]:
+def group_config_entries(config: BrokerConfig, image: MetadataImage, group_id: str) -> list[DescribedConfig]:
     """All group keys, internal ones only if the group sets them; a group that does not exist has them too."""
     overrides = image.group_configs(group_id)
     values = GroupConfig.resolve(config, overrides).values
@@ -176,19 +178,19 @@ def group_config_entries(config: BrokerConfig, image: MetadataImage, group_id: s
         if broker_key in BROKER_KEYS:
             synonyms = _broker_synonyms(config, image, [broker_key])
         else:
-            synonyms = [(name, value_to_string(key.default), ConfigSource.DEFAULT_CONFIG)]
+            synonyms = [(name, value_to_string(key.default), ConfigOrigin.DEFAULT_CONFIG)]
         if name in overrides:
-            synonyms.insert(0, (name, value, ConfigSource.GROUP_CONFIG))
+            synonyms.insert(0, (name, value, ConfigOrigin.GROUP_CONFIG))
         entries.append(_entry(key, value, synonyms))
     return entries
 
 
-def client_metrics_entries(image: MetadataImage, name: str) -> list[ConfigEntry]:
+def client_metrics_entries(image: MetadataImage, name: str) -> list[DescribedConfig]:
     """The keys of a client metrics subscription, whether it is there or not."""
     overrides = image.client_metrics_configs(name)
     entries = []
     for key_name, key in CLIENT_METRICS_KEYS.items():
         value = overrides.get(key_name, value_to_string(key.default))
-        own = [(key_name, value, ConfigSource.CLIENT_METRICS_CONFIG)] if key_name in overrides else []
+        own = [(key_name, value, ConfigOrigin.CLIENT_METRICS_CONFIG)] if key_name in overrides else []
         entries.append(_entry(key, value, own))
     return entries

@@ -32,7 +32,7 @@ _NO_ERROR_TEXT: Final = "NONE"
 _REFUSED: Final = "The update failed for all features since the following feature had an error: "
 
 
-class UpgradeType(IntEnum):
+class FeatureUpgradeType(IntEnum):
     UPGRADE = 1
     SAFE_DOWNGRADE = 2
     UNSAFE_DOWNGRADE = 3
@@ -62,7 +62,7 @@ def update_features(
 def _reason_to_refuse(config: BrokerConfig, current: int, update: UpdateFeaturesRequest.FeatureUpdateKey) -> str | None:
     name, level, node_id = update.feature, update.max_version_level, config.node_id
     invalid = f"Invalid update version {level} for feature {name}."
-    if update.upgrade_type not in tuple(UpgradeType):
+    if update.upgrade_type not in tuple(FeatureUpgradeType):
         return f"{invalid} The controller does not support the given upgrade type."
     if level < 0:
         return f"{invalid} A feature version cannot be less than 0."
@@ -75,7 +75,7 @@ def _reason_to_refuse(config: BrokerConfig, current: int, update: UpdateFeatures
         return f"{invalid} Local controller {node_id} does not support this feature."
     if level >= current:
         return None
-    if update.upgrade_type == UpgradeType.UPGRADE:
+    if update.upgrade_type == FeatureUpgradeType.UPGRADE:
         return (
             f"{invalid} Can't downgrade the version of this feature without setting the upgrade type to either safe or "
             "unsafe downgrade."
@@ -83,7 +83,7 @@ def _reason_to_refuse(config: BrokerConfig, current: int, update: UpdateFeatures
     if name == METADATA_VERSION:
         return f"Unsupported metadata.version downgrade from {current} to {level}. " + (
             "Refusing to perform the requested downgrade because it might delete metadata information."
-            if update.upgrade_type == UpgradeType.SAFE_DOWNGRADE
+            if update.upgrade_type == FeatureUpgradeType.SAFE_DOWNGRADE
             else "Unsafe metadata downgrade is not supported in this version."
         )
     return None

@@ -61,7 +61,7 @@ class Timing:
 
 
 @dataclass(slots=True)
-class Snapshot:
+class MetricsSnapshot:
     """Everything on the page but what the library itself adds (process and garbage collector)."""
 
     requests: Sequence[tuple[int, int, Timing]]
@@ -89,14 +89,14 @@ class Snapshot:
     own_lag: Timing
 
 
-TakeSnapshot: TypeAlias = Callable[[], Coroutine[object, object, Snapshot]]
+TakeSnapshot: TypeAlias = Callable[[], Coroutine[object, object, MetricsSnapshot]]
 
 
 class BrokerCollector(Collector):
     """Called in the thread of the HTTP server."""
 
     def __init__(
-        self, take: Callable[[], Coroutine[object, object, Snapshot]], loop: asyncio.AbstractEventLoop
+        self, take: Callable[[], Coroutine[object, object, MetricsSnapshot]], loop: asyncio.AbstractEventLoop
     ) -> None:
         self._take = take
         self._loop = loop
@@ -119,7 +119,7 @@ class BrokerCollector(Collector):
             raise
 
 
-def families(snapshot: Snapshot) -> list[Metric]:
+def families(snapshot: MetricsSnapshot) -> list[Metric]:
     """The metrics of a snapshot."""
     return [
         *_requests(snapshot),
@@ -144,7 +144,7 @@ def families(snapshot: Snapshot) -> list[Metric]:
     ]
 
 
-def _requests(snapshot: Snapshot) -> list[Metric]:
+def _requests(snapshot: MetricsSnapshot) -> list[Metric]:
     times: dict[tuple[str, ...], Timing] = {}
     counts: dict[tuple[str, ...], float] = {}
     for api_key, version, timing in snapshot.requests:
@@ -159,7 +159,7 @@ def _requests(snapshot: Snapshot) -> list[Metric]:
     ]
 
 
-def _groups(snapshot: Snapshot) -> list[Metric]:
+def _groups(snapshot: MetricsSnapshot) -> list[Metric]:
     by_protocol: dict[tuple[str, ...], float] = {("classic",): 0, ("consumer",): 0}
     by_state: dict[str, dict[tuple[str, ...], float]] = {
         protocol: {(state,): 0.0 for state in states} for protocol, states in GROUP_STATES.items()
@@ -195,7 +195,7 @@ def _groups(snapshot: Snapshot) -> list[Metric]:
     ]
 
 
-def _meter(name: str, snapshot: Snapshot) -> Iterable[Metric]:
+def _meter(name: str, snapshot: MetricsSnapshot) -> Iterable[Metric]:
     """One of Kafka's meters: `-count` and `-rate` as Kafka names them, and as a counter by that name and KIP-496's."""
     text, count = METERS[name], snapshot.counters[name]
     yield _counter(f"{GROUPS}_{name}", text, [], {(): count})
@@ -205,7 +205,7 @@ def _meter(name: str, snapshot: Snapshot) -> Iterable[Metric]:
         yield _counter(f"{GROUPS}_{KIP_496_NAMES[name]}", text, [], {(): count})
 
 
-def _runtime(snapshot: Snapshot) -> list[Metric]:
+def _runtime(snapshot: MetricsSnapshot) -> list[Metric]:
     loads: dict[tuple[str, ...], Timing] = {(name,): timing for name, timing in snapshot.loads.items()}
     longest: dict[tuple[str, ...], float] = {key: timing.largest_ms for key, timing in loads.items()}
     shards: dict[tuple[str, ...], float] = {(name, state): 0.0 for name in snapshot.loads for state in SHARD_STATES}

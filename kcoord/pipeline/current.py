@@ -13,7 +13,7 @@ import pyarrow as pa
 from kcoord.pipeline.buffers import Ints
 from kcoord.pipeline.kernels import kernels
 from kcoord.pipeline.keys import KeyTable
-from kcoord.pipeline.options import Options
+from kcoord.pipeline.options import SourceOptions
 from kcoord.pipeline.planning import log_ranges
 from kcoord.pipeline.range_reader import LogRange, read_range
 from kcoord.pipeline.tables import ROWS_PER_BATCH, applied_commits, record_batch
@@ -60,7 +60,7 @@ def newest(order: Ints) -> Ints:
 
 
 def current_offsets(
-    wanted: LogRange, options: Options, names: list[str], groups: Collection[str] | None
+    wanted: LogRange, options: SourceOptions, names: list[str], groups: Collection[str] | None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one log partition, whatever its size: it is read piece by piece, and only what is newest is held."""
     loops = kernels(options.decoder)

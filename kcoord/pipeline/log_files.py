@@ -98,7 +98,7 @@ def _children(uri: str, pattern: re.Pattern[str]) -> dict[str, re.Match[str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BatchPlace:
     """Where the batch at `offset` begins, or the next one will, in the segment with this base offset."""
 
     offset: int
@@ -152,7 +152,7 @@ class LogFolder:
         sound = min(sound, int(np.searchsorted(positions[:sound], segment.size_bytes)))
         return [*zip((offsets[:sound] + segment.base_offset).tolist(), positions[:sound].tolist(), strict=True)]
 
-    def position_of(self, segment: SegmentFile, offset: int, hint: Place | None = None) -> int:
+    def position_of(self, segment: SegmentFile, offset: int, hint: BatchPlace | None = None) -> int:
         """A position in the segment that begins a batch and lies at or before the batch with `offset`.
 
         A hint is believed where it is about this segment; it must not have been cleaned since.

@@ -16,7 +16,7 @@ import numpy as np
 
 from kcoord.pipeline.batch_table import Batches, Scan, Walk, control_type, find_batch, scan, walk
 from kcoord.pipeline.buffers import Bytes, Gather, content_bytes
-from kcoord.pipeline.log_files import LogFolder, Place, SegmentFile
+from kcoord.pipeline.log_files import BatchPlace, LogFolder, SegmentFile
 from kcoord_protocol.errors import CorruptBatchError
 from kcoord_protocol.record_batch import decode_records
 
@@ -28,7 +28,7 @@ _ATTEMPTS: Final = 8
 
 
 @dataclass(slots=True)
-class Damage:
+class DamagedBytes:
     """Bytes that are no sound batch, where the batch with `log_offset` was due."""
 
     log_offset: int
@@ -47,8 +47,8 @@ class Piece:
     start: int
     end: int
     control_types: dict[int, int]
-    damages: list[Damage] = field(default_factory=list)
-    behind: Place | None = None
+    damages: list[DamagedBytes] = field(default_factory=list)
+    behind: BatchPlace | None = None
     """Where the next piece begins, if all batches of this one are wanted."""
     size_bytes: int = 0
 
@@ -60,7 +60,7 @@ def read_pieces(
     *,
     checksums: Checksums = "active",
     block_bytes: int = BLOCK_BYTES,
-    hint: Place | None = None,
+    hint: BatchPlace | None = None,
     walk: Walk = walk,
 ) -> Iterator[Piece]:
     """Everything with offsets in [start, end). `hint` saves the look into the index of the active segment, which
@@ -95,7 +95,7 @@ class _SegmentReader:
         self._verify = verify
         self._walk = walk
 
-    def pieces(self, offset: int, end: int, block_bytes: int, hint: Place | None) -> Iterator[Piece]:
+    def pieces(self, offset: int, end: int, block_bytes: int, hint: BatchPlace | None) -> Iterator[Piece]:
         size = self._segment.size_bytes
         position = self._log.position_of(self._segment, offset, hint)
         wanted = block_bytes
@@ -110,9 +110,9 @@ class _SegmentReader:
             damaged_to = self._damage(data, found, piece.end, is_last=is_last)
             if damaged_to is not None and piece.end < end:
                 content = data[found.end : damaged_to].tobytes()
-                piece.damages.append(Damage(piece.end, content, found.error or "the file ends inside a batch"))
+                piece.damages.append(DamagedBytes(piece.end, content, found.error or "the file ends inside a batch"))
             used = found.end if damaged_to is None else damaged_to
-            piece.behind = Place(piece.end, self._segment.base_offset, position + used)
+            piece.behind = BatchPlace(piece.end, self._segment.base_offset, position + used)
             piece.size_bytes = used
             yield piece
             offset = piece.end

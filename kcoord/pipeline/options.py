@@ -35,7 +35,7 @@ class OptionError(ValueError):
 
 
 @dataclass(frozen=True)
-class Options:
+class SourceOptions:
     """What a reader was asked for. Sizes in bytes, times in ms; None where the option was not given."""
 
     paths: tuple[str, ...]
@@ -53,7 +53,7 @@ class Options:
     decoder: DecoderName = "auto"
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> Options:
+    def parse(cls, given: Mapping[str, str]) -> SourceOptions:
         """`given` has option names in any case, as Spark does."""
         values = {name.lower(): value for name, value in given.items()}
         unknown = sorted(values.keys() - {name.lower() for name in KNOWN})

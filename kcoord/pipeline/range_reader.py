@@ -17,8 +17,8 @@ from kcoord.pipeline.chunk import Chunk
 from kcoord.pipeline.decode import Decoder
 from kcoord.pipeline.kernels import NUMPY, Kernels
 from kcoord.pipeline.keys import KeyTable
-from kcoord.pipeline.log_files import Folder, LogFolder, Place
-from kcoord.pipeline.log_reader import END_OF_LOG, Checksums, Damage, Piece, read_pieces
+from kcoord.pipeline.log_files import BatchPlace, Folder, LogFolder
+from kcoord.pipeline.log_reader import END_OF_LOG, Checksums, DamagedBytes, Piece, read_pieces
 from kcoord.pipeline.transactions import COMMITTED, NEVER, Resolution, Resolver, superseded
 
 
@@ -30,7 +30,7 @@ class LogRange:
     start: int = 0
     end: int = END_OF_LOG
     horizon: int = END_OF_LOG
-    hint: Place | None = None
+    hint: BatchPlace | None = None
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Part:
     """Records of a range, and what is damaged beside them."""
 
     chunk: Chunk
-    damages: list[Damage]
+    damages: list[DamagedBytes]
 
 
 def read_range(wanted: LogRange, keys: KeyTable, checksums: Checksums, kernels: Kernels = NUMPY) -> Iterator[Part]:
@@ -79,11 +79,11 @@ def _part(decoder: Decoder, piece: Piece, resolution: Resolution, wanted: LogRan
     return Part(chunk, damages)
 
 
-def _bad_batch(piece: Piece, row: int, reason: str) -> Damage:
+def _bad_batch(piece: Piece, row: int, reason: str) -> DamagedBytes:
     batches = piece.batches
     start = int(batches.position[row])
     content = piece.data[start : start + int(batches.size_bytes[row])].tobytes()
-    return Damage(int(batches.base_offset[row]), content, reason)
+    return DamagedBytes(int(batches.base_offset[row]), content, reason)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import InputPartition
 from kcoord.pipeline.current import current_offsets
 from kcoord.pipeline.kernels import kernels
 from kcoord.pipeline.keys import KeyTable
-from kcoord.pipeline.options import Options
+from kcoord.pipeline.options import SourceOptions
 from kcoord.pipeline.range_reader import LogRange, read_range
 from kcoord.pipeline.schemas import RANGES
 from kcoord.pipeline.tables import table_batches
@@ -29,7 +29,7 @@ class Ranges(InputPartition):
 
 
 def read_ranges(
-    partition: Ranges, options: Options, schema: pa.Schema, groups: Collection[str] | None
+    partition: Ranges, options: SourceOptions, schema: pa.Schema, groups: Collection[str] | None
 ) -> Iterator[pa.RecordBatch]:
     """The columns of the table that are in `schema`, which is what Spark expects to the letter."""
     for batch in _batches(partition, options, schema.names, groups):
@@ -45,7 +45,7 @@ def range_row(partition: Ranges) -> pa.RecordBatch:
 
 
 def _batches(
-    partition: Ranges, options: Options, names: list[str], groups: Collection[str] | None
+    partition: Ranges, options: SourceOptions, names: list[str], groups: Collection[str] | None
 ) -> Iterator[pa.RecordBatch]:
     if options.table.name == RANGES.name:
         yield range_row(partition)

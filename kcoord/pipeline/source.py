@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arro
 from pyspark.sql.types import StructType
 
 from kcoord.pipeline.log_files import folders_at
-from kcoord.pipeline.options import OptionError, Options
+from kcoord.pipeline.options import OptionError, SourceOptions
 from kcoord.pipeline.planning import log_ranges, pack, prune
 from kcoord.pipeline.range_reader import LogRange
 from kcoord.pipeline.reading import Ranges, read_ranges
@@ -48,8 +48,8 @@ class KcoordDataSource(DataSource):
             )
         return KcoordStreamReader(options, arrow_schema(options.table, schema))
 
-    def _parsed(self) -> Options:
-        return Options.parse(dict(self.options))
+    def _parsed(self) -> SourceOptions:
+        return SourceOptions.parse(dict(self.options))
 
 
 class PushdownDataSource(KcoordDataSource):
@@ -83,7 +83,7 @@ def arrow_schema(table: Table, schema: StructType) -> pa.Schema:
 class KcoordReader(DataSourceReader):
     """One read of a table. Only plain data in here: it is pickled to planners and workers."""
 
-    def __init__(self, options: Options, schema: pa.Schema) -> None:
+    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
         self._groups = options.groups

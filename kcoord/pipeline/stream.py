@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from kcoord.pipeline.log_files import Folder, LogFolder, NoLogError, folders_at
 from kcoord.pipeline.log_reader import END_OF_LOG
-from kcoord.pipeline.options import Options
+from kcoord.pipeline.options import SourceOptions
 from kcoord.pipeline.planning import log_ranges, pack, prune
 from kcoord.pipeline.range_reader import LogRange
 from kcoord.pipeline.reading import Ranges, read_ranges
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 class KcoordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lives in the driver as long as the query; `read` runs in workers, with a copy that knows the options alone."""
 
-    def __init__(self, options: Options, schema: pa.Schema) -> None:
+    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
         self._tails: dict[str, LogTail] = {}
         self._last: dict[str, int] | None = None
 
-    def __getstate__(self) -> tuple[Options, pa.Schema]:
+    def __getstate__(self) -> tuple[SourceOptions, pa.Schema]:
         return self._options, self._schema
 
-    def __setstate__(self, state: tuple[Options, pa.Schema]) -> None:
+    def __setstate__(self, state: tuple[SourceOptions, pa.Schema]) -> None:
         self.__init__(*state)  # type: ignore[misc]
 
     def initialOffset(self) -> Offsets:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from kcoord.pipeline.chunk import Chunk
 from kcoord.pipeline.group_values import Row, moment
-from kcoord.pipeline.log_reader import Damage
+from kcoord.pipeline.log_reader import DamagedBytes
 from kcoord.pipeline.range_reader import Part
 from kcoord.pipeline.record_columns import column
 from kcoord.pipeline.schemas import TABLES
@@ -73,7 +73,7 @@ def _from_rows(table: str, names: list[str], rows: list[Row]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema).select(names)
 
 
-def _damage_row(log_partition: int, damage: Damage) -> Row:
+def _damage_row(log_partition: int, damage: DamagedBytes) -> Row:
     return {
         "log_partition": log_partition,
         "log_offset": damage.log_offset,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Final, NamedTuple
 
-from kcoord.pipeline.log_files import Folder, LogFolder, Place
+from kcoord.pipeline.log_files import BatchPlace, Folder, LogFolder
 from kcoord.pipeline.log_reader import END_OF_LOG, read_pieces
 from kcoord.pipeline.transactions import OpenTransactions
 
@@ -21,7 +21,7 @@ class Mark(NamedTuple):
     """A place in the log, and how many bytes were read up to it."""
 
     offset: int
-    place: Place
+    place: BatchPlace
     read_bytes: int
 
 
@@ -36,7 +36,7 @@ class LogTail:
         self._abandoned_ms = abandoned_ms
         self._open = OpenTransactions()
         self._newest_ms = 0
-        self._hint: Place | None = None
+        self._hint: BatchPlace | None = None
         self._marks: list[Mark] = []
         self.read_bytes = 0
 

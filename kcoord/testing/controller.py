@@ -27,7 +27,7 @@ _NOT_FOUND: Final = (Errors.GROUP_ID_NOT_FOUND, Errors.UNKNOWN_MEMBER_ID, Errors
 Query = Mapping[str, str]
 
 
-class Controller:
+class BrokerController:
     """`handle` answers one request. Paths, methods and fields are those of docs/testing.md."""
 
     def __init__(self, host: BrokerHost) -> None:

@@ -18,7 +18,7 @@ from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 
 
-class Outcome(Enum):
+class FaultOutcome(Enum):
     """How a request ends that meets a fault."""
 
     ANSWER = "answer"
@@ -72,11 +72,11 @@ class Selector:
 
 
 @dataclass(slots=True)
-class Fault:
+class RequestFault:
     """A rule. With `after_handling` the broker does what was asked, and only the answer is touched."""
 
     selector: Selector
-    outcome: Outcome = Outcome.ANSWER
+    outcome: FaultOutcome = FaultOutcome.ANSWER
     error: Errors = Errors.NONE
     message: str | None = None
     delay_ms: int = 0
@@ -96,7 +96,7 @@ class Fault:
             "number": self.number,
             **self.selector.to_json(),
             "outcome": self.outcome.value,
-            "error": self.error.name if self.outcome is Outcome.ERROR else None,
+            "error": self.error.name if self.outcome is FaultOutcome.ERROR else None,
             "delay_ms": self.delay_ms,
             "after_handling": self.after_handling,
             "skip": self.skip,
@@ -106,15 +106,15 @@ class Fault:
         }
 
 
-def fault_from(arguments: Arguments) -> Fault:
+def fault_from(arguments: Arguments) -> RequestFault:
     """The rule of a JSON object; ControlError names the field that is wrong."""
     selector = Selector.taken_from(arguments)
     error = arguments.text("error", None)
-    wanted = [Outcome.ERROR] if error is not None else []
-    wanted += [outcome for outcome in (Outcome.DROP, Outcome.CLOSE) if arguments.flag(outcome.value)]
-    fault = Fault(
+    wanted = [FaultOutcome.ERROR] if error is not None else []
+    wanted += [outcome for outcome in (FaultOutcome.DROP, FaultOutcome.CLOSE) if arguments.flag(outcome.value)]
+    fault = RequestFault(
         selector,
-        wanted[0] if wanted else Outcome.ANSWER,
+        wanted[0] if wanted else FaultOutcome.ANSWER,
         Errors.NONE if error is None else error_named(error),
         arguments.text("message", None),
         arguments.count("delay_ms"),
@@ -125,7 +125,7 @@ def fault_from(arguments: Arguments) -> Fault:
     arguments.end()
     if len(wanted) > 1:
         raise ControlError("only one of error, drop and close can be chosen")
-    if fault.outcome is Outcome.ANSWER and not fault.delay_ms:
+    if fault.outcome is FaultOutcome.ANSWER and not fault.delay_ms:
         raise ControlError("a fault needs error, delay_ms, drop or close")
     return fault
 
@@ -155,15 +155,15 @@ class Faults:
     """The rules in force, oldest first."""
 
     def __init__(self) -> None:
-        self._rules: dict[int, Fault] = {}
+        self._rules: dict[int, RequestFault] = {}
         self._numbers = itertools.count(1)
 
-    def add(self, fault: Fault) -> Fault:
+    def add(self, fault: RequestFault) -> RequestFault:
         fault.number = next(self._numbers)
         self._rules[fault.number] = fault
         return fault
 
-    def meet(self, facts: RequestFacts) -> Fault | None:
+    def meet(self, facts: RequestFacts) -> RequestFault | None:
         """The fault that a request meets, which is counted; None where it goes through."""
         for fault in self._rules.values():
             if fault.is_used_up or not fault.selector.matches(facts):
@@ -175,18 +175,18 @@ class Faults:
             return fault
         return None
 
-    def get(self, number: int) -> Fault:
+    def get(self, number: int) -> RequestFault:
         fault = self._rules.get(number)
         if fault is None:
             raise ControlError(f"there is no fault {number}", 404)
         return fault
 
-    def remove(self, number: int) -> Fault:
+    def remove(self, number: int) -> RequestFault:
         fault = self.get(number)
         del self._rules[number]
         return fault
 
-    def all(self) -> list[Fault]:
+    def all(self) -> list[RequestFault]:
         return list(self._rules.values())
 
     def clear(self) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 from kcoord.testing.errors import ControlError
 
 if TYPE_CHECKING:
-    from kcoord.testing.controller import Controller
+    from kcoord.testing.controller import BrokerController
 
 MOST_BODY_BYTES: Final = 64 * 1024 * 1024
 
@@ -25,7 +25,7 @@ MOST_BODY_BYTES: Final = 64 * 1024 * 1024
 class HttpControl:
     """Serves from its construction until `close`. OSError where the address cannot be had."""
 
-    def __init__(self, host: str, port: int, controller: Controller, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, host: str, port: int, controller: BrokerController, loop: asyncio.AbstractEventLoop) -> None:
         class Handler(_Handler):
             pass
 
@@ -48,7 +48,7 @@ class HttpControl:
 class _Handler(BaseHTTPRequestHandler):
     """One connection. The names of its methods are those that the base class looks for."""
 
-    controller: Controller
+    controller: BrokerController
     loop: asyncio.AbstractEventLoop
     protocol_version = "HTTP/1.1"
     timeout = 60

@@ -16,7 +16,7 @@ from kcoord.server.api.api_table import ApiTable, BoundApi
 from kcoord.server.net.connection import KafkaConnection
 from kcoord.server.net.listener import SocketListener
 from kcoord.server.net.request_path import PathSettings, RequestPath
-from kcoord.testing.faults import Fault, Outcome
+from kcoord.testing.faults import FaultOutcome, RequestFault
 from kcoord.testing.monitor import CONTROL_CLIENT_ID, Monitor
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
@@ -107,19 +107,19 @@ class InstrumentedApi(BoundApi):
             return super().respond(broker, context, request)
         return broker.spawn(self._meet(fault, broker, context, request))
 
-    async def _meet(self, fault: Fault, broker: Broker, context: RequestContext, request: Message) -> object:
+    async def _meet(self, fault: RequestFault, broker: Broker, context: RequestContext, request: Message) -> object:
         response = await self._handled(broker, context, request) if fault.after_handling else None
         if fault.delay_ms:
             await asyncio.sleep(fault.delay_ms / 1000)
         match fault.outcome:
-            case Outcome.CLOSE:
+            case FaultOutcome.CLOSE:
                 self._path.abort()
                 return None
-            case Outcome.DROP:
+            case FaultOutcome.DROP:
                 self._path.monitor.hang(fault, self._path.abort)
                 await self._path.gone.wait()
                 return None
-            case Outcome.ERROR:
+            case FaultOutcome.ERROR:
                 return self._error(fault, request)
         return response if fault.after_handling else await self._handled(broker, context, request)
 
@@ -131,7 +131,7 @@ class InstrumentedApi(BoundApi):
         await asyncio.wait([future])
         return self.settle(future, request)
 
-    def _error(self, fault: Fault, request: Message) -> object:
+    def _error(self, fault: RequestFault, request: Message) -> object:
         """As the API tells it. A producer that wants no acknowledgement hears of an error by losing its connection."""
         if self.key is ApiKey.PRODUCE and isinstance(request, ProduceRequest) and request.acks == 0:
             self._path.abort()

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from kcoord.testing.faults import Fault, Faults, Selector
+from kcoord.testing.faults import Faults, RequestFault, Selector
 from kcoord.testing.observed import NAMES_OF_APIS, Observation, facts_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Monitor:
         self._number = 0
         self._hanging: dict[int, list[Callable[[], None]]] = {}
 
-    def observe(self, context: RequestContext, request: Message) -> Fault | None:
+    def observe(self, context: RequestContext, request: Message) -> RequestFault | None:
         """Takes note of a request; returns the fault that it meets."""
         facts = facts_of(context.api_key, context.api_version, context.client_id, request)
         fault = self.faults.meet(facts)
@@ -50,11 +50,11 @@ class Monitor:
         )
         return fault
 
-    def hang(self, fault: Fault, end: Callable[[], None]) -> None:
+    def hang(self, fault: RequestFault, end: Callable[[], None]) -> None:
         """A connection hangs by the fault; `end` is called when the fault is removed."""
         self._hanging.setdefault(fault.number, []).append(end)
 
-    def remove_fault(self, number: int) -> Fault:
+    def remove_fault(self, number: int) -> RequestFault:
         """What hangs by the fault ends: its clients may connect again."""
         fault = self.faults.remove(number)
         self._end_hanging(number)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from kcoord.server.process import Ready, StartError
-from kcoord.testing.controller import Controller
+from kcoord.testing.controller import BrokerController
 from kcoord.testing.host import BrokerHost
 from kcoord.testing.http_control import HttpControl
 
@@ -31,7 +31,7 @@ async def _run(settings: Mapping[str, str], control_host: str, control_port: int
         loop.add_signal_handler(number, ended.set)
     host = BrokerHost(settings, strict=False)
     await host.start()
-    controller = Controller(host)
+    controller = BrokerController(host)
     try:
         try:
             control = HttpControl(control_host, control_port, controller, loop)

@@ -15,7 +15,7 @@ from http.client import HTTPConnection
 from typing import IO, Final, Protocol, TypeVar
 from urllib.parse import urlencode
 
-from kcoord.testing.controller import Controller
+from kcoord.testing.controller import BrokerController
 from kcoord.testing.errors import ControlError, WaitTimeout
 from kcoord.testing.host import BrokerHost
 
@@ -75,7 +75,7 @@ class ThreadTransport:
         self._thread = thread
         self._host = BrokerHost(settings)
         thread.run(self._host.start())
-        self._controller = Controller(self._host)
+        self._controller = BrokerController(self._host)
 
     def call(self, method: str, path: str, query: Mapping[str, str], body: object) -> object:
         return self._thread.run(self._controller.handle(method, path, query, body))

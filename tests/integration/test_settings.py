@@ -14,7 +14,7 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
-from kcoord.metadata.describe import ConfigSource
+from kcoord.metadata.describe import ConfigOrigin
 from kcoord.metadata.image import BROKER_RESOURCE
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.compression import Compression
@@ -102,7 +102,7 @@ def test_keys_for_one_listener_are_kept_and_described(make_server: MakeServer) -
     described = describe_broker(server)
     location, password = described[LISTENER_KEY], described["listener.name.internal.ssl.keystore.password"]
     source: object = location.source
-    assert (location.value, source) == ("/etc/kafka/internal.jks", ConfigSource.DYNAMIC_BROKER_CONFIG)
+    assert (location.value, source) == ("/etc/kafka/internal.jks", ConfigOrigin.DYNAMIC_BROKER_CONFIG)
     assert (password.value, password.is_sensitive) == (None, True)
     assert "without effect: listener.name.internal.ssl.keystore.password" in server.log
     assert f"Dynamic configs that were accepted, but are without effect: {LISTENER_KEY}" in server.log

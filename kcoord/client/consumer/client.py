@@ -14,14 +14,14 @@ from uuid import uuid4
 
 from kcoord.client.cluster import Cluster, Deadline
 from kcoord.client.config import ConsumerConfig, ConsumerOptions, make_config
-from kcoord.client.consumer.commits import Commits
+from kcoord.client.consumer.commits import CommitManager
 from kcoord.client.consumer.fetcher import Fetcher
 from kcoord.client.consumer.listener import ConsumerRebalanceListener
 from kcoord.client.consumer.membership import Membership
 from kcoord.client.consumer.metadata_updater import MetadataUpdater
 from kcoord.client.consumer.offsets import GroupOffsetsClient
 from kcoord.client.consumer.positions import Positions
-from kcoord.client.consumer.rebalance import Rebalance
+from kcoord.client.consumer.rebalance import ConsumerRebalance
 from kcoord.client.consumer.session import GroupSession
 from kcoord.client.consumer.subscription import SubscriptionState
 from kcoord.client.errors import IllegalStateException, TimeoutException
@@ -63,14 +63,14 @@ class Consumer:
         offsets = None
         if membership is not None:
             offsets = GroupOffsetsClient(self._cluster, membership.group_id, membership)
-        self._commits = Commits(self._cluster, config, self._subscription, membership, offsets)
+        self._commits = CommitManager(self._cluster, config, self._subscription, membership, offsets)
         self._positions = Positions(
             self._cluster, config, self._subscription, membership, offsets, self._updater, self._changed
         )
         self._fetcher = Fetcher(
             self._cluster, config, self._subscription, self._positions, self._updater, self._changed
         )
-        self._rebalance: Rebalance | None = None
+        self._rebalance: ConsumerRebalance | None = None
         if membership is not None:
             self._rebalance = self._make_rebalance(membership)
         self._is_open = False
@@ -89,9 +89,9 @@ class Consumer:
             rebalance_timeout_ms=config.max_poll_interval_ms,
         )
 
-    def _make_rebalance(self, membership: Membership) -> Rebalance:
+    def _make_rebalance(self, membership: Membership) -> ConsumerRebalance:
         session = GroupSession(self._cluster, self._config, membership, self._updater, self._changed)
-        return Rebalance(
+        return ConsumerRebalance(
             self._cluster,
             membership,
             session,

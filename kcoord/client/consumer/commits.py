@@ -19,7 +19,7 @@ from kcoord_protocol.errors import KafkaError
 _log = logging.getLogger(__name__)
 
 
-class Commits:
+class CommitManager:
     """The commits of one consumer; without a group id there are none."""
 
     def __init__(

@@ -34,7 +34,7 @@ SESSION_ERRORS: Final = frozenset(
 _LARGEST_EPOCH: Final = 2**31 - 1
 
 
-class Place(NamedTuple):
+class FetchPosition(NamedTuple):
     """Where to read a partition."""
 
     topic_id: bytes
@@ -42,14 +42,14 @@ class Place(NamedTuple):
     leader_epoch: int
 
 
-class FetchSession:
+class FetchSessionHandler:
     """`ask` fills in a request, then `answered` or `failed` says how it went; one request is under way at a time."""
 
     def __init__(self) -> None:
         self._id = NO_SESSION
         self._epoch = FULL_EPOCH
         self._with_ids = False
-        self._known: dict[TopicPartition, Place] = {}
+        self._known: dict[TopicPartition, FetchPosition] = {}
 
     @property
     def id(self) -> int:
@@ -62,7 +62,7 @@ class FetchSession:
         return self._epoch != FULL_EPOCH
 
     def ask(
-        self, request: FetchRequest, wanted: Mapping[TopicPartition, Place], version: int, max_bytes: int
+        self, request: FetchRequest, wanted: Mapping[TopicPartition, FetchPosition], version: int, max_bytes: int
     ) -> FetchRequest:
         """Adds session and partitions to a request of that version; each partition may bring `max_bytes`."""
         with_ids = version >= FIRST_VERSION_WITH_TOPIC_IDS
@@ -99,7 +99,7 @@ class FetchSession:
         self._epoch = FULL_EPOCH
 
 
-def _topics(named: Mapping[TopicPartition, Place], max_bytes: int) -> list[FetchRequest.FetchTopic]:
+def _topics(named: Mapping[TopicPartition, FetchPosition], max_bytes: int) -> list[FetchRequest.FetchTopic]:
     topics: dict[tuple[str, bytes], FetchRequest.FetchTopic] = {}
     for partition, place in named.items():
         key = (partition.topic, place.topic_id)

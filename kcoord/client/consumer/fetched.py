@@ -16,7 +16,7 @@ from kcoord_protocol.errors import CorruptBatchError
 from kcoord_protocol.record_batch import BatchHeader, decode_records, iter_headers, iter_records, verify_crc
 
 
-class AbortedTransaction(NamedTuple):
+class AbortedProducer(NamedTuple):
     """From `first_offset` on, up to its abort marker, what the producer wrote does not count."""
 
     first_offset: int
@@ -34,7 +34,7 @@ class FetchedRecords:
         *,
         generation: int,
         check_crcs: bool = True,
-        aborted: Sequence[AbortedTransaction] | None = None,
+        aborted: Sequence[AbortedProducer] | None = None,
     ) -> None:
         self.partition = partition
         self.generation = generation

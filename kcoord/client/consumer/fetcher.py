@@ -10,8 +10,13 @@ from typing import Final, NamedTuple
 
 from kcoord.client.cluster import Cluster, Purpose
 from kcoord.client.config import ConsumerConfig
-from kcoord.client.consumer.fetch_session import FIRST_VERSION_WITH_TOPIC_IDS, SESSION_ERRORS, FetchSession, Place
-from kcoord.client.consumer.fetched import AbortedTransaction, FetchedRecords
+from kcoord.client.consumer.fetch_session import (
+    FIRST_VERSION_WITH_TOPIC_IDS,
+    SESSION_ERRORS,
+    FetchPosition,
+    FetchSessionHandler,
+)
+from kcoord.client.consumer.fetched import AbortedProducer, FetchedRecords
 from kcoord.client.consumer.metadata_updater import MetadataUpdater
 from kcoord.client.consumer.positions import Positions
 from kcoord.client.consumer.subscription import PartitionState, SubscriptionState
@@ -75,7 +80,7 @@ class Fetcher:
         self._order: deque[TopicPartition] = deque()
         self._busy: dict[int, asyncio.Task[None]] = {}
         self._failures: dict[int, int] = {}
-        self._sessions: dict[int, FetchSession] = {}
+        self._sessions: dict[int, FetchSessionHandler] = {}
         self._failure: KafkaError | CorruptBatchError | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -180,7 +185,7 @@ class Fetcher:
             self._changed.notify()
 
     async def _try_fetch(self, leader: int, asked: dict[TopicPartition, _Asked]) -> None:
-        session = self._sessions.setdefault(leader, FetchSession())
+        session = self._sessions.setdefault(leader, FetchSessionHandler())
         try:
             was_incremental = session.is_incremental
             response = await self._request(leader, session, asked)
@@ -205,13 +210,16 @@ class Fetcher:
                 self._failure = error
                 self._changed.notify()
 
-    async def _request(self, leader: int, session: FetchSession, asked: dict[TopicPartition, _Asked]) -> FetchResponse:
+    async def _request(
+        self, leader: int, session: FetchSessionHandler, asked: dict[TopicPartition, _Asked]
+    ) -> FetchResponse:
         connection = await self._cluster.connection(leader, Purpose.FETCHES)
         knows_ids = all(each.state.topic_id != ZERO_UUID for each in asked.values())
         version = connection.versions.choose(FetchRequest, 4, None if knows_ids else FIRST_VERSION_WITH_TOPIC_IDS - 1)
         config = self._config
         places = {
-            partition: Place(each.state.topic_id, each.offset, each.leader_epoch) for partition, each in asked.items()
+            partition: FetchPosition(each.state.topic_id, each.offset, each.leader_epoch)
+            for partition, each in asked.items()
         }
         request = session.ask(
             FetchRequest(
@@ -260,9 +268,7 @@ class Fetcher:
     def _buffer(self, partition: TopicPartition, asked: _Asked, data: FetchResponse.PartitionData) -> None:
         aborted = None
         if self._config.isolation_level == _READ_COMMITTED:
-            aborted = [
-                AbortedTransaction(each.first_offset, each.producer_id) for each in data.aborted_transactions or ()
-            ]
+            aborted = [AbortedProducer(each.first_offset, each.producer_id) for each in data.aborted_transactions or ()]
         try:
             fetched = FetchedRecords(
                 partition,

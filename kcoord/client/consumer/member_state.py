@@ -12,7 +12,7 @@ Partitions = frozenset[TopicIdPartition]
 NO_PARTITIONS: Final[Partitions] = frozenset()
 
 
-class MemberState(Enum):
+class MembershipState(Enum):
     """Where the member is."""
 
     UNSUBSCRIBED = "unsubscribed"
@@ -28,21 +28,23 @@ class MemberState(Enum):
 
 
 IN_GROUP: Final = frozenset(
-    {MemberState.JOINING, MemberState.RECONCILING, MemberState.ACKNOWLEDGING, MemberState.STABLE}
+    {MembershipState.JOINING, MembershipState.RECONCILING, MembershipState.ACKNOWLEDGING, MembershipState.STABLE}
 )
-_ENDS: Final = frozenset({MemberState.FENCED, MemberState.PREPARE_LEAVING, MemberState.STALE, MemberState.FATAL})
+_ENDS: Final = frozenset(
+    {MembershipState.FENCED, MembershipState.PREPARE_LEAVING, MembershipState.STALE, MembershipState.FATAL}
+)
 
-TRANSITIONS: Final[dict[MemberState, frozenset[MemberState]]] = {
-    MemberState.UNSUBSCRIBED: frozenset({MemberState.JOINING}),
-    MemberState.JOINING: _ENDS | {MemberState.RECONCILING, MemberState.STABLE},
-    MemberState.RECONCILING: _ENDS | {MemberState.ACKNOWLEDGING, MemberState.STABLE},
-    MemberState.ACKNOWLEDGING: _ENDS | {MemberState.RECONCILING, MemberState.STABLE},
-    MemberState.STABLE: _ENDS | {MemberState.RECONCILING, MemberState.ACKNOWLEDGING},
-    MemberState.FENCED: frozenset({MemberState.JOINING, MemberState.PREPARE_LEAVING}),
-    MemberState.PREPARE_LEAVING: frozenset({MemberState.LEAVING}),
-    MemberState.LEAVING: frozenset({MemberState.UNSUBSCRIBED}),
-    MemberState.STALE: frozenset({MemberState.JOINING, MemberState.PREPARE_LEAVING, MemberState.FATAL}),
-    MemberState.FATAL: frozenset({MemberState.PREPARE_LEAVING}),
+TRANSITIONS: Final[dict[MembershipState, frozenset[MembershipState]]] = {
+    MembershipState.UNSUBSCRIBED: frozenset({MembershipState.JOINING}),
+    MembershipState.JOINING: _ENDS | {MembershipState.RECONCILING, MembershipState.STABLE},
+    MembershipState.RECONCILING: _ENDS | {MembershipState.ACKNOWLEDGING, MembershipState.STABLE},
+    MembershipState.ACKNOWLEDGING: _ENDS | {MembershipState.RECONCILING, MembershipState.STABLE},
+    MembershipState.STABLE: _ENDS | {MembershipState.RECONCILING, MembershipState.ACKNOWLEDGING},
+    MembershipState.FENCED: frozenset({MembershipState.JOINING, MembershipState.PREPARE_LEAVING}),
+    MembershipState.PREPARE_LEAVING: frozenset({MembershipState.LEAVING}),
+    MembershipState.LEAVING: frozenset({MembershipState.UNSUBSCRIBED}),
+    MembershipState.STALE: frozenset({MembershipState.JOINING, MembershipState.PREPARE_LEAVING, MembershipState.FATAL}),
+    MembershipState.FATAL: frozenset({MembershipState.PREPARE_LEAVING}),
 }
 
 
@@ -54,7 +56,7 @@ class StepKind(Enum):
     LOSE = "lose"
 
 
-class Step(NamedTuple):
+class RebalanceStep(NamedTuple):
     """To be carried out and then reported by `step_done`; there is one at a time."""
 
     kind: StepKind

@@ -15,9 +15,9 @@ from kcoord.client.consumer.member_state import (
     IN_GROUP,
     NO_PARTITIONS,
     TRANSITIONS,
-    MemberState,
+    MembershipState,
     Partitions,
-    Step,
+    RebalanceStep,
     StepKind,
 )
 from kcoord.client.creation_time import UNKNOWN_TIME_MS, group_creation_time_ms
@@ -66,7 +66,7 @@ class Membership:
         self.group_id = group_id
         self.member_id = member_id
         self.instance_id = instance_id
-        self.state = MemberState.UNSUBSCRIBED
+        self.state = MembershipState.UNSUBSCRIBED
         self.member_epoch = JOIN_EPOCH
         self.group_creation_time_ms = UNKNOWN_TIME_MS
         self.new_partitions: Partitions | None = None
@@ -90,7 +90,7 @@ class Membership:
         self._is_leave_in_flight = False
         self._due_ms: float = 0
         self._not_before_ms: float = 0
-        self._step: Step | None = None
+        self._step: RebalanceStep | None = None
         self._was_heard = False
         self._leave_is_due = False
         self._stays_in_group = False
@@ -102,32 +102,32 @@ class Membership:
         """Joins, or tells the group about other topics."""
         self._names, self._regex = frozenset(names), regex
         self._had_regex = self._had_regex or regex is not None
-        if self.state is MemberState.UNSUBSCRIBED:
-            self._move(MemberState.JOINING)
+        if self.state is MembershipState.UNSUBSCRIBED:
+            self._move(MembershipState.JOINING)
             self.fatal_error = None
             self._reset_for_join(now_ms)
 
     def leave(self, now_ms: float, *, static_stays: bool = True) -> None:
         """Gives everything back; then leaves, a static member for good only if `static_stays` is false."""
-        if self.state in (MemberState.UNSUBSCRIBED, MemberState.PREPARE_LEAVING, MemberState.LEAVING):
+        if self.state in (MembershipState.UNSUBSCRIBED, MembershipState.PREPARE_LEAVING, MembershipState.LEAVING):
             return
         self._stays_in_group = static_stays
         was_in_group = self.state in IN_GROUP or self._leave_is_due
-        self._move(MemberState.PREPARE_LEAVING)
+        self._move(MembershipState.PREPARE_LEAVING)
         self._leave_is_due = was_in_group and self._was_heard
         self._not_before_ms = 0
         self._advance(now_ms)
 
     def polled(self, now_ms: float) -> None:
         """The application is alive: a member that left because it was not comes back."""
-        if self.state is MemberState.STALE and not self.owned and self._step is None and not self._leave_is_due:
-            self._move(MemberState.JOINING)
+        if self.state is MembershipState.STALE and not self.owned and self._step is None and not self._leave_is_due:
+            self._move(MembershipState.JOINING)
             self._reset_for_join(now_ms)
 
     def poll_expired(self, now_ms: float) -> None:
         """`max_poll_interval_ms` passed without a poll: leave, so that others can go on with the partitions."""
         if self.state in IN_GROUP:
-            self._move(MemberState.STALE)
+            self._move(MembershipState.STALE)
             self._leave_is_due = self._was_heard
             self._not_before_ms = now_ms
 
@@ -144,19 +144,19 @@ class Membership:
     @property
     def may_commit(self) -> bool:
         """Whether the epoch is one that the coordinator gave, and has not taken back as far as is known."""
-        return self.member_epoch > 0 and (self.state in IN_GROUP or self.state is MemberState.PREPARE_LEAVING)
+        return self.member_epoch > 0 and (self.state in IN_GROUP or self.state is MembershipState.PREPARE_LEAVING)
 
     @property
     def is_unsubscribed(self) -> bool:
-        return self.state is MemberState.UNSUBSCRIBED
+        return self.state is MembershipState.UNSUBSCRIBED
 
     def heartbeat_due_ms(self) -> float | None:
         """When the next heartbeat is to be sent; None while there is nothing to send, or one is on its way."""
         if self._in_flight:
             return None
-        if self._leave_is_due and self.state is not MemberState.PREPARE_LEAVING:
+        if self._leave_is_due and self.state is not MembershipState.PREPARE_LEAVING:
             return self._not_before_ms
-        if self.state in IN_GROUP or (self.state is MemberState.PREPARE_LEAVING and self.member_epoch > 0):
+        if self.state in IN_GROUP or (self.state is MembershipState.PREPARE_LEAVING and self.member_epoch > 0):
             return self._regular_due_ms()
         return None
 
@@ -193,8 +193,8 @@ class Membership:
             subscribed_topic_names=None,
             topic_partitions=None,
         )
-        if self._leave_is_due and self.state is not MemberState.PREPARE_LEAVING:
-            is_static = self.instance_id is not None and (self.state is MemberState.STALE or self._stays_in_group)
+        if self._leave_is_due and self.state is not MembershipState.PREPARE_LEAVING:
+            is_static = self.instance_id is not None and (self.state is MembershipState.STALE or self._stays_in_group)
             request.member_epoch = LEAVE_STATIC_EPOCH if is_static else LEAVE_EPOCH
             self._is_leave_in_flight = True
             return request
@@ -230,7 +230,7 @@ class Membership:
         if response.error_code:
             self._on_error(_error(response), now_ms, retry_after_ms)
             return
-        if self.state not in IN_GROUP and self.state is not MemberState.PREPARE_LEAVING:
+        if self.state not in IN_GROUP and self.state is not MembershipState.PREPARE_LEAVING:
             return
         self._told, self._telling, self._claimed = self._telling, None, None
         if self._told is not None and self._told.acks:
@@ -278,8 +278,8 @@ class Membership:
         if not self._is_leave_in_flight:
             return False
         self._is_leave_in_flight = self._leave_is_due = self._was_heard = False
-        if self.state is MemberState.LEAVING:
-            self._move(MemberState.UNSUBSCRIBED)
+        if self.state is MembershipState.LEAVING:
+            self._move(MembershipState.UNSUBSCRIBED)
         return True
 
     def _on_error(self, error: KafkaError, now_ms: float, retry_after_ms: float) -> None:
@@ -298,17 +298,17 @@ class Membership:
     def _fence(self, now_ms: float) -> None:
         """KIP-848: the member abandons its partitions at once and joins again with the same id and epoch 0."""
         self.member_epoch = JOIN_EPOCH
-        if self.state is MemberState.PREPARE_LEAVING:
+        if self.state is MembershipState.PREPARE_LEAVING:
             self._leave_is_due = False
         if self.state not in IN_GROUP:
             return
-        self._move(MemberState.FENCED)
+        self._move(MembershipState.FENCED)
         self.target = NO_PARTITIONS
         self._advance(now_ms)
 
     def _fail(self, error: KafkaError) -> None:
-        if self.state is MemberState.STALE or self.state in IN_GROUP:
-            self._move(MemberState.FATAL)
+        if self.state is MembershipState.STALE or self.state in IN_GROUP:
+            self._move(MembershipState.FATAL)
             self.fatal_error = error
             self.member_epoch = JOIN_EPOCH
             self._leave_is_due = False
@@ -320,7 +320,7 @@ class Membership:
 
     # Rebalance steps.
 
-    def next_step(self, known_topics: Collection[bytes]) -> Step | None:
+    def next_step(self, known_topics: Collection[bytes]) -> RebalanceStep | None:
         """The next thing to do; topics whose names are not known yet have to wait."""
         if self._step is not None:
             return None
@@ -330,23 +330,23 @@ class Membership:
             return step
         return None
 
-    def _plan(self, known_topics: Collection[bytes]) -> Step | None:
-        if self.state in (MemberState.FENCED, MemberState.STALE, MemberState.FATAL):
-            return Step(StepKind.LOSE, self.owned)
-        if self.state is MemberState.PREPARE_LEAVING:
-            return Step(StepKind.REVOKE if self.member_epoch > 0 else StepKind.LOSE, self.owned)
-        if self.state is not MemberState.RECONCILING:
+    def _plan(self, known_topics: Collection[bytes]) -> RebalanceStep | None:
+        if self.state in (MembershipState.FENCED, MembershipState.STALE, MembershipState.FATAL):
+            return RebalanceStep(StepKind.LOSE, self.owned)
+        if self.state is MembershipState.PREPARE_LEAVING:
+            return RebalanceStep(StepKind.REVOKE if self.member_epoch > 0 else StepKind.LOSE, self.owned)
+        if self.state is not MembershipState.RECONCILING:
             return None
         revoked = self.owned - self.target
         if revoked:
-            return Step(StepKind.REVOKE, revoked)
+            return RebalanceStep(StepKind.REVOKE, revoked)
         added = frozenset(each for each in self.target - self.owned if each.topic_id in known_topics)
         if self._claimed is not None and not added <= self._claimed:
             # The coordinator may believe what it was told, and give them to others; the answer will say so.
             return None
-        return Step(StepKind.ASSIGN, added)
+        return RebalanceStep(StepKind.ASSIGN, added)
 
-    def step_done(self, step: Step, now_ms: float) -> None:
+    def step_done(self, step: RebalanceStep, now_ms: float) -> None:
         """The step was carried out, whatever happened meanwhile."""
         assert step is self._step
         self._step = None
@@ -367,13 +367,13 @@ class Membership:
     def _advance(self, now_ms: float) -> None:
         """What follows from there being nothing more to give up."""
         if self._step is None and not self.owned:
-            if self.state is MemberState.FENCED:
-                self._move(MemberState.JOINING)
+            if self.state is MembershipState.FENCED:
+                self._move(MembershipState.JOINING)
                 self._reset_for_join(now_ms)
-            elif self.state is MemberState.PREPARE_LEAVING:
-                self._move(MemberState.LEAVING)
+            elif self.state is MembershipState.PREPARE_LEAVING:
+                self._move(MembershipState.LEAVING)
                 if not self._leave_is_due:
-                    self._move(MemberState.UNSUBSCRIBED)
+                    self._move(MembershipState.UNSUBSCRIBED)
                 self.member_epoch = JOIN_EPOCH
         if self.state in IN_GROUP:
             self._settle()
@@ -383,11 +383,11 @@ class Membership:
         if self.state not in IN_GROUP or self.member_epoch == JOIN_EPOCH:
             return
         if self._step is not None or self.owned != self.target:
-            wanted = MemberState.RECONCILING
+            wanted = MembershipState.RECONCILING
         elif self._told is None or self._told.owned != self.owned or self._ack_is_due:
-            wanted = MemberState.ACKNOWLEDGING
+            wanted = MembershipState.ACKNOWLEDGING
         else:
-            wanted = MemberState.STABLE
+            wanted = MembershipState.STABLE
         if self.state is not wanted:
             self._move(wanted)
 
@@ -399,7 +399,7 @@ class Membership:
         self._ack_is_due = False
         self._due_ms = now_ms
 
-    def _move(self, state: MemberState) -> None:
+    def _move(self, state: MembershipState) -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
         self.state = state
 

@@ -7,9 +7,9 @@ import asyncio
 import logging
 
 from kcoord.client.cluster import Cluster, Deadline
-from kcoord.client.consumer.commits import Commits
+from kcoord.client.consumer.commits import CommitManager
 from kcoord.client.consumer.listener import ConsumerRebalanceListener
-from kcoord.client.consumer.member_state import Step, StepKind
+from kcoord.client.consumer.member_state import RebalanceStep, StepKind
 from kcoord.client.consumer.membership import Membership
 from kcoord.client.consumer.metadata_updater import MetadataUpdater
 from kcoord.client.consumer.positions import Positions
@@ -21,7 +21,7 @@ from kcoord.client.types import TopicPartition
 _log = logging.getLogger(__name__)
 
 
-class Rebalance:
+class ConsumerRebalance:
     """The part of a consumer that only members of a group have."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Rebalance:
         membership: Membership,
         session: GroupSession,
         subscription: SubscriptionState,
-        commits: Commits,
+        commits: CommitManager,
         positions: Positions,
         updater: MetadataUpdater,
         changed: Signal,
@@ -76,7 +76,7 @@ class Rebalance:
         finally:
             await self.session.left(max(deadline.left_ms(), 0))
 
-    async def _carry_out(self, step: Step, deadline: Deadline | None) -> None:
+    async def _carry_out(self, step: RebalanceStep, deadline: Deadline | None) -> None:
         partitions = self._named(step)
         names = frozenset(partitions)
         _log.info(
@@ -96,7 +96,7 @@ class Rebalance:
         if awaitable is not None:
             await awaitable
 
-    def _finish(self, step: Step) -> None:
+    def _finish(self, step: RebalanceStep) -> None:
         names = self._named(step)
         if step.kind is StepKind.ASSIGN:
             self._subscription.fence_off(names, False)
@@ -105,7 +105,7 @@ class Rebalance:
             self._subscription.remove(names)
         self._changed.notify()
 
-    def _named(self, step: Step) -> dict[TopicPartition, bytes]:
+    def _named(self, step: RebalanceStep) -> dict[TopicPartition, bytes]:
         """The step's partitions by name; a name is kept, since metadata forgets topics that are deleted."""
         for topic_id in {each.topic_id for each in step.partitions} - self._topic_names.keys():
             self._topic_names[topic_id] = self._cluster.metadata.names_by_id[topic_id]

@@ -10,7 +10,7 @@ from kcoord.client.backoff import Backoff
 from kcoord.client.cluster import Cluster, CoordinatorType
 from kcoord.client.config import ConsumerConfig
 from kcoord.client.consumer.classification import topics_to_refresh
-from kcoord.client.consumer.member_state import MemberState
+from kcoord.client.consumer.member_state import MembershipState
 from kcoord.client.consumer.membership import HeartbeatResponse, Membership
 from kcoord.client.consumer.metadata_updater import MetadataUpdater
 from kcoord.client.signal import Signal, wait_for
@@ -76,7 +76,7 @@ class GroupSession:
 
     def begin_poll(self) -> None:
         self._is_polling = True
-        if self.membership.state is MemberState.STALE:
+        if self.membership.state is MembershipState.STALE:
             self.membership.polled(self.now_ms())
             self.wake()
 
@@ -160,7 +160,7 @@ class GroupSession:
             missing |= topics_to_refresh(target, metadata.creation_time_ms, self._config.new_partitions_policy)
         self._updater.request(topic_ids=missing)
 
-    def _log_heartbeat(self, request: ConsumerGroupHeartbeatRequest, before: MemberState) -> None:
+    def _log_heartbeat(self, request: ConsumerGroupHeartbeatRequest, before: MembershipState) -> None:
         membership = self.membership
         if membership.state is not before:
             _log.debug(

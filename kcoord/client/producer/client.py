@@ -20,7 +20,7 @@ from kcoord.client.errors import (
 from kcoord.client.producer.batches import Accumulator, Sequences, record_size
 from kcoord.client.producer.partitioner import StickyPartitions, partition_for_key
 from kcoord.client.producer.sender import Sender
-from kcoord.client.producer.transactions import Transactions, TransactionState
+from kcoord.client.producer.transactions import ProducerTransactionState, Transactions
 from kcoord.client.types import ConsumerGroupMetadata, OffsetAndMetadata, RecordMetadata, TopicPartition
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, Record
@@ -69,7 +69,7 @@ class Producer:
 
     async def _close_gracefully(self, deadline: Deadline) -> None:
         transactions = self._transactions
-        open_states = (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR)
+        open_states = (ProducerTransactionState.IN_TRANSACTION, ProducerTransactionState.ABORTABLE_ERROR)
         try:
             if transactions is not None and transactions.state in open_states:
                 await self._abort(deadline)
@@ -108,7 +108,7 @@ class Producer:
         """
         self._check_open()
         if self._transactions is not None:
-            self._transactions.check(TransactionState.IN_TRANSACTION)
+            self._transactions.check(ProducerTransactionState.IN_TRANSACTION)
         deadline = self._cluster.deadline(self._config.max_block_ms)
         key_bytes, value_bytes = _to_bytes(key), _to_bytes(value)
         now_ms = self._cluster.wall_clock_ms() if timestamp_ms is None else timestamp_ms
@@ -239,11 +239,11 @@ class Producer:
         After a TimeoutException nobody knows whether it is committed; the call can be repeated.
         """
         transaction = self._transaction()
-        transaction.check(TransactionState.IN_TRANSACTION, TransactionState.ENDING)
+        transaction.check(ProducerTransactionState.IN_TRANSACTION, ProducerTransactionState.ENDING)
         deadline = self._cluster.deadline(self._config.max_block_ms if timeout_ms is None else timeout_ms)
         await self._flush(deadline)
-        transaction.check(TransactionState.IN_TRANSACTION, TransactionState.ENDING)
-        transaction.state = TransactionState.ENDING
+        transaction.check(ProducerTransactionState.IN_TRANSACTION, ProducerTransactionState.ENDING)
+        transaction.state = ProducerTransactionState.ENDING
         try:
             await transaction.end(deadline, committed=True)
         except TimeoutException:
@@ -255,7 +255,7 @@ class Producer:
     async def abort_transaction(self, *, timeout_ms: int | None = None) -> None:
         """Drops what was not sent, and makes readers of committed records skip what was."""
         deadline = self._cluster.deadline(self._config.max_block_ms if timeout_ms is None else timeout_ms)
-        self._transaction().check(TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR)
+        self._transaction().check(ProducerTransactionState.IN_TRANSACTION, ProducerTransactionState.ABORTABLE_ERROR)
         await self._abort(deadline)
 
     async def _abort(self, deadline: Deadline) -> None:

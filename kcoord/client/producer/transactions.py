@@ -53,7 +53,7 @@ _FATAL: Final = frozenset(
 )
 
 
-class TransactionState(Enum):
+class ProducerTransactionState(Enum):
     """What may be called."""
 
     UNINITIALIZED = "uninitialized"
@@ -69,7 +69,7 @@ class Transactions:
 
     def __init__(self, cluster: Cluster, sequences: Sequences, transactional_id: str, timeout_ms: int) -> None:
         self.transactional_id = transactional_id
-        self.state = TransactionState.UNINITIALIZED
+        self.state = ProducerTransactionState.UNINITIALIZED
         self.is_v2 = False
         self._cluster = cluster
         self._sequences = sequences
@@ -80,7 +80,7 @@ class Transactions:
 
     # States.
 
-    def check(self, *allowed: TransactionState) -> None:
+    def check(self, *allowed: ProducerTransactionState) -> None:
         """Raises what keeps the transaction from going on, or says that the call does not fit."""
         if self.state in allowed:
             return
@@ -91,32 +91,32 @@ class Transactions:
     def fail(self, error: KafkaError) -> None:
         """A record or a request failed: the transaction can only be aborted, or nothing at all."""
         if error.error in _FATAL:
-            self.state, self._failure = TransactionState.FATAL_ERROR, error
-        elif self.state in (TransactionState.IN_TRANSACTION, TransactionState.ENDING):
-            self.state, self._failure = TransactionState.ABORTABLE_ERROR, error
+            self.state, self._failure = ProducerTransactionState.FATAL_ERROR, error
+        elif self.state in (ProducerTransactionState.IN_TRANSACTION, ProducerTransactionState.ENDING):
+            self.state, self._failure = ProducerTransactionState.ABORTABLE_ERROR, error
 
     def fail_batch(self, error: KafkaError) -> None:
         """A batch was refused. A stale epoch may only mean that the transaction took too long: it can be aborted, and
         the coordinator then says whether another producer is the reason (KIP-588).
         """
-        if error.error is Errors.INVALID_PRODUCER_EPOCH and self.state is TransactionState.IN_TRANSACTION:
-            self.state, self._failure = TransactionState.ABORTABLE_ERROR, error
+        if error.error is Errors.INVALID_PRODUCER_EPOCH and self.state is ProducerTransactionState.IN_TRANSACTION:
+            self.state, self._failure = ProducerTransactionState.ABORTABLE_ERROR, error
         else:
             self.fail(error)
 
     def begin(self) -> None:
-        self.check(TransactionState.READY)
-        self.state = TransactionState.IN_TRANSACTION
+        self.check(ProducerTransactionState.READY)
+        self.state = ProducerTransactionState.IN_TRANSACTION
 
     # Requests.
 
     async def initialize(self, deadline: Deadline) -> None:
         """Gets a producer id; producers that used the transactional id before are fenced, their transaction ends."""
-        self.check(TransactionState.UNINITIALIZED)
+        self.check(ProducerTransactionState.UNINITIALIZED)
         await self._init_producer_id(deadline, -1, -1)
         connection = await self._cluster.any_connection()
         self.is_v2 = connection.versions.features.get(TRANSACTION_VERSION, 0) >= _FIRST_V2
-        self.state = TransactionState.READY
+        self.state = ProducerTransactionState.READY
 
     async def _init_producer_id(self, deadline: Deadline, producer_id: int, producer_epoch: int) -> None:
         request = InitProducerIdRequest(
@@ -178,7 +178,7 @@ class Transactions:
 
     async def send_offsets(self, deadline: Deadline, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
         """Commits offsets of a group when, and only when, the transaction is committed."""
-        self.check(TransactionState.IN_TRANSACTION)
+        self.check(ProducerTransactionState.IN_TRANSACTION)
         if not offsets:
             return
         try:
@@ -248,7 +248,7 @@ class Transactions:
         self._partitions.clear()
         self._has_offsets = False
         self._failure = None
-        self.state = TransactionState.READY
+        self.state = ProducerTransactionState.READY
 
     async def _end(self, committed: bool) -> EndTxnResponse:
         request = EndTxnRequest(

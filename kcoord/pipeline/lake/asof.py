@@ -31,7 +31,7 @@ _ASSIGNMENTS: Final = ("group", "member_id", "kind", "topic", "topic_id", "parti
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class GroupsAsOf:
     """What was known of the groups at the moment: committed offsets, the groups, their members, who had which
     partition and (kind `target`) who was to have it.
     """
@@ -42,7 +42,7 @@ class Snapshot:
     assignments: DataFrame
 
 
-def snapshot(lake: Lake, jobs: Jobs, moment: datetime, groups: tuple[str, ...] = ()) -> Snapshot:
+def snapshot(lake: Lake, jobs: Jobs, moment: datetime, groups: tuple[str, ...] = ()) -> GroupsAsOf:
     """The state after all records up to the moment; a transaction counts from its marker on. Of some groups, or all."""
     jobs.ensure_all(SILVER)
 
@@ -52,7 +52,7 @@ def snapshot(lake: Lake, jobs: Jobs, moment: datetime, groups: tuple[str, ...] =
 
     commits = table("commits").where(F.col("effective_timestamp") <= F.lit(moment))
     states = group_states(table("group_epochs"), table("members"), moment)
-    return Snapshot(
+    return GroupsAsOf(
         current.build(commits).select(*_OFFSETS).orderBy("group", "topic", "partition"),
         states.select(*_GROUPS).orderBy("group"),
         as_of(table("members"), moment).select(*_MEMBERS).orderBy("group", "member_id"),

@@ -26,11 +26,11 @@ from kcoord.pipeline.lake import (
     status,
 )
 from kcoord.pipeline.lake.incarnations import group_ends, with_incarnation
-from kcoord.pipeline.lake.settings import Settings
+from kcoord.pipeline.lake.settings import LakeSettings
 from kcoord.pipeline.lake.values import with_values
 
 Inputs = Mapping[str, DataFrame]
-Build = Callable[[Inputs, Settings, datetime], DataFrame]
+Build = Callable[[Inputs, LakeSettings, datetime], DataFrame]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def _group_records(inputs: Inputs) -> DataFrame:
     return with_values(inputs["records"].where("`kind` = 'group'"))
 
 
-def _convergence(inputs: Inputs, settings: Settings, now: datetime) -> DataFrame:
+def _convergence(inputs: Inputs, settings: LakeSettings, now: datetime) -> DataFrame:
     records = _group_records(inputs)
     return rebalances.build_convergence(inputs["group_epochs"], with_incarnation(records, group_ends(records)))
 

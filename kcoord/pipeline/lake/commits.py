@@ -18,13 +18,13 @@ from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.frames import unique
 from kcoord.pipeline.lake.incarnations import group_ends, with_incarnation
-from kcoord.pipeline.lake.settings import Settings
+from kcoord.pipeline.lake.settings import LakeSettings
 from kcoord.pipeline.lake.tables import TABLES
 
 KEY = ("group", "topic", "partition")
 
 
-def build(new: DataFrame, records: DataFrame, history: DataFrame, settings: Settings) -> DataFrame:
+def build(new: DataFrame, records: DataFrame, history: DataFrame, settings: LakeSettings) -> DataFrame:
     """Rows of `commits` for the records in `new`. `records` are all of bronze, `history` the commits before."""
     rows = new.where("`kind` = 'offset' AND effective_offset IS NOT NULL AND `group` IS NOT NULL")
     # The marker may lie in a later micro-batch than the records of its transaction, but each of them has its time.
@@ -42,7 +42,7 @@ def build(new: DataFrame, records: DataFrame, history: DataFrame, settings: Sett
     )
 
 
-def _inferred(rows: DataFrame, records: DataFrame, history: DataFrame, settings: Settings) -> DataFrame:
+def _inferred(rows: DataFrame, records: DataFrame, history: DataFrame, settings: LakeSettings) -> DataFrame:
     """`inferred_reason` of each tombstone of `rows` that has no recorded one."""
     tombstones = rows.where("is_tombstone AND tombstone_reason IS NULL")
     second = F.date_trunc("second", "timestamp")
@@ -62,7 +62,7 @@ def _inferred(rows: DataFrame, records: DataFrame, history: DataFrame, settings:
     )
 
 
-def _reason(settings: Settings) -> Column:
+def _reason(settings: LakeSettings) -> Column:
     age_ms = F.expr("unix_millis(timestamp) - unix_millis(last_commit)")
     return (
         F.when(F.expr("timestamp >= last_expire"), "expired")

@@ -18,7 +18,7 @@ import kcoord.pipeline
 from kcoord.pipeline.lake import commits, current
 from kcoord.pipeline.lake.builders import BY_LOG_PARTITION, WHOLE, Builder
 from kcoord.pipeline.lake.ingest import bronze
-from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.tables import TABLES
 
 
@@ -73,14 +73,14 @@ def _expect_accumulators(spark: SparkSession) -> None:
     vars(client)["execute_command_as_iterator"] = ask_and_expect
 
 
-def _query(spark: SparkSession, builder: Builder, settings: Settings, now: datetime) -> Callable[[], DataFrame]:
+def _query(spark: SparkSession, builder: Builder, settings: LakeSettings, now: datetime) -> Callable[[], DataFrame]:
     return lambda: builder.build({name: spark.read.table(name) for name in builder.inputs}, settings, now)
 
 
-def _settings(spark: SparkSession) -> tuple[Settings, datetime]:
+def _settings(spark: SparkSession) -> tuple[LakeSettings, datetime]:
     """Without `kcoord.now` ages count from when the pipeline runs: what the tables hold cannot be asked here."""
     minutes = spark.conf.get("kcoord.retention-minutes", "")
-    settings = Settings.from_text(
+    settings = LakeSettings.from_text(
         {},
         retention_ms=int(minutes) * MS_PER_MINUTE if minutes else None,
         expiry_policy=spark.conf.get("kcoord.expiry-policy", "") or None,

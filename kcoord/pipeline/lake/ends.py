@@ -12,7 +12,7 @@ from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import OffsetSpec
 from kcoord.client.types import TopicPartition
 from kcoord.pipeline.lake.ingest import MAX_TIMESTAMP_MS
-from kcoord.pipeline.lake.storage import Lake, Note
+from kcoord.pipeline.lake.storage import Lake, TableNote
 from kcoord.pipeline.lake.tables import TABLES
 from kcoord_protocol.errors import KafkaError
 
@@ -61,6 +61,6 @@ def add_sample(lake: Lake, ends: list[End], moment: datetime) -> None:
         for created in [each.created_timestamp]
     ]
     lake.append("ends", lake.spark.createDataFrame(rows, TABLES["ends"].schema).coalesce(1))
-    note = lake.note("ends") or Note()
+    note = lake.note("ends") or TableNote()
     newest = max(note.progress.get(MAX_TIMESTAMP_MS, 0), int(moment.timestamp() * 1000))
-    lake.set_note("ends", Note(note.version + 1, {}, {MAX_TIMESTAMP_MS: newest}))
+    lake.set_note("ends", TableNote(note.version + 1, {}, {MAX_TIMESTAMP_MS: newest}))

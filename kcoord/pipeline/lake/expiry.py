@@ -22,12 +22,12 @@ from kcoord.pipeline.lake.commits import KEY
 from kcoord.pipeline.lake.ends_lines import newest
 from kcoord.pipeline.lake.frames import unique
 from kcoord.pipeline.lake.groups import group_states, subscriptions
-from kcoord.pipeline.lake.settings import ExpiryPolicy, Settings
+from kcoord.pipeline.lake.settings import ExpiryPolicy, LakeSettings
 from kcoord.pipeline.lake.tables import TABLES
 
 
 def build_expiry(
-    current: DataFrame, epochs: DataFrame, members: DataFrame, regexes: DataFrame, settings: Settings, now: datetime
+    current: DataFrame, epochs: DataFrame, members: DataFrame, regexes: DataFrame, settings: LakeSettings, now: datetime
 ) -> DataFrame:
     rows = _with_group(current, epochs, members, regexes)
     rows = rows.withColumn("basis", _basis(settings))
@@ -50,7 +50,7 @@ def _with_group(current: DataFrame, epochs: DataFrame, members: DataFrame, regex
     return rows.withColumn("is_wanted", ~F.col("is_known") | F.array_contains("topics", F.col("topic")))
 
 
-def _basis(settings: Settings) -> Column:
+def _basis(settings: LakeSettings) -> Column:
     is_simple = F.col("kind").isNull() | ((F.col("kind") == "classic") & (F.coalesce("protocol_type", F.lit("")) == ""))
     by_commit = F.lit(settings.expiry_policy is ExpiryPolicy.KAFKA) & (F.col("kind") == "consumer")
     return (

@@ -19,9 +19,9 @@ import kcoord.pipeline
 from kcoord.pipeline.lake import record_files
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats import Format
-from kcoord.pipeline.lake.storage import Lake, Note
+from kcoord.pipeline.lake.storage import Lake, TableNote
 from kcoord.pipeline.lake.tables import TABLES
-from kcoord.pipeline.options import Options
+from kcoord.pipeline.options import SourceOptions
 
 GROUP_OFFSET: Final = "group_offset."
 """Of each log partition: the log offset of its newest group record."""
@@ -58,7 +58,7 @@ def ingest(
     by_files = lake.format is Format.PARQUET
     source = lake.spark.readStream.format("kcoord").option("table", "ranges" if by_files else "records")
     stream = source.options(**given).load(log)
-    parsed = Options.parse({**given, "table": "records", "path": log})
+    parsed = SourceOptions.parse({**given, "table": "records", "path": log})
 
     def write(frame: DataFrame, batch: int) -> None:
         on_batch(write_files(lake, frame, batch, parsed) if by_files else write_batch(lake, frame, batch))
@@ -81,7 +81,7 @@ def bronze(source: DataFrame, batch: int) -> DataFrame:
     return TABLES["records"].conform(source.withColumn("kind", kind).withColumn("batch", F.lit(batch)))
 
 
-def write_files(lake: Lake, ranges: DataFrame, batch: int, options: Options) -> Ingested:
+def write_files(lake: Lake, ranges: DataFrame, batch: int, options: SourceOptions) -> Ingested:
     """As `write_batch`, for rows of the source's table `ranges`: the workers read them and write the files."""
     place = lake.files_uri(TABLES["records"])
     record_files.clear(place, batch)
@@ -102,7 +102,7 @@ def write_batch(lake: Lake, frame: DataFrame, batch: int) -> Ingested:
 
 
 def _note(lake: Lake, batch: int, facts: Iterable[Row]) -> Ingested:
-    note = lake.note("records") or Note()
+    note = lake.note("records") or TableNote()
     progress = dict(note.progress)
     rows = 0
     for fact in facts:
@@ -114,5 +114,5 @@ def _note(lake: Lake, batch: int, facts: Iterable[Row]) -> Ingested:
     if batch > progress.get("batch", -1):
         progress["rows"] = progress.get("rows", 0) + rows
     progress["batch"] = batch
-    lake.set_note("records", Note(note.version + 1, {}, progress))
+    lake.set_note("records", TableNote(note.version + 1, {}, progress))
     return Ingested(batch, rows, progress.get("rows", rows))

@@ -24,8 +24,8 @@ from kcoord.pipeline.lake import commits, current
 from kcoord.pipeline.lake.builders import BY_LOG_PARTITION, WHOLE, Builder, topic_names
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.ingest import GROUP_OFFSET, MAX_TIMESTAMP_MS
-from kcoord.pipeline.lake.settings import Settings
-from kcoord.pipeline.lake.storage import Lake, Note
+from kcoord.pipeline.lake.settings import LakeSettings
+from kcoord.pipeline.lake.storage import Lake, TableNote
 
 JOBS: Final = {
     "current": ("current_offsets",),
@@ -48,7 +48,7 @@ Progress = Callable[[str], None]
 class Jobs:
     """One run over a lake. `on_table` hears the name of each table before it is made."""
 
-    def __init__(self, lake: Lake, settings: Settings, on_table: Progress = lambda name: None) -> None:
+    def __init__(self, lake: Lake, settings: LakeSettings, on_table: Progress = lambda name: None) -> None:
         self._lake = lake
         self._settings = settings
         self._on_table = on_table
@@ -99,8 +99,8 @@ class Jobs:
             newest_ms = max(newest_ms, ends.progress.get(MAX_TIMESTAMP_MS, 0))
         return datetime.fromtimestamp(newest_ms / 1000, UTC)
 
-    def _records(self) -> Note:
-        return self._lake.note("records") or Note()
+    def _records(self) -> TableNote:
+        return self._lake.note("records") or TableNote()
 
     def _made(self, name: str) -> None:
         self.made.append(name)
@@ -109,7 +109,7 @@ class Jobs:
     # Tables that grow.
 
     def _grow_commits(self) -> None:
-        note = self._lake.note("commits") or Note()
+        note = self._lake.note("commits") or TableNote()
         retention = {"retention_ms": str(self._settings.retention_ms)}
         done = note.progress.get("batch", -1) if note.made_from == retention else -1
         newest = self._records().progress.get("batch", -1)
@@ -121,11 +121,11 @@ class Jobs:
         rows = commits.build(records.where(F.col("batch") > done), records, history, self._settings)
         # The layout is by batch, so that what a killed run left is replaced, and nothing older is touched.
         self._lake.write("commits", rows)
-        self._lake.set_note("commits", Note(note.version + 1, retention, {"batch": newest}))
+        self._lake.set_note("commits", TableNote(note.version + 1, retention, {"batch": newest}))
 
     def _grow_current(self) -> None:
-        note = self._lake.note("current_offsets") or Note()
-        newest = (self._lake.note("commits") or Note()).progress["batch"]
+        note = self._lake.note("current_offsets") or TableNote()
+        newest = (self._lake.note("commits") or TableNote()).progress["batch"]
         done = note.progress.get("batch", -1)
         if done >= newest:
             return
@@ -139,12 +139,12 @@ class Jobs:
         table = current.build(rows, before)
         self._lake.begin("current_offsets")
         self._lake.write("current_offsets", table)
-        self._lake.set_note("current_offsets", Note(note.version + 1, {}, {"batch": newest}))
+        self._lake.set_note("current_offsets", TableNote(note.version + 1, {}, {"batch": newest}))
 
     # Tables that are made anew, in part or whole.
 
     def _refresh(self, name: str, builder: Builder) -> None:
-        note = self._lake.note(name) or Note()
+        note = self._lake.note(name) or TableNote()
         made_from = self._names_version() if "ends" in builder.inputs else {"topic_names": ""}
         known = note.progress if note.made_from == made_from else {}
         newest = {key: value for key, value in self._records().progress.items() if key.startswith(GROUP_OFFSET)}
@@ -156,7 +156,7 @@ class Jobs:
         inputs["records"] = inputs["records"].where(F.col("log_partition").isin(stale))
         self._lake.begin(name)
         self._lake.write(name, builder.build(inputs, self._settings, self.now()))
-        self._lake.set_note(name, Note(note.version + 1, made_from, newest))
+        self._lake.set_note(name, TableNote(note.version + 1, made_from, newest))
 
     def _names_version(self) -> dict[str, str]:
         """Topic names may become known after the assignments that need them."""
@@ -165,8 +165,8 @@ class Jobs:
         return {"topic_names": str(digest)}
 
     def _remake(self, name: str, builder: Builder) -> None:
-        note = self._lake.note(name) or Note()
-        made_from = {each: str((self._lake.note(each) or Note()).version) for each in builder.inputs}
+        note = self._lake.note(name) or TableNote()
+        made_from = {each: str((self._lake.note(each) or TableNote()).version) for each in builder.inputs}
         settings = {**self._settings.to_text(), "now": self.now().isoformat()}
         made_from |= {each: settings[each] for each in builder.uses}
         if note.made_from == made_from:
@@ -175,7 +175,7 @@ class Jobs:
         frame = builder.build(self._inputs(builder), self._settings, self.now())
         self._lake.begin(name)
         self._lake.write(name, frame)
-        self._lake.set_note(name, Note(note.version + 1, made_from))
+        self._lake.set_note(name, TableNote(note.version + 1, made_from))
 
     def _inputs(self, builder: Builder) -> dict[str, DataFrame]:
         return {each: self._lake.read(each) for each in builder.inputs}

@@ -7,13 +7,13 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from kcoord.pipeline.lake.frames import with_zeros
-from kcoord.pipeline.lake.settings import Settings
+from kcoord.pipeline.lake.settings import LakeSettings
 from kcoord.pipeline.lake.tables import TABLES
 
 _LIFE = ("group", "incarnation", "kind")
 
 
-def build_storms(epochs: DataFrame, settings: Settings) -> DataFrame:
+def build_storms(epochs: DataFrame, settings: LakeSettings) -> DataFrame:
     """A storm: at least `storm_epochs` epochs within `storm_window_ms`, and all that follow as closely."""
     order = Window.partitionBy(*_LIFE).orderBy("log_offset")
     span = settings.storm_epochs - 1

@@ -22,7 +22,7 @@ from pyarrow import fs
 
 from kcoord.pipeline.keys import OFFSET_TYPES
 from kcoord.pipeline.lake.files import file_system
-from kcoord.pipeline.options import Options
+from kcoord.pipeline.options import SourceOptions
 from kcoord.pipeline.range_reader import LogRange
 from kcoord.pipeline.reading import Ranges, read_ranges
 from kcoord.pipeline.schemas import RECORDS
@@ -48,7 +48,7 @@ def clear(table_uri: str, batch: int) -> None:
             files.delete_dir(_folder(root, kind, batch))
 
 
-def writer(options: Options, table_uri: str, batch: int) -> Write:
+def writer(options: SourceOptions, table_uri: str, batch: int) -> Write:
     """For `mapInArrow` over the table `ranges` of the source; the rows that it gives are `FACTS`."""
 
     def write(works: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -59,7 +59,7 @@ def writer(options: Options, table_uri: str, batch: int) -> Write:
     return write
 
 
-def write_ranges(work: Ranges, options: Options, table_uri: str, batch: int) -> pa.RecordBatch:
+def write_ranges(work: Ranges, options: SourceOptions, table_uri: str, batch: int) -> pa.RecordBatch:
     """The records of the ranges, into one file per kind that there is."""
     files, root = file_system(table_uri)
     writers = {kind: _Writer(files, _folder(root, kind, batch), _name(work.ranges[0])) for kind in KINDS}

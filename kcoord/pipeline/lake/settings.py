@@ -22,7 +22,7 @@ class ExpiryPolicy(StrEnum):
 
 
 @dataclass(frozen=True)
-class Settings:
+class LakeSettings:
     """`now` None: the newest moment that the lake knows, so that a job that runs again says the same."""
 
     now: datetime | None = None
@@ -44,7 +44,7 @@ class Settings:
         return {name: str(value) for name, value in asdict(self).items() if name != "now"}
 
     @classmethod
-    def from_text(cls, stored: Mapping[str, str], **given: object) -> Settings:
+    def from_text(cls, stored: Mapping[str, str], **given: object) -> LakeSettings:
         """The stored settings, and over them those that were given (None: not given)."""
         texts = {**stored, **{name: str(value) for name, value in given.items() if value is not None}}
         unknown = texts.keys() - cls().to_text().keys()

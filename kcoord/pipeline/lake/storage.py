@@ -24,16 +24,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats import Format, open_store
-from kcoord.pipeline.lake.formats.place import Place
+from kcoord.pipeline.lake.formats.place import LakePlace
 from kcoord.pipeline.lake.formats.s3 import HADOOP_FILE_SYSTEM
-from kcoord.pipeline.lake.tables import TABLES, Table
+from kcoord.pipeline.lake.tables import TABLES, LakeTable
 from kcoord.pipeline.log_files import join
 
 NOTES: Final = "_kcoord"
 
 
 @dataclass(slots=True)
-class Note:
+class TableNote:
     """What a table was made from: `version` rises with each write, `made_from` is compared, `progress` is the job's."""
 
     version: int = 0
@@ -56,7 +56,7 @@ class Lake:
         self.format = table_format
         self._given_uri = uri
         try:
-            self._place = Place.of(uri)
+            self._place = LakePlace.of(uri)
         except (ValueError, OSError) as error:
             raise LakeError(f"lake {uri}: {error}") from error
         self.uri = self._place.uri
@@ -66,10 +66,10 @@ class Lake:
             self._check_spark()
         self._store = open_store(spark, self._place, table_format)
 
-    def path(self, table: Table) -> str:
+    def path(self, table: LakeTable) -> str:
         return f"{self.uri}/{table.layer}/{table.name}"
 
-    def files_uri(self, table: Table) -> str:
+    def files_uri(self, table: LakeTable) -> str:
         """The folder of a table as pyarrow names it, with the options of the lake's URI; `path` is Spark's name."""
         return join(self._given_uri, f"{table.layer}/{table.name}")
 
@@ -126,20 +126,20 @@ class Lake:
 
     # Notes.
 
-    def note(self, name: str) -> Note | None:
+    def note(self, name: str) -> TableNote | None:
         text = self._text(f"{name}.json")
         if text is None:
             return None
         content = json.loads(text)
-        return Note(content["version"], content["made_from"], content["progress"])
+        return TableNote(content["version"], content["made_from"], content["progress"])
 
-    def set_note(self, name: str, note: Note) -> None:
+    def set_note(self, name: str, note: TableNote) -> None:
         self._replace(f"{name}.json", note.to_json())
 
     def begin(self, name: str) -> None:
         """From here on until `set_note` the table may be half old."""
         note = self.note(name)
-        self.set_note(name, Note(0 if note is None else note.version))
+        self.set_note(name, TableNote(0 if note is None else note.version))
 
     def stored_settings(self) -> dict[str, str]:
         """The settings with which the lake was last made; empty for a new one."""

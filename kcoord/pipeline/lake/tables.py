@@ -24,7 +24,7 @@ _OF_THE_SOURCE: Final = "*records of the source"
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class LakeColumn:
     """One column: its name, its type as Spark writes it, its meaning with the unit."""
 
     name: str
@@ -33,14 +33,14 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class LakeTable:
     """`key` names one row. Files are laid out by `partitioned_by`; empty: one table, replaced as a whole."""
 
     layer: str
     name: str
     doc: str
     key: tuple[str, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[LakeColumn, ...]
     partitioned_by: tuple[str, ...] = ()
 
     @property
@@ -56,14 +56,14 @@ class Table:
         return frame.select([F.col(f"`{each.name}`").cast(each.type).alias(each.name) for each in self.columns])
 
 
-def _parse(text: str) -> Iterator[Table]:
+def _parse(text: str) -> Iterator[LakeTable]:
     common, *sections = (section.strip().splitlines() for section in text.split("\n\n") if not section.startswith("#"))
     assert common[0] == _COMMON, common[0]
     shared = {column.name: column for line in common[1:] for column in _columns(line, {})}
     for title, doc, *lines in sections:
         layer, _, name = title.strip("[]").partition(".")
         key, layout = _names(lines, "key:"), _names(lines, "layout:")
-        yield Table(layer, name, doc, key, tuple(each for line in lines for each in _columns(line, shared)), layout)
+        yield LakeTable(layer, name, doc, key, tuple(each for line in lines for each in _columns(line, shared)), layout)
 
 
 def _names(lines: list[str], title: str) -> tuple[str, ...]:
@@ -73,14 +73,14 @@ def _names(lines: list[str], title: str) -> tuple[str, ...]:
     return tuple(lines.pop(0).removeprefix(title).split())
 
 
-def _columns(line: str, shared: Mapping[str, Column]) -> Iterator[Column]:
+def _columns(line: str, shared: Mapping[str, LakeColumn]) -> Iterator[LakeColumn]:
     if line == _OF_THE_SOURCE:
         fields = from_arrow_schema(SOURCE_RECORDS.schema()).fields
         for column, field in zip(SOURCE_RECORDS.columns, fields, strict=True):
-            yield Column(column.name, field.dataType.simpleString(), column.doc)
+            yield LakeColumn(column.name, field.dataType.simpleString(), column.doc)
     elif " | " in line:
         name, kind, doc = (part.strip() for part in line.split(" | ", 2))
-        yield Column(name, kind, doc)
+        yield LakeColumn(name, kind, doc)
     else:
         yield from (shared[name] for name in line.split())
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kcoord.metrics.exposition import MetricsServer, Snapshot, Timing
+from kcoord.metrics.exposition import MetricsServer, MetricsSnapshot, Timing
 from kcoord.metrics.measures import Measures, RequestMeasures
 from kcoord.server.api.exchange import DeferredResponse
 from kcoord.server.net.request_path import PathSettings, RequestPath
@@ -97,7 +97,7 @@ class BrokerMetrics:
             "group_completed_rebalance": counters.classic_rebalances_completed,
         }
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self) -> MetricsSnapshot:
         """The numbers of now; the groups of one shard after the other."""
         measures, services = self.measures, (self._groups, self._transactions)
         counters = self._groups.counters
@@ -107,7 +107,7 @@ class BrokerMetrics:
             if shard is not None:
                 groups.update(shard.count_groups())
                 await asyncio.sleep(0)
-        return Snapshot(
+        return MetricsSnapshot(
             requests=[(key, version, Timing.of(found)) for key, version, found in measures.requests.items()],
             connections={listener.listener_name: listener.connection_count for listener in self._listeners},
             groups=groups,

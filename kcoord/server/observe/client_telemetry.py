@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kcoord.metadata.client_metrics import DEFAULT_INTERVAL_MS, Subscription, subscriptions_of
+from kcoord.metadata.client_metrics import DEFAULT_INTERVAL_MS, MetricsSubscription, subscriptions_of
 from kcoord_protocol.batch_header import crc32c
 from kcoord_protocol.compression import Compression, decompress
 from kcoord_protocol.errors import BatchTooLargeError, CorruptBatchError, Errors, KafkaError
@@ -69,7 +69,7 @@ class ClientFacts:
 @dataclass(slots=True)
 class _Instance:
     attributes: Mapping[str, str]
-    subscriptions: Sequence[Subscription]
+    subscriptions: Sequence[MetricsSubscription]
     """Those of the image by which the next three were found."""
     subscription_id: int
     metrics: list[str]
@@ -105,7 +105,7 @@ class ClientTelemetry:
         self._new_id = new_id
         self._receive = receive
         self._image: MetadataImage | None = None
-        self._subscriptions: Sequence[Subscription] = ()
+        self._subscriptions: Sequence[MetricsSubscription] = ()
         self._instances: OrderedDict[bytes, _Instance] = OrderedDict()
 
     def __len__(self) -> int:

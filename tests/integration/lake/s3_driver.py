@@ -13,7 +13,7 @@ from kcoord.pipeline.lake.formats import Format
 from kcoord.pipeline.lake.ingest import ingest
 from kcoord.pipeline.lake.jobs import Jobs
 from kcoord.pipeline.lake.session import get_session
-from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake
 from tests.integration.lake.conftest import SMALL
 from tests.support.client_races import take_retries
@@ -35,7 +35,7 @@ def grow(lake: Lake, log: str, log_partitions: tuple[int, ...]) -> None:
 
 
 def current(lake: Lake) -> dict[Key, int]:
-    Jobs(lake, Settings(retention_ms=MS_PER_MINUTE)).run("current")
+    Jobs(lake, LakeSettings(retention_ms=MS_PER_MINUTE)).run("current")
     return committed_offsets(lake.read("current_offsets").collect())
 
 

@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats import Format, open_store
-from kcoord.pipeline.lake.formats.place import Place
+from kcoord.pipeline.lake.formats.place import LakePlace
 from kcoord.pipeline.lake.ingest import ingest
 from kcoord.pipeline.lake.jobs import Jobs
-from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake
 from tests.support.offsets_sample import Key, committed_offsets, described_offsets, unpack_sample
 from tests.support.spark import unless_too_busy
@@ -36,7 +36,7 @@ def _ingest(lake: Lake, log: str, log_partitions: str) -> None:
 
 
 def _current(lake: Lake) -> dict[Key, int]:
-    Jobs(lake, Settings(retention_ms=MS_PER_MINUTE)).run("current")
+    Jobs(lake, LakeSettings(retention_ms=MS_PER_MINUTE)).run("current")
     return committed_offsets(lake.read("current_offsets").collect())
 
 
@@ -91,11 +91,11 @@ def test_a_format_without_its_library_is_refused(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for table_format in FORMATS:
         with pytest.raises(LakeError, match=rf"pip install 'kcoord\[{table_format}\]'"):
-            open_store(spark, Place.of(str(tmp_path)), table_format)
+            open_store(spark, LakePlace.of(str(tmp_path)), table_format)
 
 
 def test_iceberg_on_object_storage_needs_a_catalog(spark: SparkSession, tmp_path: Path) -> None:
-    elsewhere = Place("s3://bucket/lake", fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "lake")
+    elsewhere = LakePlace("s3://bucket/lake", fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "lake")
     with pytest.raises(LakeError, match="PYICEBERG_CATALOG__KCOORD__URI"):
         open_store(spark, elsewhere, Format.ICEBERG)
 

@@ -28,7 +28,7 @@ from kcoord.pipeline.lake.builders import WHOLE
 from kcoord.pipeline.lake.ends import add_sample, ask
 from kcoord.pipeline.lake.ingest import ingest
 from kcoord.pipeline.lake.jobs import SILVER, Jobs
-from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake
 from tests.integration.lake.replay import replay
 from tests.support.kcoord_process import KcoordProcess
@@ -39,7 +39,7 @@ from tests.support.waiting import wait_until
 
 SAMPLE_RECORDS = 24_368
 DUMPED = "log_partition IN (0, 5, 6) AND `group` IS NOT NULL"
-SAMPLE_SETTINGS = Settings(retention_ms=MS_PER_MINUTE)
+SAMPLE_SETTINGS = LakeSettings(retention_ms=MS_PER_MINUTE)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_asof_is_the_snapshot_that_was_taken_then(spark: SparkSession, tmp_path:
     finally:
         broker.stop()
     ingest(lake, str(broker.data)).awaitTermination()
-    found = snapshot(lake, Jobs(lake, Settings()), moment)
+    found = snapshot(lake, Jobs(lake, LakeSettings()), moment)
     assert committed_offsets(found.offsets.collect()) == offsets
     owned = {
         (row["member_id"], row["topic"], row["partition"])
@@ -181,7 +181,7 @@ def test_asof_is_the_snapshot_that_was_taken_then(spark: SparkSession, tmp_path:
     # And what came after the moment is there as well, with the reasons that the broker wrote.
     commits = lake.read("commits").where("is_tombstone").select("group", "reason", "reason_source").distinct()
     assert [tuple(row) for row in commits.collect()] == [("side", "group-delete", "recorded")]
-    Jobs(lake, Settings()).run("status")
+    Jobs(lake, LakeSettings()).run("status")
     lag = {(row["partition"], row["lag"]) for row in lake.read("lag").where("`group` = 'side'").collect()}
     assert lag == {(0, 0)}
 

@@ -19,14 +19,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kcoord.pipeline.lake import current, jobs
 from kcoord.pipeline.lake.jobs import Jobs
-from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
-from kcoord.pipeline.lake.storage import Lake, Note
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
+from kcoord.pipeline.lake.storage import Lake, TableNote
 from kcoord.pipeline.lake.tables import TABLES
 
 KEYS = 1_010_000
 AGAIN = 2_000_000
 """What a second commit adds to the offset."""
-SETTINGS = Settings(retention_ms=MS_PER_MINUTE)
+SETTINGS = LakeSettings(retention_ms=MS_PER_MINUTE)
 NOT_THERE = np.iinfo(np.int64).min
 Numbers = npt.NDArray[np.int64]
 
@@ -65,8 +65,8 @@ def add(lake: Lake, batch: int, *parts: DataFrame) -> None:
     for part in parts:
         frame = frame.unionByName(part, allowMissingColumns=True)
     lake.write("commits", frame)
-    lake.set_note("records", Note(batch + 1, {}, {"batch": batch}))
-    lake.set_note("commits", Note(batch + 1, {"retention_ms": str(SETTINGS.retention_ms)}, {"batch": batch}))
+    lake.set_note("records", TableNote(batch + 1, {}, {"batch": batch}))
+    lake.set_note("commits", TableNote(batch + 1, {"retention_ms": str(SETTINGS.retention_ms)}, {"batch": batch}))
 
 
 def offsets(lake: Lake) -> Numbers:

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 import kcoord.cli.submit.lake
 from kcoord.pipeline.lake.builders import BY_LOG_PARTITION, WHOLE
 from kcoord.pipeline.lake.jobs import Jobs
-from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake
 from kcoord.pipeline.lake.tables import TABLES
 from tests.support.offsets_sample import committed_offsets, described_offsets, unpack_sample
@@ -53,7 +53,7 @@ def lake(spark: SparkSession, log: str, tmp_path_factory: pytest.TempPathFactory
 def test_a_submitted_job_fills_the_lake(lake: Lake, log: str, spark: SparkSession) -> None:
     note = lake.note("records")
     assert note is not None and note.progress["rows"] == lake.read("records").count() > 0
-    Jobs(lake, Settings(retention_ms=MS_PER_MINUTE)).run("current")
+    Jobs(lake, LakeSettings(retention_ms=MS_PER_MINUTE)).run("current")
     assert committed_offsets(lake.read("current_offsets").collect()) == described_offsets(*READ)
 
 
@@ -70,7 +70,7 @@ def test_the_declarative_pipeline_makes_the_same_tables(
     options += ["--conf", f"spark.driver.extraJavaOptions={JVM}"]
     run_spark(project, "spark-pipelines", "run", "--spec", "spark-pipeline.yml", *options)
 
-    jobs = Jobs(lake, Settings(NOW, retention_ms=MS_PER_MINUTE))
+    jobs = Jobs(lake, LakeSettings(NOW, retention_ms=MS_PER_MINUTE))
     names = ["records", "commits", "current_offsets", *BY_LOG_PARTITION, *WHOLE]
     jobs.ensure_all(names)
     for name in names:

@@ -17,7 +17,7 @@ from kcoord.pipeline.lake.asof import snapshot
 from kcoord.pipeline.lake.builders import WHOLE
 from kcoord.pipeline.lake.jobs import SILVER, Jobs
 from kcoord.pipeline.lake.report.page import write_report
-from kcoord.pipeline.lake.settings import MS_PER_MINUTE, Settings
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, LakeSettings
 from kcoord.pipeline.lake.storage import Lake
 from kcoord.pipeline.lake.tables import TABLES
 from tests.integration.lake.made_log import moment
@@ -34,11 +34,11 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
     lengths = (len(log.rows), len(other.rows))
     fill(spark, made, 0, log, other)
     add_samples(made, SAMPLES[:2])
-    Jobs(made, Settings()).ensure_all([*SILVER, "current_offsets"])
+    Jobs(made, LakeSettings()).ensure_all([*SILVER, "current_offsets"])
     second_half(log, other)
     fill(spark, made, 1, log, other, skip=lengths)
     add_samples(made, SAMPLES[2:])
-    Jobs(made, Settings()).ensure_all([*SILVER, "current_offsets", *WHOLE])
+    Jobs(made, LakeSettings()).ensure_all([*SILVER, "current_offsets", *WHOLE])
     yield made
 
 
@@ -263,7 +263,7 @@ def test_hot_groups_are_counted_by_the_hour(lake: Lake) -> None:
 
 
 def test_asof_is_the_state_at_that_moment(lake: Lake) -> None:
-    jobs = Jobs(lake, Settings())
+    jobs = Jobs(lake, LakeSettings())
     before = snapshot(lake, jobs, moment(7.5), ("g",))
     assert rows(before.groups, "group kind state epoch members") == [("g", "consumer", "Stable", 2, 2)]
     assert rows(before.members, "member_id") == [("m1",), ("m2",)]
@@ -281,13 +281,13 @@ def test_asof_is_the_state_at_that_moment(lake: Lake) -> None:
 
 
 def test_what_is_up_to_date_is_left_alone(lake: Lake) -> None:
-    jobs = Jobs(lake, Settings())
+    jobs = Jobs(lake, LakeSettings())
     jobs.ensure_all([*SILVER, "current_offsets", *WHOLE])
     assert jobs.made == []
-    shorter = Jobs(lake, Settings(retention_ms=30 * MS_PER_MINUTE))
+    shorter = Jobs(lake, LakeSettings(retention_ms=30 * MS_PER_MINUTE))
     shorter.ensure("expiry")
     assert shorter.made == ["commits", "expiry"]
-    back = Jobs(lake, Settings())
+    back = Jobs(lake, LakeSettings())
     back.ensure("expiry")
     assert rows(lake.read("expiry"), "expires_at", "`group` = 'simple'") == [(2.0 + RETENTION_S,)]
 
@@ -299,7 +299,7 @@ def test_a_lake_filled_at_once_has_the_same_tables(lake: Lake, spark: SparkSessi
     fill(spark, whole, 0, log, other)
     add_samples(whole, SAMPLES)
     names = [*SILVER, "current_offsets", "lag", "audit_1327", "convergence"]
-    Jobs(whole, Settings()).ensure_all(names)
+    Jobs(whole, LakeSettings()).ensure_all(names)
     for name in names:
         columns = " ".join(column.name for column in TABLES[name].columns if column.name != "batch")
         assert rows(whole.read(name), columns) == rows(lake.read(name), columns), name
@@ -308,7 +308,7 @@ def test_a_lake_filled_at_once_has_the_same_tables(lake: Lake, spark: SparkSessi
 @pytest.fixture(scope="module")
 def page(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("report") / "report.html"
-    size = write_report(lake, Jobs(lake, Settings()), str(output), "Made <by> hand")
+    size = write_report(lake, Jobs(lake, LakeSettings()), str(output), "Made <by> hand")
     assert output.stat().st_size == size
     return output
 

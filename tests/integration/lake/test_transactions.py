@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from kcoord.pipeline.lake.asof import snapshot
 from kcoord.pipeline.lake.ingest import ingest
 from kcoord.pipeline.lake.jobs import Jobs
-from kcoord.pipeline.lake.settings import Settings
+from kcoord.pipeline.lake.settings import LakeSettings
 from kcoord.pipeline.lake.storage import Lake
 from tests.support.coordinator_log import Step, batches_of, offsets_of, random_log, replayed
 from tests.support.offsets_sample import committed_offsets
@@ -31,14 +31,14 @@ def grown(spark: SparkSession, folder: Path, batches: list[bytes], *ends: int) -
         for batch in batches[begin:end]:
             writer.append(batch)
         unless_too_busy(lambda: ingest(lake, str(folder / "log")).awaitTermination())
-        Jobs(lake, Settings()).run("current")
+        Jobs(lake, LakeSettings()).run("current")
     writer.close()
     return lake
 
 
 def check_as_of(lake: Lake, batches: list[bytes], *counts: int) -> None:
     """A batch of these logs is written every millisecond."""
-    jobs = Jobs(lake, Settings())
+    jobs = Jobs(lake, LakeSettings())
     for count in counts:
         found = snapshot(lake, jobs, BEGIN + timedelta(milliseconds=count - 1))
         assert committed_offsets(found.offsets.collect()) == offsets_of(replayed(batches[:count])), count

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kcoord.cli.group_insight import Settings, changes, explain
+from kcoord.cli.group_insight import InsightSettings, changes, explain
 from kcoord.client.admin.model import ConsumerGroupDescription, MemberDescription
 from kcoord.client.types import Node, TopicPartition
 
-SETTINGS = Settings(["uniform", "range"], 45_000)
+SETTINGS = InsightSettings(["uniform", "range"], 45_000)
 
 
 def partitions(*numbers: int) -> frozenset[TopicPartition]:
@@ -33,7 +33,7 @@ def group(
     return replace(description, **fields)  # type: ignore[arg-type]
 
 
-def explained(description: ConsumerGroupDescription, settings: Settings = SETTINGS) -> list[tuple[str, str]]:
+def explained(description: ConsumerGroupDescription, settings: InsightSettings = SETTINGS) -> list[tuple[str, str]]:
     return [(finding.subject, finding.text) for finding in explain(description, settings)]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.cli.group_descriptions import MEMBERS_VERBOSE, _print_tables, member_rows, offset_rows, state_row
-from kcoord.cli.output import Column, assignment_text, node_text, print_rows, time_text
+from kcoord.cli.output import OutputColumn, assignment_text, node_text, print_rows, time_text
 from kcoord.cli.session import client_config
 from kcoord.cli.topics import topic_json, topic_lines
 from kcoord.client.admin.model import (
@@ -34,7 +34,7 @@ GROUP = ConsumerGroupDescription("g", "Consumer", "Stable", "consumer", "range",
 
 
 def test_tables_keep_every_cell(capsys: pytest.CaptureFixture[str]) -> None:
-    columns = [Column("NAME", "name"), Column("COUNT", "count"), Column("AT", "at", time_text)]
+    columns = [OutputColumn("NAME", "name"), OutputColumn("COUNT", "count"), OutputColumn("AT", "at", time_text)]
     rows: list[dict[str, object]] = [{"name": "a", "count": 10, "at": 0}, {"name": None, "count": None, "at": None}]
     print_rows(columns, rows, as_json=False)
     assert capsys.readouterr().out.splitlines() == [
@@ -45,7 +45,7 @@ def test_tables_keep_every_cell(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_has_the_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    print_rows([Column("A", "a")], [{"a": 1, "b": 2}], as_json=True)
+    print_rows([OutputColumn("A", "a")], [{"a": 1, "b": 2}], as_json=True)
     assert json.loads(capsys.readouterr().out) == [{"a": 1}]
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcoord.client.consumer.fetch_session import FetchSession, Place
+from kcoord.client.consumer.fetch_session import FetchPosition, FetchSessionHandler
 from kcoord.client.types import TopicPartition
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import FetchRequest
@@ -15,8 +15,8 @@ A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b",
 ID, OTHER_ID = b"\x01" * 16, b"\x02" * 16
 
 
-def place(offset: int, topic_id: bytes = ID) -> Place:
-    return Place(topic_id, offset, 3)
+def place(offset: int, topic_id: bytes = ID) -> FetchPosition:
+    return FetchPosition(topic_id, offset, 3)
 
 
 class Leader:
@@ -55,7 +55,7 @@ class Leader:
         return Errors.NONE, request.session_id
 
 
-def ask(session: FetchSession, wanted: dict[TopicPartition, Place], version: int = 13) -> FetchRequest:
+def ask(session: FetchSessionHandler, wanted: dict[TopicPartition, FetchPosition], version: int = 13) -> FetchRequest:
     request = session.ask(FetchRequest(), wanted, version, 1000)
     return FetchRequest.decode(request.encode(version), version)
 
@@ -67,7 +67,7 @@ def named(request: FetchRequest) -> list[tuple[bytes, int, int]]:
 
 
 def test_only_what_has_changed_is_named() -> None:
-    session = FetchSession()
+    session = FetchSessionHandler()
     first = ask(session, {A0: place(0), A1: place(0)})
     assert (first.session_id, first.session_epoch, len(named(first))) == (0, 0, 2)
     session.answered(77)
@@ -80,7 +80,7 @@ def test_only_what_has_changed_is_named() -> None:
 
 
 def test_a_topic_that_was_made_again_is_another_one() -> None:
-    session = FetchSession()
+    session = FetchSessionHandler()
     ask(session, {A0: place(5)})
     session.answered(77)
     request = ask(session, {A0: place(5, OTHER_ID)})
@@ -89,7 +89,7 @@ def test_a_topic_that_was_made_again_is_another_one() -> None:
 
 
 def test_a_lost_answer_ends_the_session() -> None:
-    session = FetchSession()
+    session = FetchSessionHandler()
     ask(session, {A0: place(0)})
     session.answered(77)
     session.failed()
@@ -98,7 +98,7 @@ def test_a_lost_answer_ends_the_session() -> None:
 
 
 def test_old_brokers_have_no_sessions() -> None:
-    session = FetchSession()
+    session = FetchSessionHandler()
     for _ in range(2):
         request = ask(session, {A0: place(0)}, 6)
         assert (request.session_epoch, len(request.topics)) == (-1, 1)
@@ -106,7 +106,7 @@ def test_old_brokers_have_no_sessions() -> None:
 
 
 def test_names_and_ids_are_not_mixed_in_a_session() -> None:
-    session = FetchSession()
+    session = FetchSessionHandler()
     ask(session, {A0: place(0)}, 12)
     session.answered(77)
     request = ask(session, {A0: place(0)}, 13)
@@ -125,8 +125,8 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_the_leader_reads_exactly_what_is_wanted(steps: list[tuple[dict[TopicPartition, Place], str]]) -> None:
-    session, leader = FetchSession(), Leader()
+def test_the_leader_reads_exactly_what_is_wanted(steps: list[tuple[dict[TopicPartition, FetchPosition], str]]) -> None:
+    session, leader = FetchSessionHandler(), Leader()
     for wanted, fate in steps:
         if fate == "evicted":
             leader.sessions.clear()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcoord.client.consumer.fetched import AbortedTransaction, FetchedRecords
+from kcoord.client.consumer.fetched import AbortedProducer, FetchedRecords
 from kcoord.client.types import TopicPartition
 from kcoord_protocol.control_records import ControlRecordType, control_key, end_txn_marker
 from kcoord_protocol.errors import CorruptBatchError
@@ -51,7 +51,7 @@ def read(
         offset,
         data,
         generation=0,
-        aborted=None if aborted is None else [AbortedTransaction(*each) for each in aborted],
+        aborted=None if aborted is None else [AbortedProducer(*each) for each in aborted],
     )
     records = []
     while not fetched.is_drained:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kcoord.client.consumer.member_state import IN_GROUP, MemberState, Partitions, StepKind
+from kcoord.client.consumer.member_state import IN_GROUP, MembershipState, Partitions, StepKind
 from kcoord.client.consumer.membership import LEAVE_EPOCH, LEAVE_STATIC_EPOCH, Membership
 from kcoord.client.types import TopicIdPartition
 from kcoord_protocol.errors import Errors, KafkaError
@@ -58,7 +58,7 @@ def owned_in(request: ConsumerGroupHeartbeatRequest) -> set[int] | None:
     return {partition for topic in request.topic_partitions for partition in topic.partitions}
 
 
-def state_of(member: Membership) -> MemberState:
+def state_of(member: Membership) -> MembershipState:
     """A call, so that mypy does not take the state for constant."""
     return member.state
 
@@ -81,7 +81,7 @@ def joined(assigned: Iterable[int] = (0, 1), *, instance_id: str | None = None) 
     finish_steps(member, 0)
     member.make_heartbeat()
     member.on_response(answer(1), 0)
-    assert state_of(member) is MemberState.STABLE
+    assert state_of(member) is MembershipState.STABLE
     return member
 
 
@@ -122,7 +122,7 @@ class TestJoin:
         member = Membership("g", "m", rack_id="r", server_assignor="range", rebalance_timeout_ms=60_000)
         assert member.heartbeat_due_ms() is None
         member.subscribe({"b", "a"}, None, 10)
-        assert state_of(member) is MemberState.JOINING
+        assert state_of(member) is MembershipState.JOINING
         assert member.heartbeat_due_ms() == 0
         assert member.make_heartbeat() == ConsumerGroupHeartbeatRequest(
             group_id="g",
@@ -171,7 +171,7 @@ class TestJoin:
         member.subscribe({"t"}, None, 0)
         member.make_heartbeat()
         member.on_response(answer(3, assigned=[0, 1], creation_time_ms=77), 20)
-        assert state_of(member) is MemberState.RECONCILING
+        assert state_of(member) is MembershipState.RECONCILING
         assert (member.member_epoch, member.group_creation_time_ms) == (3, 77)
         assert member.heartbeat_due_ms() == 5020
         step = member.next_step({TOPIC})
@@ -179,12 +179,12 @@ class TestJoin:
         assert member.next_step({TOPIC}) is None
         assert member.owned == frozenset()
         member.step_done(step, 30)
-        assert state_of(member) is MemberState.ACKNOWLEDGING
+        assert state_of(member) is MembershipState.ACKNOWLEDGING
         assert member.heartbeat_due_ms() == 0
         request = member.make_heartbeat()
         assert (request.member_epoch, owned_in(request), request.subscribed_topic_names) == (3, {0, 1}, None)
         member.on_response(answer(3), 40)
-        assert state_of(member) is MemberState.STABLE
+        assert state_of(member) is MembershipState.STABLE
         assert member.heartbeat_due_ms() == 5040
         assert owned_in(member.make_heartbeat()) is None
 
@@ -193,7 +193,7 @@ class TestJoin:
         member.subscribe({"t"}, None, 0)
         member.make_heartbeat()
         member.on_response(answer(1, assigned=[]), 0)
-        assert state_of(member) is MemberState.STABLE
+        assert state_of(member) is MembershipState.STABLE
         assert member.next_step({TOPIC}) is None
 
     def test_a_topic_without_a_name_waits(self) -> None:
@@ -203,7 +203,7 @@ class TestJoin:
         member.on_response(answer(1, assigned=[0]), 0)
         assert member.unresolved_topics({}) == {TOPIC}
         assert member.next_step(set()) is None
-        assert state_of(member) is MemberState.RECONCILING
+        assert state_of(member) is MembershipState.RECONCILING
         assert finish_steps(member, 0) == [(StepKind.ASSIGN, {0})]
 
     def test_a_failed_join_is_repeated_in_full_after_the_backoff(self) -> None:
@@ -219,7 +219,7 @@ class TestJoin:
         member.subscribe({"t"}, None, 0)
         member.make_heartbeat()
         member.on_response(answer(0, error=Errors.UNRELEASED_INSTANCE_ID), 0)
-        assert state_of(member) is MemberState.FATAL
+        assert state_of(member) is MembershipState.FATAL
         assert member.fatal_error is not None and member.fatal_error.error is Errors.UNRELEASED_INSTANCE_ID
         assert member.heartbeat_due_ms() is None
         member.leave(0)
@@ -257,7 +257,7 @@ class TestReconciliation:
         response.assignment.topic_partitions.append(other)
         member.on_response(response, 0)
         assert finish_steps(member, 0) == [(StepKind.REVOKE, {0})]
-        assert state_of(member) is MemberState.RECONCILING
+        assert state_of(member) is MembershipState.RECONCILING
         assert member.heartbeat_due_ms() == 0
         assert owned_in(member.make_heartbeat()) == set()
 
@@ -288,11 +288,11 @@ class TestReconciliation:
         assert member.heartbeat_due_ms() == 5000
         assert owned_in(member.make_heartbeat()) is None
         member.on_response(answer(2, assigned=[0]), 10)
-        assert state_of(member) is MemberState.ACKNOWLEDGING
+        assert state_of(member) is MembershipState.ACKNOWLEDGING
         assert member.heartbeat_due_ms() == 0
         assert owned_in(member.make_heartbeat()) == {0}
         member.on_response(answer(3), 20)
-        assert (member.state, member.heartbeat_due_ms()) == (MemberState.STABLE, 5020)
+        assert (member.state, member.heartbeat_due_ms()) == (MembershipState.STABLE, 5020)
 
     def test_a_lost_answer_makes_the_next_heartbeat_full(self) -> None:
         member = joined([0])
@@ -325,11 +325,11 @@ class TestFencing:
         member = joined([0, 1])
         member.make_heartbeat()
         member.on_response(answer(0, error=error), 1000, RETRY_MS)
-        assert state_of(member) is MemberState.FENCED
+        assert state_of(member) is MembershipState.FENCED
         assert not member.may_commit
         assert member.heartbeat_due_ms() is None
         assert finish_steps(member, 1000) == [(StepKind.LOSE, {0, 1})]
-        assert state_of(member) is MemberState.JOINING
+        assert state_of(member) is MembershipState.JOINING
         assert member.heartbeat_due_ms() == 1000 + RETRY_MS
         request = member.make_heartbeat()
         assert (request.member_id, request.member_epoch, owned_in(request)) == ("m", 0, set())
@@ -345,7 +345,7 @@ class TestFencing:
         assert member.next_step({TOPIC}) is None
         member.step_done(step, 0)
         assert finish_steps(member, 0) == [(StepKind.LOSE, {0, 1})]
-        assert state_of(member) is MemberState.JOINING
+        assert state_of(member) is MembershipState.JOINING
 
     @pytest.mark.parametrize("error", [Errors.UNKNOWN_MEMBER_ID, Errors.FENCED_MEMBER_EPOCH])
     def test_a_join_that_is_fenced_is_repeated(self, error: Errors) -> None:
@@ -353,7 +353,7 @@ class TestFencing:
         member.subscribe({"t"}, None, 0)
         member.make_heartbeat()
         member.on_response(answer(0, error=error), 0, RETRY_MS)
-        assert (member.state, member.heartbeat_due_ms()) == (MemberState.JOINING, RETRY_MS)
+        assert (member.state, member.heartbeat_due_ms()) == (MembershipState.JOINING, RETRY_MS)
 
     @pytest.mark.parametrize(
         "error",
@@ -371,7 +371,7 @@ class TestFencing:
         member = joined([0])
         member.make_heartbeat()
         member.on_response(answer(0, error=error), 0)
-        assert state_of(member) is MemberState.FATAL
+        assert state_of(member) is MembershipState.FATAL
         assert finish_steps(member, 0) == [(StepKind.LOSE, {0})]
 
     def test_a_forbidden_topic_is_reported_once_and_the_member_stays(self) -> None:
@@ -390,7 +390,7 @@ class TestFencing:
         response = answer(0)
         response.error_code = 9999
         member.on_response(response, 0)
-        assert state_of(member) is MemberState.FATAL
+        assert state_of(member) is MembershipState.FATAL
 
 
 class TestLeave:
@@ -401,11 +401,11 @@ class TestLeave:
     def test_gives_back_and_says_good_bye(self, instance_id: str | None, static_stays: bool, epoch: int) -> None:
         member = joined([0, 1], instance_id=instance_id)
         member.leave(0, static_stays=static_stays)
-        assert state_of(member) is MemberState.PREPARE_LEAVING
+        assert state_of(member) is MembershipState.PREPARE_LEAVING
         assert member.may_commit
         assert member.heartbeat_due_ms() == 5000
         assert finish_steps(member, 0) == [(StepKind.REVOKE, {0, 1})]
-        assert state_of(member) is MemberState.LEAVING
+        assert state_of(member) is MembershipState.LEAVING
         assert member.heartbeat_due_ms() == 0
         request = member.make_heartbeat()
         assert (request.member_epoch, request.instance_id) == (epoch, instance_id)
@@ -425,9 +425,9 @@ class TestLeave:
         member.subscribe({"t"}, None, 0)
         member.make_heartbeat()
         member.leave(0)
-        assert state_of(member) is MemberState.LEAVING
+        assert state_of(member) is MembershipState.LEAVING
         member.on_response(answer(1, assigned=[0]), 0)
-        assert state_of(member) is MemberState.LEAVING
+        assert state_of(member) is MembershipState.LEAVING
         assert member.make_heartbeat().member_epoch == LEAVE_EPOCH
 
     def test_fenced_meanwhile(self) -> None:
@@ -445,22 +445,22 @@ class TestPollInterval:
     def test_leaves_and_comes_back_with_the_next_poll(self, instance_id: str | None, epoch: int) -> None:
         member = joined([0], instance_id=instance_id)
         member.poll_expired(100)
-        assert state_of(member) is MemberState.STALE
+        assert state_of(member) is MembershipState.STALE
         assert not member.may_commit
         assert member.make_heartbeat().member_epoch == epoch
         member.on_response(answer(epoch), 100)
         member.polled(200)
-        assert state_of(member) is MemberState.STALE
+        assert state_of(member) is MembershipState.STALE
         assert finish_steps(member, 200) == [(StepKind.LOSE, {0})]
         member.polled(200)
-        assert state_of(member) is MemberState.JOINING
+        assert state_of(member) is MembershipState.JOINING
 
     def test_an_answer_that_comes_after_it(self) -> None:
         member = joined([0])
         member.make_heartbeat()
         member.poll_expired(100)
         member.on_response(answer(5, assigned=[0, 1]), 110)
-        assert state_of(member) is MemberState.STALE
+        assert state_of(member) is MembershipState.STALE
         assert member.make_heartbeat().member_epoch == LEAVE_EPOCH
 
 
@@ -547,16 +547,16 @@ class MembersAndCoordinator(RuleBasedStateMachine):
     @invariant()
     def nobody_shares_a_partition(self) -> None:
         """A member that left because it was not polled does not process anything, so what it holds does not count."""
-        holding = [member for member in self.all if member.state not in (MemberState.STALE, MemberState.FENCED)]
+        holding = [member for member in self.all if member.state not in (MembershipState.STALE, MembershipState.FENCED)]
         held = [each for member in holding for each in member.owned]
         assert len(held) == len(set(held))
 
     @invariant()
     def a_settled_member_owns_its_target(self) -> None:
         for member in self.all:
-            if member.state in (MemberState.STABLE, MemberState.ACKNOWLEDGING):
+            if member.state in (MembershipState.STABLE, MembershipState.ACKNOWLEDGING):
                 assert member.owned == member.target
-            if member.state in (MemberState.UNSUBSCRIBED, MemberState.JOINING, MemberState.LEAVING):
+            if member.state in (MembershipState.UNSUBSCRIBED, MembershipState.JOINING, MembershipState.LEAVING):
                 assert not member.owned
 
     def teardown(self) -> None:
@@ -572,7 +572,7 @@ class MembersAndCoordinator(RuleBasedStateMachine):
                     self.do_step(member)
                 self.nobody_shares_a_partition()
         here = [member for member in self.all if member.state in IN_GROUP]
-        assert all(member.state is MemberState.STABLE for member in here), [member.state for member in here]
+        assert all(member.state is MembershipState.STABLE for member in here), [member.state for member in here]
         owned = {each for member in here for each in member.owned}
         topics = {name for member in here for name in member.subscribed_names}
         expected = {

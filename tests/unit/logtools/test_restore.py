@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kcoord.logtools.restore import (
-    Deletion,
+    DeletedOffset,
     KnownTopic,
     PastOffset,
     RestoreAction,
@@ -52,7 +52,7 @@ def test_a_deletion_counts_only_up_to_the_time() -> None:
     assert offsets_at(log, "g", 250).offsets == {}
     found = offsets_at(log, "g", 150)
     assert found.offsets == {("orders", 0): past(10, 100)}
-    assert found.deletions == {("orders", 0): Deletion(200, "expired")}
+    assert found.deletions == {("orders", 0): DeletedOffset(200, "expired")}
 
 
 def test_what_compaction_has_removed_is_known_to_be_lost() -> None:
@@ -87,7 +87,7 @@ def test_each_partition_gets_its_action() -> None:
         ("orders", 3, 5, RestoreAction.NEWER),
         ("orders", 9, None, RestoreAction.TOPIC_GONE),
     ]
-    assert rows[1].deletion == Deletion(200, "")
+    assert rows[1].deletion == DeletedOffset(200, "")
 
 
 def test_offsets_of_another_topic_of_that_name_are_not_restored() -> None:

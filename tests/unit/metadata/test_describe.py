@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from kcoord.config import BrokerConfig
 from kcoord.metadata import describe, records
-from kcoord.metadata.describe import ConfigEntry, ConfigSource
+from kcoord.metadata.describe import ConfigOrigin, DescribedConfig
 from kcoord.metadata.image import ImageBuilder, MetadataImage
 
 NO_METADATA = MetadataImage.empty()
@@ -17,7 +17,7 @@ def image_with(*configs: tuple[int, str, str, str]) -> MetadataImage:
     return ImageBuilder.of([records.new_config_record(*config) for config in configs])
 
 
-def by_name(entries: list[ConfigEntry]) -> Mapping[str, ConfigEntry]:
+def by_name(entries: list[DescribedConfig]) -> Mapping[str, DescribedConfig]:
     found = {entry.name: entry for entry in entries}
     assert len(found) == len(entries)
     return found
@@ -27,13 +27,13 @@ def test_topic_keys_at_their_defaults() -> None:
     entries = describe.topic_config_entries(BrokerConfig.from_properties({}), NO_METADATA, {})
     assert len(entries) == 37
     assert [one.name for one in entries] == sorted(one.name for one in entries)
-    assert {one.source for one in entries} == {ConfigSource.DEFAULT_CONFIG}
+    assert {one.source for one in entries} == {ConfigOrigin.DEFAULT_CONFIG}
     assert not any(one.read_only or one.is_sensitive for one in entries)
     found = by_name(entries)
     assert found["retention.ms"].value == "604800000"
     assert found["min.cleanable.dirty.ratio"].value == "0.5"
     assert found["leader.replication.throttled.replicas"].value == ""
-    assert found["cleanup.policy"].synonyms == [("log.cleanup.policy", "delete", ConfigSource.DEFAULT_CONFIG)]
+    assert found["cleanup.policy"].synonyms == [("log.cleanup.policy", "delete", ConfigOrigin.DEFAULT_CONFIG)]
     assert found["retention.ms"].type == 5
     assert found["remote.storage.enable"].synonyms == []
 
@@ -43,17 +43,17 @@ def test_every_layer_of_a_topic_key() -> None:
     image = image_with((4, "", "log.retention.ms", "6"), (4, "1", "log.retention.ms", "5"))
     config.apply_dynamic(image.effective_broker_configs(1))
     retention = by_name(describe.topic_config_entries(config, image, {"retention.ms": "1000"}))["retention.ms"]
-    assert (retention.value, retention.source) == ("1000", ConfigSource.DYNAMIC_TOPIC_CONFIG)
+    assert (retention.value, retention.source) == ("1000", ConfigOrigin.DYNAMIC_TOPIC_CONFIG)
     assert retention.synonyms == [
-        ("retention.ms", "1000", ConfigSource.DYNAMIC_TOPIC_CONFIG),
-        ("log.retention.ms", "5", ConfigSource.DYNAMIC_BROKER_CONFIG),
-        ("log.retention.ms", "6", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
-        ("log.retention.ms", "4", ConfigSource.STATIC_BROKER_CONFIG),
-        ("log.retention.hours", "3", ConfigSource.STATIC_BROKER_CONFIG),
-        ("log.retention.hours", "168", ConfigSource.DEFAULT_CONFIG),
+        ("retention.ms", "1000", ConfigOrigin.DYNAMIC_TOPIC_CONFIG),
+        ("log.retention.ms", "5", ConfigOrigin.DYNAMIC_BROKER_CONFIG),
+        ("log.retention.ms", "6", ConfigOrigin.DYNAMIC_DEFAULT_BROKER_CONFIG),
+        ("log.retention.ms", "4", ConfigOrigin.STATIC_BROKER_CONFIG),
+        ("log.retention.hours", "3", ConfigOrigin.STATIC_BROKER_CONFIG),
+        ("log.retention.hours", "168", ConfigOrigin.DEFAULT_CONFIG),
     ]
     retention = by_name(describe.topic_config_entries(config, image, {}))["retention.ms"]
-    assert (retention.value, retention.source) == ("5", ConfigSource.DYNAMIC_BROKER_CONFIG)
+    assert (retention.value, retention.source) == ("5", ConfigOrigin.DYNAMIC_BROKER_CONFIG)
 
 
 def test_internal_topic_key_is_listed_where_it_is_set() -> None:
@@ -68,21 +68,21 @@ def test_broker_keys() -> None:
     config.apply_dynamic(image.effective_broker_configs(1))
     found = by_name(describe.broker_config_entries(config, image))
     assert found["num.partitions"].synonyms == [
-        ("num.partitions", "1", ConfigSource.STATIC_BROKER_CONFIG),
-        ("num.partitions", "1", ConfigSource.DEFAULT_CONFIG),
+        ("num.partitions", "1", ConfigOrigin.STATIC_BROKER_CONFIG),
+        ("num.partitions", "1", ConfigOrigin.DEFAULT_CONFIG),
     ]
     assert found["num.partitions"].read_only
     threads = found["log.cleaner.threads"]
     assert (threads.value, threads.source, threads.read_only) == ("2", 3, False)
     password = found["ssl.key.password"]
     assert (password.value, password.is_sensitive) == (None, True)
-    assert password.synonyms == [("ssl.key.password", None, ConfigSource.STATIC_BROKER_CONFIG)]
+    assert password.synonyms == [("ssl.key.password", None, ConfigOrigin.STATIC_BROKER_CONFIG)]
     assert found["log.retention.ms"].value is None
-    assert found["node.id"].synonyms[0] == ("broker.id", "1", ConfigSource.STATIC_BROKER_CONFIG)
+    assert found["node.id"].synonyms[0] == ("broker.id", "1", ConfigOrigin.STATIC_BROKER_CONFIG)
     assert found["log.cleaner.io.max.bytes.per.second"].value == "1.7976931348623157E308"
     assert "group.consumer.regex.refresh.interval.ms" not in found
     assert (found["nope.nope"].value, found["nope.nope"].is_sensitive, found["nope.nope"].source) == (None, True, 3)
-    assert found["its.own"].source == ConfigSource.DYNAMIC_BROKER_CONFIG
+    assert found["its.own"].source == ConfigOrigin.DYNAMIC_BROKER_CONFIG
 
 
 def test_keys_for_one_listener_and_keys_of_plugins() -> None:
@@ -138,7 +138,7 @@ def test_keys_for_one_listener_and_keys_of_plugins() -> None:
     assert shown("some.plugins.key") == (None, True, 0, 4, [("some.plugins.key", None, 4)])
     (cluster_wide,) = describe.cluster_config_entries(image)
     assert (cluster_wide.name, cluster_wide.value, cluster_wide.read_only) == (connections, "6", True)
-    assert cluster_wide.synonyms == [(connections, "6", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)]
+    assert cluster_wide.synonyms == [(connections, "6", ConfigOrigin.DYNAMIC_DEFAULT_BROKER_CONFIG)]
 
 
 def test_cluster_wide_dynamic_configs() -> None:
@@ -150,7 +150,7 @@ def test_cluster_wide_dynamic_configs() -> None:
         3,
         False,
     )
-    assert retention.synonyms == [("log.retention.ms", "6", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)]
+    assert retention.synonyms == [("log.retention.ms", "6", ConfigOrigin.DYNAMIC_DEFAULT_BROKER_CONFIG)]
     assert (unknown.name, unknown.value, unknown.type, unknown.read_only) == ("nope.nope", None, 0, True)
 
 
@@ -160,16 +160,16 @@ def test_group_keys() -> None:
     found = by_name(describe.group_config_entries(config, image, "g"))
     assert len(found) == 22
     assert found["consumer.session.timeout.ms"].synonyms == [
-        ("consumer.session.timeout.ms", "50000", ConfigSource.GROUP_CONFIG),
-        ("group.consumer.session.timeout.ms", "45000", ConfigSource.DEFAULT_CONFIG),
+        ("consumer.session.timeout.ms", "50000", ConfigOrigin.GROUP_CONFIG),
+        ("group.consumer.session.timeout.ms", "45000", ConfigOrigin.DEFAULT_CONFIG),
     ]
     heartbeat = found["consumer.heartbeat.interval.ms"]
-    assert (heartbeat.value, heartbeat.source) == ("6000", ConfigSource.STATIC_BROKER_CONFIG)
+    assert (heartbeat.value, heartbeat.source) == ("6000", ConfigOrigin.STATIC_BROKER_CONFIG)
     assert found["share.isolation.level"].synonyms == [
-        ("share.isolation.level", "read_uncommitted", ConfigSource.DEFAULT_CONFIG)
+        ("share.isolation.level", "read_uncommitted", ConfigOrigin.DEFAULT_CONFIG)
     ]
     unknown_group = describe.group_config_entries(BrokerConfig.from_properties({}), image, "nobody")
-    assert {one.source for one in unknown_group} == {ConfigSource.DEFAULT_CONFIG}
+    assert {one.source for one in unknown_group} == {ConfigOrigin.DEFAULT_CONFIG}
 
 
 def test_group_keys_of_kafka_4_4() -> None:
@@ -177,12 +177,12 @@ def test_group_keys_of_kafka_4_4() -> None:
     image = image_with((32, "g", "streams.num.warmup.replicas", "5"), (32, "g", "streams.assignor.name", "sticky"))
     found = by_name(describe.group_config_entries(BrokerConfig.from_properties({}), image, "g"))
     assert found["streams.num.warmup.replicas"].synonyms == [
-        ("streams.num.warmup.replicas", "5", ConfigSource.GROUP_CONFIG),
-        ("group.streams.num.warmup.replicas", "2", ConfigSource.DEFAULT_CONFIG),
+        ("streams.num.warmup.replicas", "5", ConfigOrigin.GROUP_CONFIG),
+        ("group.streams.num.warmup.replicas", "2", ConfigOrigin.DEFAULT_CONFIG),
     ]
     assert found["streams.assignor.name"].synonyms == [
-        ("streams.assignor.name", "sticky", ConfigSource.GROUP_CONFIG),
-        ("group.streams.assignors", "sticky", ConfigSource.DEFAULT_CONFIG),
+        ("streams.assignor.name", "sticky", ConfigOrigin.GROUP_CONFIG),
+        ("group.streams.assignors", "sticky", ConfigOrigin.DEFAULT_CONFIG),
     ]
     assert "consumer.assignor.offload.enable" not in found
     unset = by_name(describe.group_config_entries(BrokerConfig.from_properties({}), image, "nobody"))
@@ -209,6 +209,6 @@ def test_client_metrics_keys() -> None:
     image = image_with((16, "cm", "interval.ms", "1000"))
     found = by_name(describe.client_metrics_entries(image, "cm"))
     assert list(found) == ["interval.ms", "match", "metrics"]
-    assert (found["interval.ms"].value, found["interval.ms"].source) == ("1000", ConfigSource.CLIENT_METRICS_CONFIG)
-    assert (found["match"].value, found["match"].source) == ("", ConfigSource.DEFAULT_CONFIG)
+    assert (found["interval.ms"].value, found["interval.ms"].source) == ("1000", ConfigOrigin.CLIENT_METRICS_CONFIG)
+    assert (found["match"].value, found["match"].source) == ("", ConfigOrigin.DEFAULT_CONFIG)
     assert by_name(describe.client_metrics_entries(image, "other"))["interval.ms"].value == "300000"

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from kcoord.metrics.exposition import METERS, Snapshot, Timing, families
+from kcoord.metrics.exposition import METERS, MetricsSnapshot, Timing, families
 from kcoord.metrics.measures import BUCKETS_MS, Histogram, LoopLag, RecentRates, RequestMeasures
 
 
@@ -57,7 +57,7 @@ def timing(*values: float) -> Timing:
     return Timing.of(histogram)
 
 
-SNAPSHOT = Snapshot(
+SNAPSHOT = MetricsSnapshot(
     requests=[(8, 9, timing(1.0)), (8, 10, timing(3.0, 70_000.0)), (999, 0, timing())],
     connections={"PLAINTEXT": 3},
     groups={("consumer", "Stable"): 2, ("consumer", "Empty"): 1, ("classic", "Empty"): 4},

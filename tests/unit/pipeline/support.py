@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from kcoord.pipeline.log_files import Folder, folders_at
-from kcoord.pipeline.options import Options
+from kcoord.pipeline.options import SourceOptions
 from kcoord.pipeline.planning import log_ranges
 from kcoord.pipeline.range_reader import LogRange
 from kcoord.pipeline.reading import Ranges, read_ranges
@@ -29,7 +29,7 @@ def table_rows(
 ) -> list[Row]:
     """All rows of a table, in the order of log partitions and offsets; options are the source's."""
     path = paths if isinstance(paths, str) else ",".join(paths)
-    parsed = Options.parse({"path": path, "table": table, **options})
+    parsed = SourceOptions.parse({"path": path, "table": table, **options})
     schema = TABLES[table].schema()
     if names is not None:
         schema = pa.schema([schema.field(name) for name in names])
@@ -43,7 +43,7 @@ def table_rows(
 
 def range_rows(data: str, start: int, end: int, table: str = "records", log_partition: int = 0) -> list[Row]:
     """What a stream's task makes of a range of log offsets."""
-    parsed = Options.parse({"path": data, "table": table})
+    parsed = SourceOptions.parse({"path": data, "table": table})
     folder = Folder(log_partition, f"{data}/{TOPIC}-{log_partition}")
     wanted = Ranges([LogRange(folder, start, end)])
     return [row for batch in read_ranges(wanted, parsed, TABLES[table].schema(), None) for row in batch.to_pylist()]

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.pipeline.lake.settings import MS_PER_MINUTE, ExpiryPolicy, Settings
+from kcoord.pipeline.lake.settings import MS_PER_MINUTE, ExpiryPolicy, LakeSettings
 
 
 def test_settings_survive_being_stored() -> None:
-    settings = Settings(retention_ms=5 * MS_PER_MINUTE, expiry_policy=ExpiryPolicy.KAFKA, storm_epochs=3)
-    assert Settings.from_text(settings.to_text()) == settings
+    settings = LakeSettings(retention_ms=5 * MS_PER_MINUTE, expiry_policy=ExpiryPolicy.KAFKA, storm_epochs=3)
+    assert LakeSettings.from_text(settings.to_text()) == settings
 
 
 def test_what_is_given_wins_over_what_is_stored() -> None:
-    stored = Settings(retention_ms=5 * MS_PER_MINUTE, storm_epochs=3).to_text()
-    settings = Settings.from_text(stored, retention_ms=60_000, storm_epochs=None)
+    stored = LakeSettings(retention_ms=5 * MS_PER_MINUTE, storm_epochs=3).to_text()
+    settings = LakeSettings.from_text(stored, retention_ms=60_000, storm_epochs=None)
     assert (settings.retention_ms, settings.storm_epochs) == (60_000, 3)
 
 
@@ -31,4 +31,4 @@ def test_what_is_given_wins_over_what_is_stored() -> None:
 )
 def test_a_bad_setting_is_refused_by_name_or_value(key: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{key}|{value}"):
-        Settings.from_text({key: value})
+        LakeSettings.from_text({key: value})

@@ -12,7 +12,7 @@ import pytest
 from kcoord.pipeline.keys import KeyTable
 from kcoord.pipeline.log_files import Folder, LogFolder, NoLogError, folders_at, open_file_system
 from kcoord.pipeline.log_reader import END_OF_LOG, read_pieces
-from kcoord.pipeline.options import OptionError, Options
+from kcoord.pipeline.options import OptionError, SourceOptions
 from kcoord.pipeline.planning import log_ranges, pack, prune
 from kcoord.pipeline.range_reader import LogRange, read_range
 from kcoord.pipeline.tail import LogTail
@@ -406,11 +406,11 @@ def test_a_hint_saves_the_index_and_gives_the_same(tmp_path: Path) -> None:
 )
 def test_bad_options_are_named(option: str, value: str, message: str) -> None:
     with pytest.raises(OptionError, match=message.replace("[", r"\[")):
-        Options.parse({"path": "/data", option: value})
+        SourceOptions.parse({"path": "/data", option: value})
 
 
 def test_options_are_read() -> None:
-    options = Options.parse(
+    options = SourceOptions.parse(
         {"PATH": "/a, /b", "groups": '["a,b", "c"]', "logPartitions": "1,4-6", "startingOffsets": '{"0": 7}'}
     )
     assert options.paths == ("/a", "/b")

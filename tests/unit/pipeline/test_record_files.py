@@ -11,7 +11,7 @@ import pytest
 
 from kcoord.pipeline.lake import record_files
 from kcoord.pipeline.log_files import folders_at
-from kcoord.pipeline.options import Options
+from kcoord.pipeline.options import SourceOptions
 from kcoord.pipeline.planning import log_ranges, pack
 from kcoord.pipeline.reading import Ranges
 from kcoord.pipeline.schemas import RECORDS
@@ -32,7 +32,7 @@ def kind(row: Row) -> str:
 def test_the_files_hold_what_the_source_gives(tmp_path: Path) -> None:
     sample = unpack_sample(tmp_path)
     lake = str(tmp_path / "lake")
-    options = Options.parse({"path": sample, "table": "records", "splitBytes": "300000"})
+    options = SourceOptions.parse({"path": sample, "table": "records", "splitBytes": "300000"})
     ranges = [each for folder in folders_at(options.paths, options.topic) for each in log_ranges(folder, 300_000)]
     works = [Ranges(each) for each in pack(ranges, 300_000)]
     assert len(works) > 4
@@ -70,7 +70,7 @@ def test_what_an_earlier_attempt_left_is_taken_away(tmp_path: Path) -> None:
 
 def test_a_failed_attempt_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = unpack_sample(tmp_path)
-    options = Options.parse({"path": sample, "table": "records"})
+    options = SourceOptions.parse({"path": sample, "table": "records"})
     (folder, *_) = folders_at(options.paths, options.topic)
     calls = []
 

@@ -7,7 +7,7 @@ import pytest
 
 from kcoord.testing.arguments import Arguments
 from kcoord.testing.errors import ControlError
-from kcoord.testing.faults import Fault, Faults, Outcome, fault_from
+from kcoord.testing.faults import FaultOutcome, Faults, RequestFault, fault_from
 from kcoord.testing.observed import RequestFacts, facts_of
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
@@ -28,7 +28,7 @@ def facts(api: ApiKey = ApiKey.OFFSET_COMMIT, group: str = "g", member: str = "m
     return RequestFacts(api, 9, "client", frozenset({group}), frozenset({member}), frozenset({epoch}))
 
 
-def fault(**fields: object) -> Fault:
+def fault(**fields: object) -> RequestFault:
     return fault_from(Arguments({"error": "NOT_COORDINATOR", **fields}))
 
 
@@ -94,11 +94,11 @@ def test_a_rule_that_makes_no_sense_is_refused_by_name(fields: dict[str, object]
 
 
 def test_outcomes() -> None:
-    assert fault_from(Arguments({"delay_ms": 5})).outcome is Outcome.ANSWER
-    assert fault_from(Arguments({"drop": True})).outcome is Outcome.DROP
-    assert fault_from(Arguments({"close": True})).outcome is Outcome.CLOSE
+    assert fault_from(Arguments({"delay_ms": 5})).outcome is FaultOutcome.ANSWER
+    assert fault_from(Arguments({"drop": True})).outcome is FaultOutcome.DROP
+    assert fault_from(Arguments({"close": True})).outcome is FaultOutcome.CLOSE
     coded = fault_from(Arguments({"error": "25"}))
-    assert (coded.outcome, coded.error) == (Outcome.ERROR, Errors.UNKNOWN_MEMBER_ID)
+    assert (coded.outcome, coded.error) == (FaultOutcome.ERROR, Errors.UNKNOWN_MEMBER_ID)
 
 
 GROUP = OffsetFetchRequest.OffsetFetchRequestGroup

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pyspark.sql import SparkSession
 
 from kcoord.pipeline.lake.errors import LakeError
-from kcoord.pipeline.lake.formats.place import Place
+from kcoord.pipeline.lake.formats.place import LakePlace
 from kcoord.pipeline.lake.formats.store import Store
 
 
@@ -29,7 +29,7 @@ class Format(StrEnum):
 _LIBRARIES = {Format.DELTA: "deltalake", Format.ICEBERG: "pyiceberg"}
 
 
-def open_store(spark: SparkSession, place: Place, table_format: Format) -> Store:
+def open_store(spark: SparkSession, place: LakePlace, table_format: Format) -> Store:
     """Raises `LakeError` where the library of the format is missing or has no catalog."""
     library = _LIBRARIES.get(table_format)
     if library is not None and importlib.util.find_spec(library) is None:

@@ -18,8 +18,8 @@ from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kcoord.pipeline.lake.formats.place import Place
-from kcoord.pipeline.lake.tables import Table
+from kcoord.pipeline.lake.formats.place import LakePlace
+from kcoord.pipeline.lake.tables import LakeTable
 
 _LAYOUT = "_"
 """Begins the names of the columns by which Spark lays out files: it leaves those out of the files themselves, and both
@@ -43,7 +43,7 @@ class DataFile:
     layout: dict[str, str]
 
 
-def write_files(place: Place, table: Table, frame: DataFrame) -> list[DataFile]:
+def write_files(place: LakePlace, table: LakeTable, frame: DataFrame) -> list[DataFile]:
     """Writes the frame and returns the files that have rows."""
     folder = f"data/{uuid.uuid4()}"
     copies = [F.col(f"`{name}`").alias(_LAYOUT + name) for name in table.partitioned_by]
@@ -64,13 +64,13 @@ def write_files(place: Place, table: Table, frame: DataFrame) -> list[DataFile]:
     return files
 
 
-def read_files(spark: SparkSession, table: Table, uris: Sequence[str]) -> DataFrame:
+def read_files(spark: SparkSession, table: LakeTable, uris: Sequence[str]) -> DataFrame:
     if not uris:
         return spark.createDataFrame([], table.schema)
     return spark.read.schema(table.schema).parquet(*uris)
 
 
-def replaced_values(table: Table, files: Sequence[DataFile]) -> dict[str, list[str]]:
+def replaced_values(table: LakeTable, files: Sequence[DataFile]) -> dict[str, list[str]]:
     """Of each column of the layout: the values of which the files have rows, in order.
 
     Rows with any combination of them are replaced. That is as with Spark's own dynamic overwriting, since `records`,

@@ -15,17 +15,17 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats.data_files import DataFile, read_files, replaced_values, write_files
-from kcoord.pipeline.lake.formats.place import Place
-from kcoord.pipeline.lake.tables import Table
+from kcoord.pipeline.lake.formats.place import LakePlace
+from kcoord.pipeline.lake.tables import LakeTable
 
 
 class DeltaStore:
-    def __init__(self, spark: SparkSession, place: Place) -> None:
+    def __init__(self, spark: SparkSession, place: LakePlace) -> None:
         self._spark = spark
         self._place = place
         self._options = place.s3.delta() if place.s3 is not None else None
 
-    def read(self, table: Table) -> DataFrame | None:
+    def read(self, table: LakeTable) -> DataFrame | None:
         uri = self._place.table_uri(table)
         if not DeltaTable.is_deltatable(uri, self._options):
             return None
@@ -35,18 +35,18 @@ class DeltaStore:
             raise LakeError(f"{uri} has deletion vectors; run REORG TABLE ... APPLY (PURGE) and switch them off")
         return read_files(self._spark, table, found.file_uris())
 
-    def replace(self, table: Table, frame: DataFrame) -> None:
+    def replace(self, table: LakeTable, frame: DataFrame) -> None:
         files = write_files(self._place, table, frame)
         if table.partitioned_by and not files:
             return
         filters = [(name, "in", values) for name, values in replaced_values(table, files).items()]
         self._commit(table, files, "overwrite", filters or None)
 
-    def append(self, table: Table, frame: DataFrame) -> None:
+    def append(self, table: LakeTable, frame: DataFrame) -> None:
         self._commit(table, write_files(self._place, table, frame), "append", None)
 
     def _commit(
-        self, table: Table, files: list[DataFile], mode: str, filters: list[tuple[str, str, list[str]]] | None
+        self, table: LakeTable, files: list[DataFile], mode: str, filters: list[tuple[str, str, list[str]]] | None
     ) -> None:
         uri, layout = self._place.table_uri(table), list(table.partitioned_by)
         schema = to_arrow_schema(table.schema, timezone="UTC")

@@ -23,15 +23,15 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from kcoord.pipeline.lake.errors import LakeError
 from kcoord.pipeline.lake.formats.data_files import DataFile, read_files, replaced_values, write_files
-from kcoord.pipeline.lake.formats.place import Place
-from kcoord.pipeline.lake.tables import Table
+from kcoord.pipeline.lake.formats.place import LakePlace
+from kcoord.pipeline.lake.tables import LakeTable
 
 CATALOG: Final = "kcoord"
 OWN_CATALOG: Final = "_kcoord/iceberg.db"
 
 
 class IcebergStore:
-    def __init__(self, spark: SparkSession, place: Place) -> None:
+    def __init__(self, spark: SparkSession, place: LakePlace) -> None:
         self._spark = spark
         self._place = place
         configured = Config().get_catalog_config(CATALOG)
@@ -48,7 +48,7 @@ class IcebergStore:
         if place.s3 is not None:
             self._catalog_properties |= place.s3.iceberg()
 
-    def read(self, table: Table) -> DataFrame | None:
+    def read(self, table: LakeTable) -> DataFrame | None:
         with self._catalog() as catalog:
             found = self._load(catalog, table)
             if found is None:
@@ -61,7 +61,7 @@ class IcebergStore:
                 uris.append(task.file.file_path)
         return read_files(self._spark, table, uris)
 
-    def replace(self, table: Table, frame: DataFrame) -> None:
+    def replace(self, table: LakeTable, frame: DataFrame) -> None:
         files = write_files(self._place, table, frame)
         if table.partitioned_by and not files:
             return
@@ -72,10 +72,10 @@ class IcebergStore:
             )
         self._commit(table, files, replaced)
 
-    def append(self, table: Table, frame: DataFrame) -> None:
+    def append(self, table: LakeTable, frame: DataFrame) -> None:
         self._commit(table, write_files(self._place, table, frame), None)
 
-    def _commit(self, table: Table, files: list[DataFile], replaced: BooleanExpression | None) -> None:
+    def _commit(self, table: LakeTable, files: list[DataFile], replaced: BooleanExpression | None) -> None:
         uri = self._place.table_uri(table)
         with self._catalog() as catalog:
             found = self._load(catalog, table) or self._create(catalog, table)
@@ -85,7 +85,7 @@ class IcebergStore:
                 if files:
                     change.add_files([f"{uri}/{each.path}" for each in files], check_duplicate_files=False)
 
-    def _create(self, catalog: Catalog, table: Table) -> IcebergTable:
+    def _create(self, catalog: Catalog, table: LakeTable) -> IcebergTable:
         catalog.create_namespace_if_not_exists(table.layer)
         schema = to_arrow_schema(table.schema, timezone="UTC")
         creation = catalog.create_table_transaction(_identifier(table), schema, location=self._place.table_uri(table))
@@ -94,7 +94,7 @@ class IcebergStore:
                 layout.add_identity(name)
         return catalog.load_table(_identifier(table))
 
-    def _load(self, catalog: Catalog, table: Table) -> IcebergTable | None:
+    def _load(self, catalog: Catalog, table: LakeTable) -> IcebergTable | None:
         try:
             found = catalog.load_table(_identifier(table))
         except NoSuchTableError:
@@ -115,5 +115,5 @@ class IcebergStore:
             catalog.close()
 
 
-def _identifier(table: Table) -> tuple[str, str]:
+def _identifier(table: LakeTable) -> tuple[str, str]:
     return table.layer, table.name

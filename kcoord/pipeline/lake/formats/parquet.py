@@ -6,25 +6,25 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 
 from kcoord.pipeline.lake.formats.data_files import WITHOUT_DICTIONARY
-from kcoord.pipeline.lake.formats.place import Place
-from kcoord.pipeline.lake.tables import Table
+from kcoord.pipeline.lake.formats.place import LakePlace
+from kcoord.pipeline.lake.tables import LakeTable
 
 
 class ParquetStore:
-    def __init__(self, spark: SparkSession, place: Place) -> None:
+    def __init__(self, spark: SparkSession, place: LakePlace) -> None:
         self._spark = spark
         self._place = place
 
-    def read(self, table: Table) -> DataFrame | None:
+    def read(self, table: LakeTable) -> DataFrame | None:
         if not self._place.exists(f"{table.layer}/{table.name}"):
             return None
         return self._spark.read.schema(table.schema).parquet(self._place.table_uri(table))
 
-    def replace(self, table: Table, frame: DataFrame) -> None:
+    def replace(self, table: LakeTable, frame: DataFrame) -> None:
         writer = frame.write.mode("overwrite").options(**WITHOUT_DICTIONARY)
         if table.partitioned_by:
             writer = writer.partitionBy(*table.partitioned_by).option("partitionOverwriteMode", "dynamic")
         writer.parquet(self._place.table_uri(table))
 
-    def append(self, table: Table, frame: DataFrame) -> None:
+    def append(self, table: LakeTable, frame: DataFrame) -> None:
         frame.write.mode("append").partitionBy(*table.partitioned_by).parquet(self._place.table_uri(table))

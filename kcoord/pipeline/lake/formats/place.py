@@ -9,11 +9,11 @@ from pyarrow import fs
 
 from kcoord.pipeline.lake.files import file_system
 from kcoord.pipeline.lake.formats.s3 import S3Options
-from kcoord.pipeline.lake.tables import Table
+from kcoord.pipeline.lake.tables import LakeTable
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LakePlace:
     """`uri` is Spark's name of the folder; `root` is the path in the file system `files`; `s3` has what S3 needs."""
 
     uri: str
@@ -22,7 +22,7 @@ class Place:
     s3: S3Options | None = None
 
     @classmethod
-    def of(cls, uri: str) -> Place:
+    def of(cls, uri: str) -> LakePlace:
         """Raises ValueError or OSError where pyarrow has no such file system."""
         s3 = S3Options.of(uri)
         if s3 is not None:
@@ -35,7 +35,7 @@ class Place:
     def is_local(self) -> bool:
         return isinstance(self.files, fs.LocalFileSystem)
 
-    def table_uri(self, table: Table) -> str:
+    def table_uri(self, table: LakeTable) -> str:
         return f"{self.uri}/{table.layer}/{table.name}"
 
     def exists(self, path: str) -> bool:

@@ -7,7 +7,7 @@ An empty list of keys means all keys, as null does; keys that do not exist are l
 from __future__ import annotations
 
 from kcoord.metadata import describe
-from kcoord.metadata.describe import ConfigEntry, ConfigSource
+from kcoord.metadata.describe import ConfigOrigin, DescribedConfig
 from kcoord.metadata.image import (
     BROKER_LOGGER_RESOURCE,
     BROKER_RESOURCE,
@@ -54,7 +54,7 @@ def _describe(
     return result
 
 
-def _entries(broker: Broker, kind: int, name: str) -> list[ConfigEntry]:
+def _entries(broker: Broker, kind: int, name: str) -> list[DescribedConfig]:
     image = broker.image
     if kind == TOPIC_RESOURCE:
         check_topic_name(name)
@@ -73,7 +73,7 @@ def _entries(broker: Broker, kind: int, name: str) -> list[ConfigEntry]:
     return describe.client_metrics_entries(image, name)
 
 
-def _broker_entries(broker: Broker, name: str) -> list[ConfigEntry]:
+def _broker_entries(broker: Broker, name: str) -> list[DescribedConfig]:
     if not name:
         return describe.cluster_config_entries(broker.image)
     if name != str(broker.node_id):
@@ -82,16 +82,16 @@ def _broker_entries(broker: Broker, name: str) -> list[ConfigEntry]:
     return describe.broker_config_entries(broker.config, broker.image)
 
 
-def _logger_entries(broker: Broker, name: str) -> list[ConfigEntry]:
+def _logger_entries(broker: Broker, name: str) -> list[DescribedConfig]:
     broker_loggers.check_broker_name(name, broker.node_id)
-    source = ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG
+    source = ConfigOrigin.DYNAMIC_BROKER_LOGGER_CONFIG
     return [
-        ConfigEntry(logger, level, source, describe.UNKNOWN_TYPE, "")
+        DescribedConfig(logger, level, source, describe.UNKNOWN_TYPE, "")
         for logger, level in broker_loggers.logger_levels().items()
     ]
 
 
-def _config(request: DescribeConfigsRequest, entry: ConfigEntry) -> Config:
+def _config(request: DescribeConfigsRequest, entry: DescribedConfig) -> Config:
     config = Config(
         name=entry.name,
         value=entry.value,
