@@ -1,0 +1,568 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of frames in, bytes of frames out: a request path without sockets answers as a connection to a broker does.
+
+One dialogue, over the APIs of groups, offsets, transactions, metadata and records, is held with three brokers over logs
+in memory: through a socket, and through a bare RequestPath with and without fast paths, whose frames are cut anywhere.
+The brokers have the same clock and draw the same identifiers, so every byte of every response has to be equal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from kcoord.config import BrokerConfig
+from kcoord.server import process as process_module
+from kcoord.server.api.api_table import Api, ApiTable
+from kcoord.server.api.exchange import CloseConnection
+from kcoord.server.broker import Broker
+from kcoord.server.clock import Clock
+from kcoord.server.disk.data_folder import Storage
+from kcoord.server.net.request_path import FRAMES_PER_TURN, MAX_IN_FLIGHT_REQUESTS, PathSettings, RequestPath
+from kcoord.server.process import BrokerProcess, load_metadata
+from kcoord.server.random_uuids import RandomUuids
+from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord_protocol.api_keys import ApiKey, response_class
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.framing import FrameReader
+from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    ApiVersionsRequest,
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DescribeGroupsRequest,
+    DescribeTopicPartitionsRequest,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    EndTxnRequest,
+    FetchRequest,
+    FetchResponse,
+    FindCoordinatorRequest,
+    HeartbeatRequest,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    ListOffsetsRequest,
+    Message,
+    MetadataRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    ProduceRequest,
+    SyncGroupRequest,
+    TxnOffsetCommitRequest,
+)
+from kcoord_protocol.record_batch import Record, encode_batch
+
+R = TypeVar("R", bound=Message)
+
+NOW_NS = 1_700_000_000 * 10**9
+TOPIC = "t"
+SETTINGS = {
+    "listeners": "PLAINTEXT://127.0.0.1:0",
+    "advertised.listeners": "PLAINTEXT://broker:9092",
+    "log.dirs": "data",
+    "kcoord.log.flush.policy": "os",
+    "log.cleaner.enable": "false",
+    "offsets.topic.num.partitions": "2",
+    "transaction.state.log.num.partitions": "2",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.consumer.assignment.interval.ms": "0",
+    "broker.id": "1",
+}
+
+
+class Process(BrokerProcess):
+    owns_heap = False
+    answer_seconds = 0.0
+
+    @property
+    def broker(self) -> Broker:
+        return self._broker
+
+
+@asynccontextmanager
+async def running_broker(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Process]:
+    """A broker whose files are in memory, whose clock stands still, and whose identifiers are always the same."""
+    config = BrokerConfig.from_properties(SETTINGS)
+    clock = Clock(wall_ns=lambda: NOW_NS, monotonic_ns=lambda: 0)
+    source = Random(0)
+    storage = Storage(config, clock.now_ms(), MemoryFileSystem(), uuids=RandomUuids(source.randbytes))
+    monkeypatch.setattr(process_module, "RandomUuids", lambda: RandomUuids(source.randbytes))
+    process = Process(config, clock, storage, load_metadata(config, storage, clock.now_ms()))
+    await process.start()
+    try:
+        yield process
+    finally:
+        await process.stop()
+
+
+class Driver(ABC):
+    """One connection to a broker. `transcript` has every recorded byte that came back."""
+
+    def __init__(self) -> None:
+        self.transcript: list[bytes] = []
+        self.reader = FrameReader(1 << 26)
+        self.correlation_id = 0
+
+    @abstractmethod
+    async def exchange(self, data: bytes) -> bytes:
+        """Sends bytes, and returns some that came back."""
+
+    async def frames(self, data: bytes, count: int) -> list[bytes]:
+        """Sends `data` and waits for that many responses."""
+        received: list[bytes] = []
+        async with asyncio.timeout(10):
+            while len(received) < count:
+                received += self.reader.feed(await self.exchange(data))
+                data = b""
+        return received
+
+    def encode(self, request: Message, version: int) -> bytes:
+        self.correlation_id += 1
+        return encode_request(ApiKey(request.api_key), version, self.correlation_id, "client", request.encode(version))
+
+    async def call(self, request: Message, version: int, answer: type[R] | None = None, *, recorded: bool = True) -> R:
+        (frame,) = await self.frames(self.encode(request, version), 1)
+        if recorded:
+            self.transcript.append(frame)
+        response = response_class(request.api_key)
+        assert answer is None or answer is response
+        start = decode_response_header(frame, ApiKey(request.api_key), version)[1]
+        return response.decode(frame[start:], version)  # type: ignore[return-value]
+
+    async def pipeline(self, requests: Iterable[tuple[Message, int]]) -> None:
+        """Sends several requests at once and records their responses."""
+        frames = [self.encode(request, version) for request, version in requests]
+        self.transcript += await self.frames(b"".join(frames), len(frames))
+
+
+class PathDriver(Driver):
+    """Drives a bare RequestPath, as a simulation does. Frames are cut at random."""
+
+    def __init__(self, settings: PathSettings, seed: int) -> None:
+        super().__init__()
+        self.answered = asyncio.Event()
+        self.path = RequestPath(settings, self.answered.set, "127.0.0.1", 4711)
+        self.random = Random(seed)
+
+    async def exchange(self, data: bytes) -> bytes:
+        while data:
+            size = self.random.choice((1, 2, 3, 5, 8, 50, len(data)))
+            self.path.receive(data[:size])
+            data = data[size:]
+            if self.path.needs_turn and self.random.random() < 0.5:
+                self.path.next_turn()
+        while not (output := self.path.take_output()):
+            assert self.path.close_reason is None, self.path.close_reason
+            await self.answered.wait()
+            self.answered.clear()
+        if self.path.needs_turn:
+            self.path.next_turn()
+        self.path.process()
+        return output
+
+
+class SocketDriver(Driver):
+    """The same over TCP."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__()
+        self._streams = reader, writer
+
+    @classmethod
+    async def connect(cls, process: Process) -> SocketDriver:
+        return cls(*await asyncio.open_connection("127.0.0.1", process.bound["PLAINTEXT"].port))
+
+    async def exchange(self, data: bytes) -> bytes:
+        reader, writer = self._streams
+        if data:
+            writer.write(data)
+        received = await reader.read(1 << 16)
+        assert received, "the broker closed the connection"
+        return received
+
+    def close(self) -> None:
+        self._streams[1].close()
+
+
+def joining(member: str, epoch: int = 0) -> ConsumerGroupHeartbeatRequest:
+    return ConsumerGroupHeartbeatRequest(
+        group_id="consumer",
+        member_id=member,
+        member_epoch=epoch,
+        rebalance_timeout_ms=60_000,
+        subscribed_topic_names=[TOPIC],
+        topic_partitions=[],
+    )
+
+
+def steady(member: str, epoch: int) -> ConsumerGroupHeartbeatRequest:
+    return ConsumerGroupHeartbeatRequest(group_id="consumer", member_id=member, member_epoch=epoch)
+
+
+def commit(group: str, offset: int, member: str = "", epoch: int = -1, metadata: str = "") -> OffsetCommitRequest:
+    partitions = [
+        OffsetCommitRequest.OffsetCommitRequestPartition(
+            partition_index=index, committed_offset=offset + index, committed_metadata=metadata
+        )
+        for index in range(3)
+    ]
+    return OffsetCommitRequest(
+        group_id=group,
+        generation_id_or_member_epoch=epoch,
+        member_id=member,
+        topics=[OffsetCommitRequest.OffsetCommitRequestTopic(name=TOPIC, partitions=partitions)],
+    )
+
+
+def fetch_offsets(*groups: str, require_stable: bool = False) -> OffsetFetchRequest:
+    return OffsetFetchRequest(
+        groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None) for group in groups],
+        require_stable=require_stable,
+    )
+
+
+def produce(
+    producer: tuple[int, int] = (-1, -1), transactional_id: str | None = None, acks: int = -1
+) -> ProduceRequest:
+    records = [Record(timestamp_ms=NOW_NS // 10**6, key=b"k", value=bytes(100)) for _ in range(3)]
+    sequence = 0 if producer[0] >= 0 else -1
+    batch = encode_batch(
+        records,
+        producer_id=producer[0],
+        producer_epoch=producer[1],
+        base_sequence=sequence,
+        is_transactional=transactional_id is not None,
+    )
+    data = ProduceRequest.TopicProduceData(
+        name=TOPIC, partition_data=[ProduceRequest.PartitionProduceData(index=0, records=batch)]
+    )
+    return ProduceRequest(transactional_id=transactional_id, acks=acks, timeout_ms=1000, topic_data=[data])
+
+
+def fetch(topic_id: bytes, max_wait_ms: int = 0, isolation_level: int = 1) -> FetchRequest:
+    partition = FetchRequest.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    return FetchRequest(
+        max_wait_ms=max_wait_ms,
+        min_bytes=1,
+        isolation_level=isolation_level,
+        session_epoch=-1,
+        topics=[FetchRequest.FetchTopic(topic_id=topic_id, partitions=[partition])],
+    )
+
+
+async def warm_up(driver: Driver) -> None:
+    """Waits until the coordinators that the first FindCoordinator creates have loaded. How long is not recorded."""
+    for key_type, key in ((0, "consumer"), (1, "tx")):
+        request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=[key])
+        await driver.call(request, 6, recorded=False)
+    async with asyncio.timeout(10):
+        for group in ("consumer", "classic", "simple"):
+            while True:
+                fetched = await driver.call(fetch_offsets(group), 9, OffsetFetchResponse, recorded=False)
+                if not fetched.groups[0].error_code:
+                    break
+                await asyncio.sleep(0.001)
+        while await transaction_error(driver) != Errors.TRANSACTIONAL_ID_NOT_FOUND:
+            await asyncio.sleep(0.001)
+    driver.correlation_id = 100
+
+
+async def transaction_error(driver: Driver) -> int:
+    request = DescribeTransactionsRequest(transactional_ids=["tx"])
+    described = await driver.call(request, 0, DescribeTransactionsResponse, recorded=False)
+    return described.transaction_states[0].error_code
+
+
+async def hold_dialogue(driver: Driver) -> None:
+    naming = ApiVersionsRequest(client_software_name="software", client_software_version="1.0")
+    await driver.call(naming, 4)
+    topic = CreateTopicsRequest.CreatableTopic(name=TOPIC, num_partitions=3, replication_factor=1)
+    created = await driver.call(CreateTopicsRequest(topics=[topic], timeout_ms=1000), 7, CreateTopicsResponse)
+    topic_id = created.topics[0].topic_id
+    await warm_up(driver)
+    await speak_of_groups(driver)
+    await speak_of_records(driver, topic_id)
+    await speak_of_everything_at_once(driver, topic_id)
+
+
+async def speak_of_groups(driver: Driver) -> None:
+    joined = await driver.call(joining("m1"), 1, ConsumerGroupHeartbeatResponse)
+    assert joined.member_epoch > 0
+    for _ in range(3):
+        await driver.call(steady("m1", joined.member_epoch), 1)
+    for offset in (1, 2, 2, 70):
+        await driver.call(commit("consumer", offset, "m1", joined.member_epoch), 9)
+        await driver.call(fetch_offsets("consumer"), 9)
+    await driver.call(commit("consumer", 5, "m1", joined.member_epoch + 1), 9)  # fenced
+    await driver.call(commit("simple", 3, metadata="text"), 8)
+    await driver.call(fetch_offsets("simple", "consumer"), 9)
+    await driver.call(joining("m2"), 0)
+    await driver.call(steady("m1", joined.member_epoch), 1)
+    await driver.call(ConsumerGroupDescribeRequest(group_ids=["consumer", "none"]), 1)
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\0\0\0\0\1\0\1t\0\0\0\0")
+    join = JoinGroupRequest(
+        group_id="classic",
+        session_timeout_ms=30_000,
+        rebalance_timeout_ms=30_000,
+        protocol_type="consumer",
+        protocols=[protocol],
+    )
+    required = await driver.call(join, 5, JoinGroupResponse)
+    join.member_id = required.member_id
+    leading = await driver.call(join, 5, JoinGroupResponse)
+    assert leading.error_code == 0
+    member: dict[str, Any] = {
+        "group_id": "classic",
+        "generation_id": leading.generation_id,
+        "member_id": leading.member_id,
+    }
+    assignment = SyncGroupRequest.SyncGroupRequestAssignment(member_id=leading.member_id, assignment=b"\0\0")
+    await driver.call(SyncGroupRequest(**member, assignments=[assignment]), 3)
+    for _ in range(3):
+        await driver.call(HeartbeatRequest(**member), 4)
+    await driver.call(DescribeGroupsRequest(groups=["classic", "consumer"]), 5)
+    await driver.call(LeaveGroupRequest(group_id="classic", member_id=leading.member_id), 2)
+    await driver.call(ListGroupsRequest(), 5)
+    deleted = OffsetDeleteRequest.OffsetDeleteRequestTopic(
+        name=TOPIC, partitions=[OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=1)]
+    )
+    await driver.call(OffsetDeleteRequest(group_id="simple", topics=[deleted]), 0)
+
+
+async def speak_of_records(driver: Driver, topic_id: bytes) -> None:
+    await driver.call(produce(), 9)
+    await driver.call(fetch(topic_id), 16)
+    initialized = await driver.call(
+        InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=60_000), 4, InitProducerIdResponse
+    )
+    producer = initialized.producer_id, initialized.producer_epoch
+    ids: dict[str, Any] = {"transactional_id": "tx", "producer_id": producer[0], "producer_epoch": producer[1]}
+    topics = [AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=TOPIC, partitions=[0])]
+    await driver.call(
+        AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id="tx",
+            v3_and_below_producer_id=producer[0],
+            v3_and_below_producer_epoch=producer[1],
+            v3_and_below_topics=topics,
+        ),
+        3,
+    )
+    await driver.call(produce(producer, "tx"), 9)
+    await driver.call(fetch(topic_id), 16)
+    await driver.call(AddOffsetsToTxnRequest(**ids, group_id="simple"), 3)
+    offsets = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(
+        name=TOPIC,
+        partitions=[TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(partition_index=2, committed_offset=9)],
+    )
+    await driver.call(TxnOffsetCommitRequest(**ids, group_id="simple", topics=[offsets]), 3)
+    await driver.call(fetch_offsets("simple", require_stable=True), 9)
+    await driver.call(EndTxnRequest(**ids, committed=True), 3)
+    async with asyncio.timeout(10):
+        while not await is_completed(driver):
+            await asyncio.sleep(0.001)
+    driver.correlation_id = 1000
+    await driver.call(fetch_offsets("simple", require_stable=True), 9)
+    fetched = await driver.call(fetch(topic_id), 16, FetchResponse)
+    assert fetched.responses[0].partitions[0].last_stable_offset == 7
+    partition = ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=-1)
+    await driver.call(
+        ListOffsetsRequest(topics=[ListOffsetsRequest.ListOffsetsTopic(name=TOPIC, partitions=[partition])]), 7
+    )
+    for _ in range(3):
+        await driver.call(MetadataRequest(topics=None), 12)
+        await driver.call(
+            DescribeTopicPartitionsRequest(topics=[DescribeTopicPartitionsRequest.TopicRequest(name=TOPIC)]), 0
+        )
+
+
+async def is_completed(driver: Driver) -> bool:
+    request = DescribeTransactionsRequest(transactional_ids=["tx"])
+    described = await driver.call(request, 0, DescribeTransactionsResponse, recorded=False)
+    return described.transaction_states[0].transaction_state == "CompleteCommit"
+
+
+async def speak_of_everything_at_once(driver: Driver, topic_id: bytes) -> None:
+    """Requests of every speed: their responses have to come in order. Of an acks=0 request there is none."""
+    again = [(commit("simple", number), 9) for number in range(MAX_IN_FLIGHT_REQUESTS + FRAMES_PER_TURN)]
+    await driver.pipeline(again)
+    requests: list[tuple[Message, int]] = [
+        (MetadataRequest(topics=None), 12),
+        (commit("simple", 5), 9),
+        (fetch_offsets("simple"), 9),
+        (steady("m1", 2), 1),
+        (commit("consumer", 6, "m1", 2), 9),
+        (produce(), 9),
+        (fetch(topic_id, max_wait_ms=20), 16),
+        (joining("m3"), 1),
+        (fetch_offsets("consumer"), 9),
+        (steady("m1", 2), 1),
+    ]
+    frames = [driver.encode(request, version) for request, version in requests]
+    silent = driver.encode(produce(acks=0), 9)
+    unknown = encode_request(ApiKey.API_VERSIONS, 99, 7777, "client", b"")
+    data = b"".join((*frames[:5], silent, *frames[5:], unknown, *frames[:3]))
+    driver.transcript += await driver.frames(data, len(frames) + 1 + 3)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[bytes]:
+    """What a client hears through a socket."""
+
+    async def listen() -> list[bytes]:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            async with running_broker(monkeypatch) as process:
+                driver = await SocketDriver.connect(process)
+                await hold_dialogue(driver)
+                driver.close()
+                return driver.transcript
+
+    return asyncio.run(listen())
+
+
+@pytest.mark.parametrize("has_fast_paths", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_path_answers_as_a_connection_does(
+    expected: list[bytes], has_fast_paths: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_broker(monkeypatch) as process:
+        settings = PathSettings.of(process.broker, "PLAINTEXT")
+        assert settings.has_fast_paths and settings.metadata_answers is not None
+        if not has_fast_paths:
+            settings = replace(settings, has_fast_paths=False, metadata_answers=None)
+        driver = PathDriver(settings, seed)
+        await hold_dialogue(driver)
+        assert len(driver.transcript) == len(expected)
+        for number, (frame, wanted) in enumerate(zip(driver.transcript, expected, strict=True)):
+            assert frame == wanted, number
+
+
+# --- what a driver can rely on ----------------------------------------------------------------------------------------
+
+
+class Bare:
+    """A path whose only API is ListGroups, answered by `handle`."""
+
+    def __init__(self, handle: Callable[[], object] = ListGroupsResponse) -> None:
+        def handler(broker: object, context: object, request: Message) -> object:
+            self.handled += 1
+            return handle()
+
+        def error_response(request: Message, error: KafkaError, version: int) -> Message:
+            return ListGroupsResponse(error_code=error.error)
+
+        apis = ApiTable([Api(ApiKey.LIST_GROUPS, range(3, 6), handler, error_response)])
+        broker = cast("Any", SimpleNamespace(apis=apis, groups=None, now_ms=lambda: 0))
+        self.handled = self.answered = 0
+        self.path = RequestPath(PathSettings(broker, "PLAINTEXT", 1000, 1000, False, None), self._on_answer)
+
+    def _on_answer(self) -> None:
+        self.answered += 1
+
+    def receive(self, *correlation_ids: int) -> None:
+        frames = [encode_request(ApiKey.LIST_GROUPS, 3, number, "c", b"\0") for number in correlation_ids]
+        assert self.path.receive(b"".join(frames)) == len(frames)
+
+    def take(self) -> list[int]:
+        frames = FrameReader(1 << 20).feed(self.path.take_output())
+        return [int.from_bytes(frame[:4], "big") for frame in frames]
+
+
+def test_a_paused_path_keeps_requests_until_it_may_go_on() -> None:
+    bare = Bare()
+    bare.path.pause(True)
+    bare.receive(1, 2)
+    assert bare.path.is_muted
+    assert (bare.handled, bare.answered, bare.path.queued, bare.take()) == (0, 0, 2, [])
+    bare.path.pause(False)
+    bare.path.process()
+    assert (bare.handled, bare.path.queued, bare.take()) == (2, 0, [1, 2])
+
+
+def test_requests_beyond_a_turn_wait_for_the_next_one() -> None:
+    bare = Bare()
+    bare.receive(*range(FRAMES_PER_TURN + 1))
+    assert (bare.path.needs_turn, bare.path.is_muted) == (True, True)
+    bare.path.process()
+    assert bare.take() == list(range(FRAMES_PER_TURN))
+    bare.path.next_turn()
+    assert (bare.path.needs_turn, bare.path.is_muted) == (False, False)
+    assert bare.take() == [FRAMES_PER_TURN]
+
+
+async def test_responses_that_come_late_are_told_and_unmute() -> None:
+    futures = [asyncio.get_running_loop().create_future() for _ in range(MAX_IN_FLIGHT_REQUESTS + 1)]
+    left = iter(futures)
+    bare = Bare(lambda: next(left))
+    bare.receive(*range(MAX_IN_FLIGHT_REQUESTS + 1))
+    assert bare.path.is_muted and not bare.path.needs_turn
+    assert (bare.handled, bare.answered, bare.path.in_flight) == (MAX_IN_FLIGHT_REQUESTS, 0, MAX_IN_FLIGHT_REQUESTS + 1)
+    futures[1].set_result(ListGroupsResponse())
+    await asyncio.sleep(0)
+    assert (bare.answered, bare.take(), bare.path.is_muted) == (1, [], True)
+    futures[0].set_result(ListGroupsResponse())
+    await asyncio.sleep(0)
+    assert (bare.answered, bare.take(), bare.path.is_muted) == (2, [0, 1], False)
+    bare.path.process()
+    assert bare.handled == MAX_IN_FLIGHT_REQUESTS + 1
+
+
+async def test_a_late_wish_to_close_stops_the_path() -> None:
+    first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
+    left = iter((first, second))
+    bare = Bare(lambda: next(left))
+    bare.receive(1, 2)
+    second.set_result(CloseConnection("no acknowledgement is wanted"))
+    await asyncio.sleep(0)
+    assert bare.path.close_reason == "no acknowledgement is wanted"
+    assert bare.path.is_stopped and bare.path.is_muted and bare.answered
+    first.set_result(ListGroupsResponse())
+    await asyncio.sleep(0)
+    assert bare.take() == [1]
+
+
+async def test_a_client_that_is_gone_gets_nothing() -> None:
+    future = asyncio.get_running_loop().create_future()
+    left = iter((ListGroupsResponse(), future))
+    bare = Bare(lambda: next(left))
+    bare.receive(1, 2)
+    bare.path.close()
+    await asyncio.sleep(0)
+    assert future.cancelled()
+    assert (bare.answered, bare.take(), bare.path.in_flight) == (1, [], 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\0\0\x03\xe9", "frame of 1001 bytes"),
+        (encode_request(ApiKey.LIST_GROUPS, 2, 1, "c", b""), "LIST_GROUPS v2 is not served"),
+        (encode_request(ApiKey.LIST_GROUPS, 3, 1, "c", b""), "malformed LIST_GROUPS v3 request"),
+    ],
+)
+def test_what_is_no_request_stops_the_path_after_the_responses_before_it(data: bytes, reason: str) -> None:
+    bare = Bare()
+    bare.path.receive(encode_request(ApiKey.LIST_GROUPS, 3, 7, "c", b"\0") + data)
+    assert bare.path.close_reason is not None
+    assert reason in bare.path.close_reason
+    assert bare.path.is_stopped
+    assert bare.take() == [7]
