@@ -68,8 +68,14 @@ class Waiting:
 
 
 class GroupContext:
-    def __init__(self, topics: dict[str, int] | None = None, configs: dict[str, str] | None = None) -> None:
-        self.config = BrokerConfig.from_properties(DEFAULTS | (configs or {}))
+    def __init__(
+        self,
+        topics: dict[str, int] | None = None,
+        configs: dict[str, str] | None = None,
+        *,
+        config: BrokerConfig | None = None,
+    ) -> None:
+        self.config = config or BrokerConfig.from_properties(DEFAULTS | (configs or {}))
         self.topics = dict(topics or {})
         self.group_configs: dict[str, dict[str, str]] = {}
         self.image: MetadataImage = image_of(self.topics, epoch=1)
@@ -87,16 +93,18 @@ class GroupContext:
     def run(
         self, operation: Callable[[OperationContext], CoordinatorResult[T]], api_version: int = 1, client: str = "c"
     ) -> T:
-        token = next(self._tokens)
         context = OperationContext(
             self.now_ms,
             api_version,
             client_id=client,
             client_host="/127.0.0.1",
             candidate_id=uuid.uuid4().hex[:22],
-            token=token,
             creation_limit_ms=self.creation_limit_ms,
         )
+        return self.run_in(context, operation)
+
+    def run_in(self, context: OperationContext, operation: Callable[[OperationContext], CoordinatorResult[T]]) -> T:
+        token = context.token = next(self._tokens)
         result = operation(context)
         self.records = result.records
         if result.encoded is not None:

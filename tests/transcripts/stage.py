@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What plays a transcript: a stage takes the commands to a coordinator, and `play` compares its answers.
+
+A stage has topics, a clock, a log whose new records it can show, and takes requests. Commands that are no request:
+
+    topic foo partitions=4          creates a topic, or gives it more partitions
+    delete topic foo
+    config group g KEY=VALUE        a dynamic config of a group; without a value it is removed
+    sleep 45000                     lets time pass, in ms or with a unit: 45s, 10m, 7h, 7d
+    restart                         the coordinator starts again with nothing but its log
+"""
+
+from __future__ import annotations
+
+import abc
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from kcoord.config import BrokerConfig
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.messages import Message
+from tests.transcripts.answers import Printer
+from tests.transcripts.names import Names
+from tests.transcripts.requests import CommandError, Request, parse_request
+from tests.transcripts.transcript import Command, Transcript
+
+SETTINGS: Final = {
+    "auto.create.topics.enable": "false",
+    "group.consumer.assignment.interval.ms": "0",
+    "group.consumer.min.assignment.interval.ms": "0",
+    "group.consumer.min.session.timeout.ms": "500",
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "500",
+    "offsets.topic.num.partitions": "4",
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.num.partitions": "2",
+}
+"""What differs from the defaults of a broker on all stages, unless a transcript says otherwise."""
+_UNITS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request that was sent, and its answer once there is one."""
+
+    request: Request
+    answer: Message | None = None
+    is_shown: bool = False
+
+
+class Stage(abc.ABC):
+    """One broker, or part of one, for the time of a transcript."""
+
+    name: str
+    start_ms: int
+    """The moment that the transcript counts from."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+
+    @abc.abstractmethod
+    async def open(self, settings: dict[str, str]) -> None: ...
+
+    @abc.abstractmethod
+    async def close(self) -> None: ...
+
+    @abc.abstractmethod
+    async def send(self, sent: Sent) -> None:
+        """Sends a request. Its answer is there when this returns, unless it waits for another request or a timer."""
+
+    @abc.abstractmethod
+    async def settle(self) -> None:
+        """Waits for what requests started: writes, background tasks, answers to earlier requests."""
+
+    @abc.abstractmethod
+    async def set_topic(self, name: str, partitions: int) -> bytes:
+        """Creates the topic, or gives it more partitions; returns its id."""
+
+    @abc.abstractmethod
+    async def delete_topic(self, name: str) -> None: ...
+
+    @abc.abstractmethod
+    async def set_group_config(self, group: str, configs: dict[str, str | None]) -> None: ...
+
+    @abc.abstractmethod
+    async def sleep(self, milliseconds: int) -> list[str]:
+        """Lets time pass; returns the timers that fired, if the stage can see them."""
+
+    @abc.abstractmethod
+    async def restart(self) -> None: ...
+
+    @abc.abstractmethod
+    async def take_records(self) -> list[CoordinatorRecord]:
+        """The records that were written since the last call."""
+
+    def mask(self, lines: list[str]) -> list[str]:
+        """The lines without what must differ on this stage."""
+        return lines
+
+
+class Player:
+    """Sends the commands of one transcript to a stage, one by one."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._printer = Printer(stage.names, stage.start_ms)
+        self._waiting: list[Sent] = []
+
+    async def play(self, command: Command) -> list[str]:
+        """The lines of the answer."""
+        lines = await self._run(command.text)
+        await self._stage.settle()
+        for sent in [sent for sent in self._waiting if sent.answer is not None]:
+            self._waiting.remove(sent)
+            first, *rest = self._show(sent)
+            lines += [f"answer of {sent.request.client}: {first}", *rest]
+        lines += self._printer.records(await self._stage.take_records())
+        return lines or ["ok"]
+
+    async def _run(self, text: str) -> list[str]:
+        stage = self._stage
+        if match := re.fullmatch(r"topic (\S+) partitions=(\d+)", text):
+            stage.names.add_topic(match[1], await stage.set_topic(match[1], int(match[2])))
+        elif match := re.fullmatch(r"delete topic (\S+)", text):
+            await stage.delete_topic(match[1])
+        elif match := re.fullmatch(r"config group (\S+) (.+)", text):
+            pairs = [part.partition("=") for part in match[2].split()]
+            configs = {key: value or None for key, _, value in pairs}
+            await stage.set_group_config(stage.names.prefix + match[1], configs)
+        elif match := re.fullmatch(r"sleep (\d+)(\w*)", text):
+            fired = await stage.sleep(int(match[1]) * _UNITS[match[2]])
+            return [f"timer {stage.names.shown(timer)}" for timer in fired]
+        elif text == "restart":
+            self._waiting.clear()
+            await stage.restart()
+        else:
+            return await self._request(text)
+        return []
+
+    async def _request(self, text: str) -> list[str]:
+        sent = Sent(parse_request(text, self._stage.names))
+        await self._stage.send(sent)
+        await self._stage.settle()
+        if sent.answer is None:
+            self._waiting.append(sent)
+            return ["waits"]
+        return self._show(sent)
+
+    def _show(self, sent: Sent) -> list[str]:
+        assert sent.answer is not None
+        names = self._stage.names
+        member_id = getattr(sent.answer, "member_id", None)
+        if member_id:
+            names.learn_member(member_id, sent.request.client)
+        names.learn_producer(getattr(sent.answer, "producer_id", -1))
+        return self._printer.response(sent.answer)
+
+
+async def play(transcript: Transcript, stage: Stage) -> list[list[str]]:
+    """The answers of the stage to all commands."""
+    await stage.open(SETTINGS | transcript.settings)
+    try:
+        player = Player(stage)
+        answers = []
+        for command in transcript.commands:
+            try:
+                answers.append(await player.play(command))
+            except CommandError as error:
+                raise CommandError(f"{transcript.path}:{command.line}: {error}") from None
+        return answers
+    finally:
+        await stage.close()
+
+
+def config_of(settings: dict[str, str]) -> BrokerConfig:
+    """The configuration of kcoord, without keys that only Kafka has."""
+    unknown = BrokerConfig.from_properties(settings).unknown
+    return BrokerConfig.from_properties({key: value for key, value in settings.items() if key not in unknown})

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core: request path and handlers over one pure shard of each coordinator, without runtime, log or disk.
+
+`GroupContext` replays the records of each operation, rebuilds a second shard from the whole log and a third from a
+snapshot, and compares the three. So each transcript is a test of recovery, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.metadata.features import GROUP_VERSION, TRANSACTION_VERSION
+from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Producer
+from kcoord.server.api.api_table import build_api_table
+from kcoord.server.broker import Broker
+from kcoord.server.net.request_path import PathSettings
+from kcoord_protocol.errors import KafkaError
+from tests.transcripts.path_client import MOST_BYTES, PathClient
+from tests.transcripts.stage import Sent, Stage, config_of
+from tests.unit.group.group_context import GroupContext, Waiting
+
+START_MS: Final = 1_700_000_000_000
+_SHARD: Final = 0
+
+
+class CoreGroups:
+    """Serves `Broker.groups`: every group is in one shard, and an operation is done when it returns."""
+
+    shard_ids = (_SHARD,)
+
+    def __init__(self, context: GroupContext) -> None:
+        self._context = context
+        self._futures: dict[int, asyncio.Future[Any]] = {}
+
+    def shard_of(self, group_id: str) -> int:
+        return _SHARD
+
+    def call(self, key: str, operation: Any, request: Any, context: OperationContext) -> Any:
+        return self.call_shard(_SHARD, operation, request, context)
+
+    def call_shard(
+        self,
+        shard_id: int,
+        operation: Callable[[GroupCoordinatorShard, OperationContext, Any], CoordinatorResult[Any]],
+        request: Any,
+        context: OperationContext,
+    ) -> Any:
+        reply = self._context.run_in(context, lambda context: operation(self._context.shard, context, request))
+        if not isinstance(reply, Waiting):
+            return reply
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._futures[reply.token] = future
+        return future
+
+    def deliver(self) -> None:
+        """Answers requests that a later operation or a timer has completed."""
+        for token in [token for token in self._futures if token in self._context.answers]:
+            answer, future = self._context.answers[token], self._futures.pop(token)
+            if isinstance(answer, KafkaError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+    def start_verification(self, shard_id: int, producer: Producer) -> int | None:
+        return self._context.shard.start_verification(producer)
+
+    def finish_verification(self, shard_id: int, producer: Producer, ticket: int) -> None:
+        self._context.shard.finish_verification(producer, ticket)
+
+
+class CoreStage(Stage):
+    name = "core"
+    start_ms = START_MS
+
+    async def open(self, settings: dict[str, str]) -> None:
+        config = config_of(settings)
+        self._context = GroupContext(config=config)
+        self._context.now_ms = START_MS
+        self._groups = CoreGroups(self._context)
+        self._broker = Broker(
+            config=config,
+            cluster_id="cluster",
+            apis=build_api_table(config),
+            image=self._image(),
+            topics=cast("Any", SimpleNamespace()),
+            fetches=cast("Any", SimpleNamespace()),
+            metadata=cast("Any", SimpleNamespace()),
+            groups=cast("Any", self._groups),
+            transactions=cast("Any", SimpleNamespace()),
+            now_ms=lambda: self._context.now_ms,
+        )
+        self._settings = PathSettings(self._broker, "PLAINTEXT", MOST_BYTES, MOST_BYTES, False, None)
+        self._clients: dict[str, PathClient] = {}
+        self._shown = 0
+
+    def _image(self) -> MetadataImage:
+        return replace(self._context.image, features={GROUP_VERSION: 1, TRANSACTION_VERSION: 2})
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+        self._broker.cancel_tasks()
+
+    async def send(self, sent: Sent) -> None:
+        name = sent.request.client
+        if name not in self._clients:
+            self._clients[name] = PathClient(self._settings, name)
+        self._clients[name].send(sent)
+
+    async def settle(self) -> None:
+        """Timers without a delay fire, tasks run, and tasks of handlers go on."""
+        for _ in range(5):
+            self._context.sleep(0)
+            self._context.run_tasks()
+            self._groups.deliver()
+            await asyncio.sleep(0)
+            for client in self._clients.values():
+                client.read()
+
+    async def set_topic(self, name: str, partitions: int) -> bytes:
+        self._set_topics(self._context.topics | {name: partitions})
+        return self._context.topic_id(name)
+
+    async def delete_topic(self, name: str) -> None:
+        self._set_topics({topic: count for topic, count in self._context.topics.items() if topic != name})
+
+    async def set_group_config(self, group: str, configs: dict[str, str | None]) -> None:
+        present = self._context.group_configs.setdefault(group, {})
+        for key, value in configs.items():
+            present.pop(key, None)
+            if value is not None:
+                present[key] = value
+        self._set_topics(self._context.topics)
+
+    def _set_topics(self, topics: dict[str, int]) -> None:
+        self._context.update_metadata(topics)
+        self._broker.image = self._image()
+
+    async def sleep(self, milliseconds: int) -> list[str]:
+        return [" ".join(part for part in key if part) for key in self._context.sleep(milliseconds)]
+
+    async def restart(self) -> None:
+        self._context.restart()
+
+    async def take_records(self) -> list[CoordinatorRecord]:
+        records = self._context.log[self._shown :]
+        self._shown = len(self._context.log)
+        return records

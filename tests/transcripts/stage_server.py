@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server: a whole broker process without sockets and threads of its own, over files in memory and a still clock.
+
+It is played twice, with fast paths and without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from kcoord.config import Listener, SecurityProtocol
+from kcoord.server.broker import Broker
+from kcoord.server.clock import Clock
+from kcoord.server.disk.data_folder import Storage
+from kcoord.server.net.request_path import PathSettings
+from kcoord.server.process import BrokerProcess, load_metadata
+from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord_protocol.messages import Message
+from tests.transcripts.frame_stage import FrameStage
+from tests.transcripts.path_client import PathClient
+from tests.transcripts.stage import Sent, config_of
+
+START_MS = 1_700_000_000_000
+_QUIET_TURNS = 10
+"""Turns of the event loop without work after which none is expected."""
+_TURN_SECONDS = 0.0005
+_MOST_TURNS = 20_000
+
+
+class StillClock(Clock):
+    """Time passes when the stage says so."""
+
+    __slots__ = ("now",)
+
+    def __init__(self, now_ms: int) -> None:
+        super().__init__()
+        self.now = now_ms
+
+    def now_ms(self) -> int:
+        return self.now
+
+
+class StageProcess(BrokerProcess):
+    """A broker process that opens no listener: request paths are made on its broker."""
+
+    owns_heap = False
+    answer_seconds = 0.0
+
+    @property
+    def broker(self) -> Broker:
+        return self._broker
+
+    async def start(self) -> None:
+        self._listeners.clear()
+        self._broker.endpoints["PLAINTEXT"] = Listener("PLAINTEXT", "broker", 9092, SecurityProtocol.PLAINTEXT)
+        await super().start()
+
+    @property
+    def is_quiet(self) -> bool:
+        return self._worker.is_quiet and not self._groups.queue_size(self.now_ms())
+
+    def fire_due(self) -> None:
+        """Timers that are due by the clock fire, whatever the event loop's clock says."""
+        self._worker.on_clock_moved()
+        self._broker.fetches.on_clock_moved()
+
+    def next_deadline_ms(self) -> int | None:
+        return self._worker.next_deadline_ms()
+
+
+class ServerStage(FrameStage):
+    name = "server"
+    start_ms = START_MS
+    has_fast_paths = False
+
+    async def open(self, settings: dict[str, str]) -> None:
+        own = {
+            "log.dirs": "/data",
+            "kcoord.log.flush.policy": "os",
+            "log.cleaner.enable": "false",
+            "kcoord.fast.paths.enable": str(self.has_fast_paths).lower(),
+        }
+        self._config = config_of(settings | own)
+        self._files = MemoryFileSystem()
+        # Nothing that the broker makes for itself is as young as the groups of the transcript.
+        self._clock = StillClock(START_MS - 60_000)
+        self._clients: dict[str, PathClient] = {}
+        await self._start()
+        await self._open_logs()
+        self._clock.now = START_MS
+
+    async def _start(self) -> None:
+        storage = Storage(self._config, self._clock.now, self._files)
+        metadata = load_metadata(self._config, storage, self._clock.now)
+        self._process = StageProcess(self._config, self._clock, storage, metadata)
+        await self._process.start()
+        self._settings = PathSettings.of(self._process.broker, "PLAINTEXT")
+        await self.settle()
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+        await self._process.stop()
+
+    async def restart(self) -> None:
+        await self.close()
+        await self._start()
+
+    async def send(self, sent: Sent) -> None:
+        name = sent.request.client
+        if name not in self._clients:
+            self._clients[name] = PathClient(self._settings, name)
+        self._clients[name].send(sent)
+
+    async def request(self, message: Message, version: int) -> Any:
+        return await self._exchange(message, version)
+
+    async def settle(self) -> None:
+        quiet = 0
+        for _ in range(_MOST_TURNS):
+            deadline_ms = self._process.next_deadline_ms()
+            if deadline_ms is not None and deadline_ms <= self._clock.now:
+                self._process.fire_due()
+            # A thread works on a background task: it needs the processor.
+            await asyncio.sleep(0 if self._process.is_quiet else _TURN_SECONDS)
+            for client in self._clients.values():
+                client.read()
+            quiet = quiet + 1 if self._process.is_quiet else 0
+            if quiet == _QUIET_TURNS:
+                return
+        raise AssertionError("the broker does not come to rest")
+
+    async def sleep(self, milliseconds: int) -> list[str]:
+        """From deadline to deadline, so that what is due comes in order and at its time."""
+        end_ms = self._clock.now + milliseconds
+        while (deadline_ms := self._process.next_deadline_ms()) is not None and deadline_ms <= end_ms:
+            self._clock.now = max(self._clock.now, deadline_ms)
+            self._process.fire_due()
+            await self.settle()
+        self._clock.now = end_ms
+        self._process.fire_due()
+        return []
+
+    def mask(self, lines: list[str]) -> list[str]:
+        """Which timers fire is seen in the core only."""
+        return [line for line in lines if not line.startswith("timer ")] or ["ok"]
+
+
+class FastServerStage(ServerStage):
+    name = "server-fast"
+    has_fast_paths = True
