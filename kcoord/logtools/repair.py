@@ -38,12 +38,12 @@ from kcoord.storage.file_system import (
     write_file_atomically,
 )
 from kcoord.storage.log_dir import META_PROPERTIES_FILE
-from kcoord.storage.scan import FRAME, LENGTH_PREFIX_BYTES, walk
+from kcoord.storage.scan import walk
 from kcoord.storage.segment import LOG_SUFFIX
 from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
 from kcoord.storage.snapshot import SNAPSHOT_FILE
 from kcoord.topics.producer_files import SNAPSHOT_SUFFIX, TRANSACTION_INDEX_SUFFIX
-from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, encode_batch, rewrite_header
+from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, decode_header, encode_batch, rewrite_header
 
 MANIFEST: Final = "repair.json"
 _REPAIRED_SUFFIX: Final = ".repaired"
@@ -381,7 +381,7 @@ class _SegmentWriter:
     def copy(self, position: int, end: int) -> None:
         while position < end:
             head = self._source.read_at(position, BATCH_OVERHEAD_BYTES)
-            size = FRAME.unpack_from(head)[1] + LENGTH_PREFIX_BYTES
+            size = decode_header(head).size_bytes
             self._write(bytearray(self._source.read_at(position, size)))
             position += size
 
@@ -391,11 +391,11 @@ class _SegmentWriter:
         self._write(batch)
 
     def _write(self, batch: bytearray) -> None:
-        base, _, epoch, _, _, _, last_delta, _, _ = FRAME.unpack_from(batch)
+        header = decode_header(batch)
         if self._bridge:
-            self.bridge_to(base)
+            self.bridge_to(header.base_offset)
         write_all(self._target, batch)
-        self.due, self._leader_epoch, self._bridge = base + last_delta + 1, epoch, False
+        self.due, self._leader_epoch, self._bridge = header.next_offset, header.partition_leader_epoch, False
 
     def bridge_to(self, offset: int) -> None:
         while self.due < offset:

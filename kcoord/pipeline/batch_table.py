@@ -18,9 +18,9 @@ from kcoord_protocol.batch_header import (
     MAGIC,
     TRANSACTIONAL_BIT,
     crc32c,
-    decode_header,
     verify_crc,
 )
+from kcoord_protocol.record_walk import possible_batches
 
 Walk: TypeAlias = Callable[[Bytes, int, int], tuple[Ints, int]]
 _LENGTH: Final = Struct(">i")
@@ -146,17 +146,8 @@ def _what_is_wrong(view: memoryview, position: int) -> str:
 
 def find_batch(data: Bytes, position: int, end: int, offset: int) -> int | None:
     """The first position of a sound batch at or behind `position` that begins at `offset` or later."""
-    view = data.data
-    candidates = np.flatnonzero(
-        data[position + _MAGIC_AT : max(end - BATCH_OVERHEAD_BYTES, 0) + _MAGIC_AT + 1] == MAGIC
-    )
-    for candidate in (candidates + position).tolist():
-        size = _LENGTH.unpack_from(view, candidate + _LENGTH_AT)[0] + LOG_OVERHEAD_BYTES
-        if size < BATCH_OVERHEAD_BYTES or candidate + size > end:
-            continue
-        if verify_crc(view[candidate : candidate + size]) and decode_header(view, candidate).base_offset >= offset:
-            return int(candidate)
-    return None
+    content = data[:end].tobytes()
+    return next((at for at, _, _ in possible_batches(content, position, end, offset) if verify_crc(content, at)), None)
 
 
 def control_type(data: Bytes, position: int, read_key: Callable[[bytes], bytes | None]) -> int:

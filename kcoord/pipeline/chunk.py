@@ -24,7 +24,7 @@ from kcoord.pipeline.transactions import NEVER, OWN, Resolution
 from kcoord_protocol.batch_header import LOG_APPEND_TIME_BIT
 from kcoord_protocol.control_records import ControlRecordType
 from kcoord_protocol.errors import CorruptBatchError
-from kcoord_protocol.record_batch import decode_record_headers
+from kcoord_protocol.record_walk import decode_headers
 
 _TYPES: Final = {each.name: each.type for each in RECORDS.columns}
 _CONTROL_NAMES: Final = {int(each): each.name.lower() for each in ControlRecordType}
@@ -178,5 +178,6 @@ class Chunk:
         found = {}
         for row in np.flatnonzero(records.end > starts + 1).tolist():
             with suppress(CorruptBatchError):
-                found[row] = decode_record_headers(self.data[starts[row] : records.end[row]].tobytes())
+                headers = self.data[starts[row] : records.end[row]].tobytes()
+                found[row] = decode_headers(headers, 0, len(headers))
         return found

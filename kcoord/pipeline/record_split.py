@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kcoord.pipeline.buffers import Bytes, Flags, Gather, Ints, Words, content_bytes, unzigzag, uvarints
-from kcoord_protocol.primitives import decode_uvarint, decode_uvarlong
+from kcoord_protocol.errors import CorruptBatchError
+from kcoord_protocol.primitives import decode_uvarlong
+from kcoord_protocol.record_walk import SMALLEST_RECORD_BYTES, walk_records
 
 _FEW: Final = 24
 """So many batches or less go on one by one: a step in numpy costs as much as some 25 records in Python."""
-SMALLEST_RECORD_BYTES: Final = 7
 _EIGHT: Final = np.uint64(8)
 _NOT_SHORT: Final = np.uint64(0x808000)
 _BYTE: Final = np.uint64(0x7F)
@@ -72,13 +73,9 @@ def split_records(data: Bytes, at: Ints, end: Ints, count: Ints) -> Split:
         step += 1
         active = active[good & (counts[active] > step)]
     for batch in active.tolist():
-        position[batch] = _one_by_one(
-            data,
-            result,
-            int(position[batch]),
-            int(end[batch]),
-            range(first_row[batch] + step, first_row[batch] + counts[batch]),
-        )
+        rows = slice(int(first_row[batch]) + step, int(first_row[batch] + counts[batch]))
+        if _rest(data, result, int(position[batch]), int(end[batch]), rows):
+            position[batch] = end[batch]
     result.ok &= position == end
     return result
 
@@ -148,35 +145,22 @@ def _uvarlongs(gather: Gather, at: Ints) -> tuple[Words, Ints]:
     return value, used
 
 
-def _one_by_one(data: Bytes, result: Split, position: int, end: int, rows: range) -> int:
-    """The remaining records of one batch; gives where they end, -1 where they do not add up."""
+def _rest(data: Bytes, result: Split, position: int, end: int, rows: slice) -> bool:
+    """The remaining records of one batch, by the walker of the protocol. False if they do not add up."""
     body = data[position:end].tobytes()
-    at = 0
     try:
-        for row in rows:
-            size, at = decode_uvarint(body, at)
-            following = at + (size >> 1)
-            later, at = decode_uvarlong(body, at + 1)
-            delta, at = decode_uvarint(body, at)
-            raw, key_at = decode_uvarint(body, at)
-            key_size = raw >> 1 ^ -(raw & 1)
-            raw, value_at = decode_uvarint(body, key_at + max(key_size, 0))
-            value_size = raw >> 1 ^ -(raw & 1)
-            at = value_at + max(value_size, 0)
-            if (
-                at + 1 > following
-                or size & 1
-                or delta & 1
-                or min(key_size, value_size) < -1
-                or bool(body[at]) != (at + 1 < following)
-            ):
-                return -1
-            result.offset_delta[row] = delta >> 1
-            result.timestamp_delta[row] = later >> 1 ^ -(later & 1)
-            result.key_at[row], result.key_size[row] = position + key_at, key_size
-            result.value_at[row], result.value_size[row] = position + value_at, value_size
-            result.end[row] = position + following
-            at = following
-    except (IndexError, ValueError):
-        return -1
-    return position + at
+        places = [*walk_records(body, rows.stop - rows.start, check_headers=False)]
+    except CorruptBatchError:
+        return False
+    ends, later, *positions = zip(*places, strict=True)
+    delta, key_at, key_end, value_at, value_end = np.array(positions, np.int64)
+    if (delta & 1).any():
+        return False
+    result.offset_delta[rows] = delta >> 1
+    result.timestamp_delta[rows] = unzigzag(np.array(later, np.uint64))
+    result.key_at[rows] = position + key_at
+    result.key_size[rows] = np.where(key_at < 0, -1, key_end - key_at)
+    result.value_at[rows] = position + np.where(value_at < 0, value_end, value_at)
+    result.value_size[rows] = np.where(value_at < 0, -1, value_end - value_at)
+    result.end[rows] = position + np.array(ends)
+    return True

@@ -10,14 +10,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from kcoord.storage.record_filter import iter_raw, records_of
+from kcoord.storage.record_filter import iter_raw
 from kcoord_protocol.batch_header import BatchHeader
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key
+from kcoord_protocol.record_batch import records_of
 
 
 def marker_type(header: BatchHeader, batch: bytes) -> ControlRecordType | None:
     """What a control batch says; None for an empty one, and for a type that is not known."""
-    for record in iter_raw(records_of(header, batch), header.records_count):
+    for record in iter_raw(records_of(batch, 0, header), header.records_count):
         return decode_control_key(record.key)
     return None
 

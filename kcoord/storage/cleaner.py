@@ -25,11 +25,12 @@ from kcoord.storage.index import MAX_RELATIVE_OFFSET, OFFSET_ENTRY_BYTES, TIME_E
 from kcoord.storage.log import Log
 from kcoord.storage.log_loader import segment_number
 from kcoord.storage.offset_map import OffsetMap
-from kcoord.storage.record_filter import empty_batch, iter_raw, read_runs, records_of
+from kcoord.storage.record_filter import empty_batch, iter_raw, read_runs
 from kcoord.storage.replacement import NewSegment, OnOwner, Replacement, ReplacementAbandoned, remove_leftovers
 from kcoord.storage.scan import BatchFrame
 from kcoord.storage.segment import Segment
 from kcoord_protocol.batch_header import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, decode_header
+from kcoord_protocol.record_batch import records_of
 
 SLICE_BYTES = 64 << 10
 """How much is worked on between two calls of `pause`."""
@@ -217,7 +218,7 @@ class Cleaner:
                 header = decode_header(batch)
                 if header.is_control or aborted.holds(header):
                     continue
-                if not self._put(offsets, header, records_of(header, batch), start):
+                if not self._put(offsets, header, records_of(batch, 0, header), start):
                     return _FilledMap(offsets, False)
         return _FilledMap(offsets, True)
 

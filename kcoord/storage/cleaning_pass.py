@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from kcoord.storage.cleaned_transactions import TransactionsOfPass
 from kcoord.storage.offset_map import OffsetMap
-from kcoord.storage.record_filter import RawRecord, Run, empty_batch, filter_batch, iter_raw, read_runs, records_of
+from kcoord.storage.record_filter import RawRecord, Run, empty_batch, filter_batch, iter_raw, read_runs
 from kcoord_protocol.batch_header import BatchHeader
+from kcoord_protocol.record_batch import records_of
 
 
 class LastOfProducer(NamedTuple):
@@ -88,7 +89,7 @@ class Pass:
     def _with_records(
         self, header: BatchHeader, batch: bytes, *, marker_of_nothing: bool, has_passed: bool
     ) -> bytes | None:
-        data = records_of(header, batch)
+        data = records_of(batch, 0, header)
         if header.is_control:
             kept, has_tombstones = list(iter_raw(data, header.records_count)), marker_of_nothing
         else:

@@ -23,9 +23,10 @@ from kcoord.storage.file_system import Bytes, FileSystem, join, parent
 from kcoord.storage.log_loader import LogLoader, segment_number
 from kcoord.storage.readable_log import ReadableLog
 from kcoord.storage.recovery import Recovery, RecoveryReport
-from kcoord.storage.scan import FRAME, LENGTH_PREFIX_BYTES, MAGIC_V2, SMALLEST_BATCH_LENGTH
 from kcoord.storage.segment import BatchPlace, LogConfig, Segment
-from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES
+from kcoord_protocol.batch_header import LOG_OVERHEAD_BYTES
+from kcoord_protocol.errors import CorruptBatchError
+from kcoord_protocol.record_walk import walk_batches
 
 _OWN_FILES = 8
 
@@ -205,25 +206,23 @@ class Log(ReadableLog):
 
     def _parse(self, data: Bytes) -> tuple[int, list[BatchPlace]]:
         offset = self._end_offset
-        end = len(data)
         at = 0
         entries: list[BatchPlace] = []
         first_offset = -1
-        while at < end:
-            if end - at < BATCH_OVERHEAD_BYTES:
-                raise InvalidAppendError(f"{end - at} bytes at {at} are no record batch")
-            base, length, _, magic, _, _, last_delta, _, max_timestamp = FRAME.unpack_from(data, at)
-            size = length + LENGTH_PREFIX_BYTES
-            if magic != MAGIC_V2 or length < SMALLEST_BATCH_LENGTH or size > end - at or last_delta < 0:
-                raise InvalidAppendError(
-                    f"no whole record batch at {at}: magic {magic}, length {length} of {end - at} bytes"
-                )
-            if base < offset:
-                raise InvalidAppendError(f"base offset {base} at {at}, but the log is at {offset} already")
-            entries.append((at, size, base + last_delta, max_timestamp))
-            first_offset = base if at == 0 else first_offset
-            offset = base + last_delta + 1
-            at += size
+        try:
+            for at, fields in walk_batches(data):
+                base, length, _, _, _, _, last_delta, _, max_timestamp, _, _, _, _ = fields
+                if base < offset:
+                    raise InvalidAppendError(f"base offset {base} at {at}, but the log is at {offset} already")
+                size = length + LOG_OVERHEAD_BYTES
+                entries.append((at, size, base + last_delta, max_timestamp))
+                first_offset = base if at == 0 else first_offset
+                offset = base + last_delta + 1
+                at += size
+        except CorruptBatchError as error:
+            raise InvalidAppendError(f"no record batch at {error.position}: {error}") from None
+        if at != len(data):
+            raise InvalidAppendError(f"{len(data) - at} bytes at {at} are no whole record batch")
         if not entries:
             raise InvalidAppendError("an empty append")
         return first_offset, entries

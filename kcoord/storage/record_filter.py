@@ -12,7 +12,6 @@ from struct import Struct, iter_unpack
 from typing import Final, NamedTuple
 
 from kcoord_protocol.batch_header import (
-    BATCH_OVERHEAD_BYTES,
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
     LOG_APPEND_TIME_BIT,
@@ -22,9 +21,10 @@ from kcoord_protocol.batch_header import (
     TimestampType,
     frame_batch,
 )
-from kcoord_protocol.compression import Compression, compress, decompress
+from kcoord_protocol.compression import compress
 from kcoord_protocol.errors import CorruptBatchError
 from kcoord_protocol.primitives import decode_uvarint, decode_uvarlong, encode_varint, encode_varlong
+from kcoord_protocol.record_walk import walk_records
 
 _CHECKED: Final = Struct(">hiqqqhii")
 """attributes, last offset delta, base and max timestamp, producer id, epoch and sequence, count: before the records."""
@@ -44,49 +44,16 @@ class RawRecord(NamedTuple):
     has_value: bool
 
 
-def records_of(header: BatchHeader, batch: bytes) -> bytes:
-    """The uncompressed bytes of a batch's records."""
-    data = batch[BATCH_OVERHEAD_BYTES:]
-    codec = header.compression
-    return decompress(codec, data) if codec is not Compression.NONE and data else data
-
-
 def iter_raw(data: bytes, count: int) -> Iterator[RawRecord]:
     """The `count` records that must fill `data`; CorruptBatchError where they do not."""
-    position = 0
-    try:
-        for _ in range(count):
-            start = position
-            size = data[position]
-            position += 1
-            if size & 0x80:
-                size, position = decode_uvarint(data, start)
-            end = position + (size >> 1)
-            position += 2  # attributes, and most often all of the timestamp delta
-            if data[position - 1] & 0x80:
-                _, position = decode_uvarlong(data, position - 1)
-            delta = data[position]
-            position += 1
-            if delta & 0x80:
-                delta, position = decode_uvarint(data, position - 1)
-            key_size = data[position]
-            position += 1
-            if key_size & 0x80:
-                key_size, position = decode_uvarint(data, position - 1)
-            if key_size == 1:
-                key = None
-            else:
-                key = data[position : position + (key_size >> 1)]
-                position += key_size >> 1
-            has_value = data[position] != 1
-            if position >= end or (size | delta) & 1 or (key_size & 1 and key_size != 1):
-                raise CorruptBatchError("the lengths within a record do not add up")
-            yield RawRecord(start, end, delta >> 1, key, has_value)
-            position = end
-    except IndexError:
-        raise CorruptBatchError("a record is cut short") from None
-    if position != len(data):
-        raise CorruptBatchError(f"{len(data) - position} bytes follow the last record")
+    start = 0
+    for end, _, delta, key_at, key_end, value_at, _ in walk_records(data, count, check_headers=False):
+        if delta & 1:
+            raise CorruptBatchError("the offset delta of a record is negative", position=start)
+        key = None if key_at < 0 else data[key_at:key_end]
+        # Half the time of the class's own constructor, of which a cleaner calls millions.
+        yield tuple.__new__(RawRecord, (start, end, delta >> 1, key, value_at >= 0))
+        start = end
 
 
 class Run(NamedTuple):

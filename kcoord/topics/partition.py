@@ -25,11 +25,12 @@ from kcoord.topics.open_log import OpenLog, load, replay
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import BatchFacts, ProducerEntry
 from kcoord.topics.validation import CODECS, BatchRules, stamp_batch
-from kcoord_protocol.batch_header import BatchHeader, crc32c, decode_header, iter_headers
+from kcoord_protocol.batch_header import BatchHeader, crc32c, decode_header
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import encode_control_batch
+from kcoord_protocol.record_walk import walk_batches
 
 if TYPE_CHECKING:
     from kcoord.config import TopicConfig
@@ -499,6 +500,6 @@ class Partition:
 def _next_offset(data: bytes, fetch_offset: int) -> int:
     """The offset after the last batch in `data`."""
     end = fetch_offset
-    for _, header in iter_headers(data):
-        end = header.next_offset
+    for _, (base_offset, _, _, _, _, _, last_delta, *_) in walk_batches(data):
+        end = base_offset + last_delta + 1
     return end

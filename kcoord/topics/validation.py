@@ -22,7 +22,6 @@ from kcoord_protocol.batch_header import (
     TimestampType,
     crc32c,
     decode_header,
-    verify_crc,
 )
 from kcoord_protocol.compression import Compression, decompress
 from kcoord_protocol.errors import DecodeError, Errors, KafkaError
@@ -157,7 +156,10 @@ def check_batch(data: bytes, rules: BatchRules) -> BatchHeader:
     if header.base_offset != 0:
         raise KafkaError(Errors.INVALID_RECORD, f"The base offset of a sent batch must be 0, not {header.base_offset}.")
     _check_size(len(data), rules)
-    if not verify_crc(data):
+    if (
+        len(data) < header.size_bytes
+        or crc32c(memoryview(data)[_ATTRIBUTES_POSITION : header.size_bytes]) != header.crc
+    ):
         raise KafkaError(Errors.CORRUPT_MESSAGE, "The checksum of the record batch does not match its bytes.")
     _check_counts(header)
     if header.is_control:

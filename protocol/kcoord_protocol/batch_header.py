@@ -6,7 +6,7 @@ Base offset and leader epoch lie outside the checksum, so that the broker can se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib.machinery import PathFinder
@@ -20,6 +20,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 BATCH_OVERHEAD_BYTES: Final = 61
 LOG_OVERHEAD_BYTES: Final = 12  # base offset and length, which batch_length does not count
+SMALLEST_BATCH_LENGTH: Final = BATCH_OVERHEAD_BYTES - LOG_OVERHEAD_BYTES
 MAGIC: Final = 2
 NO_TIMESTAMP: Final = -1
 NO_PRODUCER_ID: Final = -1
@@ -32,16 +33,16 @@ CONTROL_BIT: Final = 0x20
 DELETE_HORIZON_BIT: Final = 0x40
 _COMPRESSION_BITS: Final = 0x07
 
-_HEADER: Final = Struct(">qiibIhiqqqhii")
+HEADER: Final = Struct(">qiibIhiqqqhii")
 _PREFIX: Final = Struct(">qiibI")  # up to the checksum
 _INT64: Final = Struct(">q")
 _INT32: Final = Struct(">i")
 _UINT32: Final = Struct(">I")
 _INT16: Final = Struct(">h")
 _LEADER_EPOCH_POSITION: Final = 12
-_MAGIC_POSITION: Final = 16
+MAGIC_POSITION: Final = 16
 _CRC_POSITION: Final = 17
-_ATTRIBUTES_POSITION: Final = 21
+ATTRIBUTES_POSITION: Final = 21  # the checksum covers everything from here on
 _MAX_TIMESTAMP_POSITION: Final = 35
 _MAX_INT32: Final = 0x7FFF_FFFF
 
@@ -134,45 +135,32 @@ class BatchHeader:
 def decode_header(data: Buffer, position: int = 0) -> BatchHeader:
     """Read the header at `position`; the records need not be there yet."""
     if len(data) - position < BATCH_OVERHEAD_BYTES:
-        if len(data) - position > _MAGIC_POSITION and data[position + _MAGIC_POSITION] != MAGIC:
-            raise _unsupported_magic(data[position + _MAGIC_POSITION])
-        raise CorruptBatchError(f"{len(data) - position} bytes are too few for a batch header")
-    header = BatchHeader(*_HEADER.unpack_from(data, position))
+        if len(data) - position > MAGIC_POSITION and data[position + MAGIC_POSITION] != MAGIC:
+            raise unsupported_magic(data[position + MAGIC_POSITION], position)
+        raise CorruptBatchError(f"{len(data) - position} bytes are too few for a batch header", position=position)
+    header = BatchHeader(*HEADER.unpack_from(data, position))
     if header.magic != MAGIC:
-        raise _unsupported_magic(header.magic)
-    if header.batch_length < BATCH_OVERHEAD_BYTES - LOG_OVERHEAD_BYTES:
-        raise CorruptBatchError(f"a batch length of {header.batch_length} is less than its header")
+        raise unsupported_magic(header.magic, position)
+    if header.batch_length < SMALLEST_BATCH_LENGTH:
+        reason = f"a batch length of {header.batch_length} is less than its header"
+        raise CorruptBatchError(reason, position=position, base_offset=header.base_offset)
     return header
 
 
-def _unsupported_magic(magic: int) -> UnsupportedMagicError:
-    return UnsupportedMagicError(f"record format {magic} is not supported, only format {MAGIC}")
-
-
-def iter_headers(data: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """Walk the whole batches in `data`: (position, header). A cut last batch, as fetch answers have, is left out."""
-    end = len(data)
-    while end - position >= BATCH_OVERHEAD_BYTES:
-        header = decode_header(data, position)
-        next_position = position + header.size_bytes
-        if next_position > end:
-            return
-        yield position, header
-        position = next_position
-    if end - position > _MAGIC_POSITION and data[position + _MAGIC_POSITION] != MAGIC:
-        raise _unsupported_magic(data[position + _MAGIC_POSITION])
+def unsupported_magic(magic: int, position: int) -> UnsupportedMagicError:
+    return UnsupportedMagicError(f"record format {magic} is not supported, only format {MAGIC}", position=position)
 
 
 def verify_crc(data: Buffer, position: int = 0) -> bool:
     """Whether the batch at `position` is whole and its checksum right."""
     header = decode_header(data, position)
     end = position + header.size_bytes
-    return end <= len(data) and crc32c(memoryview(data)[position + _ATTRIBUTES_POSITION : end]) == header.crc
+    return end <= len(data) and crc32c(memoryview(data)[position + ATTRIBUTES_POSITION : end]) == header.crc
 
 
 def frame_batch(base_offset: int, partition_leader_epoch: int, checked: bytes) -> bytes:
     """Put base offset, length, leader epoch, format and checksum before what the checksum covers."""
-    size = len(checked) + _ATTRIBUTES_POSITION - LOG_OVERHEAD_BYTES
+    size = len(checked) + ATTRIBUTES_POSITION - LOG_OVERHEAD_BYTES
     return _PREFIX.pack(base_offset, size, partition_leader_epoch, MAGIC, crc32c(checked)) + checked
 
 
@@ -191,7 +179,7 @@ def rewrite_header(
         _INT32.pack_into(batch, position + _LEADER_EPOCH_POSITION, partition_leader_epoch)
     if log_append_time_ms is not None:
         header = decode_header(batch, position)
-        _INT16.pack_into(batch, position + _ATTRIBUTES_POSITION, header.attributes | LOG_APPEND_TIME_BIT)
+        _INT16.pack_into(batch, position + ATTRIBUTES_POSITION, header.attributes | LOG_APPEND_TIME_BIT)
         _INT64.pack_into(batch, position + _MAX_TIMESTAMP_POSITION, log_append_time_ms)
-        checked = memoryview(batch)[position + _ATTRIBUTES_POSITION : position + header.size_bytes]
+        checked = memoryview(batch)[position + ATTRIBUTES_POSITION : position + header.size_bytes]
         _UINT32.pack_into(batch, position + _CRC_POSITION, crc32c(checked))

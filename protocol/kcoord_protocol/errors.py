@@ -220,7 +220,16 @@ class FramingError(DecodeError):
 
 
 class CorruptBatchError(DecodeError):
-    """A record batch is damaged or contradicts itself."""
+    """A record batch is damaged or contradicts itself.
+
+    `position` is the byte where the bad batch or record begins in the bytes that were read, `base_offset` the base
+    offset of the batch; both are -1 if they are unknown.
+    """
+
+    def __init__(self, reason: str, path: str = "", *, position: int = -1, base_offset: int = -1) -> None:
+        super().__init__(reason, path)
+        self.position = position
+        self.base_offset = base_offset
 
 
 class UnsupportedMagicError(CorruptBatchError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Final, TypeAlias
+from typing import Final
 
 from kcoord_protocol.batch_header import (
     BATCH_OVERHEAD_BYTES,
@@ -28,7 +28,6 @@ from kcoord_protocol.batch_header import (
     crc32c,
     decode_header,
     frame_batch,
-    iter_headers,
     rewrite_header,
     verify_crc,
 )
@@ -41,7 +40,8 @@ from kcoord_protocol.control_records import (
     end_txn_marker,
 )
 from kcoord_protocol.errors import BatchTooLargeError, CorruptBatchError, EncodeError, UnsupportedMagicError
-from kcoord_protocol.primitives import decode_uvarint, decode_uvarlong, encode_varint, encode_varlong
+from kcoord_protocol.primitives import encode_varint, encode_varlong
+from kcoord_protocol.record_walk import SMALLEST_RECORD_BYTES, decode_headers, iter_headers, walk_records
 
 __all__ = [
     "BATCH_OVERHEAD_BYTES",
@@ -77,12 +77,9 @@ __all__ = [
 ]
 
 _CHECKED: Final = Struct(">hiqqqhii")  # what the checksum covers, before the records
-_MIN_RECORD_BYTES: Final = 7
 _NULL: Final = b"\x01"
 _LENGTHS: Final = tuple(encode_varint(size) for size in range(512))
 _RECORD_STARTS: Final = tuple(b"\0\0" + delta for delta in _LENGTHS)  # attributes, timestamp delta 0, offset delta
-
-_Fields: TypeAlias = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
 
 
 @dataclass(slots=True)
@@ -104,13 +101,32 @@ def decode_records(data: Buffer, position: int = 0, *, max_bytes: int | None = N
 def iter_records(data: Buffer, position: int = 0, *, max_bytes: int | None = None) -> Iterator[Record]:
     """As `decode_records`, one by one: an error in a later record is raised when it is reached."""
     header = decode_header(data, position)
-    fields = _iter_fields(_records_of(data, position, header, max_bytes), header)
-    first = header.base_offset
-    if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+    return _decoded(_checked_records(data, position, header, max_bytes), header)
+
+
+def _decoded(data: bytes, header: BatchHeader) -> Iterator[Record]:
+    base_offset, timestamp_ms = header.base_offset, header.base_timestamp
+    is_append_time = header.timestamp_type is TimestampType.LOG_APPEND_TIME
+    if is_append_time:
         timestamp_ms = header.max_timestamp
-        return (Record(key, value, headers, timestamp_ms, first + delta) for delta, key, value, headers, _ in fields)
-    base_ms = header.base_timestamp
-    return (Record(key, value, headers, base_ms + later, first + delta) for delta, key, value, headers, later in fields)
+    number = 0
+    try:
+        for end, later, delta, key_at, key_end, value_at, headers_at in walk_records(
+            data, header.records_count, last_offset_delta=header.last_offset_delta, check_headers=False
+        ):
+            yield Record(
+                None if key_at < 0 else data[key_at:key_end],
+                None if value_at < 0 else data[value_at:headers_at],
+                [] if headers_at + 1 == end else decode_headers(data, headers_at, end),
+                timestamp_ms if is_append_time else timestamp_ms + (later >> 1 ^ -(later & 1)),
+                base_offset + (delta >> 1),
+            )
+            number += 1
+    except CorruptBatchError as error:
+        error.base_offset = base_offset
+        if not error.path and number < header.records_count:
+            error.path = f"records[{number}]"  # its headers
+        raise
 
 
 def decode_entries(
@@ -118,133 +134,45 @@ def decode_entries(
 ) -> list[tuple[int, bytes | None, bytes | None]]:
     """(offset, key, value) of each record: what the loaders of coordinator and metadata logs need."""
     header = decode_header(data, position)
+    records = _checked_records(data, position, header, max_bytes)
     base_offset = header.base_offset
-    fields = _iter_fields(_records_of(data, position, header, max_bytes), header)
-    return [(base_offset + delta, key, value) for delta, key, value, _, _ in fields]
+    try:
+        return [
+            (
+                base_offset + (delta >> 1),
+                None if key_at < 0 else records[key_at:key_end],
+                None if value_at < 0 else records[value_at:value_end],
+            )
+            for _, _, delta, key_at, key_end, value_at, value_end in walk_records(
+                records, header.records_count, last_offset_delta=header.last_offset_delta
+            )
+        ]
+    except CorruptBatchError as error:
+        error.base_offset = base_offset
+        raise
 
 
-def _records_of(data: Buffer, position: int, header: BatchHeader, max_bytes: int | None) -> bytes:
-    end = position + header.size_bytes
-    if end > len(data):
-        raise CorruptBatchError(f"the batch needs {header.size_bytes} bytes, {len(data) - position} are there")
-    records = bytes(memoryview(data)[position + BATCH_OVERHEAD_BYTES : end])
+def records_of(data: Buffer, position: int, header: BatchHeader, max_bytes: int | None = None) -> bytes:
+    """The uncompressed records of the whole batch at `position`."""
+    records = bytes(memoryview(data)[position + BATCH_OVERHEAD_BYTES : position + header.size_bytes])
     codec = header.compression
-    if codec is not Compression.NONE and records:
-        records = decompress(codec, records, max_bytes)
-    if not 0 <= header.records_count * _MIN_RECORD_BYTES <= len(records):
-        raise CorruptBatchError(f"{header.records_count} records do not fit in {len(records)} bytes")
-    if header.last_offset_delta < header.records_count - 1:
-        raise CorruptBatchError(f"last offset delta {header.last_offset_delta} with {header.records_count} records")
+    return decompress(codec, records, max_bytes) if codec is not Compression.NONE and records else records
+
+
+def _checked_records(data: Buffer, position: int, header: BatchHeader, max_bytes: int | None) -> bytes:
+    reason = None
+    if position + header.size_bytes > len(data):
+        reason = f"the batch needs {header.size_bytes} bytes, {len(data) - position} are there"
+    else:
+        records = records_of(data, position, header, max_bytes)
+        count = header.records_count
+        if not 0 <= count * SMALLEST_RECORD_BYTES <= len(records):
+            reason = f"{count} records do not fit in {len(records)} bytes"
+        elif header.last_offset_delta < count - 1:
+            reason = f"last offset delta {header.last_offset_delta} with {count} records"
+    if reason is not None:
+        raise CorruptBatchError(reason, position=position, base_offset=header.base_offset)
     return records
-
-
-def _iter_fields(data: bytes, header: BatchHeader) -> Iterator[_Fields]:
-    """(offset delta, key, value, headers, timestamp delta) of each record; every length has to add up.
-
-    A record starts with length, attributes (without meaning), timestamp delta, offset delta and key length. The common
-    sizes of these are taken in one step: a call for each would double the time.
-    """
-    position = index = 0
-    previous = -1
-    try:
-        for index in range(header.records_count):  # noqa: B007, the error below names the record
-            first, second, third, fourth, fifth, sixth, seventh = data[position : position + _MIN_RECORD_BYTES]
-            if (first | third | fourth | fifth) < 0x80:
-                size, later, delta, size_or_null = first, third, fourth, fifth
-                end = position + 1 + (size >> 1)
-                position += 5
-            elif first >= 0x80 and (second | fourth | fifth | sixth) < 0x80:
-                size, later, delta, size_or_null = first & 0x7F | second << 7, fourth, fifth, sixth
-                end = position + 2 + (size >> 1)
-                position += 6
-            elif first >= 0x80 and (second | fourth | sixth | seventh) < 0x80:  # from the 65th record on
-                size, later, size_or_null = first & 0x7F | second << 7, fourth, seventh
-                delta = fifth & 0x7F | sixth << 7
-                end = position + 2 + (size >> 1)
-                position += 7
-            else:
-                size, later, delta, size_or_null, end, position = _decode_record_start(data, position)
-            invalid = size | delta  # odd: negative, in zigzag
-            if size_or_null == 1:
-                key = None
-            else:
-                start = position
-                position += size_or_null >> 1
-                invalid |= size_or_null
-                key = data[start:position]
-            size_or_null = data[position]
-            position += 1
-            if size_or_null & 0x80:
-                size_or_null, position = decode_uvarint(data, position - 1)
-            if size_or_null == 1:
-                value = None
-            else:
-                start = position
-                position += size_or_null >> 1
-                invalid |= size_or_null
-                value = data[start:position]
-            headers: list[tuple[str, bytes | None]] = []
-            if data[position]:
-                position = _decode_headers(data, position, end, headers)
-            else:
-                position += 1
-            if position != end or invalid & 1:
-                raise CorruptBatchError("the record's length, or one inside it, is wrong")
-            delta >>= 1
-            if delta <= previous:
-                raise CorruptBatchError(f"offset delta {delta} follows {previous}")
-            previous = delta
-            yield delta, key, value, headers, later >> 1 ^ -(later & 1)
-    except (IndexError, ValueError) as e:
-        cut = isinstance(e, IndexError) or (type(e) is ValueError and len(data) - position < _MIN_RECORD_BYTES)
-        raise CorruptBatchError("the record is cut short" if cut else str(e), f"records[{index}]") from e
-    if position != len(data):
-        raise CorruptBatchError(f"{len(data) - position} bytes follow the last record")
-    if previous > header.last_offset_delta:
-        raise CorruptBatchError(f"offset delta {previous} exceeds the batch's last, {header.last_offset_delta}")
-
-
-def _decode_record_start(data: bytes, position: int) -> tuple[int, int, int, int, int, int]:
-    """(length, timestamp delta, offset delta, key length: all zigzag; end of the record, position of the key)."""
-    size, position = decode_uvarint(data, position)
-    end = position + (size >> 1)
-    later, position = decode_uvarlong(data, position + 1)
-    delta, position = decode_uvarint(data, position)
-    size_or_null, position = decode_uvarint(data, position)
-    return size, later, delta, size_or_null, end, position
-
-
-def decode_record_headers(data: bytes) -> list[tuple[str, bytes | None]]:
-    """The headers of one record, given the bytes from their number to the record's end."""
-    headers: list[tuple[str, bytes | None]] = []
-    try:
-        end = _decode_headers(data, 0, len(data), headers)
-    except (IndexError, ValueError) as e:
-        raise CorruptBatchError("the headers of a record are cut short") from e
-    if end != len(data):
-        raise CorruptBatchError(f"{len(data) - end} bytes follow the headers of a record")
-    return headers
-
-
-def _decode_headers(data: bytes, position: int, end: int, headers: list[tuple[str, bytes | None]]) -> int:
-    count, position = decode_uvarint(data, position)
-    if count & 1 or count > end - position:  # zigzag: twice the count, and a header has at least two bytes
-        raise CorruptBatchError(f"impossible number of headers {count >> 1 ^ -(count & 1)}")
-    for _ in range(count >> 1):
-        size, position = decode_uvarint(data, position)
-        start, position = position, position + (size >> 1)
-        if size & 1 or position > end:
-            raise CorruptBatchError("impossible length of a header key")
-        name = data[start:position].decode("utf-8", "surrogateescape")
-        size, position = decode_uvarint(data, position)
-        if size == 1:
-            headers.append((name, None))
-            continue
-        start, position = position, position + (size >> 1)
-        if size & 1 or position > end:
-            raise CorruptBatchError("impossible length of a header value")
-        headers.append((name, data[start:position]))
-    return position
 
 
 def encode_batch(

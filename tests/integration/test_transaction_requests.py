@@ -11,7 +11,6 @@ import pytest
 
 from kcoord.runtime.hashing import partition_for
 from kcoord.storage.snapshot import SNAPSHOT_FILE
-from kcoord_protocol.batch_header import iter_headers
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
     AddOffsetsToTxnRequest,
@@ -46,6 +45,7 @@ from kcoord_protocol.messages import (
     WriteTxnMarkersResponse,
 )
 from kcoord_protocol.record_batch import Record, encode_batch
+from kcoord_protocol.record_walk import iter_headers
 from tests.integration.conftest import MakeServer
 from tests.integration.wire import WireClient
 from tests.support.kcoord_process import KcoordProcess

@@ -13,10 +13,18 @@ from kcoord.storage.errors import CorruptLogError
 from kcoord.storage.file_system import join
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
-from kcoord.storage.record_filter import iter_raw, read_runs, records_of
+from kcoord.storage.record_filter import iter_raw, read_runs
 from kcoord.storage.replacement import ReplacementAbandoned
 from kcoord_protocol.control_records import ControlRecordType
-from kcoord_protocol.record_batch import Compression, Record, TimestampType, decode_header, decode_records, encode_batch
+from kcoord_protocol.record_batch import (
+    Compression,
+    Record,
+    TimestampType,
+    decode_header,
+    decode_records,
+    encode_batch,
+    records_of,
+)
 from tests.storage.cleaning import RULES, Writer, clean, committed_state, offsets_left, records, state
 from tests.storage.support import DIRECTORY, NOW_MS, content, open_log
 
@@ -477,7 +485,7 @@ RECORDS = st.lists(
 def test_runs_are_the_records_one_by_one(made: list[Record], times: int) -> None:
     batch = encode_batch(made * times)
     header = decode_header(batch)
-    data = records_of(header, batch)
+    data = records_of(batch, 0, header)
     one_by_one = list(iter_raw(data, header.records_count))
     assert [record.key for record in one_by_one] == [record.key for record in made] * times
     assert [record.has_value for record in one_by_one] == [record.value is not None for record in made] * times

@@ -25,9 +25,9 @@ from kcoord.server.workers.peer_frames import (
     kind_of,
 )
 from kcoord.server.workers.peer_link import PeerConnection, Peers
-from kcoord_protocol.batch_header import iter_headers
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import decode_entries
+from kcoord_protocol.record_walk import iter_headers
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig

@@ -9,9 +9,9 @@ import pytest
 
 from kcoord.topics.fetch_manager import Completion
 from kcoord.topics.fetch_session import next_epoch
-from kcoord_protocol.batch_header import iter_headers
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import FetchRequest, FetchResponse
+from kcoord_protocol.record_walk import iter_headers
 from tests.unit.topics.helpers import TOPIC, Cluster, batch_of, image_of, topic_id_of
 
 NEWEST = 18

@@ -11,11 +11,11 @@ from kcoord.storage.memory_file_system import Operation
 from kcoord.topics.fetch_manager import ReadResult
 from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.partition import AppendResult
-from kcoord_protocol.batch_header import iter_headers
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import decode_records, encode_control_batch
+from kcoord_protocol.record_walk import iter_headers
 from tests.unit.topics.helpers import NOW_MS, TOPIC, Cluster, batch_of, image_of
 
 EVERYTHING = 1 << 20

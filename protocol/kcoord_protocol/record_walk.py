@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The walker over record batches and over the records in a batch. It yields positions and numbers, never objects.
+
+Theory of operation. `walk_batches` goes from batch header to batch header. It checks what every reader relies on: the
+format, the length, offsets that are not negative, and the checksum on request. It ends silently before a batch that
+the data cuts off, because fetch responses and files under way end like that. `walk_records` goes through the
+uncompressed records of one batch. It checks that all lengths add up to the record, and all records to the batch.
+
+Errors are CorruptBatchError. `position` is the byte where the bad batch or record begins, in the data that was given.
+`base_offset` is the base offset of the bad batch, as far as the walker knows it.
+
+All other readers of batches and records call these two. Readers that need another form for speed say so in their text,
+and tests/unit/test_record_walk.py holds them to this module: the vectorized readers of the data pipeline
+(kcoord/pipeline/batch_table.py, record_split.py, numba_kernels.py), the runs of equal records in the cleaner
+(kcoord/storage/record_filter.py) and in the loader of committed offsets (kcoord/coordinator/group/offsets/records.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+from kcoord_protocol.batch_header import (
+    ATTRIBUTES_POSITION,
+    BATCH_OVERHEAD_BYTES,
+    HEADER,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    MAGIC_POSITION,
+    SMALLEST_BATCH_LENGTH,
+    BatchHeader,
+    Buffer,
+    crc32c,
+    unsupported_magic,
+)
+from kcoord_protocol.errors import CorruptBatchError
+from kcoord_protocol.primitives import decode_uvarint, decode_uvarlong
+
+SMALLEST_RECORD_BYTES: Final = 7
+
+HeaderFields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+"""The fields of BatchHeader, in order."""
+
+RecordPlace: TypeAlias = tuple[int, int, int, int, int, int, int]
+"""End of the record (the next one begins there), timestamp delta and offset delta (both zigzag-encoded), start and end
+of the key, start of the value, and its end, where the headers begin. A key or value that is null starts at -1. A record
+without headers ends one byte after its value.
+"""
+
+
+def walk_batches(
+    data: Buffer, position: int = 0, end: int | None = None, *, verify: bool = False
+) -> Iterator[tuple[int, HeaderFields]]:
+    """Yield (position, header fields) of each whole batch from `position` on.
+
+    `end` may lie beyond the data: then a batch counts as whole although only its header is in the data. `verify` checks
+    the checksums, for which each whole batch has to be in the data.
+    """
+    if end is None:
+        end = len(data)
+    last = len(data) - BATCH_OVERHEAD_BYTES
+    unpack = HEADER.unpack_from
+    view = memoryview(data) if verify else None
+    while position <= last:
+        fields = unpack(data, position)
+        following = position + LOG_OVERHEAD_BYTES + fields[1]
+        if fields[3] != MAGIC or fields[1] < SMALLEST_BATCH_LENGTH or fields[0] < 0 or fields[6] < 0:
+            raise _impossible(fields, position)
+        if following > end:
+            return
+        if view is not None and crc32c(view[position + ATTRIBUTES_POSITION : following]) != fields[4]:
+            raise CorruptBatchError(
+                "the CRC of the batch does not match its content", position=position, base_offset=fields[0]
+            )
+        yield position, fields
+        position = following
+
+
+def _impossible(fields: HeaderFields, position: int) -> CorruptBatchError:
+    base_offset, length, _, magic, _, _, last_delta, *_ = fields
+    if magic != MAGIC:
+        return unsupported_magic(magic, position)
+    if length < SMALLEST_BATCH_LENGTH:
+        reason = f"a batch length of {length} is less than its header"
+    else:
+        reason = f"impossible batch header: base offset {base_offset}, last offset delta {last_delta}"
+    return CorruptBatchError(reason, position=position, base_offset=base_offset)
+
+
+def iter_headers(data: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield (position, header) of each whole batch in `data`, as objects. Skips a last batch that is cut off."""
+    for start, fields in walk_batches(data, position):
+        yield start, BatchHeader(*fields)
+        position = start + LOG_OVERHEAD_BYTES + fields[1]
+    if len(data) - position > MAGIC_POSITION and data[position + MAGIC_POSITION] != MAGIC:
+        raise unsupported_magic(data[position + MAGIC_POSITION], position)
+
+
+def possible_batches(data: bytes, position: int, end: int, offset: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (position, bytes, base offset) of whatever looks like a batch header with at least `offset`, byte by byte.
+
+    This is how a reader finds the next batch after damage. The batch has to end at or before `end`, which may lie
+    beyond the data, and its checksum is for the caller to check.
+    """
+    magic_at = data.find(MAGIC, position + MAGIC_POSITION)
+    while 0 <= magic_at <= len(data) - BATCH_OVERHEAD_BYTES + MAGIC_POSITION:
+        start = magic_at - MAGIC_POSITION
+        base_offset, length, _, _, _, _, last_delta, *_ = HEADER.unpack_from(data, start)
+        size = LOG_OVERHEAD_BYTES + length
+        if base_offset >= offset and last_delta >= 0 and size >= BATCH_OVERHEAD_BYTES and start + size <= end:
+            yield start, size, base_offset
+        magic_at = data.find(MAGIC, magic_at + 1)
+
+
+def walk_records(
+    data: bytes,
+    count: int,
+    *,
+    last_offset_delta: int | None = None,
+    check_headers: bool = True,
+    any_negative_is_null: bool = False,
+) -> Iterator[RecordPlace]:
+    """Yield the place of each of the `count` records, which have to fill `data`.
+
+    If `last_offset_delta` is given, the offset deltas have to rise, and none may exceed it. Readers that decode the
+    headers themselves, or never look at them, leave `check_headers` out. Kafka's broker accepts any negative length as
+    null (`any_negative_is_null`), consumers accept -1 only.
+
+    A record is length, attributes (without meaning), timestamp delta, offset delta, key, value and headers. Numbers of
+    one or two bytes are read in place: a call for each would double the time.
+    """
+    position = index = start = 0
+    previous = -1
+    rises = last_offset_delta is not None
+    try:
+        for index in range(count):  # noqa: B007, the error below names the record
+            start = position
+            size = data[position]
+            if size < 0x80:
+                position += 1
+            elif (high := data[position + 1]) < 0x80:
+                size = size & 0x7F | high << 7
+                position += 2
+            else:
+                size, position = decode_uvarint(data, position)
+            end = position + (size >> 1)
+            later, delta, key_size = data[position + 1], data[position + 2], data[position + 3]
+            if (later | delta | key_size) < 0x80:
+                position += 4
+            elif (later | key_size | (following := data[position + 4])) < 0x80:  # from the 65th record on
+                delta = delta & 0x7F | key_size << 7
+                key_size = following
+                position += 5
+            else:
+                later, delta, key_size, position = _decode_record_start(data, position + 1)
+            if key_size & 1 and (key_size == 1 or any_negative_is_null):
+                key_at = key_end = -1
+            else:
+                size |= key_size
+                key_at = position
+                position += key_size >> 1
+                key_end = position
+            value_size = data[position]
+            if value_size < 0x80:
+                position += 1
+            elif (high := data[position + 1]) < 0x80:
+                value_size = value_size & 0x7F | high << 7
+                position += 2
+            else:
+                value_size, position = decode_uvarint(data, position)
+            if value_size & 1 and (value_size == 1 or any_negative_is_null):
+                value_at = -1
+            else:
+                size |= value_size
+                value_at = position
+                position += value_size >> 1
+            if position + 1 != end or data[position]:
+                _check_end(data, position, end)
+                if check_headers:
+                    for _ in walk_headers(data, position, end, any_negative_is_null=any_negative_is_null):
+                        pass
+            if size & 1 or (delta & 1 and rises):  # odd: negative, in zigzag
+                raise CorruptBatchError(_WRONG_LENGTH)
+            if delta <= previous and rises:
+                raise CorruptBatchError(f"offset delta {delta >> 1} follows {previous >> 1}")
+            previous = delta
+            yield end, later, delta, key_at, key_end, value_at, position
+            position = end
+    except (IndexError, ValueError) as error:
+        reason = "the record is cut short" if isinstance(error, IndexError) else str(error)
+        raise CorruptBatchError(reason, f"records[{index}]", position=start) from error
+    if position != len(data):
+        raise CorruptBatchError(f"{len(data) - position} bytes follow the last record", position=position)
+    if last_offset_delta is not None and previous >> 1 > last_offset_delta:
+        reason = f"offset delta {previous >> 1} exceeds the batch's last, {last_offset_delta}"
+        raise CorruptBatchError(reason, position=start)
+
+
+_WRONG_LENGTH: Final = "the record's length, or one inside it, is wrong"
+
+
+def _decode_record_start(data: bytes, position: int) -> tuple[int, int, int, int]:
+    """(timestamp delta, offset delta, key length: all zigzag; position of the key). Two bytes are the common case."""
+    later = data[position]
+    position += 1
+    if later & 0x80:
+        if (high := data[position]) < 0x80:
+            later = later & 0x7F | high << 7
+            position += 1
+        else:
+            later, position = decode_uvarlong(data, position - 1)
+    delta = data[position]
+    position += 1
+    if delta & 0x80:
+        if (high := data[position]) < 0x80:
+            delta = delta & 0x7F | high << 7
+            position += 1
+        else:
+            delta, position = decode_uvarint(data, position - 1)
+    key_size = data[position]
+    if key_size < 0x80:
+        return later, delta, key_size, position + 1
+    key_size, position = decode_uvarint(data, position)
+    return later, delta, key_size, position
+
+
+def _check_end(data: bytes, position: int, end: int) -> None:
+    """Accepts a record that has headers at `position`, and a record that ends there only if it says so."""
+    has_headers = data[position] != 0
+    if position >= end or not has_headers:
+        raise CorruptBatchError(_WRONG_LENGTH)
+    if end > len(data):
+        raise IndexError
+    if position + 1 == end:
+        raise _impossible_count(decode_uvarint(data, position)[0])
+
+
+def walk_headers(
+    data: bytes, position: int, end: int, *, any_negative_is_null: bool = False
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield start and end of the name, and of the value, of each header of a record; a value that is null starts at -1.
+
+    The headers begin with their number at `position` and have to reach to `end`. Raises IndexError, too, if the data
+    ends before.
+    """
+    count = data[position]
+    position += 1
+    if count & 0x80:
+        count, position = decode_uvarint(data, position - 1)
+    if count & 1 or count > end - position:  # zigzag: twice the count, and a header has at least two bytes
+        raise _impossible_count(count)
+    for _ in range(count >> 1):
+        size = data[position]
+        name_at = position + 1
+        if size & 0x80:
+            size, name_at = decode_uvarint(data, position)
+        name_end = name_at + (size >> 1)
+        if size & 1 or name_end > end:
+            raise CorruptBatchError("impossible length of a header key")
+        size = data[name_end]
+        position = name_end + 1
+        if size & 0x80:
+            size, position = decode_uvarint(data, name_end)
+        if size & 1 and (size == 1 or any_negative_is_null):
+            yield name_at, name_end, -1, -1
+            continue
+        value_at, position = position, position + (size >> 1)
+        if size & 1 or position > end:
+            raise CorruptBatchError("impossible length of a header value")
+        yield name_at, name_end, value_at, position
+    if position != end:
+        raise CorruptBatchError(_WRONG_LENGTH)
+
+
+def _impossible_count(count: int) -> CorruptBatchError:
+    return CorruptBatchError(f"impossible number of headers {count >> 1 ^ -(count & 1)}")
+
+
+def decode_headers(data: bytes, position: int, end: int) -> list[tuple[str, bytes | None]]:
+    """Return the headers of one record: `data[position:end]`, from their number to the record's end.
+
+    Bytes of names that are not UTF-8 become surrogate escapes.
+    """
+    try:
+        return [
+            (
+                data[name_at:name_end].decode("utf-8", "surrogateescape"),
+                None if value_at < 0 else data[value_at:value_end],
+            )
+            for name_at, name_end, value_at, value_end in walk_headers(data, position, end)
+        ]
+    except CorruptBatchError:
+        raise
+    except (IndexError, ValueError) as error:
+        raise CorruptBatchError("the headers of a record are cut short") from error
