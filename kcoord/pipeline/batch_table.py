@@ -31,6 +31,7 @@ _COMPRESSION_BITS: Final = 0x07
 _CRC_AT: Final = 17
 _CHECKED_AT: Final = 21
 _ATTRIBUTES_AT: Final = 22
+_LAST_DELTA_AT: Final = 23
 
 
 @dataclass(slots=True)
@@ -116,11 +117,18 @@ def scan(data: Bytes, end: int, walk: Walk, *, verify: bool) -> Scan:
     """The batches in `data[:end]`; `verify` checks each checksum too."""
     positions, stop = walk(data, 0, end)
     view = data.data
+    gather = Gather(data)
+    impossible = np.flatnonzero((gather.int64(positions) < 0) | (gather.int32(positions + _LAST_DELTA_AT) < 0))
+    if len(impossible):
+        stop = int(positions[impossible[0]])
+        positions = positions[: impossible[0]]
     if verify:
-        wrong = np.flatnonzero(_checksums(view, positions, stop) != Gather(data).int32(positions + _CRC_AT))
+        wrong = np.flatnonzero(_checksums(view, positions, stop) != gather.int32(positions + _CRC_AT))
         if len(wrong):
             position = int(positions[wrong[0]])
             return Scan(positions[: wrong[0]], position, "the checksum of the batch does not match its content")
+    if len(impossible):
+        return Scan(positions, stop, "the offsets of the batch are negative")
     if end - stop < BATCH_OVERHEAD_BYTES:
         return Scan(positions, stop)
     return Scan(positions, stop, _what_is_wrong(view, stop))

@@ -75,13 +75,17 @@ def walk(data: Bytes, position: int, end: int) -> tuple[Ints, int]:
 
 @njit(cache=True, nogil=True)
 def _varint(data: Bytes, position: int, end: int, most: int) -> tuple[int, int]:
-    """(number, position behind it), with zigzag; the position is -1 where the number does not end in time."""
+    """(number, position behind it), with zigzag; the position is -1 where the number does not end in time, or does not
+    fit in 32 bits (`most` 5) or 64 (`most` 10).
+    """
     value = 0
     shift = 0
     for at in range(position, min(end, position + most)):
         byte = _byte(data, at)
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
+            if (shift == 28 and most == 5 and byte > 15) or (shift == 63 and byte > 1):
+                return 0, -1
             return (value >> 1 & 0x7FFF_FFFF_FFFF_FFFF) ^ -(value & 1), at + 1
         shift += 7
     return 0, -1

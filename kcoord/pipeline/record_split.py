@@ -23,6 +23,8 @@ _FEW: Final = 24
 _EIGHT: Final = np.uint64(8)
 _NOT_SHORT: Final = np.uint64(0x808000)
 _BYTE: Final = np.uint64(0x7F)
+_MOST_UINT32: Final = np.uint64(0xFFFF_FFFF)
+_BEYOND_ALL: Final = 1 << 40
 
 
 @dataclass(slots=True)
@@ -130,16 +132,17 @@ def _record_start(gather: Gather, position: Ints) -> tuple[Ints, Ints, Ints, Int
 
 
 def _sizes(raw: Words, used: Ints) -> Ints:
-    return np.where(used <= 5, unzigzag(raw), -2)
+    return np.where((used <= 5) & (raw <= _MOST_UINT32), unzigzag(raw), -2)
 
 
 def _uvarlongs(gather: Gather, at: Ints) -> tuple[Words, Ints]:
-    """As `uvarints`, for numbers of up to 10 bytes."""
+    """As `uvarints`, for numbers of up to 10 bytes. A number that is too large takes more bytes than there are."""
     value, used = uvarints(gather.words(at))
     for row in np.flatnonzero(used > 8).tolist():
         try:
             number, end = decode_uvarlong(gather.data[at[row] : at[row] + 10].tobytes(), 0)
         except (IndexError, ValueError):
+            used[row] = _BEYOND_ALL
             continue
         value[row], used[row] = number & 0xFFFF_FFFF_FFFF_FFFF, end
     return value, used

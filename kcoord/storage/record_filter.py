@@ -71,7 +71,10 @@ class Run(NamedTuple):
 
 
 def read_runs(data: bytes, count: int) -> list[Run] | None:
-    """All records in few steps, which coordinators' batches allow; None where they are too different for that."""
+    """All records in few steps, which coordinators' batches allow; None where they are too different for that.
+
+    This is not `walk_records` because it takes a tenth of its time. It accepts nothing that the walker refuses.
+    """
     runs: list[Run] = []
     position = 0
     while count > 0:
@@ -95,7 +98,8 @@ def _read_run(data: bytes, position: int, count: int) -> Run | None:
     except (IndexError, ValueError):
         return None
     end = head + (size >> 1)
-    if (size | key_size) & 1 or value_at >= end or end > len(data):
+    value_end = value_at + (value_size >> 1)
+    if (size | key_size) & 1 or value_end >= end or end > len(data) or (value_size & 1 and value_size != 1):
         return None
     layout = (
         f"{delta_at - position}s{key_size_at - delta_at}s{key_at - key_size_at}s{key_size >> 1}s"
@@ -110,6 +114,9 @@ def _read_run(data: bytes, position: int, count: int) -> Run | None:
     rows = iter_unpack(layout, memoryview(data)[position : position + most * stride])
     heads, deltas, key_sizes, keys, value_sizes = zip(*rows, strict=True)
     alike = min(map(_alike, (heads, key_sizes, value_sizes)))
+    without_headers = data[value_end : position + alike * stride : stride].count(0)
+    if without_headers != (alike if value_end + 1 == end else 0):
+        return None
     offset_deltas = _offset_deltas(deltas[:alike])
     return None if offset_deltas is None else Run(position, stride, offset_deltas, keys[:alike], value_size != 1)
 

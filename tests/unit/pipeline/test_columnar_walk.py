@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The columnar readers against the walker of the protocol, on the corpus that all readers share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kcoord.pipeline.batch_table import Batches, find_batch, scan
+from kcoord.pipeline.buffers import Gather, padded_copy
+from kcoord.pipeline.kernels import DecoderName, Kernels, kernels
+from kcoord.pipeline.record_split import Split
+from kcoord_protocol.batch_header import BatchHeader, decode_header, verify_crc
+from kcoord_protocol.errors import CorruptBatchError
+from kcoord_protocol.record_walk import RecordPlace, walk_batches, walk_records
+from tests.support.batch_corpus import bodies, broken_batches, segments, sound_batches
+
+
+@pytest.fixture(scope="module", params=["numpy", "numba"])
+def loops(request: pytest.FixtureRequest) -> Kernels:
+    name: DecoderName = request.param
+    return kernels(name)
+
+
+def walked(data: bytes, *, verify: bool) -> tuple[list[int], CorruptBatchError | None]:
+    positions = []
+    try:
+        for position, _ in walk_batches(data, verify=verify):
+            positions.append(position)
+    except CorruptBatchError as error:
+        return positions, error
+    return positions, None
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_batches_are_those_of_the_walk(loops: Kernels, verify: bool) -> None:
+    for content in [*sound_batches(), *broken_batches(), *segments()]:
+        data = padded_copy(content)
+        positions, error = walked(content, verify=verify)
+        found = scan(data, len(content), loops.walk, verify=verify)
+        assert found.positions.tolist() == positions
+        assert bool(found.error) == (error is not None)
+        if error is not None:
+            assert found.end == error.position
+        batches = Batches.read(Gather(data), found.positions)
+        headers = [decode_header(content, position) for position in positions]
+        for name, attribute in FIELDS.items():
+            assert getattr(batches, name).tolist() == [getattr(header, attribute) for header in headers]
+
+
+FIELDS = {
+    "size_bytes": "size_bytes",
+    "base_offset": "base_offset",
+    "leader_epoch": "partition_leader_epoch",
+    "attributes": "attributes",
+    "last_offset": "last_offset",
+    "base_timestamp": "base_timestamp",
+    "max_timestamp": "max_timestamp",
+    "producer_id": "producer_id",
+    "producer_epoch": "producer_epoch",
+    "base_sequence": "base_sequence",
+    "count": "records_count",
+}
+"""By column: the field of BatchHeader."""
+
+
+def test_fields_are_those_of_a_header() -> None:
+    names = {*BatchHeader.__dataclass_fields__, "size_bytes", "last_offset"}
+    assert {*FIELDS.values()} == names - {"batch_length", "magic", "crc", "last_offset_delta"}
+
+
+def places_of(data: bytes, count: int) -> list[RecordPlace] | None:
+    """None if the walker refuses them, or an offset delta is negative, which it leaves to its callers."""
+    try:
+        places = [*walk_records(data, count, check_headers=False)]
+    except CorruptBatchError:
+        return None
+    return None if any(place[2] & 1 for place in places) else places
+
+
+def expected_rows(start: int, place: RecordPlace) -> list[int | None]:
+    end, later, delta, key_at, key_end, value_at, headers_at = place
+    return [
+        delta >> 1,
+        later >> 1 ^ -(later & 1),
+        None if key_at < 0 else start + key_at,
+        -1 if key_at < 0 else key_end - key_at,
+        start + (headers_at if value_at < 0 else value_at),
+        -1 if value_at < 0 else headers_at - value_at,
+        start + end,
+    ]
+
+
+def rows_of(split: Split, rows: range) -> list[list[int | None]]:
+    columns = [split.offset_delta, split.timestamp_delta, split.key_at, split.key_size]
+    columns += [split.value_at, split.value_size, split.end]
+    made: list[list[int | None]] = [[int(column[row]) for column in columns] for row in rows]
+    for row in made:
+        if row[3] == -1:
+            row[2] = None
+    return made
+
+
+@pytest.mark.parametrize("copies", [1, 30])
+def test_records_are_those_of_the_walk(loops: Kernels, copies: int) -> None:
+    """One batch goes record by record, thirty go in lockstep. Bad ones lie between sound ones."""
+    sound = 0
+    for content, count in bodies():
+        places = places_of(content, count)
+        is_possible = count * 7 <= len(content)
+        data = padded_copy(*[content] * copies)
+        at = np.arange(copies) * len(content)
+        split = loops.split_records(data, at, at + len(content), np.full(copies, count))
+        assert split.ok.tolist() == [places is not None and is_possible] * copies
+        if places is not None and is_possible:
+            sound += 1
+            for copy in (0, copies - 1):
+                expected = [expected_rows(copy * len(content), place) for place in places]
+                assert rows_of(split, range(copy * count, (copy + 1) * count)) == expected
+    assert sound > len(sound_batches()) // 2
+
+
+def test_the_next_batch_behind_damage_is_found() -> None:
+    for content in segments():
+        _, error = walked(content, verify=True)
+        if error is None:
+            continue
+        data = padded_copy(content)
+        sound = [at for at in range(error.position + 1, len(content) - 60) if is_sound(content, at)]
+        assert find_batch(data, error.position + 1, len(content), 0) == (sound[0] if sound else None)
+
+
+def is_sound(content: bytes, at: int) -> bool:
+    if content[at + 16] != 2 or int.from_bytes(content[at + 8 : at + 12], "big", signed=True) < 49:
+        return False
+    header = decode_header(content, at)
+    return header.base_offset >= 0 and header.last_offset_delta >= 0 and verify_crc(content, at)

@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The walker over batches and records against a reader that is written to be obviously right, and every other reader
+against the walker, on one corpus.
+"""
+
+from __future__ import annotations
+
+from struct import unpack_from
+
+import pytest
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.storage.errors import CorruptLogError, InvalidAppendError
+from kcoord.storage.file_system import write_all
+from kcoord.storage.index import MAX_RELATIVE_OFFSET
+from kcoord.storage.log import Log
+from kcoord.storage.memory_file_system import MemoryFileSystem
+from kcoord.storage.record_filter import iter_raw, read_runs
+from kcoord.storage.scan import Damage, DamageKind, find_batch, walk
+from kcoord.storage.segment import LogConfig
+from kcoord.topics.record_scan import ScanRules, scan_records
+from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, crc32c, decode_header, verify_crc
+from kcoord_protocol.errors import CorruptBatchError, DecodeError
+from kcoord_protocol.record_batch import decode_entries, decode_records
+from kcoord_protocol.record_walk import RecordPlace, iter_headers, walk_batches, walk_records
+from tests.support.batch_corpus import (
+    NOW_MS,
+    batch_around,
+    bodies,
+    broken_batches,
+    message_sets,
+    segments,
+    sound_batches,
+    with_crc,
+)
+
+RULES = ScanRules(needs_key=False, checks_timestamps=False, earliest_ms=0, latest_ms=0, type_is_wrong=False)
+
+
+class Refused(Exception):
+    """The plain reader does not accept the bytes."""
+
+
+class Cursor:
+    """Reads a record number by number, with arithmetic instead of tricks."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def number(self, bits: int) -> int:
+        value: int = 0
+        for count in range((bits + 6) // 7):
+            if self.at >= len(self.data):
+                raise Refused
+            byte = self.data[self.at]
+            self.at += 1
+            value += (byte % 128) << 7 * count
+            if byte < 128:
+                if value >= 2**bits:
+                    raise Refused
+                return value // 2 if value % 2 == 0 else -(value + 1) // 2
+        raise Refused
+
+    def piece(self, *, any_negative_is_null: bool, nullable: bool = True) -> tuple[int, int]:
+        size = self.number(32)
+        if size < 0:
+            if nullable and (size == -1 or any_negative_is_null):
+                return -1, -1
+            raise Refused
+        start = self.at
+        self.at += size
+        if self.at > len(self.data):
+            raise Refused
+        return start, self.at
+
+
+def plain_records(
+    data: bytes, count: int, *, last: int | None, check_headers: bool, lenient: bool
+) -> list[tuple[object, ...]]:
+    """(end, timestamp delta, offset delta, key, value, where the headers begin) of each record."""
+    cursor = Cursor(data)
+    made: list[tuple[object, ...]] = []
+    previous = -1
+    for _ in range(count):
+        size = cursor.number(32)
+        end = cursor.at + size
+        if size < 0 or end > len(data):
+            raise Refused
+        record = Cursor(data[:end])
+        record.at = cursor.at + 1
+        later, delta = record.number(64), record.number(32)
+        key = record.piece(any_negative_is_null=lenient)
+        value = record.piece(any_negative_is_null=lenient)
+        headers_at = record.at
+        if headers_at >= end or (data[headers_at] == 0) != (headers_at + 1 == end):
+            raise Refused
+        if check_headers:
+            names = record.number(32)
+            if names < 0:
+                raise Refused
+            for _ in range(names):
+                record.piece(any_negative_is_null=lenient, nullable=False)
+                record.piece(any_negative_is_null=lenient)
+            if record.at != end:
+                raise Refused
+        if last is not None and (delta <= previous or delta > last):
+            raise Refused
+        previous = delta
+        made.append((end, later, delta, data[key[0] : key[1]] if key[0] >= 0 else None, value, headers_at))
+        cursor.at = end
+    if cursor.at != len(data):
+        raise Refused
+    return made
+
+
+def unzigzag(number: int) -> int:
+    return number // 2 if number % 2 == 0 else -(number + 1) // 2
+
+
+def walked(data: bytes, places: list[RecordPlace]) -> list[tuple[object, ...]]:
+    """Places in the form of `plain_records`."""
+    return [
+        (
+            end,
+            unzigzag(later),
+            unzigzag(delta),
+            data[key_at:key_end] if key_at >= 0 else None,
+            (value_at, headers_at if value_at >= 0 else -1),
+            headers_at,
+        )
+        for end, later, delta, key_at, key_end, value_at, headers_at in places
+    ]
+
+
+def places_of(data: bytes, count: int, **options: object) -> list[RecordPlace] | CorruptBatchError:
+    try:
+        return [*walk_records(data, count, **options)]  # type: ignore[arg-type]
+    except CorruptBatchError as error:
+        return error
+
+
+@pytest.mark.parametrize("check_headers", [True, False])
+@pytest.mark.parametrize("lenient", [True, False])
+@pytest.mark.parametrize("last", [None, 299, 2**31 - 1])
+def test_records_are_walked_as_the_format_says(check_headers: bool, lenient: bool, last: int | None) -> None:
+    sound = 0
+    for data, count in bodies():
+        places = places_of(
+            data, count, last_offset_delta=last, check_headers=check_headers, any_negative_is_null=lenient
+        )
+        try:
+            expected = plain_records(data, count, last=last, check_headers=check_headers, lenient=lenient)
+        except Refused:
+            assert isinstance(places, CorruptBatchError), data
+            assert 0 <= places.position <= len(data)
+        else:
+            assert isinstance(places, list), data
+            assert walked(data, places) == expected
+            sound += 1
+    assert len(sound_batches()) // 2 < sound < len(bodies())
+
+
+def plain_batches(data: bytes) -> tuple[list[int], int, bool]:
+    """(where whole sound-looking batches begin, where that ends, whether something impossible is there)."""
+    positions: list[int] = []
+    at = 0
+    while len(data) - at >= BATCH_OVERHEAD_BYTES:
+        base_offset, length = unpack_from(">qi", data, at)
+        (last_delta,) = unpack_from(">i", data, at + 23)
+        if data[at + 16] != 2 or length < 49 or base_offset < 0 or last_delta < 0:
+            return positions, at, True
+        if at + 12 + length > len(data):
+            break
+        positions.append(at)
+        at += 12 + length
+    return positions, at, False
+
+
+def walked_batches(data: bytes, *, verify: bool = False) -> tuple[list[int], CorruptBatchError | None]:
+    positions = []
+    try:
+        for position, _ in walk_batches(data, verify=verify):
+            positions.append(position)
+    except CorruptBatchError as error:
+        return positions, error
+    return positions, None
+
+
+ALL = [*sound_batches(), *broken_batches(), *segments()]
+
+
+def test_batches_are_walked_as_the_format_says() -> None:
+    for data in ALL:
+        expected, stop, is_impossible = plain_batches(data)
+        positions, error = walked_batches(data)
+        assert positions == expected
+        assert (error is not None) == is_impossible
+        if error is not None:
+            assert error.position == stop
+            assert error.base_offset == unpack_from(">q", data, stop)[0] or "record format" in str(error)
+
+
+def test_checksums_are_checked_once_and_name_the_batch() -> None:
+    wrong = 0
+    for data in ALL:
+        positions, stop, is_impossible = plain_batches(data)
+        ends = [*positions[1:], stop]
+        bad = [at for at, end in zip(positions, ends, strict=False) if not is_sound(data[at:end])]
+        found, error = walked_batches(data, verify=True)
+        if bad:
+            assert error is not None
+            assert (error.position, error.base_offset) == (bad[0], unpack_from(">q", data, bad[0])[0])
+            assert "CRC" in str(error)
+            assert found == positions[: positions.index(bad[0])]
+            wrong += 1
+        else:
+            assert found == positions
+            assert (error is not None) == is_impossible
+    assert wrong > 100
+
+
+def is_sound(batch: bytes) -> bool:
+    return crc32c(batch[21:]) == int.from_bytes(batch[17:21], "big")
+
+
+def test_a_batch_may_be_walked_by_its_header_alone() -> None:
+    batch = max(sound_batches(), key=len)
+    ((position, fields),) = walk_batches(batch[:61], 0, len(batch))
+    assert (position, fields[1] + 12) == (0, len(batch))
+    assert [*walk_batches(batch[:61], 0, len(batch) - 1)] == []
+
+
+def test_headers_are_those_of_the_walk() -> None:
+    for data in ALL:
+        positions, error = walked_batches(data)
+        found = []
+        try:
+            for position, header in iter_headers(data):
+                found.append(position)
+                assert header == decode_header(data, position)
+        except CorruptBatchError as refusal:
+            is_cut_message = len(data) > 16 and error is None
+            assert is_cut_message or str(refusal) == str(error)
+        else:
+            assert error is None
+        assert found == positions
+
+
+def test_message_sets_are_named() -> None:
+    for data in message_sets():
+        with pytest.raises(CorruptBatchError, match=r"record format [01] is not supported"):
+            list(iter_headers(data))
+
+
+# -- the readers that call the walker ----------------------------------------------------------------------------------
+
+
+def test_storage_stops_where_the_walk_does() -> None:
+    kinds = set()
+    for data in segments():
+        fs = MemoryFileSystem()
+        fs.make_dirs("/d")
+        write_all(fs.open_append("/d/x"), data)
+        file = fs.open_read("/d/x")
+        positions, error = walked_batches(data, verify=True)
+        found, offset = [], 0
+        try:
+            for frame in walk(file, 0, len(data), 0):
+                assert frame.batch == data[frame.position : frame.position + frame.size_bytes]
+                assert frame.base_offset >= offset
+                offset = frame.last_offset + 1
+                found.append(frame.position)
+        except Damage as damage:
+            kinds.add(damage.kind)
+            assert found == positions[: len(found)]
+            assert damage.offset == offset
+            if damage.kind is DamageKind.MISPLACED:
+                assert damage.position == positions[len(found)]
+            else:
+                stop = error.position if error is not None else plain_batches(data)[1]
+                assert damage.position == stop
+            sound = [at for at in range(damage.position + 1, len(data) - 60) if follows(data, at, damage.offset)]
+            assert find_batch(file, damage.position + 1, len(data), damage.offset) == (
+                (sound[0], unpack_from(">q", data, sound[0])[0]) if sound else None
+            )
+        else:
+            assert error is None
+            assert found == positions
+    assert kinds == set(DamageKind)
+
+
+def follows(data: bytes, at: int, offset: int) -> bool:
+    """Whether a sound batch with `offset` or more begins at `at`."""
+    if data[at + 16] != 2 or unpack_from(">q", data, at)[0] < offset or unpack_from(">i", data, at + 23)[0] < 0:
+        return False
+    return unpack_from(">i", data, at + 8)[0] >= 49 and verify_crc(data, at)
+
+
+def test_a_log_takes_whole_batches_that_continue_it() -> None:
+    taken = 0
+    for data in ALL:
+        log = Log.open(MemoryFileSystem(), "/d", LogConfig(), NOW_MS)
+        positions, stop, _ = plain_batches(data)
+        headers = [decode_header(data, position) for position in positions]
+        if headers and headers[-1].last_offset - headers[0].base_offset > MAX_RELATIVE_OFFSET:
+            continue  # more than a segment can hold, which nobody appends at once
+        bounds = zip([0, *(header.next_offset for header in headers)], headers, strict=False)
+        is_whole = bool(positions) and stop == len(data) and all(header.base_offset >= due for due, header in bounds)
+        try:
+            log.append(data, now_ms=NOW_MS)
+        except InvalidAppendError:
+            assert not is_whole
+            assert log.size_bytes == 0
+            continue
+        assert is_whole
+        taken += 1
+        last = headers[-1].last_offset
+        if all(verify_crc(data, position) for position in positions):
+            assert log.read(last, 1)[:8] == data[positions[-1] : positions[-1] + 8]
+            assert sum(1 for _ in log.batches()) == len(positions)
+        else:
+            with pytest.raises(CorruptLogError, match="CRC"):
+                list(log.batches())
+    assert taken > len(sound_batches())
+
+
+def test_producers_records_are_checked_by_the_walk() -> None:
+    for data, count in bodies():
+        places = places_of(data, count, any_negative_is_null=True)
+        try:
+            scan = scan_records(data, count, 1000, RULES)
+        except CorruptBatchError as error:
+            assert str(error) == str(places)
+        else:
+            assert isinstance(places, list)
+            assert scan.max_timestamp == max([-1, *(1000 + unzigzag(place[1]) for place in places)])
+            gaps = [index for index, place in enumerate(places) if unzigzag(place[2]) != index]
+            assert [index for index, _, _ in scan.errors] == gaps
+
+
+def test_decoders_give_what_the_walk_shows() -> None:
+    for body, count in bodies():
+        batch = batch_around(body, count, 2**31 - 1)
+        places = places_of(body, count, last_offset_delta=2**31 - 1)
+        try:
+            entries = decode_entries(batch)
+            records = decode_records(batch)
+        except DecodeError:
+            assert isinstance(places, CorruptBatchError) or count * 7 > len(body)
+            continue
+        assert isinstance(places, list)
+        plain = walked(body, places)
+        assert [(offset, key) for offset, key, _ in entries] == [(delta, key) for _, _, delta, key, _, _ in plain]
+        assert [(record.offset, record.key, record.value) for record in records] == entries
+        assert [record.timestamp_ms + 1 for record in records] == [later for _, later, *_ in plain]
+        values = [None if at < 0 else body[at:end] for *_, (at, end), _ in plain]  # type: ignore[misc, has-type]
+        assert [value for _, _, value in entries] == values
+
+
+def test_the_cleaner_reads_as_the_walk_does() -> None:
+    in_runs = 0
+    for data, count in bodies():
+        places = places_of(data, count, check_headers=False)
+        is_sound = isinstance(places, list) and not any(place[2] & 1 for place in places)
+        try:
+            found = list(iter_raw(data, count))
+        except CorruptBatchError:
+            assert not is_sound
+            continue
+        assert is_sound
+        assert isinstance(places, list)
+        plain = walked(data, places)
+        starts = [0, *(place[0] for place in places)]
+        assert [record.start for record in found] == starts[: len(found)]
+        assert [(record.end, record.offset_delta, record.key) for record in found] == [
+            (end, delta, key) for end, _, delta, key, _, _ in plain
+        ]
+        assert [record.has_value for record in found] == [place[5] >= 0 for place in places]
+        runs = read_runs(data, count)
+        if runs is not None and found:
+            in_runs += 1
+            assert [run.record(number) for run in runs for number in range(len(run.keys))] == found
+    assert in_runs > 3
+
+
+def test_runs_are_read_from_sound_records_alone() -> None:
+    """Equal records in a row: `read_runs` accepts nothing that the walker refuses."""
+    for data, count in bodies():
+        if read_runs(data, count) is not None and count > 0:
+            assert isinstance(places_of(data, count, check_headers=False), list)
+
+
+def test_packed_commits_are_replayed_from_sound_records_alone() -> None:
+    """The loader's short way for committed offsets: what it takes, the walker takes, and the ordinary way loads it."""
+    short = 0
+    serde = CoordinatorSerde()
+    for body, count in bodies():
+        batch = with_crc(batch_around(body, count))
+        quick = GroupCoordinatorShard(BrokerConfig.from_properties({}), MetadataImage.empty())
+        if not quick.batch_replay()(batch, count) or count == 0:
+            continue
+        short += 1
+        slow = GroupCoordinatorShard(BrokerConfig.from_properties({}), MetadataImage.empty())
+        for _, key, value in decode_entries(batch):
+            record = serde.deserialize(key, value)
+            assert record is not None
+            slow.replay(record)
+        assert quick.hard_state() == slow.hard_state()
+    assert short > 3
