@@ -35,7 +35,7 @@ BROKER_TESTS = (
     "tests/unit/topics",
     "tests/unit/transaction",
 )
-CLIENT_TESTS = ("tests/unit/cli", "tests/unit/client", "tests/unit/testing")
+CLIENT_TESTS = ("tests/integration/client", "tests/unit/cli", "tests/unit/client", "tests/unit/testing")
 MOST_EQUIVALENT_PERCENT = 3
 _PRELOADED = ("asyncio", "crc32c", "hypothesis.stateful", "prometheus_client", "pytest_asyncio", "re2", "uvloop")
 """No mutant changes them. Imported before the forks, they cost each trial nothing."""

@@ -31,8 +31,18 @@ Finished = Callable[[int, Path], None]
 
 
 def run_pytest(arguments: Sequence[str], plugin: object, folder: Path) -> int:
-    """Runs pytest in this process and returns its exit code."""
-    options = ["-q", "--tb=short", "--assert=plain", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=0"]
+    """Runs pytest in this process, without the tests that need Java, and returns its exit code."""
+    options = [
+        "-q",
+        "-m",
+        "not java",
+        "--tb=short",
+        "--assert=plain",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "faulthandler_timeout=0",
+    ]
     return int(pytest.main([*options, f"--basetemp={folder / 'pytest'}", *arguments], plugins=[plugin]))
 
 

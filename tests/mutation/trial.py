@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trial of one mutant, in a forked process that has not imported kcoord: the tests that call the mutated function,
-then the simulation.
+"""The trial of one mutant, in a forked process that has not imported kcoord: the unit tests that call the mutated
+function, then the system: the simulation for the broker's packages, tests against a real broker for the client.
 
 Each test and the simulation have a limit of processor time, and a higher one of real time for mutants that wait for
 ever. The process does not handle the signals of these timers, so it dies of them.
@@ -25,18 +25,19 @@ from tests.mutation.sessions import make_hypothesis_repeatable, run_pytest
 
 FIRST_FILES = 2
 """These run first: most mutants are killed by the tests that are nearest to them."""
+SYSTEM_TESTS = "tests/integration/"
 SIMULATION_SECONDS = 60
 SEEDS = 60
 STEPS = 400
 _MOST_BYTES = 6 << 30
-_KILLED_BY_TEST = 10
-_KILLED_BY_SIMULATION = 11
+_KILLED_BY_UNIT_TEST = 10
+_KILLED_BY_SYSTEM = 11
 _TIMEOUTS = (-signal.SIGPROF, -signal.SIGALRM)
 
 
 class Verdict(Enum):
-    TESTS = "killed by tests"
-    SIMULATION = "killed by the simulation"
+    UNIT_TESTS = "killed by unit tests"
+    SYSTEM = "killed by the system"
     TIMEOUT = "timed out"
     CRASH = "crashed"
     SURVIVED = "survived"
@@ -53,22 +54,33 @@ def run_trial(mutant: Mutant, tests: Sequence[UnitTest], with_simulation: bool, 
     """Runs in a process of its own and returns the exit code for `outcome`."""
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
     MutatedModuleFinder(mutant.module, mutant.apply((ROOT / mutant.file).read_text())).install()
+    unit_tests = [test for test in tests if not test.file.startswith(SYSTEM_TESTS)]
+    files = _most_promising_files(unit_tests)
+    for chosen in (files[:FIRST_FILES], files[FIRST_FILES:]):
+        if _fails([test for test in unit_tests if test.file in chosen], folder):
+            return _KILLED_BY_UNIT_TEST
+    if _fails([test for test in tests if test.file.startswith(SYSTEM_TESTS)], folder):
+        return _KILLED_BY_SYSTEM
+    return _KILLED_BY_SYSTEM if with_simulation and _simulation_fails(folder) else 0
+
+
+def _most_promising_files(tests: Sequence[UnitTest]) -> list[str]:
     scores: dict[str, float] = {}
     for test in tests:
         scores[test.file] = scores.get(test.file, 0) + test.score
-    files = sorted(scores, key=lambda file: (-scores[file], file))
-    for chosen in (files[:FIRST_FILES], files[FIRST_FILES:]):
-        selection = _Selection([test for test in tests if test.file in chosen], folder)
-        if chosen and run_pytest(["-x", *chosen], selection, folder) != pytest.ExitCode.OK:
-            return _KILLED_BY_TEST
-    return _KILLED_BY_SIMULATION if with_simulation and _simulation_fails(folder) else 0
+    return sorted(scores, key=lambda file: (-scores[file], file))
+
+
+def _fails(tests: Sequence[UnitTest], folder: Path) -> bool:
+    files = list(dict.fromkeys(test.file for test in tests))
+    return bool(files) and run_pytest(["-x", *files], _Selection(tests, folder), folder) != pytest.ExitCode.OK
 
 
 def outcome(exit_code: int, folder: Path) -> Outcome:
     place = (folder / "place").read_text() if (folder / "place").exists() else ""
     if exit_code in _TIMEOUTS:
         return Outcome(Verdict.TIMEOUT, place)
-    verdicts = {0: Verdict.SURVIVED, _KILLED_BY_TEST: Verdict.TESTS, _KILLED_BY_SIMULATION: Verdict.SIMULATION}
+    verdicts = {0: Verdict.SURVIVED, _KILLED_BY_UNIT_TEST: Verdict.UNIT_TESTS, _KILLED_BY_SYSTEM: Verdict.SYSTEM}
     return Outcome(verdicts.get(exit_code, Verdict.CRASH), place)
 
 
@@ -111,4 +123,4 @@ def _simulation_fails(folder: Path) -> bool:
 def _enter(folder: Path, place: str, seconds: float) -> None:
     (folder / "place").write_text(place)
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, 10 * seconds)
+    signal.setitimer(signal.ITIMER_REAL, 4 * seconds)

@@ -111,7 +111,7 @@ def test_a_mutant_that_a_test_notices_is_killed_and_changes_no_file() -> None:
     source = (mutants.ROOT / file).read_text()
     line = _line(file, "% partitions")
     done = _mutate("--only", line, "--tests", "tests/unit/test_service.py")
-    assert f"{line}: % -> //: killed by tests (tests/unit/test_service.py::test_" in done.stdout, done.stderr
+    assert f"{line}: % -> //: killed by unit tests (tests/unit/test_service.py::test_" in done.stdout, done.stderr
     assert (mutants.ROOT / file).read_text() == source
 
 
