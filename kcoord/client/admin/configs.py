@@ -148,13 +148,12 @@ def _altered(
 
 async def list_config_resources(cluster: Cluster, types: Iterable[ConfigResourceType]) -> list[ConfigResource]:
     wanted = sorted(set(types))
-    # v0 knows client metrics only.
+    # v0 lists client metrics only, and its request names no types.
     lowest = 0 if wanted == [ConfigResourceType.CLIENT_METRICS] else 1
-    response = await cluster.call_any(
-        ListConfigResourcesRequest(resource_types=[int(each) for each in wanted]),
-        ListConfigResourcesResponse,
-        lowest=lowest,
-    )
+    connection = await cluster.any_connection()
+    version = connection.versions.choose(ListConfigResourcesRequest, lowest)
+    request = ListConfigResourcesRequest(resource_types=[int(each) for each in wanted] if version else [])
+    response = await connection.call_version(request, ListConfigResourcesResponse, version)
     if response.error_code:
         raise KafkaError(error_of(response.error_code))
     return [
