@@ -53,7 +53,6 @@ class BlockingClient:
         host, _, port = address.rpartition(":")
         if not port.isdigit():
             raise RequestFailed(f"{address} is not HOST:PORT")
-        self._timeout_seconds = timeout_seconds
         self._frames = FrameReader(_MAX_RESPONSE_BYTES)
         self._correlation_id = 0
         try:

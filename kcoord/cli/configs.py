@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from kcoord.cli.options import parse_options
 from kcoord.cli.output import print_json
 from kcoord.cli.session import (
     EXIT_FAILED,
@@ -64,10 +65,7 @@ Config = Mapping[str, ConfigEntry]
 
 def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
-    options = parser.parse_args(arguments)
-    problem = find_problem(options)
-    if problem is not None:
-        parser.error(problem)
+    options = parse_options(parser, arguments, find_problem)
     return run_with_admin(parser.prog, options, _alter if options.alter else _delete if options.delete else _describe)
 
 

@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from kcoord.cli.options import parse_options
 from kcoord.cli.session import CommandError, add_connection_options, client_config, run_safely
 from kcoord.client.config import ConsumerConfig
 from kcoord.client.consumer.client import Consumer
@@ -22,10 +23,7 @@ _POSITIONS = ("earliest", "latest")
 
 def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
-    options = parser.parse_args(arguments)
-    problem = find_problem(options)
-    if problem is not None:
-        parser.error(problem)
+    options = parse_options(parser, arguments, find_problem)
     return run_safely(parser.prog, lambda: _consume(options))
 
 

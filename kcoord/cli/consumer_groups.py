@@ -11,6 +11,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from kcoord.cli.group_filters import states_of, types_of
+from kcoord.cli.options import option_name, parse_options
+
 ACTIONS = ("list", "describe", "delete", "delete_offsets", "reset_offsets", "validate_regex")
 TARGETS = (
     "to_earliest",
@@ -23,10 +26,6 @@ TARGETS = (
     "to_start_time",
     "from_file",
 )
-STATES = ("PreparingRebalance", "CompletingRebalance", "Stable", "Empty", "Dead", "Assigning", "Reconciling")
-TYPES = ("Consumer", "Classic")
-# The name that KIP-848 had for classic groups.
-_TYPE_ALIASES = {"generic": "Classic"}
 
 # The actions that each option belongs to, as attribute names.
 _USES = {
@@ -48,10 +47,7 @@ _USES = {
 
 def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
-    options = parser.parse_args(arguments)
-    problem = find_problem(options)
-    if problem is not None:
-        parser.error(problem)
+    options = parse_options(parser, arguments, find_problem)
     if options.validate_regex is not None:
         return _validate_regex(options)
 
@@ -155,12 +151,8 @@ def _is_given(options: argparse.Namespace, name: str) -> bool:
     return value is not None and value is not False and value != []
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _options(names: Sequence[str]) -> str:
-    return ", ".join(map(_option, names))
+    return ", ".join(map(option_name, names))
 
 
 def find_problem(options: argparse.Namespace) -> str | None:
@@ -173,7 +165,7 @@ def find_problem(options: argparse.Namespace) -> str | None:
     action = given[0]
     for name, actions in _USES.items():
         if _is_given(options, name) and action not in actions:
-            return f"{_option(name)} does not go with {_option(action)}"
+            return f"{option_name(name)} does not go with {option_name(action)}"
     if action == "list":
         return _find_list_problem(options)
     if action == "describe":
@@ -249,26 +241,6 @@ def _find_reset_problem(options: argparse.Namespace) -> str | None:
     except ValueError as error:
         return str(error)
     return _find_topic_problem(options)
-
-
-def states_of(options: argparse.Namespace) -> list[str]:
-    """The states to list, in Kafka's spelling; none: all."""
-    return _chosen("state", options.state, {state.lower(): state for state in STATES})
-
-
-def types_of(options: argparse.Namespace) -> list[str]:
-    """The types to list; none: all."""
-    return _chosen("type", options.type, {kind.lower(): kind for kind in TYPES} | _TYPE_ALIASES)
-
-
-def _chosen(what: str, text: str | None, known: dict[str, str]) -> list[str]:
-    chosen = []
-    for name in (text or "").replace(" ", "").split(","):
-        if name and name.lower() not in known:
-            raise ValueError(f"{name} is no {what}; there are {', '.join(sorted(set(known.values())))}")
-        if name:
-            chosen.append(known[name.lower()])
-    return chosen
 
 
 def _validate_regex(options: argparse.Namespace) -> int:

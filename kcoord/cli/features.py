@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 
+from kcoord.cli.options import parse_options
 from kcoord.cli.output import print_json
 from kcoord.cli.session import EXIT_FAILED, add_connection_options, add_json_option, error_text, run_with_admin
 from kcoord.client.admin.client import AdminClient
@@ -41,10 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
-    options = parser.parse_args(arguments)
-    problem = find_problem(options)
-    if problem is not None:
-        parser.error(problem)
+    options = parse_options(parser, arguments, find_problem)
     return run_with_admin(parser.prog, options, _describe if options.action == DESCRIBE else _update)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 
-from kcoord.cli.consumer_groups import states_of, types_of
+from kcoord.cli.group_filters import states_of, types_of
 from kcoord.cli.output import (
     OutputColumn,
     Row,

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from kcoord.cli.output import OutputColumn, Row, plain_text, print_rows
 from kcoord.cli.session import CommandError, add_connection_options, add_json_option, run_with_admin
-from kcoord.cli.table import format_time
+from kcoord.cli.table import current_time_ms, format_time
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import ConfigResource, ConfigResourceType, TopicDescription
 from kcoord_protocol.errors import Errors, KafkaError
@@ -77,7 +76,7 @@ async def _expiry(admin: AdminClient, options: argparse.Namespace) -> int:
 
     topic = await _offsets_topic(admin, GROUP_METADATA_TOPIC)
     rows: list[Row] = []
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = current_time_ms()
     for row in await _forecasts(admin, topic, options) if topic is not None else ():
         rows.append(_row(row, now_ms))
     if not rows and options.group is not None:

@@ -7,7 +7,6 @@ Whatever can be refused is found out before anything is changed, group by group.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -25,7 +24,8 @@ from kcoord.cli.offset_reset import (
     parse_topics,
 )
 from kcoord.cli.output import OutputColumn, print_json, print_rows
-from kcoord.cli.session import EXIT_FAILED, CommandError, error_text, report_failure, warn
+from kcoord.cli.session import EXIT_FAILED, CommandError, error_json, error_text, report_failure, warn
+from kcoord.cli.table import current_time_ms
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import OffsetSpec
 from kcoord.client.types import OffsetAndMetadata, TopicPartition
@@ -47,19 +47,13 @@ async def delete_groups(admin: AdminClient, options: argparse.Namespace) -> int:
     wanted = list(dict.fromkeys(options.group)) or [group.group_id for group in await admin.list_consumer_groups()]
     results = await admin.delete_consumer_groups(wanted)
     if options.json:
-        print_json([{"group": group_id, **_json_status(results.error(group_id))} for group_id in wanted])
+        print_json([{"group": group_id, **error_json(results.error(group_id))} for group_id in wanted])
     elif results.values:
         names = ", ".join(f"'{group_id}'" for group_id in wanted if group_id in results.values)
         print(f"Deletion of requested consumer groups ({names}) was successful.")
     for group_id, error in results.errors.items():
         report_failure(f"Group '{group_id}' could not be deleted due to: {error_text(error)}")
     return EXIT_FAILED if results.errors else 0
-
-
-def _json_status(error: KafkaError | None) -> dict[str, object]:
-    if error is None:
-        return {"error": None, "message": None}
-    return {"error": error.error.name, "message": error.message or error.error.description}
 
 
 # --- delete offsets ---------------------------------------------------------------------------------------------------
@@ -113,7 +107,7 @@ def _print_deleted(
         partition: offset for partition, offset in committed.items() if outcomes[partition] is None
     }
     if options.json:
-        rows = [{"topic": key[0], "partition": key[1], **_json_status(outcomes[key])} for key in in_order]
+        rows = [{"topic": key[0], "partition": key[1], **error_json(outcomes[key])} for key in in_order]
         if options.dry_run:
             rows = [
                 {**row, "would_delete_offset": None if (offset := offsets.get(key)) is None else offset.offset}
@@ -226,7 +220,7 @@ async def _inactive(admin: AdminClient, group_ids: list[str]) -> list[str]:
 async def _reset_of(admin: AdminClient, options: argparse.Namespace, group_id: str) -> Reset | None:
     """What the options ask for; None if that is the start time of a group without one, such as a classic group."""
     if not options.to_start_time:
-        return reset_of(options, time.time_ns() // 1_000_000)
+        return reset_of(options, current_time_ms())
     group = (await admin.describe_consumer_groups([group_id])).values.get(group_id)
     if group is None or group.group_creation_time_ms is None:
         return None

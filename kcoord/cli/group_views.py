@@ -13,7 +13,7 @@ from kcoord.cli.group_insight import GroupInsight, InsightSettings, changes, exp
 from kcoord.cli.old_forms import add_old_positional, require_group
 from kcoord.cli.output import print_json
 from kcoord.cli.session import AdminWork, add_connection_options, add_json_option, run_with_admin
-from kcoord.cli.table import format_time
+from kcoord.cli.table import current_time_ms, format_time
 from kcoord.cli.terminal import console, is_terminal
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.admin.model import ConfigResource, ConfigResourceType, ConsumerGroupDescription
@@ -91,8 +91,8 @@ async def _watch(admin: AdminClient, options: argparse.Namespace) -> int:
     screen = GroupScreen(options.group)
     with Live(console=console(), auto_refresh=False, vertical_overflow="crop") as live:
         async for group, findings in _looks(admin, options):
-            screen.look(group, findings, _now_ms())
-            live.update(screen.show(_now_ms()), refresh=True)
+            screen.look(group, findings, current_time_ms())
+            live.update(screen.show(current_time_ms()), refresh=True)
     return 0
 
 
@@ -118,14 +118,10 @@ async def _describe(admin: AdminClient, group_id: str) -> ConsumerGroupDescripti
     return results[group_id]
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 def _tell(finding: GroupInsight, options: argparse.Namespace) -> None:
     """At once, also into a pipe."""
-    now_ms = _now_ms()
+    time_ms = current_time_ms()
     if options.json:
-        print(json.dumps({"time_ms": now_ms, **finding._asdict()}, ensure_ascii=False), flush=True)
+        print(json.dumps({"time_ms": time_ms, **finding._asdict()}, ensure_ascii=False), flush=True)
     else:
-        print(f"{format_time(now_ms)}  {finding.subject:<7}  {finding.text}", flush=True)
+        print(f"{format_time(time_ms)}  {finding.subject:<7}  {finding.text}", flush=True)

@@ -11,12 +11,11 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kcoord.cli.old_forms import add_old_format
-from kcoord.cli.table import format_time, parse_time
+from kcoord.cli.table import current_time_ms, format_time, parse_time
 from kcoord.cli.terminal import print_table
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 
@@ -88,7 +87,7 @@ def _restore(options: argparse.Namespace) -> int:
     from kcoord.cli.blocking_client import BlockingClient
     from kcoord.logtools.restore import COMMITTING, offsets_at, plan_restore
 
-    time_ms = parse_time(options.to, time.time_ns() // 1_000_000)
+    time_ms = parse_time(options.to, current_time_ms())
     with BlockingClient.of_first(options.bootstrap_server, options.timeout) as bootstrap:
         coordinator = bootstrap.coordinator_of(options.group)
     with BlockingClient(coordinator, options.timeout) as client:

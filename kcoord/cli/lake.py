@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from kcoord.cli.lake_output import print_frame, print_made
 from kcoord.cli.session import EXIT_FAILED, EXIT_INTERRUPTED, add_connection_options, client_config
 from kcoord.cli.stopping import stop_on_signals
-from kcoord.cli.table import parse_time
+from kcoord.cli.table import current_time_ms, parse_time
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -265,7 +265,7 @@ def _open(options: argparse.Namespace) -> tuple[Lake, Jobs]:
 
 
 def _moment(text: str) -> datetime:
-    return datetime.fromtimestamp(parse_time(text, time.time_ns() // 1_000_000) / 1000, UTC)
+    return datetime.fromtimestamp(parse_time(text, current_time_ms()) / 1000, UTC)
 
 
 def _pairs(texts: Sequence[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kcoord.cli.old_forms import add_old_format
-from kcoord.cli.table import format_table, format_time
+from kcoord.cli.table import current_time_ms, format_table, format_time
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -75,10 +75,6 @@ def _format_option(parser: argparse.ArgumentParser) -> None:
         "--json", dest="format", action="store_const", const="json", default="table", help="print an object per line"
     )
     add_old_format(parser, "format")
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def new_uuid() -> bytes:
@@ -263,7 +259,7 @@ def _repair(options: argparse.Namespace) -> int:
         # What a journal would put into a log later has to be there when the log is judged and cut.
         restore_journals(fs, options.path)
     findings = list(FolderCheck(fs, options.path).run())
-    keep = options.keep or f"{options.path}.repair-{now_ms()}"
+    keep = options.keep or f"{options.path}.repair-{current_time_ms()}"
     repair = Repair(fs, options.path, RepairMode(options.mode), keep, findings)
     steps = repair.run() if options.yes and findings else repair.plan()
     if options.format == "json":
@@ -314,20 +310,15 @@ def _import(options: argparse.Namespace) -> int:
 
     text = options.properties.read_text(encoding="utf-8") if options.properties is not None else None
     config = BrokerConfig.from_properties(merge_properties(text, {}, options.override, BROKER_KEYS))
-    work = LogImport(RealFileSystem(), config, options.into, now_ms(), new_uuid)
+    work = LogImport(RealFileSystem(), config, options.into, current_time_ms(), new_uuid)
     report = work.run(options.sources)
-    lines = list(_import_lines(report))
-    if options.format == "json":
-        print(json.dumps(dict(lines) | {"notes": report.notes}))
-        return 0
-    print(format_table(("WHAT", "COUNT"), lines))
-    for note in report.notes:
-        print(f"note: {note}")
-    print(
+    return _report(
+        options,
+        _import_lines(report),
+        report.notes,
         f"{options.into} is ready: serve it with node.id={config.node_id} and "
-        f"offsets.topic.num.partitions={config.offsets_topic_num_partitions}"
+        f"offsets.topic.num.partitions={config.offsets_topic_num_partitions}",
     )
-    return 0
 
 
 def _import_lines(report: ImportReport) -> Iterator[tuple[str, int]]:
@@ -345,6 +336,19 @@ def _import_lines(report: ImportReport) -> Iterator[tuple[str, int]]:
     yield "partitions with data", report.copied_partitions
     yield "open transactions in topics ended", report.ended_transactions
     yield from _counted("left out", report.skipped)
+
+
+def _report(options: argparse.Namespace, lines: Iterable[tuple[str, int]], notes: Sequence[str], next_step: str) -> int:
+    """Prints what an import or export has done; the table for people ends with what to do next."""
+    rows = list(lines)
+    if options.format == "json":
+        print(json.dumps(dict(rows) | {"notes": notes}))
+        return 0
+    print(format_table(("WHAT", "COUNT"), rows))
+    for note in notes:
+        print(f"note: {note}")
+    print(next_step)
+    return 0
 
 
 def _counted(title: str, counts: Counter[str]) -> Iterable[tuple[str, int]]:
@@ -378,20 +382,16 @@ def _export(options: argparse.Namespace) -> int:
     from kcoord.logtools.export_logs import LogExport
     from kcoord.storage.file_system import RealFileSystem
 
-    work = LogExport(RealFileSystem(), options.source, options.destination, options.node_id, now_ms(), new_uuid)
+    now_ms = current_time_ms()
+    work = LogExport(RealFileSystem(), options.source, options.destination, options.node_id, now_ms, new_uuid)
     report = work.run()
-    lines = list(_export_lines(report))
-    if options.format == "json":
-        print(json.dumps(dict(lines) | {"notes": report.notes}))
-        return 0
-    print(format_table(("WHAT", "COUNT"), lines))
-    for note in report.notes:
-        print(f"note: {note}")
-    print(
+    return _report(
+        options,
+        _export_lines(report),
+        report.notes,
         f"{options.destination} is ready: start Kafka with log.dirs={options.destination}, node.id={options.node_id} "
-        "and process.roles=broker,controller, without formatting it"
+        "and process.roles=broker,controller, without formatting it",
     )
-    return 0
 
 
 def _export_lines(report: ExportReport) -> Iterator[tuple[str, int]]:

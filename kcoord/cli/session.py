@@ -23,7 +23,6 @@ from kcoord.config.properties import parse_properties
 from kcoord_protocol.errors import KafkaError
 
 EXIT_FAILED = 1
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 _DEFAULT_ADDRESS = "127.0.0.1:9092"
@@ -115,6 +114,13 @@ def error_text(error: KafkaError) -> str:
     if isinstance(error, DisconnectException | TimeoutException):
         return error.message or error.error.description
     return str(error)
+
+
+def error_json(error: KafkaError | None) -> dict[str, object]:
+    """What a row of JSON says of an error."""
+    if error is None:
+        return {"error": None, "message": None}
+    return {"error": error.error.name, "message": error.message or error.error.description}
 
 
 def report_failure(text: str) -> None:

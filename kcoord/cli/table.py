@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -46,6 +47,10 @@ def format_time(timestamp_ms: int) -> str:
     except (OverflowError, ValueError, OSError):
         return str(timestamp_ms)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def current_time_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def parse_time(text: str, now_ms: int) -> int:

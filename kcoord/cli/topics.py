@@ -9,12 +9,14 @@ import argparse
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from kcoord.cli.options import option_name, parse_options
 from kcoord.cli.output import print_json, time_text
 from kcoord.cli.session import (
     EXIT_FAILED,
     CommandError,
     add_connection_options,
     add_json_option,
+    error_json,
     error_text,
     report_failure,
     run_with_admin,
@@ -37,7 +39,7 @@ from kcoord.client.admin.model import (
 )
 from kcoord.client.admin.topics import PARTITIONS_PER_PAGE
 from kcoord.client.results import Results
-from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.errors import Errors
 from kcoord_protocol.uuid import uuid_to_string
 
 ACTIONS = ("create", "alter", "delete", "list", "describe")
@@ -60,10 +62,7 @@ Replicas = list[list[int]]
 
 def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
-    options = parser.parse_args(arguments)
-    problem = find_problem(options)
-    if problem is not None:
-        parser.error(problem)
+    options = parse_options(parser, arguments, find_problem)
     run = {
         "create": _create,
         "alter": _alter,
@@ -115,19 +114,15 @@ def _given_actions(options: argparse.Namespace) -> list[str]:
     return [action for action in ACTIONS if getattr(options, action)]
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def find_problem(options: argparse.Namespace) -> str | None:
     """Why the options do not go together, None where they do."""
     given = _given_actions(options)
     if len(given) != 1:
-        return f"exactly one action is needed: {', '.join(map(_option, ACTIONS))}"
+        return f"exactly one action is needed: {', '.join(map(option_name, ACTIONS))}"
     action = given[0]
     for name, actions in _USES.items():
         if getattr(options, name) not in (None, False, []) and action not in actions:
-            return f"{_option(name)} does not go with --{action}"
+            return f"{option_name(name)} does not go with --{action}"
     if options.topic_id is not None and options.topic:
         return "--topic-id takes the place of --topic"
     if options.partition_size_limit_per_response is not None and options.partition_size_limit_per_response < 1:
@@ -286,19 +281,13 @@ def _finish(
     """Says what was done and what was not."""
     errors = {name: error for name, error in results.errors.items() if error.error not in ignored}
     if options.json:
-        print_json([{"topic": name, **_json_error(errors.get(name))} for name in results])
+        print_json([{"topic": name, **error_json(errors.get(name))} for name in results])
     else:
         for name in results.values:
             print(f"{done} topic {name}.")
     for name, error in errors.items():
         report_failure(f"{name}: {error_text(error)}")
     return EXIT_FAILED if errors else 0
-
-
-def _json_error(error: KafkaError | None) -> dict[str, object]:
-    if error is None:
-        return {"error": None, "message": None}
-    return {"error": error.error.name, "message": error.message or error.error.description}
 
 
 # --- describe ---------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from kcoord.cli.options import parse_options
 from kcoord.cli.output import print_json
 from kcoord.cli.session import (
     EXIT_FAILED,
@@ -41,10 +42,7 @@ Look = Callable[[AdminClient, argparse.Namespace, int], Awaitable[str | None]]
 
 def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
-    options = parser.parse_args(arguments)
-    problem = find_problem(options)
-    if problem is not None:
-        parser.error(problem)
+    options = parse_options(parser, arguments, find_problem)
     return run_safely(parser.prog, lambda: _wait(options))
 
 

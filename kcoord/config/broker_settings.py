@@ -84,10 +84,6 @@ class BrokerSettings(BrokerAttributes):
         """The value in effect of any key of BROKER_KEYS."""
         return self._values[name]
 
-    def static_value(self, name: str) -> ConfigValue:
-        """The value without dynamic broker configs."""
-        return self._static[name]
-
     @property
     def is_kafka_4_4(self) -> bool:
         """True if the broker behaves like Kafka 4.4, false if like 4.3."""

@@ -195,7 +195,6 @@ def test_dynamic_configs_come_and_go() -> None:
     config.apply_dynamic({"log.retention.ms": "9000", "message.max.bytes": "77"})
     assert (config.log_retention_ms, config.message_max_bytes) == (9000, 77)
     assert config.value("log.retention.ms") == 9000
-    assert config.static_value("log.retention.ms") == 5000
     config.apply_dynamic({"message.max.bytes": "78"})
     assert (config.log_retention_ms, config.message_max_bytes) == (5000, 78)
 

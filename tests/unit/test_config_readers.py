@@ -34,7 +34,7 @@ PACKAGE = Path(kcoord.__file__).parent
 PARTS_OF_THE_BROKER = ("config", "coordinator", "metadata", "runtime", "server", "storage", "topics")
 CONFIGS = {"config", "_config", "broker_config", "broker", "_broker"}
 """What a BrokerConfig, TopicConfig or GroupConfig is called where it is read."""
-LOOKUPS = {"value", "static_value", "get"}
+LOOKUPS = {"value", "get"}
 """Methods that take the name of a key."""
 CHECKS = ("config/checks.py", "config/security.py")
 """Checks at the start: a value that is only checked has no effect."""

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from kcoord.cli import main
-from kcoord.cli.consumer_groups import find_problem, make_parser, states_of, types_of
+from kcoord.cli.consumer_groups import find_problem, make_parser
+from kcoord.cli.group_filters import states_of, types_of
 from kcoord.cli.group_offsets import reset_of
 from kcoord.cli.offset_reset import Reset, Target
 
