@@ -43,7 +43,8 @@ def main(arguments: Sequence[str]) -> int:
     except (ConfigError, OSError) as error:
         return _failed(str(error))
     # After the settings are known to be good: these imports are most of the start.
-    from kcoord.server.process import StartError, run
+    from kcoord.server.errors import StartError
+    from kcoord.server.start import run
 
     try:
         run(config, _print_ready_json if options.json else _print_ready)
@@ -90,7 +91,7 @@ def _set_up_logging(level: str) -> None:
 
 
 def _serve_tests(settings: Mapping[str, str], options: argparse.Namespace) -> int:
-    from kcoord.server.process import StartError
+    from kcoord.server.errors import StartError
     from kcoord.testing.serve import run
 
     if "log.dirs" in settings or "log.dir" in settings:

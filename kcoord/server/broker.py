@@ -1,28 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one object that handlers see: configuration, metadata image, topic data, groups, clock and tasks of a running
-process.
+"""The one object that handlers see: configuration, metadata image, topic data, coordinators, clock and tasks.
 
-It holds references and answers questions; the machinery behind it lives in `worker` and `listener`.
+It is also what is common to every life of a broker, whatever brings its requests: `composition.compose` makes it,
+`begin` takes it into service, `publish` spreads each new metadata image, `close` ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
-from kcoord.config import BrokerConfig, Listener
+from kcoord.config import BrokerConfig, Listener, TopicConfig
 from kcoord.metadata.features import GROUP_VERSION
 from kcoord.metadata.image import MetadataImage
-from kcoord.server.random_uuids import RandomUuids
+from kcoord.server.environment import Environment
 from kcoord.server.shards.fetch_service import FetchService
 from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.metadata_operations import MetadataService
+from kcoord.server.shards.pump import Pump
 from kcoord.server.shards.transaction_service import TransactionService
 from kcoord.server.shards.transactional_produce import TransactionalProduce
 from kcoord.topics.store import TopicStore
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
     from kcoord.server.api.api_table import ApiTable
@@ -31,47 +34,44 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
+TICK_SECONDS: Final = 1.0
+WRITER_SECONDS: Final = 1.5
+"""How long the end of a broker waits for writes that are under way."""
+_CHECK_SECONDS: Final = 0.01
 
 
 class Broker:
     """See the module's text. `image` is replaced as a whole at each committed metadata change."""
 
+    apis: ApiTable
+    topics: TopicStore
+    fetches: FetchService
+    metadata: MetadataService
+    groups: GroupService
+    transactions: TransactionService
+    pump: Pump
+
     def __init__(
-        self,
-        *,
-        config: BrokerConfig,
-        cluster_id: str,
-        apis: ApiTable,
-        image: MetadataImage,
-        topics: TopicStore,
-        fetches: FetchService,
-        metadata: MetadataService,
-        groups: GroupService,
-        transactions: TransactionService,
-        now_ms: Callable[[], int],
-        controller_id: int | None = None,
-        uuids: RandomUuids | None = None,
+        self, config: BrokerConfig, environment: Environment, cluster_id: str, controller_id: int | None = None
     ) -> None:
         self.config = config
         self.node_id = config.node_id
         self.metadata_broker_id = config.node_id if controller_id is None else controller_id
         """The broker whose process has the metadata log, whether it is in service or not."""
         self.cluster_id = cluster_id
-        self.apis = apis
-        self.image = image
-        self.topics = topics
-        self.fetches = fetches
-        self.metadata = metadata
-        self.groups = groups
-        self.transactions = transactions
-        self.now_ms = now_ms
-        self.uuids = uuids or RandomUuids()
+        self.image = MetadataImage.empty()
+        self.image_observers: list[Callable[[MetadataImage], None]] = []
+        """Called in order with each new image, after it has become `image`."""
+        self.now_ms = environment.now_ms
+        self.spawn = environment.spawn
+        self.uuids = environment.uuids
         self.transactional_produce = TransactionalProduce()
         self.endpoints: dict[str, Listener] = {}
+        self._environment = environment
+        self.has_begun = False
+        self._tick_timer: asyncio.TimerHandle | None = None
         self._client_telemetry: ClientTelemetry | None = None
         self._exporter: TelemetryExporter | None = None
-        self._tasks: set[asyncio.Task[object]] = set()
 
     @property
     def controller_id(self) -> int:
@@ -106,27 +106,101 @@ class Broker:
         if not enabled or self.image.features.get(GROUP_VERSION, 0) < 1:
             raise KafkaError(Errors.UNSUPPORTED_VERSION)
 
-    def spawn(self, coroutine: Coroutine[object, object, T]) -> asyncio.Task[T]:
-        """Starts a task that is neither lost to the garbage collector nor able to fail unseen."""
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(cast("asyncio.Task[object]", task))
-        task.add_done_callback(self._task_done)
-        return task
+    # Its life.
 
-    def _task_done(self, task: asyncio.Task[T]) -> None:
-        self._tasks.discard(cast("asyncio.Task[object]", task))
-        if task.cancelled():
+    def begin(self) -> None:
+        """Publishes the first image, which names all brokers of today, and begins the periodic work."""
+        self.has_begun = True
+        self.publish(self.metadata.image)
+        self._tick()
+
+    def publish(self, image: MetadataImage) -> None:
+        """A new image is durable: everybody sees it before the replies that waited for it leave."""
+        if not self.has_begun:
             return
-        error = task.exception()
-        if error is not None and not isinstance(error, KafkaError):
-            _logger.error("A background task failed", exc_info=error)
+        self.image = image
+        for observe in self.image_observers:
+            observe(image)
 
-    def cancel_tasks(self) -> None:
-        """Ends what still runs at shutdown."""
-        for task in list(self._tasks):
-            task.cancel()
+    def publish_to_shards(self, image: MetadataImage) -> None:
+        """The coordinators take over the shards that this broker leads now, and give up the others."""
+        to_load = self.groups.follow(image.topics.get(GROUP_METADATA_TOPIC), self.node_id)
+        if to_load:
+            self.spawn(self._load_groups(to_load))
+        self.groups.publish(image)
+        to_load = self.transactions.follow(image.topics.get(TRANSACTION_STATE_TOPIC), self.node_id)
+        if to_load:
+            self.spawn(self.transactions.load(to_load))
+        self.transactions.publish(image)
+
+    async def _load_groups(self, shard_ids: list[int]) -> None:
+        started_ms = self.now_ms()
+        # Only what lives long is made now: the collector need not look at it again and again.
+        if self._environment.owns_heap:
+            gc.disable()
+        try:
+            await self.groups.load(shard_ids)
+        finally:
+            if self._environment.owns_heap:
+                gc.enable()
+                gc.freeze()
+        _logger.info("Loaded %d shards of the group coordinator in %d ms", len(shard_ids), self.now_ms() - started_ms)
+
+    def _tick(self) -> None:
+        self._tick_timer = self._environment.loop.call_later(TICK_SECONDS, self._tick)
+        self.tick()
+
+    def tick(self) -> None:
+        """The periodic work on topics and shards: what is due, in small steps."""
+        try:
+            self.topics.tick(self.now_ms())
+            self.groups.note_clock_gain(self._environment.clock.gain_ms)
+            self.groups.tick()
+            self.transactions.tick()
+        except Exception:
+            _logger.exception("The periodic work on topics and shards failed")
+
+    def stop_waiting(self) -> None:
+        """Ends the periodic work, and answers the requests that wait for data."""
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+        self.fetches.close()
+
+    async def close(self) -> bool:
+        """Ends the coordinators. Returns True if everything that was answered is written."""
+        self.transactions.close()
+        self.groups.close()
+        self.metadata.close()
+        self._environment.cancel_tasks()
         if self._exporter is not None:
             self._exporter.close()
+        await until(self._environment.loop, lambda: self.pump.is_quiet, WRITER_SECONDS)
+        written = self.pump.close(WRITER_SECONDS)
+        if written:
+            self.groups.finish()
+            self.transactions.finish()
+        return written
+
+    # What the coordinators ask.
+
+    def wake(self) -> None:
+        self.pump.wake()
+
+    def tombstones_kept_ms(self) -> int:
+        """`delete.retention.ms` of the coordinators' logs."""
+        configs = self.image.topic_configs(GROUP_METADATA_TOPIC)
+        return TopicConfig.resolve(self.config, configs).delete_retention_ms
+
+    def on_shards_given_up(self) -> None:
+        """The logs of a deleted internal topic are out of use: one of that name can be taken over now."""
+        self.publish_to_shards(self.image)
+
+
+async def until(loop: asyncio.AbstractEventLoop, condition: Callable[[], bool], seconds: float) -> None:
+    """Waits until the condition holds, or the time is over."""
+    deadline = loop.time() + seconds
+    while not condition() and loop.time() < deadline:
+        await asyncio.sleep(_CHECK_SECONDS)
 
 
 def _drop_metrics(metrics: bytes) -> None:

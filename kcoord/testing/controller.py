@@ -92,7 +92,7 @@ class BrokerController:
             "bootstrap_servers": self._host.bootstrap_servers,
             "listeners": {name: str(one).partition("://")[2] for name, one in process.bound.items()},
             "cluster_id": process.broker.cluster_id,
-            "now_ms": process.now_ms(),
+            "now_ms": process.clock.now_ms(),
             "ahead_ms": process.clock.ahead_ms,
             "requests": self._host.monitor.counts(),
         }
@@ -114,7 +114,7 @@ class BrokerController:
         milliseconds = arguments.count("ms")
         arguments.end()
         await self._host.process.advance_clock(milliseconds)
-        return {"now_ms": self._host.process.now_ms(), "ahead_ms": self._host.process.clock.ahead_ms}
+        return {"now_ms": self._host.process.clock.now_ms(), "ahead_ms": self._host.process.clock.ahead_ms}
 
     # Topics and records.
 

@@ -88,7 +88,7 @@ class GroupControl:
             assert isinstance(shard, ControllableShard)
             return operation(shard, context)
 
-        reply = process.broker.groups.call(group_id, on_shard, None, internal_operation_context(process.now_ms()))
+        reply = process.broker.groups.call(group_id, on_shard, None, internal_operation_context(process.clock.now_ms()))
         return await reply if asyncio.isfuture(reply) else reply
 
 

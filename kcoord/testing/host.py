@@ -13,8 +13,7 @@ from typing import Final
 
 from kcoord.config import BrokerConfig, ConfigError
 from kcoord.config.workers import worker_count
-from kcoord.server.disk.data_folder import Storage
-from kcoord.server.process import load_metadata
+from kcoord.server.disk.data_folder import DataFolder
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.testing.clock import MovableClock
 from kcoord.testing.errors import ControlError
@@ -72,9 +71,8 @@ class BrokerHost:
         config = BrokerConfig.from_properties(self._settings)
         clock = MovableClock()
         clock.advance(ahead_ms)
-        storage = Storage(config, clock.now_ms(), self._file_system)
-        metadata = load_metadata(config, storage, clock.now_ms())
-        self._process = InstrumentedProcess(config, clock, storage, metadata, self.monitor)
+        folder = DataFolder(config, clock.now_ms(), self._file_system)
+        self._process = InstrumentedProcess(config, clock, folder, self.monitor)
         try:
             await self._process.start()
         except BaseException:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from kcoord.server.process import Ready, StartError
+from kcoord.server.errors import StartError
+from kcoord.server.process import Ready
 from kcoord.testing.controller import BrokerController
 from kcoord.testing.host import BrokerHost
 from kcoord.testing.http_control import HttpControl

@@ -31,7 +31,8 @@ from unittest import mock
 import uvloop
 
 from kcoord.config import BrokerConfig
-from kcoord.server.process import Ready, run
+from kcoord.server.process import Ready
+from kcoord.server.start import run
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
@@ -19,8 +18,10 @@ from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Producer
 from kcoord.server.api.api_table import build_api_table
 from kcoord.server.broker import Broker
+from kcoord.server.environment import Environment
 from kcoord.server.net.request_path import PathSettings
 from kcoord_protocol.errors import KafkaError
+from tests.support.shown_clock import ShownClock
 from tests.transcripts.path_client import MOST_BYTES, PathClient
 from tests.transcripts.stage import Sent, Stage, config_of
 from tests.unit.group.group_context import GroupContext, Waiting
@@ -83,18 +84,12 @@ class CoreStage(Stage):
         self._context = GroupContext(config=config)
         self._context.now_ms = START_MS
         self._groups = CoreGroups(self._context)
-        self._broker = Broker(
-            config=config,
-            cluster_id="cluster",
-            apis=build_api_table(config),
-            image=self._image(),
-            topics=cast("Any", SimpleNamespace()),
-            fetches=cast("Any", SimpleNamespace()),
-            metadata=cast("Any", SimpleNamespace()),
-            groups=cast("Any", self._groups),
-            transactions=cast("Any", SimpleNamespace()),
-            now_ms=lambda: self._context.now_ms,
-        )
+        clock = ShownClock(lambda: self._context.now_ms)
+        self._environment = Environment(asyncio.get_running_loop(), clock)
+        self._broker = Broker(config, self._environment, "cluster")
+        self._broker.apis = build_api_table(config)
+        self._broker.image = self._image()
+        self._broker.groups = cast("Any", self._groups)
         self._settings = PathSettings(self._broker, "PLAINTEXT", MOST_BYTES, MOST_BYTES, False, None)
         self._clients: dict[str, PathClient] = {}
         self._shown = 0
@@ -105,7 +100,7 @@ class CoreStage(Stage):
     async def close(self) -> None:
         for client in self._clients.values():
             client.close()
-        self._broker.cancel_tasks()
+        self._environment.cancel_tasks()
 
     async def send(self, sent: Sent) -> None:
         name = sent.request.client

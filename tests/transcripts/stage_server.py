@@ -10,13 +10,14 @@ import asyncio
 from typing import Any
 
 from kcoord.config import Listener, SecurityProtocol
-from kcoord.server.broker import Broker
-from kcoord.server.clock import Clock
-from kcoord.server.disk.data_folder import Storage
+from kcoord.server.composition import compose
+from kcoord.server.disk.data_folder import DataFolder
+from kcoord.server.environment import Environment
 from kcoord.server.net.request_path import PathSettings
-from kcoord.server.process import BrokerProcess, load_metadata
+from kcoord.server.process import BrokerProcess
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord_protocol.messages import Message
+from tests.support.shown_clock import ShownClock
 from tests.transcripts.frame_stage import FrameStage
 from tests.transcripts.path_client import PathClient
 from tests.transcripts.stage import Sent, config_of
@@ -28,45 +29,27 @@ _TURN_SECONDS = 0.0005
 _MOST_TURNS = 20_000
 
 
-class StillClock(Clock):
-    """Time passes when the stage says so."""
-
-    __slots__ = ("now",)
-
-    def __init__(self, now_ms: int) -> None:
-        super().__init__()
-        self.now = now_ms
-
-    def now_ms(self) -> int:
-        return self.now
-
-
 class StageProcess(BrokerProcess):
     """A broker process that opens no listener: request paths are made on its broker."""
 
-    owns_heap = False
     answer_seconds = 0.0
-
-    @property
-    def broker(self) -> Broker:
-        return self._broker
 
     async def start(self) -> None:
         self._listeners.clear()
-        self._broker.endpoints["PLAINTEXT"] = Listener("PLAINTEXT", "broker", 9092, SecurityProtocol.PLAINTEXT)
+        self.broker.endpoints["PLAINTEXT"] = Listener("PLAINTEXT", "broker", 9092, SecurityProtocol.PLAINTEXT)
         await super().start()
 
     @property
     def is_quiet(self) -> bool:
-        return self._worker.is_quiet and not self._groups.queue_size(self.now_ms())
+        return self.broker.pump.is_quiet and not self.broker.groups.queue_size(self.broker.now_ms())
 
     def fire_due(self) -> None:
         """Timers that are due by the clock fire, whatever the event loop's clock says."""
-        self._worker.on_clock_moved()
-        self._broker.fetches.on_clock_moved()
+        self.broker.pump.on_clock_moved()
+        self.broker.fetches.on_clock_moved()
 
     def next_deadline_ms(self) -> int | None:
-        return self._worker.next_deadline_ms()
+        return self.broker.pump.next_deadline_ms()
 
 
 class ServerStage(FrameStage):
@@ -84,16 +67,16 @@ class ServerStage(FrameStage):
         self._config = config_of(settings | own)
         self._files = MemoryFileSystem()
         # Nothing that the broker makes for itself is as young as the groups of the transcript.
-        self._clock = StillClock(START_MS - 60_000)
+        self._now_ms = START_MS - 60_000
         self._clients: dict[str, PathClient] = {}
         await self._start()
         await self._open_logs()
-        self._clock.now = START_MS
+        self._now_ms = START_MS
 
     async def _start(self) -> None:
-        storage = Storage(self._config, self._clock.now, self._files)
-        metadata = load_metadata(self._config, storage, self._clock.now)
-        self._process = StageProcess(self._config, self._clock, storage, metadata)
+        environment = Environment(asyncio.get_running_loop(), ShownClock(lambda: self._now_ms))
+        folder = DataFolder(self._config, self._now_ms, self._files)
+        self._process = StageProcess(compose(self._config, environment, folder), environment, folder)
         await self._process.start()
         self._settings = PathSettings.of(self._process.broker, "PLAINTEXT")
         await self.settle()
@@ -121,7 +104,7 @@ class ServerStage(FrameStage):
         quiet = 0
         for _ in range(_MOST_TURNS):
             deadline_ms = self._process.next_deadline_ms()
-            if deadline_ms is not None and deadline_ms <= self._clock.now:
+            if deadline_ms is not None and deadline_ms <= self._now_ms:
                 self._process.fire_due()
             # A thread works on a background task: it needs the processor.
             await asyncio.sleep(0 if self._process.is_quiet else _TURN_SECONDS)
@@ -134,12 +117,12 @@ class ServerStage(FrameStage):
 
     async def sleep(self, milliseconds: int) -> list[str]:
         """From deadline to deadline, so that what is due comes in order and at its time."""
-        end_ms = self._clock.now + milliseconds
+        end_ms = self._now_ms + milliseconds
         while (deadline_ms := self._process.next_deadline_ms()) is not None and deadline_ms <= end_ms:
-            self._clock.now = max(self._clock.now, deadline_ms)
+            self._now_ms = max(self._now_ms, deadline_ms)
             self._process.fire_due()
             await self.settle()
-        self._clock.now = end_ms
+        self._now_ms = end_ms
         self._process.fire_due()
         return []
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kcoord.server.disk.shard_logs import ShardLogs
+from kcoord.server.errors import StartError
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import RealFileSystem
@@ -37,10 +38,6 @@ T = TypeVar("T")
 FLUSH_POLICY_FSYNC = "fsync"
 
 
-class StorageNotUsable(Exception):
-    """Why the data folder cannot be used, in one sentence."""
-
-
 def candidate_identity(config: BrokerConfig, uuids: RandomUuids) -> Identity:
     """Returns the identity that a new folder gets: random ids of the cluster and of the folder."""
     return Identity(uuid_to_string(uuids.take()), config.node_id, uuid_to_string(uuids.take()))
@@ -50,10 +47,10 @@ def _in_background(work: Callable[[], None]) -> None:
     asyncio.get_running_loop().run_in_executor(None, work)
 
 
-class Storage:
+class DataFolder:
     """See the module's text. `file_system`: the real one unless another is given. A worker brings its view of a folder
     that it shares; only the one that `owns_metadata` opens the metadata log, and `settles_folder` says whether it is
-    the first to use the folder.
+    the first to use the folder. Raises StartError if the folder cannot be used.
     """
 
     def __init__(
@@ -191,8 +188,6 @@ class Storage:
         try:
             return action()
         except StorageError as error:
-            raise StorageNotUsable(str(error)) from None
+            raise StartError(str(error)) from None
         except OSError as error:
-            raise StorageNotUsable(
-                f"the data folder {self._folder} cannot be used: {error.strerror or error}"
-            ) from None
+            raise StartError(f"the data folder {self._folder} cannot be used: {error.strerror or error}") from None

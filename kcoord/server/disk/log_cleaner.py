@@ -18,7 +18,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from kcoord.server.observe.interpreter import share_with_loop
+from kcoord.server.environment import share_with_loop
 from kcoord.storage.cleaner import Assessment, Cleaner, CleaningRules, assess
 from kcoord.storage.errors import CorruptLogError, StorageError
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, TargetInput, compute, encode
 from kcoord.coordinator.group.counters import GroupCounters
@@ -14,12 +14,12 @@ from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.coordinator_runtime import ShardState
 from kcoord.runtime.serde import CoordinatorSerde
-from kcoord.server.observe.interpreter import share_with_loop
+from kcoord.server.environment import NewPool, thread_pool
 from kcoord.server.shards.shard_service import ShardOwner, ShardService
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Executor
 
     from kcoord.coordinator.group.creation_limits import CreationLimits
     from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
@@ -40,13 +40,6 @@ LONGEST_ON_LOOP_US = 10_000
 """A target assignment that takes no longer is computed between two turns of the event loop. A thread would have to
 compete with the loop for the interpreter, and those who wait for their partitions send heartbeats meanwhile.
 """
-
-
-class ServiceOwner(ShardOwner, Protocol):
-    """What the process gives to the service."""
-
-    def on_coordinator_append(self, shard_id: int, size_bytes: int) -> None:
-        """The log of a shard grew: clients may read it, too."""
 
 
 class SteadyReply:
@@ -109,23 +102,30 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         self,
         runtime: CoordinatorRuntime[GroupCoordinatorShard],
         logs: ShardLogs,
-        owner: ServiceOwner,
+        owner: ShardOwner,
         *,
         configured_shards: int,
         background_threads: int,
         write_timeout_ms: int,
         creation_limits: CreationLimits | None = None,
+        new_pool: NewPool = thread_pool,
     ) -> None:
         super().__init__(
-            "groups", runtime, logs, owner, configured_shards=configured_shards, creation_limits=creation_limits
+            "groups",
+            runtime,
+            logs,
+            owner,
+            configured_shards=configured_shards,
+            creation_limits=creation_limits,
+            new_pool=new_pool,
         )
         self.counters = GroupCounters()
         """Of all shards that this process has or had."""
         self._latest_creation_time_ms = -1
-        self._process = owner
         self._background_threads = background_threads
         self._write_timeout_ms = write_timeout_ms
-        self._threads: ThreadPoolExecutor | None = None
+        self._new_pool = new_pool
+        self._threads: Executor | None = None
 
     # --- what handlers use --------------------------------------------------------------------------------------------
 
@@ -205,12 +205,6 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         """Background tasks that run or wait, and timers that are due."""
         return self._runtime.queue_size(now_ms)
 
-    # --- what the driver asks -----------------------------------------------------------------------------------------
-
-    def on_append_durable(self, shard_id: int, size_bytes: int) -> None:
-        super().on_append_durable(shard_id, size_bytes)
-        self._process.on_coordinator_append(shard_id, size_bytes)
-
     # --- background tasks ---------------------------------------------------------------------------------------------
 
     def start_task(self, shard_id: int, task: Task) -> None:
@@ -228,12 +222,9 @@ class GroupService(ShardService[GroupCoordinatorShard]):
             raise AssertionError(f"unknown work {work!r}")
         future.add_done_callback(partial(self._task_done, shard_id, task))
 
-    def _thread_pool(self) -> ThreadPoolExecutor:
+    def _thread_pool(self) -> Executor:
         if self._threads is None:
-            from concurrent.futures import ThreadPoolExecutor
-
-            share_with_loop()
-            self._threads = ThreadPoolExecutor(self._background_threads, thread_name_prefix="kcoord-background")
+            self._threads = self._new_pool(self._background_threads, "kcoord-background")
         return self._threads
 
     def _task_done(self, shard_id: int, task: Task, future: asyncio.Future[object]) -> None:

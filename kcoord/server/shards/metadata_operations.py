@@ -9,7 +9,7 @@ how it travels.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
@@ -72,6 +72,9 @@ class MetadataOperation(Protocol[T]):
 
 class MetadataService(Protocol):
     """The metadata as a process has it: the log itself, or what the controller's worker sends of it."""
+
+    image_observers: list[Callable[[MetadataImage], None]]
+    """Called with each new image, when it is durable."""
 
     def run(self, operation: MetadataOperation[T], context: OperationContext) -> asyncio.Future[T]:
         """Has the controller run an operation. The future ends when the change is durable and every worker has

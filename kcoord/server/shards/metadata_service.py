@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from kcoord.metadata.creation_order import CreationOrder
 from kcoord.runtime.coordinator_runtime import LoadError
@@ -50,32 +50,28 @@ def monotonic_ms() -> int:
     return int(asyncio.get_running_loop().time() * 1000)
 
 
-class MetadataOwner(Protocol):
-    """What the process gives to the service."""
-
-    def wake(self) -> None: ...
-
-    def now_ms(self) -> int: ...
-
-    def publish(self, image: MetadataImage) -> None: ...
-
-    def latest_group_creation_time_ms(self) -> int:
-        """Of the groups that this process coordinates, -1 where there was none."""
-
-
 class LocalMetadataService:
-    """Serves `Broker.metadata`. The runtime's only shard is loaded already."""
+    """Serves `Broker.metadata`. The runtime's only shard is loaded already.
+
+    `wake` makes the pump collect what is to be written. `latest_group_ms` is the latest creation time of the groups
+    that this process coordinates, -1 if there was none.
+    """
 
     def __init__(
         self,
         runtime: CoordinatorRuntime[MetadataMachine],
         logs: ShardLogs,
-        owner: MetadataOwner,
+        wake: Callable[[], None],
+        now_ms: Callable[[], int],
+        latest_group_ms: Callable[[], int],
         group_times: GroupTimes | None = None,
     ) -> None:
+        self.image_observers: list[Callable[[MetadataImage], None]] = []
+        self.wake = wake
+        self._now_ms = now_ms
+        self._latest_group_ms = latest_group_ms
         self._runtime = runtime
         self._logs = logs
-        self._owner = owner
         self._group_times = group_times
         self._order: CreationOrder[Follower] = CreationOrder()
         self._loop = asyncio.get_running_loop()
@@ -98,9 +94,6 @@ class LocalMetadataService:
             raise KafkaError(Errors.NOT_CONTROLLER, "The metadata log has failed.")
         return log.end_offset
 
-    def wake(self) -> None:
-        self._owner.wake()
-
     def run(
         self,
         operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
@@ -116,7 +109,7 @@ class LocalMetadataService:
         """A partition that is made now is newer than every group that is there, also if the clock was set back or both
         fall into one millisecond: KIP-1327 recognizes new partitions by that.
         """
-        return max(now_ms, self._owner.latest_group_creation_time_ms() + 1)
+        return max(now_ms, self._latest_group_ms() + 1)
 
     async def _run_in_order(
         self,
@@ -171,7 +164,11 @@ class LocalMetadataService:
         self._image_under_way = self.image
 
     def on_append_durable(self, shard_id: int, size_bytes: int) -> None:
-        self._owner.publish(self._image_under_way)
+        self._publish(self._image_under_way)
+
+    def _publish(self, image: MetadataImage) -> None:
+        for observe in self.image_observers:
+            observe(image)
 
     def on_failed(self, shard_id: int) -> None:
         """Topics and configs cannot be changed until the log is read again; all else goes on."""
@@ -190,13 +187,13 @@ class LocalMetadataService:
             self._logs.close(METADATA_SHARD)
             log = self._logs.open(METADATA_SHARD)
             batches = log.batches(log.start_offset)
-            self._runtime.load(METADATA_SHARD, batches, self._owner.now_ms(), log.end_offset)
+            self._runtime.load(METADATA_SHARD, batches, self._now_ms(), log.end_offset)
         except (OSError, StorageError, LoadError) as error:
             _logger.error("The metadata log cannot be read again: %s", error)
             self._reload_later()
             return
         _logger.info("The metadata log was read again")
-        self._owner.publish(self.image)
+        self._publish(self.image)
         self._on_reloaded(log)
 
     def _on_reloaded(self, log: Log) -> None:

@@ -22,7 +22,7 @@ from kcoord_protocol.messages import (
 if TYPE_CHECKING:
     from kcoord.coordinator.transaction.work import WriteMarkers
     from kcoord.runtime.result import Producer
-    from kcoord.server.workers.peer_calls import PeerCalls
+    from kcoord.server.shards.peer_calls import PeerCalls
     from kcoord_protocol.messages import Message
 
 ADD_PARTITIONS_VERSION: Final = 5

@@ -21,6 +21,7 @@ from kcoord.runtime.coordinator_runtime import LoadError, ShardState
 from kcoord.runtime.hashing import partition_for
 from kcoord.runtime.result import StateMachine
 from kcoord.server.api.request_context import internal_operation_context
+from kcoord.server.environment import NewPool, thread_pool
 from kcoord.server.shards.runtime_driver import RuntimeDriver
 from kcoord.server.shards.shard_snapshots import ShardSnapshots
 from kcoord.storage.errors import PartitionHeldError, StorageError
@@ -94,6 +95,7 @@ class ShardService(Generic[M]):
         *,
         configured_shards: int,
         creation_limits: CreationLimits | None = None,
+        new_pool: NewPool = thread_pool,
     ) -> None:
         self.name = name
         self._creation_limits = creation_limits or CreationLimits()
@@ -117,8 +119,10 @@ class ShardService(Generic[M]):
         self._index_store = Every(INDEX_STORE_INTERVAL_MS)
         self.driver: RuntimeDriver[M] = RuntimeDriver(name, runtime, self)
         self._snapshots = ShardSnapshots(
-            name, runtime, logs, logs.file_system, owner.now_ms, self._on_damage, owner.tombstones_kept_ms
+            name, runtime, logs, logs.file_system, owner.now_ms, self._on_damage, owner.tombstones_kept_ms, new_pool
         )
+        self.append_observers: list[Callable[[int, int], None]] = [self._snapshots.on_grown]
+        """Called with shard and size when a batch has become durable: clients may read it, too."""
 
     # --- what handlers use --------------------------------------------------------------------------------------------
 
@@ -375,8 +379,8 @@ class ShardService(Generic[M]):
         """Nothing to note: coordinators publish nothing."""
 
     def on_append_durable(self, shard_id: int, size_bytes: int) -> None:
-        """The log of a shard grew: clients may read it, too."""
-        self._snapshots.on_grown(shard_id, size_bytes)
+        for observe in self.append_observers:
+            observe(shard_id, size_bytes)
 
     def start_task(self, shard_id: int, task: Task) -> None:
         raise AssertionError(f"shards of {self.name} have no tasks, got {task}")

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kcoord.runtime.result import StateMachine
 from kcoord.runtime.snapshot import Snapshot
+from kcoord.server.environment import NewPool, thread_pool
 from kcoord.storage.errors import CorruptLogError, StorageError
 from kcoord.storage.snapshot import SnapshotError, may_miss_deletions, read_snapshot, remove_snapshot, write_snapshot
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Executor
 
     from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
     from kcoord.server.disk.shard_logs import ShardLogs
@@ -60,6 +61,7 @@ class ShardSnapshots(Generic[M]):
         now_ms: Callable[[], int],
         on_damage: Callable[[int, CorruptLogError], None],
         tombstones_kept_ms: Callable[[], int],
+        new_pool: NewPool = thread_pool,
     ) -> None:
         self._name = name
         self._runtime = runtime
@@ -74,7 +76,8 @@ class ShardSnapshots(Generic[M]):
         self._size_bytes: dict[int, int] = {}
         self._writing: int | None = None
         self._distrusted: set[int] = set()
-        self._threads: ThreadPoolExecutor | None = None
+        self._new_pool = new_pool
+        self._threads: Executor | None = None
         self._is_taking = False
         self._is_closing = False
 
@@ -215,11 +218,9 @@ class ShardSnapshots(Generic[M]):
             self._writing = None
         return True
 
-    def _pool(self) -> ThreadPoolExecutor:
+    def _pool(self) -> Executor:
         if self._threads is None:
-            from concurrent.futures import ThreadPoolExecutor
-
-            self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"kcoord-{self._name}-snapshots")
+            self._threads = self._new_pool(1, f"kcoord-{self._name}-snapshots")
         return self._threads
 
     # --- the end ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION, Partitions, partitions_of
 from kcoord.server.api.replies import map_reply
 from kcoord.server.api.request_context import internal_operation_context
+from kcoord.server.environment import NewPool, thread_pool
 from kcoord.server.shards.shard_service import ShardOwner, ShardService
 from kcoord.topics.partition import Marker
 from kcoord_protocol.errors import Errors, KafkaError
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from kcoord.server.api.replies import Reply
     from kcoord.server.disk.shard_logs import ShardLogs
     from kcoord.server.shards.group_service import GroupService
-    from kcoord.server.workers.peer_calls import PeerCalls
+    from kcoord.server.shards.peer_calls import PeerCalls
     from kcoord.topics.store import TopicStore
 
 _logger = logging.getLogger(__name__)
@@ -62,8 +63,9 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
         configured_shards: int,
         node_id: int,
         peers: PeerCalls,
+        new_pool: NewPool = thread_pool,
     ) -> None:
-        super().__init__("transactions", runtime, logs, owner, configured_shards=configured_shards)
+        super().__init__("transactions", runtime, logs, owner, configured_shards=configured_shards, new_pool=new_pool)
         self._topics = topics
         self._groups = groups
         self._node_id = node_id
@@ -125,10 +127,6 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
         return image.leader if image is not None else self._node_id
 
     # --- markers ------------------------------------------------------------------------------------------------------
-
-    def on_append_durable(self, shard_id: int, size_bytes: int) -> None:
-        super().on_append_durable(shard_id, size_bytes)
-        self._topics.on_internal_append(TRANSACTION_STATE_TOPIC, shard_id, size_bytes)
 
     def start_task(self, shard_id: int, task: Task) -> None:
         self._owner.spawn(self._tell(shard_id, task))

@@ -48,9 +48,7 @@ class OutOfStep(Exception):
 
 
 class MetadataFollower:
-    """Serves `Broker.metadata` in all workers but the controller. `publish` is told of every new image, `give_up` when
-    no more will come.
-    """
+    """Serves `Broker.metadata` in all workers but the controller. `give_up` is called if no more images will come."""
 
     def __init__(
         self,
@@ -58,7 +56,6 @@ class MetadataFollower:
         peers: Peers,
         controller_id: int,
         controller_path: str,
-        publish: Callable[[MetadataImage], None],
         give_up: Callable[[BaseException], None],
         group_times: GroupTimes | None = None,
     ) -> None:
@@ -67,7 +64,7 @@ class MetadataFollower:
         self._peers = peers
         self._controller_id = controller_id
         self._controller_path = controller_path
-        self._publish = publish
+        self.image_observers: list[Callable[[MetadataImage], None]] = []
         self._give_up = give_up
         self._group_times = group_times
         self._next_offset = 0
@@ -139,7 +136,8 @@ class MetadataFollower:
         self._replay(data)
         if self._next_offset < end_offset:
             return None
-        self._publish(self.image)
+        for observe in self.image_observers:
+            observe(self.image)
         if not self._synchronized.done():
             self._synchronized.set_result(None)
         return self._next_offset

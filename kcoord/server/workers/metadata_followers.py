@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kcoord.metadata.creation_order import CreationOrder
-from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService, MetadataOwner, monotonic_ms
+from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService, monotonic_ms
 from kcoord.server.workers.peer_frames import FrameKind, encode_hold, encode_offset
 
 if TYPE_CHECKING:
@@ -164,10 +164,12 @@ class ControllerMetadataService(LocalMetadataService):
         self,
         runtime: CoordinatorRuntime[MetadataMachine],
         logs: ShardLogs,
-        owner: MetadataOwner,
+        wake: Callable[[], None],
+        now_ms: Callable[[], int],
+        latest_group_ms: Callable[[], int],
         group_times: GroupTimes | None = None,
     ) -> None:
-        super().__init__(runtime, logs, owner, group_times)
+        super().__init__(runtime, logs, wake, now_ms, latest_group_ms, group_times)
         self.followers = MetadataFollowers(logs.open(METADATA_SHARD), self._order)
 
     async def _hold(self, ticket: int) -> None:

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Final
 from kcoord.config import BrokerConfig, Listener
 from kcoord.config.workers import worker_count, worker_properties
 from kcoord.server.disk.data_folder import candidate_identity
+from kcoord.server.errors import StartError
 from kcoord.server.net.sockets import bind_listener, bound_port
-from kcoord.server.process import Ready, StartError
+from kcoord.server.process import Ready
 from kcoord.server.random_uuids import RandomUuids
-from kcoord.server.workers.worker_process import Place, Worker, run_worker, take_place
+from kcoord.server.workers.worker_process import Launch, Worker, close_inherited, run_worker
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.worker_checkpoints import write_sockets_folder
@@ -169,10 +170,10 @@ class Supervisor:
             signal.set_wakeup_fd(-1)
             for signal_number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(signal_number, signal.SIG_DFL)
-            place = Place(number, self._workers, folder, self._lifeline_read, is_restart)
+            launch = Launch(number, self._workers, folder, self._lifeline_read, is_restart)
             inherited = [child.status for child in self._children if child.status >= 0]
-            take_place(place, [self._lifeline_write, self._wake_read, self._wake_write, *inherited])
-            run_worker(place, lambda: _write(status, _READY))
+            close_inherited(launch, [self._lifeline_write, self._wake_read, self._wake_write, *inherited])
+            run_worker(launch, lambda: _write(status, _READY))
             code = 0
         except StartError as error:
             _write(status, str(error).encode()[:_STATUS_BYTES])

@@ -7,6 +7,7 @@ each opens what it leads, and reach each other over Unix sockets. A worker whose
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shutil
@@ -14,28 +15,27 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import uvloop
 
+from kcoord.config import BrokerConfig, Listener
+from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.records import BrokerRegistration
+from kcoord.server.broker import Broker
 from kcoord.server.clock import Clock
-from kcoord.server.disk.data_folder import Storage, StorageNotUsable
+from kcoord.server.composition import compose, load_metadata
+from kcoord.server.disk.data_folder import DataFolder
+from kcoord.server.environment import Environment
+from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord.server.net.listener import SocketListener
-from kcoord.server.process import BrokerProcess, StartError, load_metadata
+from kcoord.server.process import BrokerProcess
+from kcoord.server.shards.group_times import GroupTimes
+from kcoord.server.shards.metadata_operations import MetadataService
 from kcoord.server.workers.metadata_follower import MetadataFollower
 from kcoord.server.workers.metadata_followers import ControllerMetadataService
 from kcoord.server.workers.peer_link import Peers
 from kcoord.server.workers.peer_listener import PeerListener
 from kcoord.storage.worker_log_dir import SharedLogDir, WorkerLogDir
-
-if TYPE_CHECKING:
-    from kcoord.config import BrokerConfig, Listener
-    from kcoord.metadata.image import MetadataImage
-    from kcoord.metadata.machine import MetadataMachine
-    from kcoord.metadata.records import BrokerRegistration
-    from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
-    from kcoord.server.net.connection_limits import ConnectionLimits
-    from kcoord.server.shards.metadata_operations import MetadataService
 
 _logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Worker:
 
 
 @dataclass(slots=True)
-class Place:
+class Launch:
     """What the supervisor gives to the process of one worker. `lifeline` ends when the supervisor does."""
 
     number: int
@@ -81,10 +81,10 @@ class Place:
         return self.number == CONTROLLER
 
 
-def run_worker(place: Place, on_ready: Callable[[], None]) -> None:
-    """Runs until a signal, or the end of the supervisor. Raises StartError where the worker cannot start."""
-    _name_in_log(place.own.config.node_id)
-    uvloop.run(_run(place, on_ready))
+def run_worker(launch: Launch, on_ready: Callable[[], None]) -> None:
+    """Runs until a signal, or the end of the supervisor. Raises StartError if the worker cannot start."""
+    _name_in_log(launch.own.config.node_id)
+    uvloop.run(_run(launch, on_ready))
 
 
 def _name_in_log(node_id: int) -> None:
@@ -101,70 +101,73 @@ def _name_in_log(node_id: int) -> None:
         name.write(f"kcoord-{node_id}")
 
 
-async def _run(place: Place, on_ready: Callable[[], None]) -> None:
-    clock = Clock()
-    config = place.own.config
+async def _run(launch: Launch, on_ready: Callable[[], None]) -> None:
+    environment = Environment(asyncio.get_running_loop(), Clock(), owns_heap=True)
+    folder = DataFolder(
+        launch.own.config,
+        environment.now_ms(),
+        log_dir=lambda: WorkerLogDir.join(launch.folder, launch.number, is_restart=launch.is_restart),
+        owns_metadata=launch.is_controller,
+        settles_folder=launch.is_controller and not launch.is_restart,
+        uuids=environment.uuids,
+    )
     try:
-        storage = Storage(
-            config,
-            clock.now_ms(),
-            log_dir=lambda: WorkerLogDir.join(place.folder, place.number, is_restart=place.is_restart),
-            owns_metadata=place.is_controller,
-            settles_folder=place.is_controller and not place.is_restart,
-        )
-    except StorageNotUsable as error:
-        raise StartError(str(error)) from None
-    try:
-        metadata = load_metadata(config, storage, clock.now_ms()) if place.is_controller else None
-        process = WorkerProcess(place, clock, storage, metadata)
+        process = WorkerProcess(launch, environment, folder)
     except BaseException:
-        storage.close(clock.now_ms(), clean=True)
+        folder.close(environment.now_ms(), clean=True)
         raise
-    try:
-        process.stop_on_signals()
-        await process.start()
-        on_ready()
-        await process.until_signal()
-    finally:
-        await process.stop()
+    await process.run(lambda _: on_ready())
 
 
 class WorkerProcess(BrokerProcess):
     """See the module's text."""
 
-    def __init__(
-        self, place: Place, clock: Clock, storage: Storage, metadata: CoordinatorRuntime[MetadataMachine] | None
-    ) -> None:
-        self._place = place
-        others = {worker.config.node_id: worker.peer_path for worker in place.workers if worker is not place.own}
-        self._peers = Peers(others, lambda coroutine: self._broker.spawn(coroutine))
-        super().__init__(place.own.config, clock, storage, metadata)
-        followers = self._metadata.followers if isinstance(self._metadata, ControllerMetadataService) else None
-        self._peer_listener = PeerListener(place.own.peer_socket, self._broker, followers)
-
-    @property
-    def controller_id(self) -> int:
-        return self._place.workers[CONTROLLER].config.node_id
-
-    def _new_metadata_service(self, runtime: CoordinatorRuntime[MetadataMachine] | None) -> MetadataService:
-        if runtime is not None:
-            return ControllerMetadataService(runtime, self._storage.metadata_logs, self, self._group_times)
-        controller = self._place.workers[CONTROLLER]
-        return MetadataFollower(
-            self._config,
-            self._peers,
-            controller.config.node_id,
-            controller.peer_path,
-            self.publish,
-            self._give_up,
-            self._group_times,
+    def __init__(self, launch: Launch, environment: Environment, folder: DataFolder) -> None:
+        self._launch = launch
+        own = launch.own
+        self._failure: BaseException | None = None
+        self._is_open: bool | None = None
+        """Whether clients are taken; None before the first were."""
+        self._peers = Peers(
+            {worker.config.node_id: worker.peer_path for worker in launch.workers if worker is not own},
+            environment.spawn,
         )
 
-    def _new_peers(self) -> Peers:
-        return self._peers
+        def new_metadata(broker: Broker, group_times: GroupTimes) -> MetadataService:
+            if launch.is_controller:
+                return ControllerMetadataService(
+                    load_metadata(broker.config, folder, broker.now_ms()),
+                    folder.metadata_logs,
+                    broker.pump.wake,
+                    broker.now_ms,
+                    lambda: broker.groups.latest_creation_time_ms(),
+                    group_times,
+                )
+            controller = launch.workers[CONTROLLER]
+            return MetadataFollower(
+                broker.config,
+                self._peers,
+                controller.config.node_id,
+                controller.peer_path,
+                self._give_up,
+                group_times,
+            )
 
-    def _new_listener(self, address: Listener, limits: ConnectionLimits) -> SocketListener:
-        return SocketListener(address, self._broker, limits, self._place.own.bound[address.name])
+        def new_listener(address: Listener, broker: Broker, limits: ConnectionLimits) -> SocketListener:
+            return SocketListener(address, broker, limits, own.bound[address.name])
+
+        broker = compose(
+            own.config,
+            environment,
+            folder,
+            new_metadata=new_metadata,
+            peers=self._peers,
+            controller_id=launch.workers[CONTROLLER].config.node_id,
+        )
+        super().__init__(broker, environment, folder, new_listener)
+        broker.image_observers.append(self._follow_fencing)
+        followers = broker.metadata.followers if isinstance(broker.metadata, ControllerMetadataService) else None
+        self._peer_listener = PeerListener(own.peer_socket, broker, followers)
 
     def _give_up(self, error: BaseException) -> None:
         """The supervisor starts this worker again."""
@@ -176,41 +179,38 @@ class WorkerProcess(BrokerProcess):
 
     def stop_on_signals(self) -> None:
         super().stop_on_signals()
-        self._loop.add_reader(self._place.lifeline, self._orphaned)
+        self._loop.add_reader(self._launch.lifeline, self._orphaned)
 
     def _orphaned(self) -> None:
-        self._loop.remove_reader(self._place.lifeline)
+        self._loop.remove_reader(self._launch.lifeline)
         _logger.error("The supervisor is gone: this worker ends, too")
-        shutil.rmtree(os.path.dirname(self._place.own.peer_path), ignore_errors=True)
+        shutil.rmtree(os.path.dirname(self._launch.own.peer_path), ignore_errors=True)
         self._stop_requested.set()
 
     async def _join_cluster(self) -> None:
-        if isinstance(self._metadata, MetadataFollower):
-            await self._metadata.start()
+        if isinstance(self.broker.metadata, MetadataFollower):
+            await self.broker.metadata.start()
         else:
             await super()._join_cluster()
         await self._peer_listener.start()
 
     # --- in and out of service ----------------------------------------------------------------------------------------
 
-    def publish(self, image: MetadataImage) -> None:
-        super().publish(image)
-        if self._is_open is not None and self._is_open == self._is_fenced:
-            self._follow_fencing()
-
     @property
     def _is_fenced(self) -> bool:
         """Also if the broker is unregistered: then it is out of service until the next start."""
-        broker = self.image.brokers.get(self._broker.node_id)
-        return broker is None or broker.fenced
+        image = self.broker.image.brokers.get(self.broker.node_id)
+        return image is None or image.fenced
 
-    def _follow_fencing(self) -> None:
+    def _follow_fencing(self, image: MetadataImage) -> None:
         """A broker out of service refuses clients, and leads nothing; its worker goes on, the controller's as such."""
+        if self._is_open is None or self._is_open != self._is_fenced:
+            return
         self._is_open = not self._is_fenced
         if self._is_open:
             _logger.info("In service again")
             for listener in self._listeners:
-                self.spawn(listener.resume())
+                self.broker.spawn(listener.resume())
             return
         _logger.info("Out of service: clients are refused, other brokers lead the partitions")
         for listener in self._listeners:
@@ -227,7 +227,7 @@ class WorkerProcess(BrokerProcess):
         await super()._open_listeners()
 
     def _registrations(self) -> list[BrokerRegistration]:
-        return [self._registration(worker.config, worker.endpoints) for worker in self._place.workers]
+        return [self._registration(worker.config, worker.endpoints) for worker in self._launch.workers]
 
     async def until_signal(self) -> None:
         await super().until_signal()
@@ -244,15 +244,11 @@ class WorkerProcess(BrokerProcess):
     def in_flight(self) -> int:
         return super().in_flight + self._peer_listener.in_flight
 
-    _failure: BaseException | None = None
-    _is_open: bool | None = None
-    """Whether clients are taken; None before the first were."""
 
-
-def take_place(place: Place, inherited: Sequence[int]) -> None:
+def close_inherited(launch: Launch, inherited: Sequence[int]) -> None:
     """Right after the fork: closes what belongs to the supervisor (`inherited` descriptors) and to other workers."""
     for descriptor in inherited:
         os.close(descriptor)
-    for worker in place.workers:
-        if worker is not place.own:
+    for worker in launch.workers:
+        if worker is not launch.own:
             worker.close()

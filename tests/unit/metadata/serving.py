@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from kcoord.config import Listener, SecurityProtocol
 from kcoord.metadata.image import MetadataImage
@@ -13,18 +13,14 @@ from kcoord.metadata.machine import MetadataMachine
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
+from kcoord.server.environment import Environment
+from kcoord.server.shards.group_service import GroupService
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.messages import (
     Message,
 )
+from tests.support.shown_clock import ShownClock
 from tests.unit.metadata.cluster import Cluster
-
-if TYPE_CHECKING:
-    from kcoord.server.api.api_table import ApiTable
-    from kcoord.server.shards.fetch_service import FetchService
-    from kcoord.server.shards.group_service import GroupService
-    from kcoord.server.shards.transaction_service import TransactionService
-    from kcoord.topics.store import TopicStore
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Message)
@@ -39,6 +35,7 @@ class Metadata:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self.image_observers: list[Callable[[MetadataImage], None]] = []
         self.broker: Broker
 
     @property
@@ -63,20 +60,12 @@ class Metadata:
 
 
 def broker_of(cluster: Cluster) -> Broker:
-    service = Metadata(cluster)
-    broker = Broker(
-        config=cluster.config,
-        cluster_id="the-cluster",
-        apis=cast("ApiTable", None),
-        image=cluster.image,
-        topics=cast("TopicStore", None),
-        fetches=cast("FetchService", None),
-        metadata=service,
-        groups=cast("GroupService", None),
-        transactions=cast("TransactionService", None),
-        now_ms=lambda: cluster.now_ms,
-    )
+    loop = cast("asyncio.AbstractEventLoop", asyncio._get_running_loop())  # none where nothing waits
+    broker = Broker(cluster.config, Environment(loop, ShownClock(lambda: cluster.now_ms)), "the-cluster")
+    broker.image = cluster.image
+    service = broker.metadata = Metadata(cluster)
     service.broker = broker
+    broker.groups = cast("GroupService", None)
     broker.endpoints["PLAINTEXT"] = Listener("PLAINTEXT", "box", 4711, SecurityProtocol.PLAINTEXT)
     return broker
 

@@ -4,31 +4,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from types import SimpleNamespace
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from kcoord.config import BrokerConfig, Listener, SecurityProtocol
-from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import ImageBuilder, MetadataImage
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
-from kcoord.runtime.result import CoordinatorRecord
-from kcoord.runtime.serde import CoordinatorSerde
-from kcoord.server.api.api_table import build_api_table
+from kcoord.runtime.result import CoordinatorRecord, OperationContext
 from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
-from kcoord.server.disk.data_folder import FLUSH_POLICY_FSYNC
-from kcoord.server.disk.shard_logs import ShardLogs
-from kcoord.server.shards.group_service import GroupService
-from kcoord.server.workers.worker import Worker
-from kcoord.storage.file_system import FileSystem, make_durable_dirs
-from kcoord.storage.journal import JOURNAL_FILE, Journal
-from kcoord.storage.log import Log
-from kcoord.storage.memory_file_system import MemoryFileSystem
-from kcoord.storage.segment import LogConfig
+from kcoord.server.composition import compose
+from kcoord.server.disk.data_folder import DataFolder
+from kcoord.server.environment import Environment
+from kcoord.server.shards.metadata_operations import MetadataOperation
+from kcoord.storage.memory_file_system import MemoryFileSystem, keep_everything
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import FeatureLevelRecord, Message, PartitionRecord, TopicRecord
+from tests.support.shown_clock import ShownClock
+
+T = TypeVar("T")
 
 SHARDS = 4
 TOMBSTONES_KEPT_MS = 60_000
@@ -50,73 +44,54 @@ def image_of(topics: dict[str, int], group_version: int = 1) -> MetadataImage:
     return ImageBuilder.of(CoordinatorRecord(None, record) for record in records)
 
 
-class Harness:
-    """`call` sends a request through its handler and returns the answer."""
+class Metadata:
+    """Metadata that a test sets as a whole."""
 
-    def __init__(self, *, file_system: FileSystem | None = None, **settings: str) -> None:
+    end_offset = 0
+
+    def __init__(self, image: MetadataImage) -> None:
+        self.image = image
+        self.image_observers: list[Callable[[MetadataImage], None]] = []
+
+    def run(self, operation: MetadataOperation[T], context: OperationContext) -> asyncio.Future[T]:
+        raise AssertionError("nothing changes the metadata here")
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class Harness:
+    """`call` sends a request through its handler and returns the answer. The group shards are opened by the test."""
+
+    def __init__(self, *, file_system: MemoryFileSystem | None = None, **settings: str) -> None:
         self.file_system = file_system or MemoryFileSystem()
-        properties = {"group.consumer.assignment.interval.ms": "0", "kcoord.log.flush.policy": "os"}
+        properties = {
+            "log.dirs": "data",
+            "group.consumer.assignment.interval.ms": "0",
+            "kcoord.log.flush.policy": "os",
+            "log.cleaner.delete.retention.ms": str(TOMBSTONES_KEPT_MS),
+            "offsets.topic.num.partitions": str(SHARDS),
+        }
         properties.update({key.replace("_", "."): value for key, value in settings.items()})
         self.config = BrokerConfig.from_properties(properties)
         self.now = 1_700_000_000_000
         self.image = image_of(TOPICS)
-        is_journaled = self.config.kcoord_log_flush_policy == FLUSH_POLICY_FSYNC
-        self.worker = Worker(asyncio.get_running_loop(), self.now_ms, self._begin_journal() if is_journaled else None)
-        self.runtime = CoordinatorRuntime(self._new_shard, CoordinatorSerde())
-        logs = ShardLogs("__consumer_offsets", self._open_log, self._has_log, self.file_system)
-        self.groups = GroupService(
-            self.runtime,
-            logs,
-            self,
-            configured_shards=SHARDS,
-            background_threads=1,
-            write_timeout_ms=self.config.offsets_commit_timeout_ms,
-        )
-        self.worker.add(self.groups.driver)
-        self.broker = Broker(
-            config=self.config,
-            cluster_id="cluster",
-            apis=build_api_table(self.config),
-            image=self.image,
-            topics=cast("Any", SimpleNamespace()),
-            fetches=cast("Any", SimpleNamespace()),
-            metadata=cast("Any", SimpleNamespace()),
-            groups=self.groups,
-            transactions=cast("Any", SimpleNamespace()),
-            now_ms=self.now_ms,
+        environment = Environment(asyncio.get_running_loop(), ShownClock(lambda: self.now))
+        self.folder = DataFolder(self.config, self.now, self.file_system)
+        self.broker: Broker = compose(
+            self.config, environment, self.folder, new_metadata=lambda broker, times: Metadata(self.image)
         )
         self.broker.endpoints["PLAINTEXT"] = Listener("PLAINTEXT", "broker", 9092, SecurityProtocol.PLAINTEXT)
+        self.groups = self.broker.groups
+        self.worker = self.broker.pump
+        self.wake = self.broker.pump.wake
+        self.now_ms = self.broker.now_ms
+        self.runtime = self.groups.driver.runtime
 
-    def _new_shard(self, shard_id: int) -> GroupCoordinatorShard:
-        return GroupCoordinatorShard(self.config, self.image, self.groups.counters)
-
-    def _open_log(self, shard_id: int) -> Log:
-        return Log.open(self.file_system, f"data/__consumer_offsets-{shard_id}", LogConfig(), self.now)
-
-    def _begin_journal(self) -> Journal:
-        make_durable_dirs(self.file_system, "data")
-        return Journal(self.file_system, f"data/{JOURNAL_FILE}")
-
-    def _has_log(self, shard_id: int) -> bool:
-        return self.file_system.exists(f"data/__consumer_offsets-{shard_id}")
-
-    def now_ms(self) -> int:
-        return self.now
-
-    def wake(self) -> None:
-        self.worker.wake()
-
-    def on_coordinator_append(self, shard_id: int, size_bytes: int) -> None:
-        """No fetch waits for it here."""
-
-    def tombstones_kept_ms(self) -> int:
-        return TOMBSTONES_KEPT_MS
-
-    def on_shards_given_up(self) -> None:
-        """The topic stays here."""
-
-    def spawn(self, coroutine: Coroutine[object, object, None]) -> object:
-        return self.broker.spawn(coroutine)
+    def restarted(self) -> Harness:
+        """Another process over the files of this one, which is killed."""
+        self.file_system.crash(keep_everything)
+        return Harness(file_system=self.file_system)
 
     async def open(self) -> Harness:
         """Takes the shards over and loads them."""

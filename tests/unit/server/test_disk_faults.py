@@ -7,16 +7,14 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator
-from functools import cached_property
 from pathlib import Path
 
 import pytest
 
+from kcoord.server.disk.log_writer import LogWriter
 from kcoord.server.shards import shard_service
 from kcoord.storage.file_system import RealFileSystem, make_durable_dirs
-from kcoord.storage.journal import Journal
 from kcoord.storage.log import Log
-from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, keep_nothing, no_fault
 from kcoord.storage.recovery import Recovery
 from kcoord.storage.segment import LogConfig
@@ -29,20 +27,6 @@ from .test_group_handlers import commit, errors_of, join
 from .test_shard_snapshots import GROUP, fetched, restarted
 
 SESSION_TIMEOUT_MS = 3000
-
-
-class Stored(Harness):
-    """With its logs in a data folder, which knows after a failure how a log has to be opened again."""
-
-    @cached_property
-    def log_dir(self) -> LogDir:
-        return LogDir.open(self.file_system, "data", Identity("cluster", 1, "directory"))
-
-    def _begin_journal(self) -> Journal:
-        return self.log_dir.begin_journal()
-
-    def _open_log(self, shard_id: int) -> Log:
-        return self.log_dir.open_log("__consumer_offsets", shard_id, LogConfig(), self.now)
 
 
 @pytest.fixture
@@ -59,7 +43,7 @@ async def broker(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
     }
     file_system = MemoryFileSystem()
     make_durable_dirs(file_system, "data")
-    made = Stored(file_system=file_system, **settings)
+    made = Harness(file_system=file_system, **settings)
     yield await made.open()
     memory(made).fault = no_fault
     made.worker.close(5)
@@ -78,7 +62,7 @@ async def put(broker: Harness, offset: int) -> int:
 
 def sync_logs(broker: Harness) -> None:
     """What the writer thread, which has nothing to do, does after a while."""
-    assert broker.worker._writer is not None
+    assert isinstance(broker.worker._writer, LogWriter)
     assert broker.worker._writer._appends.renew()
 
 
@@ -105,7 +89,7 @@ async def test_d3_d4_what_the_disk_refused_is_not_acknowledged(broker: Harness, 
     found = await until_served(broker)
     assert found in {"write": [{0: 1}], "datasync": [{0: 1}, {0: 2}], "sync_dir": [{0: 2}]}[kind]
     memory(broker).crash(keep_nothing)
-    again = await Stored(file_system=memory(broker)).open()
+    again = await Harness(file_system=memory(broker)).open()
     assert await fetched(again) == found, "what was served is on disk"
     again.groups.close()
 
@@ -117,7 +101,7 @@ async def test_a_shard_takes_commits_again_after_a_fault(broker: Harness) -> Non
     await until_served(broker)
     assert await put(broker, 3) == 0
     memory(broker).crash(keep_nothing)
-    again = await Stored(file_system=memory(broker)).open()
+    again = await Harness(file_system=memory(broker)).open()
     assert await fetched(again) == {0: 3}
     again.groups.close()
 
@@ -234,18 +218,17 @@ async def test_d14_a_disk_that_is_full_when_offsets_expire(broker: Harness) -> N
 
 async def test_recovery_points_are_noted_while_the_broker_works(broker: Harness) -> None:
     """A start after a crash checks what was written since, and nothing is missed by that."""
-    assert isinstance(broker, Stored)
     for offset in range(200):
         assert await put(broker, offset) == 0
     log = next(iter(broker.groups._logs.open_logs().values()))
     size_bytes = log.size_bytes
     sync_logs(broker)
     broker.groups._logs.store_indexes()
-    broker.log_dir.note_durable()
-    broker.log_dir.write_checkpoints()
+    broker.folder.log_dir.note_durable()
+    broker.folder.log_dir.write_checkpoints()
     assert await put(broker, 1000) == 0
     memory(broker).crash(keep_nothing)
-    again = await Stored(file_system=memory(broker)).open()
+    again = await Harness(file_system=memory(broker)).open()
     assert await fetched(again) == {0: 1000}
     (log,) = again.groups._logs.open_logs().values()
     assert 0 < log.recovery_report.scanned_bytes < size_bytes / 2
@@ -273,7 +256,7 @@ async def test_d5_a_lost_directory_entry_of_a_log_loses_nothing_that_was_acknowl
         answer = errors_of(await broker.call(commit(f"g{number}", ("t3", {0: number})), 9))
         assert answer == {"t3": {0: 0}}
     memory(broker).crash(keep_nothing)
-    again = await Stored(file_system=memory(broker)).open()
+    again = await Harness(file_system=memory(broker)).open()
     names = {name for name in memory(again).list_dir("data") if name.startswith("__consumer_offsets")}
     assert len(names) == len({broker.groups.shard_of(f"g{number}") for number in range(SHARDS * 3)})
     again.groups.close()

@@ -148,7 +148,7 @@ async def test_while_a_shard_is_loaded_nothing_is_guessed() -> None:
     broker = Harness()
     await broker.open()
     await broker.call(commit("g", ("t3", {0: 5})), 9)
-    again = Harness(file_system=broker.file_system)
+    again = broker.restarted()
     to_load = again.groups.open_shards(4)
     assert to_load == [again.groups.shard_of("g")]
     assert (await again.call(ListGroupsRequest(), 5)).error_code == Errors.COORDINATOR_LOAD_IN_PROGRESS
@@ -276,13 +276,13 @@ async def test_while_a_target_is_computed_everybody_is_answered(monkeypatch: pyt
 
 async def test_groups_of_a_failed_shard_still_count_for_new_partitions() -> None:
     """KIP-1327: the clock was set back since the group was created, and then its shard failed."""
-    harness = await Harness(offsets_topic_num_partitions="4").open()
+    harness = await Harness().open()
     request = ConsumerGroupHeartbeatRequest(
         group_id="g", member_id="m", rebalance_timeout_ms=1000, subscribed_topic_names=["t1"], topic_partitions=[]
     )
     created_ms = (await harness.call(request, 2)).group_creation_time_ms
     shard_id = harness.groups.shard_of("g")
-    again = Harness(file_system=harness.file_system, offsets_topic_num_partitions="4")
+    again = harness.restarted()
     again.now = created_ms - 60_000
     await again.open()
     again.runtime.fail_shard(shard_id, "by a test")

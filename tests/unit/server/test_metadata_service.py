@@ -21,7 +21,7 @@ from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards import metadata_service
 from kcoord.server.shards.metadata_operations import AutoCreateTopics
 from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService
-from kcoord.server.workers.worker import Worker
+from kcoord.server.shards.pump import Pump
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem, no_fault
 from kcoord.storage.segment import LogConfig
@@ -39,13 +39,13 @@ class Owner:
         config = BrokerConfig.from_properties({})
         self.runtime = CoordinatorRuntime(lambda _: MetadataMachine(config), MetadataSerde())
         self.runtime.load(METADATA_SHARD, (), self.now_ms())
-        self.worker = Worker(asyncio.get_running_loop(), self.now_ms, None)
+        self.pump = Pump(asyncio.get_running_loop(), self.now_ms, None)
         logs = ShardLogs("__cluster_metadata", self._open_log, lambda partition: True, self.file_system)
-        self.service = LocalMetadataService(self.runtime, logs, self)
-        self.worker.add(self.service.driver)
-
-    def wake(self) -> None:
-        self.worker.wake()
+        self.service = LocalMetadataService(
+            self.runtime, logs, self.pump.wake, self.now_ms, lambda: self.latest_group_ms
+        )
+        self.service.image_observers.append(self.publish)
+        self.pump.add(self.service.driver)
 
     def now_ms(self) -> int:
         return 1_700_000_000_000 + self.later_ms
@@ -53,9 +53,6 @@ class Owner:
     def publish(self, image: MetadataImage) -> None:
         self.published.append(image)
         self.events.append("published")
-
-    def latest_group_creation_time_ms(self) -> int:
-        return self.latest_group_ms
 
     def _open_log(self, partition: int) -> Log:
         return Log.open(self.file_system, "data/__cluster_metadata-0", LogConfig(), self.now_ms())

@@ -7,7 +7,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -25,13 +24,13 @@ from kcoord.server.shards import metadata_service
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_operations import AllocateProducerIds, AutoCreateTopics
 from kcoord.server.shards.metadata_service import METADATA_SHARD
+from kcoord.server.shards.pump import Pump
 from kcoord.server.workers import metadata_followers
 from kcoord.server.workers.metadata_follower import MetadataFollower, OutOfStep
 from kcoord.server.workers.metadata_followers import ControllerMetadataService
 from kcoord.server.workers.peer_frames import FrameKind, PeerRequest, decode_offset, encode_offset, kind_of
 from kcoord.server.workers.peer_link import Peers
 from kcoord.server.workers.peer_listener import PeerListener
-from kcoord.server.workers.worker import Worker
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.storage.segment import LogConfig
@@ -54,10 +53,11 @@ class Controller:
         config = BrokerConfig.from_properties({})
         runtime = CoordinatorRuntime(lambda _: MetadataMachine(config), MetadataSerde())
         runtime.load(METADATA_SHARD, (), NOW_MS)
-        self.worker = Worker(asyncio.get_running_loop(), self.now_ms, None)
+        self.pump = Pump(asyncio.get_running_loop(), self.now_ms, None)
         logs = ShardLogs("__cluster_metadata", self._open_log, lambda partition: True, self.file_system)
-        self.service = ControllerMetadataService(runtime, logs, self, times)
-        self.worker.add(self.service.driver)
+        self.service = ControllerMetadataService(runtime, logs, self.pump.wake, self.now_ms, lambda: -1, times)
+        self.service.image_observers.append(self.images.append)
+        self.pump.add(self.service.driver)
         self.broker = broker_of(Cluster())
         self.broker.metadata = self.service
         self.listener = self.listen()
@@ -85,20 +85,11 @@ class Controller:
         # The transports close their sockets in the next turn.
         await asyncio.sleep(0)
 
-    def wake(self) -> None:
-        self.worker.wake()
-
     def now_ms(self) -> int:
         return NOW_MS
 
-    def publish(self, image: MetadataImage) -> None:
-        self.images.append(image)
-
     def _open_log(self, partition: int) -> Log:
         return Log.open(self.file_system, "data/__cluster_metadata-0", LogConfig(), NOW_MS)
-
-    def latest_group_creation_time_ms(self) -> int:
-        return -1
 
     def create(self, name: str) -> asyncio.Future[CreateTopicsResponse]:
         return self.service.run(creation(name), internal_operation_context(NOW_MS))
@@ -123,10 +114,10 @@ class Follower:
             self.peers,
             CONTROLLER_ID,
             controller.path,
-            self.images.append,
             self.given_up.append,
             times,
         )
+        self.metadata.image_observers.append(self.images.append)
 
     def spawn(self, coroutine: Coroutine[object, object, Message]) -> asyncio.Future[Message]:
         return asyncio.ensure_future(coroutine)
@@ -309,10 +300,8 @@ class TestCreationTimes:
         times = Times(NOW_MS + 1_000)
         follower = await Follower(controller, times.of_process).start()
         seen: list[tuple[int, bool]] = []
-        controller.service._owner = SimpleNamespace(
-            wake=controller.wake,
-            publish=lambda image: seen.append((times.limit_ms, "a" in follower.metadata.image.topics)),
-            latest_group_creation_time_ms=lambda: -1,
+        controller.service.image_observers.append(
+            lambda image: seen.append((times.limit_ms, "a" in follower.metadata.image.topics))
         )
         assert await self.created_ms(controller, "a") == NOW_MS + 1_001
         assert seen == [(NOW_MS + 1_000, False)]

@@ -20,14 +20,14 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from kcoord.config import BrokerConfig
-from kcoord.server import process as process_module
 from kcoord.server.api.api_table import Api, ApiTable
 from kcoord.server.api.exchange import CloseConnection
-from kcoord.server.broker import Broker
 from kcoord.server.clock import Clock
-from kcoord.server.disk.data_folder import Storage
+from kcoord.server.composition import compose
+from kcoord.server.disk.data_folder import DataFolder
+from kcoord.server.environment import Environment
 from kcoord.server.net.request_path import FRAMES_PER_TURN, MAX_IN_FLIGHT_REQUESTS, PathSettings, RequestPath
-from kcoord.server.process import BrokerProcess, load_metadata
+from kcoord.server.process import BrokerProcess
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord_protocol.api_keys import ApiKey, response_class
@@ -91,23 +91,17 @@ SETTINGS = {
 
 
 class Process(BrokerProcess):
-    owns_heap = False
     answer_seconds = 0.0
-
-    @property
-    def broker(self) -> Broker:
-        return self._broker
 
 
 @asynccontextmanager
-async def running_broker(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Process]:
+async def running_broker() -> AsyncIterator[Process]:
     """A broker whose files are in memory, whose clock stands still, and whose identifiers are always the same."""
     config = BrokerConfig.from_properties(SETTINGS)
     clock = Clock(wall_ns=lambda: NOW_NS, monotonic_ns=lambda: 0)
-    source = Random(0)
-    storage = Storage(config, clock.now_ms(), MemoryFileSystem(), uuids=RandomUuids(source.randbytes))
-    monkeypatch.setattr(process_module, "RandomUuids", lambda: RandomUuids(source.randbytes))
-    process = Process(config, clock, storage, load_metadata(config, storage, clock.now_ms()))
+    environment = Environment(asyncio.get_running_loop(), clock, uuids=RandomUuids(Random(0).randbytes))
+    folder = DataFolder(config, clock.now_ms(), MemoryFileSystem(), uuids=environment.uuids)
+    process = Process(compose(config, environment, folder), environment, folder)
     await process.start()
     try:
         yield process
@@ -429,22 +423,19 @@ def expected() -> list[bytes]:
     """What a client hears through a socket."""
 
     async def listen() -> list[bytes]:
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            async with running_broker(monkeypatch) as process:
-                driver = await SocketDriver.connect(process)
-                await hold_dialogue(driver)
-                driver.close()
-                return driver.transcript
+        async with running_broker() as process:
+            driver = await SocketDriver.connect(process)
+            await hold_dialogue(driver)
+            driver.close()
+            return driver.transcript
 
     return asyncio.run(listen())
 
 
 @pytest.mark.parametrize("has_fast_paths", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_path_answers_as_a_connection_does(
-    expected: list[bytes], has_fast_paths: bool, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running_broker(monkeypatch) as process:
+async def test_a_path_answers_as_a_connection_does(expected: list[bytes], has_fast_paths: bool, seed: int) -> None:
+    async with running_broker() as process:
         settings = PathSettings.of(process.broker, "PLAINTEXT")
         assert settings.has_fast_paths and settings.metadata_answers is not None
         if not has_fast_paths:

@@ -36,11 +36,14 @@ class Moving(Harness):
         self.handed_over: list[list[int]] = []
         self.held: set[int] = set()
         self.groups._logs._hand_over_logs = self.handed_over.append
+        open_log = self.groups._logs._open_log
 
-    def _open_log(self, shard_id: int) -> Log:
-        if shard_id in self.held:
-            raise PartitionHeldError("another broker has it")
-        return super()._open_log(shard_id)
+        def open_unless_held(shard_id: int) -> Log:
+            if shard_id in self.held:
+                raise PartitionHeldError("another broker has it")
+            return open_log(shard_id)
+
+        self.groups._logs._open_log = open_unless_held
 
     async def lead(self, *led: int) -> None:
         await self.groups.load(self.groups.follow(topic(*led), ME))

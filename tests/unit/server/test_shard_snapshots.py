@@ -51,8 +51,7 @@ def restarted(broker: Harness) -> Harness:
     broker.groups.close()
     for shard_id in range(SHARDS):
         broker.groups._logs.close(shard_id)
-    assert isinstance(broker.file_system, MemoryFileSystem)
-    return Harness(file_system=broker.file_system)
+    return broker.restarted()
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kcoord.config import Listener, SecurityProtocol
+from kcoord.server.errors import StartError
 from kcoord.server.net.sockets import bind_listener, bound_port
-from kcoord.server.process import StartError
 from kcoord.server.workers.supervisor import Supervisor
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pump of a process: once per turn or two of the event loop, what the runtimes have ready is written, answered and
-started.
+"""The write pump of a broker: once per turn or two of the event loop, it takes what the runtimes have ready, and has it
+written, answered and started.
 
 One timer handle stands for the earliest deadline of all runtimes. With a journal (`kcoord.log.flush.policy=fsync`) the
 writer makes durable what is written; without one the page cache is as far as a write has to go.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 from kcoord.server.disk.log_writer import LogWriter, WriteJob, WriteResult, write
 
@@ -28,9 +28,23 @@ all of them. A write that comes alone does not wait.
 """
 
 
-class Worker:
+class Writer(Protocol):
+    """Makes writes durable beside the event loop: the server's thread, or the simulation's virtual disk."""
+
+    measures: WriteMeasures | None
+
+    def submit(self, jobs: list[WriteJob]) -> None: ...
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Returns True if everything that was submitted is durable."""
+
+
+NewWriter: TypeAlias = "Callable[[asyncio.AbstractEventLoop, Callable[[list[WriteResult]], None], Journal], Writer]"
+
+
+class Pump:
     """See the module's text. Drivers are added once, before the first request. `gathers`: a write may wait for a turn
-    or two of the event loop for others to join it.
+    or two of the event loop for others to join it. `new_writer` makes the writer for the journal, if there is one.
     """
 
     def __init__(
@@ -40,6 +54,7 @@ class Worker:
         journal: Journal | None,
         *,
         gathers: bool = True,
+        new_writer: NewWriter = LogWriter,
     ) -> None:
         self._loop = loop
         self._now_ms = now_ms
@@ -52,7 +67,7 @@ class Worker:
         self._timer_deadline_ms = 0
         self._writes_under_way = 0
         self._measures: WriteMeasures | None = None
-        self._writer = LogWriter(loop, self._written, journal) if journal is not None else None
+        self._writer = new_writer(loop, self._written, journal) if journal is not None else None
 
     def measure_writes(self, measures: WriteMeasures) -> None:
         """From now on the writes are timed."""

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Composes a broker out of its configuration, its data folder and its environment.
+
+Processes, workers, test brokers and the simulation all compose their broker here. Nothing is started: event loop,
+clock, random numbers and threads come from the environment, and the shards are loaded after `Broker.begin`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from kcoord.config import BrokerConfig
+from kcoord.config.keys import is_without_effect
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.machine import MetadataMachine
+from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, LoadError
+from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde, MetadataSerde
+from kcoord.server.api.api_table import build_api_table
+from kcoord.server.broker import Broker
+from kcoord.server.disk.data_folder import DataFolder
+from kcoord.server.disk.log_writer import LogWriter
+from kcoord.server.environment import Environment
+from kcoord.server.errors import StartError
+from kcoord.server.shards.fetch_service import FetchService
+from kcoord.server.shards.group_service import GroupService
+from kcoord.server.shards.group_times import GroupTimes
+from kcoord.server.shards.metadata_operations import MetadataService
+from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService
+from kcoord.server.shards.peer_calls import NoPeers, PeerCalls
+from kcoord.server.shards.pump import NewWriter, Pump
+from kcoord.server.shards.transaction_service import TransactionService
+from kcoord.storage.errors import StorageError
+from kcoord.storage.segment import LogConfig
+from kcoord_protocol.compression import Compression
+from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC, GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+
+if TYPE_CHECKING:
+    # Most brokers never see a transaction: its modules are not loaded at the start.
+    from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+
+_logger = logging.getLogger(__name__)
+
+NewMetadata: TypeAlias = "Callable[[Broker, GroupTimes], MetadataService]"
+NewGroupShard: TypeAlias = "Callable[[Broker, int], GroupCoordinatorShard]"
+NewTransactionShard: TypeAlias = "Callable[[Broker, int], TransactionCoordinatorShard]"
+
+
+def new_group_shard(broker: Broker, shard_id: int) -> GroupCoordinatorShard:
+    return GroupCoordinatorShard(broker.config, broker.image, broker.groups.counters)
+
+
+def new_transaction_shard(broker: Broker, shard_id: int) -> TransactionCoordinatorShard:
+    from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+
+    partition = broker.image.partition(TRANSACTION_STATE_TOPIC, shard_id)
+    epoch = partition.leader_epoch if partition is not None else 0
+    return TransactionCoordinatorShard(broker.config, broker.image, epoch)
+
+
+def compose(
+    config: BrokerConfig,
+    environment: Environment,
+    folder: DataFolder,
+    *,
+    new_metadata: NewMetadata | None = None,
+    peers: PeerCalls | None = None,
+    controller_id: int | None = None,
+    new_group_shard: NewGroupShard = new_group_shard,
+    new_transaction_shard: NewTransactionShard = new_transaction_shard,
+    new_writer: NewWriter = LogWriter,
+) -> Broker:
+    """Returns a broker that waits for `begin`.
+
+    Without `new_metadata` the metadata log is in the folder and is replayed here: StartError if that fails.
+    `peers` are the other brokers of the cluster, `controller_id` the one that has the metadata log.
+    """
+    broker = Broker(config, environment, folder.cluster_id, controller_id)
+    broker.apis = build_api_table(config)
+    broker.topics = folder.topics
+    broker.fetches = FetchService(folder.topics.fetches, environment.now_ms, environment.uuids)
+    gathers = config.group_coordinator_append_linger_ms != 0
+    pump = broker.pump = Pump(
+        environment.loop, environment.now_ms, folder.journal, gathers=gathers, new_writer=new_writer
+    )
+    group_times = _group_times(broker)
+    if new_metadata is not None:
+        broker.metadata = new_metadata(broker, group_times)
+    else:
+        broker.metadata = local_metadata(folder, broker, group_times)
+    broker.image = broker.metadata.image
+    broker.metadata.image_observers.append(broker.publish)
+    broker.groups = _group_service(broker, environment, folder, group_times, new_group_shard)
+    broker.transactions = _transaction_service(
+        broker, environment, folder, peers if peers is not None else NoPeers(), new_transaction_shard
+    )
+    if isinstance(broker.metadata, LocalMetadataService):
+        pump.add(broker.metadata.driver)
+    pump.add(broker.groups.driver)
+    pump.add(broker.transactions.driver)
+    broker.image_observers += [
+        DynamicConfigs(broker).follow,
+        lambda image: folder.topics.on_metadata_update(image, environment.now_ms()),
+        broker.publish_to_shards,
+    ]
+    return broker
+
+
+def load_metadata(config: BrokerConfig, folder: DataFolder, now_ms: int) -> CoordinatorRuntime[MetadataMachine]:
+    """Replays the metadata log: nothing can be served before it is known which topics exist. Raises StartError if the
+    log cannot be read.
+    """
+    runtime = CoordinatorRuntime(lambda _: MetadataMachine(config), MetadataSerde())
+    log = folder.metadata_logs.open(METADATA_SHARD)
+    try:
+        runtime.load(METADATA_SHARD, log.batches(log.start_offset), now_ms, log.end_offset)
+    except (OSError, StorageError, LoadError) as error:
+        raise StartError(f"{CLUSTER_METADATA_TOPIC} cannot be read: {error}") from None
+    return runtime
+
+
+def local_metadata(folder: DataFolder, broker: Broker, group_times: GroupTimes) -> LocalMetadataService:
+    """Returns the metadata service of a broker that is its own controller."""
+    return LocalMetadataService(
+        load_metadata(broker.config, folder, broker.now_ms()),
+        folder.metadata_logs,
+        broker.pump.wake,
+        broker.now_ms,
+        lambda: broker.groups.latest_creation_time_ms(),
+        group_times,
+    )
+
+
+def _group_times(broker: Broker) -> GroupTimes:
+    def newest_ms() -> int:
+        """The latest creation time that a group of this process has, or could get now."""
+        latest_ms = broker.groups.latest_creation_time_ms()
+        return max(broker.now_ms(), latest_ms, broker.metadata.image.last_creation_time_ms)
+
+    return GroupTimes(newest_ms, lambda: not broker.has_begun or broker.groups.is_loading)
+
+
+def _group_service(
+    broker: Broker,
+    environment: Environment,
+    folder: DataFolder,
+    group_times: GroupTimes,
+    new_shard: NewGroupShard,
+) -> GroupService:
+    config = broker.config
+    runtime = CoordinatorRuntime(
+        lambda shard_id: new_shard(broker, shard_id),
+        CoordinatorSerde(),
+        compression=Compression(config.offsets_topic_compression_codec),
+        linger_ms=config.group_coordinator_append_linger_ms,
+    )
+    log_config = LogConfig(segment_bytes=config.offsets_topic_segment_bytes)
+    groups = GroupService(
+        runtime,
+        folder.shard_logs(GROUP_METADATA_TOPIC, log_config, broker.now_ms),
+        broker,
+        configured_shards=config.offsets_topic_num_partitions,
+        background_threads=config.group_coordinator_background_threads,
+        write_timeout_ms=config.offsets_commit_timeout_ms,
+        creation_limits=group_times.limits,
+        new_pool=environment.new_pool,
+    )
+    groups.append_observers.append(
+        lambda shard_id, size_bytes: folder.topics.on_internal_append(GROUP_METADATA_TOPIC, shard_id, size_bytes)
+    )
+    return groups
+
+
+def _transaction_service(
+    broker: Broker,
+    environment: Environment,
+    folder: DataFolder,
+    peers: PeerCalls,
+    new_shard: NewTransactionShard,
+) -> TransactionService:
+    config = broker.config
+    log_config = LogConfig(segment_bytes=config.transaction_state_log_segment_bytes)
+    transactions = TransactionService(
+        CoordinatorRuntime(lambda shard_id: new_shard(broker, shard_id), CoordinatorSerde(TRANSACTION_RECORDS)),
+        folder.shard_logs(TRANSACTION_STATE_TOPIC, log_config, broker.now_ms),
+        broker,
+        folder.topics,
+        broker.groups,
+        configured_shards=config.transaction_state_log_num_partitions,
+        node_id=config.node_id,
+        peers=peers,
+        new_pool=environment.new_pool,
+    )
+    transactions.append_observers.append(
+        lambda shard_id, size_bytes: folder.topics.on_internal_append(TRANSACTION_STATE_TOPIC, shard_id, size_bytes)
+    )
+    return transactions
+
+
+class DynamicConfigs:
+    """Takes over the dynamic configuration that an image has for this broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._applied: Mapping[str, str] = {}
+
+    def follow(self, image: MetadataImage) -> None:
+        """Most keys are read whenever they are needed. What is made of them once is made again."""
+        broker = self._broker
+        dynamic = image.effective_broker_configs(broker.node_id)
+        if dynamic == self._applied:
+            return
+        changed = [name for name, value in dynamic.items() if self._applied.get(name) != value]
+        ignored = sorted(filter(is_without_effect, changed))
+        if ignored:
+            _logger.info("Dynamic configs that were accepted, but are without effect: %s", ", ".join(ignored))
+        self._applied = dynamic
+        broker.config.apply_dynamic(dynamic)
+        left_out = sorted(dynamic.keys() - broker.config.dynamic.keys())
+        if left_out:
+            _logger.warning("Dynamic configs that cannot be used here were left out: %s", ", ".join(left_out))
+        # For new connections: whether clients may push metrics.
+        broker.apis = build_api_table(broker.config)
