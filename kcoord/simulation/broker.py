@@ -15,7 +15,7 @@ from random import Random
 from typing import Final
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, TargetInput, compute
+from kcoord.coordinator.group.consumer.assignment import ComputeTarget, TargetInput, compute
 from kcoord.coordinator.group.creation_limits import CreationLimits
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard

@@ -15,12 +15,10 @@ from typing import Final
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import migration, records
 from kcoord.coordinator.group.classic.group import ClassicGroup
-from kcoord.coordinator.group.consumer import removal, transition
-from kcoord.coordinator.group.consumer.current_assignment import CurrentAssignmentBuilder
-from kcoord.coordinator.group.consumer.group import ConsumerGroup
-from kcoord.coordinator.group.consumer.heartbeat import ConsumerHeartbeat
-from kcoord.coordinator.group.consumer.member import ConsumerGroupMember
-from kcoord.coordinator.group.consumer.transition import MemberTransition
+from kcoord.coordinator.group.consumer import heartbeat, removal
+from kcoord.coordinator.group.consumer.assignment import CurrentAssignmentBuilder
+from kcoord.coordinator.group.consumer.group import ConsumerGroup, ConsumerGroupMember
+from kcoord.coordinator.group.consumer.heartbeat import ConsumerHeartbeat, MemberTransition
 from kcoord.coordinator.group.creation_limits import CreationLimits
 from kcoord.coordinator.group.offsets import operations as offset_operations
 from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
@@ -293,7 +291,7 @@ FAULTS: Final = {
     "expiry-one-ms-early": Fault(patches=[(Aging, "expires_at_ms", _one_ms_early)]),
     "grant-before-release": Fault(patches=[(CurrentAssignmentBuilder, "_next", _gives_everything)]),
     "grant-before-revocation": Fault(HastyShard),
-    "growth-not-noticed": Fault(patches=[(transition, "metadata_hash", _no_hash)]),
+    "growth-not-noticed": Fault(patches=[(heartbeat, "metadata_hash", _no_hash)]),
     "join-counts-twice": Fault(patches=[(ConsumerHeartbeat, "_find_member", _joins_anew)]),
     "journal-begun-anew-too-early": Fault(patches=[(DurableAppends, "renew", _flushes_nothing)]),
     "journal-not-read": Fault(patches=[(journal, "_restore", _restores_nothing)]),

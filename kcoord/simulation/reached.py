@@ -24,7 +24,7 @@ EXCUSED: Final = {
     "group.classic.join.ClassicJoin._join_existing UNKNOWN_MEMBER_ID": "an Empty group has no member that could ask",
     "group.classic.operations.heartbeat UNKNOWN_MEMBER_ID": "an Empty group has no member that could ask",
     "group.classic.operations.sync UNKNOWN_MEMBER_ID": "an Empty group has no member that could ask",
-    "group.consumer.current_assignment.CurrentAssignmentBuilder.build FENCED_MEMBER_EPOCH": (
+    "group.consumer.assignment.CurrentAssignmentBuilder.build FENCED_MEMBER_EPOCH": (
         "a state that only a later version writes"
     ),
     "kcoord.runtime.shard_context.ShardContext.run NOT_COORDINATOR": "a broken invariant of the product itself",
@@ -33,7 +33,7 @@ EXCUSED: Final = {
     "group.consumer.classic_members._subscription UNKNOWN_SERVER_ERROR": "the error of Kafka 4.3; runs are of 4.4",
     "group.offsets.operations._may_commit_in_transaction GROUP_ID_NOT_FOUND": "members of runs send TxnOffsetCommit v5",
     "kcoord.runtime.shard_context.ShardContext.expire_replies COORDINATOR_NOT_AVAILABLE": "a disk that hangs",
-    "group.shard_offsets.ShardOffsets.end_transaction INVALID_PRODUCER_EPOCH": (
+    "group.shard.GroupCoordinatorShard.end_transaction INVALID_PRODUCER_EPOCH": (
         "a marker of an epoch before: no transaction begins before the markers of the last one are written, so only "
         "WriteTxnMarkers from elsewhere brings one"
     ),

@@ -9,8 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Final, TypeAlias
 
 from kcoord.coordinator.group.classic.group import ClassicGroup
-from kcoord.coordinator.group.consumer.group import ConsumerGroup
-from kcoord.coordinator.group.consumer.member import ConsumerGroupMember, MemberState
+from kcoord.coordinator.group.consumer.group import ConsumerGroup, ConsumerGroupMember, MemberState
 from kcoord.coordinator.group.group import Group
 from kcoord.coordinator.group.migration import unfinished
 from kcoord.coordinator.group.shard import GroupCoordinatorShard

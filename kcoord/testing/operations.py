@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping
 
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.classic.group import ClassicGroup
-from kcoord.coordinator.group.consumer.group import ConsumerGroup
-from kcoord.coordinator.group.consumer.member import Assignment
+from kcoord.coordinator.group.consumer.group import Assignment, ConsumerGroup
+from kcoord.coordinator.group.group import heartbeat_timer, session_timer
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.group.timers import heartbeat_timer, session_timer
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord_protocol.errors import Errors, KafkaError

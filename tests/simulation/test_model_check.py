@@ -8,7 +8,7 @@ import json
 import pytest
 
 from kcoord.cli.model_check import CONFIGURATIONS, main
-from kcoord.coordinator.group.consumer.current_assignment import CurrentAssignmentBuilder
+from kcoord.coordinator.group.consumer.assignment import CurrentAssignmentBuilder
 from kcoord.simulation.model_check.model import Budget
 from kcoord.simulation.model_check.search import Configuration, Report, Search
 from kcoord.simulation.planted import FAULTS

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from kcoord.coordinator.group.classic import consumer_protocol
-from kcoord.coordinator.group.consumer.member import MemberState
+from kcoord.coordinator.group.consumer.group import MemberState
 from kcoord.coordinator.group.records import EMPTY_SINCE_TAG, EPOCH_REASON_TAG
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord_protocol.errors import Errors

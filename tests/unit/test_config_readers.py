@@ -192,7 +192,7 @@ def test_a_refused_key_takes_its_default_only(key: ConfigKey) -> None:
         ("topics/partition.py", "config.flush_messages", "topic: flush.messages"),
         ("topics/partition.py", "config.flush_messages", "broker: log.flush.interval.messages"),
         (
-            "coordinator/group/consumer/settings.py",
+            "coordinator/group/consumer/group.py",
             'self._own.get("consumer.session.timeout.ms")',
             "group: consumer.session.timeout.ms",
         ),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ConsumerGroupDescribe and DescribeGroups: a group with its epochs, members, current and target assignments (KIP-848
-ConsumerGroupDescribe API).
+"""ConsumerGroupDescribe, DescribeGroups and ListGroups: a group with its epochs, members, current and target
+assignments (KIP-848 ConsumerGroupDescribe API).
 """
 
 from __future__ import annotations
@@ -9,21 +9,31 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from kcoord.coordinator.group.classic.group import ClassicGroup
-from kcoord.coordinator.group.consumer.group import ConsumerGroup
-from kcoord.coordinator.group.consumer.member import ConsumerGroupMember
-from kcoord.coordinator.group.group import GroupState
+from kcoord.coordinator.group.consumer.group import ConsumerGroup, ConsumerGroupMember
+from kcoord.coordinator.group.group import Group, GroupState
 from kcoord.metadata.image import MetadataImage
 from kcoord_protocol.errors import Errors
-from kcoord_protocol.messages import ConsumerGroupDescribeResponse, DescribeGroupsResponse
+from kcoord_protocol.messages import ConsumerGroupDescribeResponse, DescribeGroupsResponse, ListGroupsResponse
 
 MEMBER_TYPE_CLASSIC: Final = 0
 MEMBER_TYPE_CONSUMER: Final = 1
 
 
 def consumer_group(
-    group: ConsumerGroup, image: MetadataImage, assignors: Sequence[str]
+    groups: Mapping[str, Group], group_id: str, image: MetadataImage, assignors: Sequence[str]
 ) -> ConsumerGroupDescribeResponse.DescribedGroup:
-    """Members stand in descending order of their ids: any order will do, and Kafka's own request test sees this one."""
+    """GROUP_ID_NOT_FOUND for what is no consumer group.
+
+    Members stand in descending order of their ids: any order will do, and Kafka's own request test sees this one.
+    """
+    if not group_id:
+        return ConsumerGroupDescribeResponse.DescribedGroup(error_code=Errors.INVALID_GROUP_ID)
+    group = groups.get(group_id)
+    if not isinstance(group, ConsumerGroup):
+        text = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a consumer group."
+        return ConsumerGroupDescribeResponse.DescribedGroup(
+            group_id=group_id, error_code=Errors.GROUP_ID_NOT_FOUND, error_message=text
+        )
     return ConsumerGroupDescribeResponse.DescribedGroup(
         group_id=group.group_id,
         group_state=group.state.value,
@@ -78,8 +88,16 @@ def _assignment(
     return ConsumerGroupDescribeResponse.Assignment(topic_partitions=topics)
 
 
-def classic_group(group: ClassicGroup) -> DescribeGroupsResponse.DescribedGroup:
-    """DescribeGroups: metadata is shown only of a complete generation, the last assignments always (Kafka 4.3.1)."""
+def classic_group(
+    groups: Mapping[str, Group], group_id: str, api_version: int
+) -> DescribeGroupsResponse.DescribedGroup:
+    """DescribeGroups: groups that are not classic ones are Dead to this API. Metadata is shown only of a complete
+    generation, the last assignments always (Kafka 4.3.1).
+    """
+    group = groups.get(group_id)
+    if not isinstance(group, ClassicGroup):
+        text = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a classic group."
+        return _no_classic_group(group_id, text, api_version)
     stable = group.state is GroupState.STABLE
     return DescribeGroupsResponse.DescribedGroup(
         group_id=group.group_id,
@@ -100,10 +118,33 @@ def classic_group(group: ClassicGroup) -> DescribeGroupsResponse.DescribedGroup:
     )
 
 
-def no_classic_group(group_id: str, text: str, api_version: int) -> DescribeGroupsResponse.DescribedGroup:
+def _no_classic_group(group_id: str, text: str, api_version: int) -> DescribeGroupsResponse.DescribedGroup:
     """Before version 6 a group that is not there is a Dead one without error."""
     response = DescribeGroupsResponse.DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
     if api_version >= 6:
         response.error_code = Errors.GROUP_ID_NOT_FOUND
         response.error_message = text
     return response
+
+
+def listed_groups(
+    groups: Mapping[str, Group], states_filter: list[str], types_filter: list[str]
+) -> list[ListGroupsResponse.ListedGroup]:
+    """ListGroups: case does not matter in the filters. Ids descend, as members do in `consumer_group`."""
+    states, types = ({name.lower() for name in names} for names in (states_filter, types_filter))
+    listed = []
+    for group_id, group in sorted(groups.items(), reverse=True):
+        if types and group.type.value not in types:
+            continue
+        state = group.state.value
+        if states and state.lower() not in states:
+            continue
+        listed.append(
+            ListGroupsResponse.ListedGroup(
+                group_id=group_id,
+                protocol_type=group.protocol_type,
+                group_state=state,
+                group_type=group.type.value,
+            )
+        )
+    return listed

@@ -21,10 +21,14 @@ from kcoord.coordinator.group import records
 from kcoord.coordinator.group.classic import consumer_protocol, rebalance
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
-from kcoord.coordinator.group.consumer.group import ConsumerGroup
-from kcoord.coordinator.group.consumer.member import ClassicMemberMetadata, ConsumerGroupMember, MemberState
-from kcoord.coordinator.group.group import GroupState
-from kcoord.coordinator.group.timers import (
+from kcoord.coordinator.group.consumer.group import (
+    ClassicMemberMetadata,
+    ConsumerGroup,
+    ConsumerGroupMember,
+    MemberState,
+)
+from kcoord.coordinator.group.group import (
+    GroupState,
     GroupTimer,
     cancel_member_timers,
     downgrade_timer,

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final
 
-from kcoord.coordinator.group.consumer.group import ConsumerGroup
-from kcoord.coordinator.group.consumer.member import (
+from kcoord.coordinator.group.consumer.group import (
     Assignment,
     ClassicMemberMetadata,
+    ConsumerGroup,
     ConsumerGroupMember,
     EpochAssignment,
 )

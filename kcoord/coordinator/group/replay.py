@@ -13,8 +13,12 @@ from dataclasses import replace
 
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.classic.group import ClassicGroup
-from kcoord.coordinator.group.consumer.group import ConsumerGroup, ResolvedRegularExpression
-from kcoord.coordinator.group.consumer.member import ConsumerGroupMember, MemberState
+from kcoord.coordinator.group.consumer.group import (
+    ConsumerGroup,
+    ConsumerGroupMember,
+    MemberState,
+    ResolvedRegularExpression,
+)
 from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.group import Group
 from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset, CommittedOffsets

@@ -1,43 +1,121 @@
 # SPDX-License-Identifier: Apache-2.0
 """One shard of the group coordinator: every group whose id maps to one partition of `__consumer_offsets`.
 
-One method per operation, each from state and request to a CoordinatorResult; `replay` alone changes hard state. Here is
-what the runtime asks of a state machine, and what concerns groups as wholes; the rest is in the two base classes.
+One method per operation, each from state and request to a CoordinatorResult; `replay` alone changes hard state. The
+methods decide which group is meant, and which protocol it speaks, with the conversion of a group from one to the other
+(KIP-848). What a group does then is in `consumer`, `classic`, `offsets` and `describe`. Methods named `packed` are the
+fast paths of `packed_commit` and `packed_fetch`; `*_verification` and timers are soft state.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-from kcoord.coordinator.group import describe, snapshot
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.group import describe, migration, records, snapshot
+from kcoord.coordinator.group.classic import join as classic_join
+from kcoord.coordinator.group.classic import operations as classic_operations
 from kcoord.coordinator.group.classic.group import ClassicGroup
-from kcoord.coordinator.group.consumer import target_assignment
-from kcoord.coordinator.group.consumer.group import ConsumerGroup
+from kcoord.coordinator.group.classic.rebalance import Rebalance, refused_join
+from kcoord.coordinator.group.consumer import assignment, classic_members, heartbeat, removal
+from kcoord.coordinator.group.consumer.assignment import ComputedTarget, TargetInput
+from kcoord.coordinator.group.consumer.group import (
+    JOIN_GROUP_EPOCH,
+    LEAVE_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+    ConsumerGroup,
+    ConsumerGroupMember,
+    MemberState,
+)
 from kcoord.coordinator.group.consumer.resolved_regexes import update_resolved_regexes
-from kcoord.coordinator.group.consumer.target_assignment import ComputedTarget, TargetInput
-from kcoord.coordinator.group.group import Group
+from kcoord.coordinator.group.counters import GroupCounters
+from kcoord.coordinator.group.deletion import Deletion
+from kcoord.coordinator.group.group import (
+    MEMBER_TIMERS,
+    OFFSETS_EXPIRATION,
+    Group,
+    GroupTimer,
+    check_new_group,
+    check_new_member,
+)
+from kcoord.coordinator.group.loading import timers_after_load
+from kcoord.coordinator.group.offsets import operations as offset_operations
+from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffsets
+from kcoord.coordinator.group.offsets.expiration import MAX_TOMBSTONES, Expiration
+from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
+from kcoord.coordinator.group.offsets.packed_fetch import PackedFetch
 from kcoord.coordinator.group.offsets.records import OffsetCommitReader
+from kcoord.coordinator.group.offsets.transactional_offsets import TransactionalOffsets
+from kcoord.coordinator.group.records import TombstoneReason
 from kcoord.coordinator.group.regex import ResolvedRegexes
-from kcoord.coordinator.group.shard_members import ShardMembers
-from kcoord.coordinator.group.shard_offsets import ShardOffsets
-from kcoord.coordinator.group.timers import OFFSETS_EXPIRATION
+from kcoord.coordinator.group.replay import GroupReplay
+from kcoord.coordinator.group.steady import SteadyHeartbeat, steady_heartbeat
 from kcoord.metadata.delta import TopicDelta
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey
+from kcoord.runtime.result import (
+    CoordinatorRecord,
+    CoordinatorResult,
+    OperationContext,
+    Producer,
+    Schedule,
+    Task,
+    TimerKey,
+    new_end_transaction_marker,
+)
 from kcoord.runtime.snapshot import PackedState, SnapshotPart
-from kcoord_protocol.errors import Errors
+from kcoord.runtime.verification import Verifications
+from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ConsumerGroupDescribeResponse, DeleteGroupsResponse, ListGroupsResponse
 
 if TYPE_CHECKING:
-    from kcoord_protocol.messages import DescribeGroupsResponse
+    from kcoord_protocol.messages import (
+        ConsumerGroupHeartbeatRequest,
+        ConsumerGroupHeartbeatResponse,
+        DescribeGroupsResponse,
+        HeartbeatRequest,
+        HeartbeatResponse,
+        JoinGroupRequest,
+        JoinGroupResponse,
+        LeaveGroupRequest,
+        LeaveGroupResponse,
+        OffsetCommitRequest,
+        OffsetCommitResponse,
+        OffsetDeleteRequest,
+        OffsetDeleteResponse,
+        OffsetFetchRequest,
+        OffsetFetchResponse,
+        SyncGroupRequest,
+        SyncGroupResponse,
+        TxnOffsetCommitRequest,
+        TxnOffsetCommitResponse,
+    )
 
 DescribedGroups: TypeAlias = list[ConsumerGroupDescribeResponse.DescribedGroup]
 
 
-class GroupCoordinatorShard(ShardMembers, ShardOffsets):
+def _unknown_member(group_id: str, member_id: str) -> KafkaError:
+    return KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {group_id} has no member {member_id}.")
+
+
+class GroupCoordinatorShard:
     """The state machine of one partition of `__consumer_offsets`. Implements `StateMachine` of the runtime."""
+
+    def __init__(self, config: BrokerConfig, image: MetadataImage, counters: GroupCounters | None = None) -> None:
+        self._config = config
+        self._image = image
+        self.image_epoch = image.epoch
+        self._groups: dict[str, Group] = {}
+        self._offsets = CommittedOffsets()
+        self._pending = TransactionalOffsets()
+        self._deletion = Deletion(self._offsets, self._pending)
+        self._replay = GroupReplay(self._groups, self._offsets, self._pending)
+        self.counters = GroupCounters() if counters is None else counters
+        self._verifications = Verifications()
+        self.clock_gain_ms = 0
+        """Soft: by how much the clock may have run too fast. Nothing expires early by it (KIP-211)."""
 
     # The state machine.
 
@@ -58,13 +136,9 @@ class GroupCoordinatorShard(ShardMembers, ShardOffsets):
         return True
 
     def on_loaded(self, context: OperationContext) -> CoordinatorResult[None]:
-        for group in self._consumer_groups():
-            if group.is_converged:
-                group.completed_epoch = group.group_epoch
         self._replay.counters = self.counters
-        return CoordinatorResult(
-            None, timers=[self._next_expiration(context), *self._timers_after_load(context.now_ms)]
-        )
+        timers = timers_after_load(self._config, self._image, self._groups.values(), context.now_ms)
+        return CoordinatorResult(None, timers=[self._next_expiration(context), *timers])
 
     def fire_timer(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
         """A member was silent or slow and is removed, or a barrier of a classic group opens."""
@@ -78,7 +152,7 @@ class GroupCoordinatorShard(ShardMembers, ShardOffsets):
         if not isinstance(group, ConsumerGroup) or group.group_epoch == group.assignment_epoch:
             return None
         assignor = group.preferred_server_assignor(self._config.consumer_assignors)
-        return target_assignment.target_input(group, group.group_epoch, assignor, self._image)
+        return assignment.target_input(group, group.group_epoch, assignor, self._image)
 
     def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
         """The topics that a group's regular expressions match were found, or its target was computed; a failed task is
@@ -90,7 +164,7 @@ class GroupCoordinatorShard(ShardMembers, ShardOffsets):
             group.regex_stale = value.version < self._image.epoch
             return update_resolved_regexes(self._image, group, value, context.now_ms)
         if isinstance(group, ConsumerGroup) and isinstance(value, ComputedTarget):
-            return target_assignment.install(group, value, context.now_ms)
+            return assignment.install(group, value, context.now_ms)
         return CoordinatorResult(None)
 
     def on_metadata_update(
@@ -132,56 +206,24 @@ class GroupCoordinatorShard(ShardMembers, ShardOffsets):
         self, context: OperationContext, group_ids: list[str]
     ) -> CoordinatorResult[list[DescribeGroupsResponse.DescribedGroup]]:
         """DescribeGroups: classic groups, one per id, in that order; other groups are Dead to this API."""
-        return CoordinatorResult([self._describe_classic(group_id, context.api_version) for group_id in group_ids])
-
-    def _describe_classic(self, group_id: str, api_version: int) -> DescribeGroupsResponse.DescribedGroup:
-        group = self._groups.get(group_id)
-        if isinstance(group, ClassicGroup):
-            return describe.classic_group(group)
-        text = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a classic group."
-        return describe.no_classic_group(group_id, text, api_version)
+        return CoordinatorResult(
+            [describe.classic_group(self._groups, group_id, context.api_version) for group_id in group_ids]
+        )
 
     def consumer_group_describe(
         self, context: OperationContext, group_ids: list[str]
     ) -> CoordinatorResult[DescribedGroups]:
         """One described group per id, in that order; GROUP_ID_NOT_FOUND for what is no consumer group."""
-        return CoordinatorResult([self._describe(group_id) for group_id in group_ids])
-
-    def _describe(self, group_id: str) -> ConsumerGroupDescribeResponse.DescribedGroup:
-        if not group_id:
-            return ConsumerGroupDescribeResponse.DescribedGroup(error_code=Errors.INVALID_GROUP_ID)
-        group = self._groups.get(group_id)
-        if isinstance(group, ConsumerGroup):
-            return describe.consumer_group(group, self._image, self._config.consumer_assignors)
-        text = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a consumer group."
-        return ConsumerGroupDescribeResponse.DescribedGroup(
-            group_id=group_id, error_code=Errors.GROUP_ID_NOT_FOUND, error_message=text
+        assignors = self._config.consumer_assignors
+        return CoordinatorResult(
+            [describe.consumer_group(self._groups, group_id, self._image, assignors) for group_id in group_ids]
         )
 
     def list_groups(
         self, context: OperationContext, states_filter: list[str], types_filter: list[str]
     ) -> CoordinatorResult[list[ListGroupsResponse.ListedGroup]]:
-        """All groups that match both filters; case does not matter, an empty filter matches all.
-
-        Ids descend, as members do in `describe`.
-        """
-        states, types = ({name.lower() for name in names} for names in (states_filter, types_filter))
-        listed = []
-        for group_id, group in sorted(self._groups.items(), reverse=True):
-            if types and group.type.value not in types:
-                continue
-            state = group.state.value
-            if states and state.lower() not in states:
-                continue
-            listed.append(
-                ListGroupsResponse.ListedGroup(
-                    group_id=group_id,
-                    protocol_type=group.protocol_type,
-                    group_state=state,
-                    group_type=group.type.value,
-                )
-            )
-        return CoordinatorResult(listed)
+        """All groups that match both filters; an empty filter matches all."""
+        return CoordinatorResult(describe.listed_groups(self._groups, states_filter, types_filter))
 
     def delete_groups(
         self, context: OperationContext, group_ids: list[str]
@@ -226,3 +268,275 @@ class GroupCoordinatorShard(ShardMembers, ShardOffsets):
 
     def _consumer_groups(self) -> Iterable[ConsumerGroup]:
         return (group for group in self._groups.values() if isinstance(group, ConsumerGroup))
+
+    # Consumer groups.
+
+    def consumer_group_heartbeat(
+        self, context: OperationContext, request: ConsumerGroupHeartbeatRequest
+    ) -> CoordinatorResult[ConsumerGroupHeartbeatResponse]:
+        """KIP-848 ConsumerGroupHeartbeat API; see `consumer.heartbeat`."""
+        heartbeat.validate_request(request, context.api_version, self._config.consumer_assignors)
+        if request.member_epoch in (LEAVE_GROUP_MEMBER_EPOCH, LEAVE_GROUP_STATIC_MEMBER_EPOCH):
+            return removal.leave(
+                self._consumer_group(request.group_id), request, partial(self._remove_members, context)
+            )
+        conversion = CoordinatorResult[object](None)
+        if request.member_epoch == JOIN_GROUP_EPOCH:
+            check_new_member(self._config, request.member_id, request.instance_id)
+            group = self._consumer_group_to_join(request.group_id, context, conversion)
+        else:
+            group = self._consumer_group(request.group_id)
+        return heartbeat.ConsumerHeartbeat(self._config, self._image, group, context, request, conversion).run()
+
+    def _consumer_group(self, group_id: str) -> ConsumerGroup:
+        group = self._groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return group
+        raise KafkaError(Errors.GROUP_ID_NOT_FOUND, f"Consumer group {group_id} not found.")
+
+    def _consumer_group_to_join(
+        self, group_id: str, context: OperationContext, conversion: CoordinatorResult[object]
+    ) -> ConsumerGroup:
+        """The group, or a new one whose records are still to come. A classic group is converted (KIP-848 Upgrade)."""
+        group = self._present_or_admitted(group_id)
+        if isinstance(group, ConsumerGroup):
+            return group
+        # KIP-1327: a group that is made later never has an earlier creation time, even if the clock went back.
+        # It is not before any partition that is known, nor after one that is being made (`metadata.creation_order`).
+        now_ms = min(context.now_ms, context.creation_limit_ms)
+        creation_time_ms = max(now_ms, self._replay.latest_creation_time_ms, self._image.last_creation_time_ms)
+        if isinstance(group, ClassicGroup) and not group.is_empty():
+            new, upgraded = migration.upgrade(self._config, self._image, group, context.now_ms, creation_time_ms)
+            conversion.records += upgraded.records
+            conversion.timers += upgraded.timers
+            conversion.completions += upgraded.completions
+            return new
+        if group is not None:
+            conversion.records.append(records.new_classic_group_tombstone(group_id, TombstoneReason.MIGRATION))
+        new = ConsumerGroup(group_id)
+        new.creation_time_ms = creation_time_ms
+        return new
+
+    def _remove_members(
+        self,
+        context: OperationContext,
+        group: ConsumerGroup,
+        members: Sequence[ConsumerGroupMember],
+        reason: records.EpochReason,
+    ) -> CoordinatorResult[None]:
+        """They go alone, or the group becomes a classic one with them (KIP-848 Downgrade)."""
+        if migration.can_downgrade(self._config, group, members):
+            return migration.downgrade(self._config, self._image, group, context.now_ms, members)
+        return removal.remove_members(self._config, self._image, group, members, reason, context.now_ms)
+
+    # Classic members, of classic and of consumer groups.
+
+    def join_group(self, context: OperationContext, request: JoinGroupRequest) -> CoordinatorResult[JoinGroupResponse]:
+        """The response is PENDING until the others have joined too."""
+        try:
+            classic_join.validate_request(self._config, request)
+        except KafkaError as error:
+            return CoordinatorResult(refused_join(error.error, request.member_id))
+        check_new_member(self._config, request.member_id, request.group_instance_id)
+        group = self._present_or_admitted(request.group_id)
+        if isinstance(group, ConsumerGroup) and not group.is_empty():
+            result = classic_members.join(self._config, self._image, group, context, request)
+        else:
+            result = self._join_classic_group(context, request, group)
+        return cast("CoordinatorResult[JoinGroupResponse]", result)
+
+    def _join_classic_group(
+        self, context: OperationContext, request: JoinGroupRequest, present: Group | None
+    ) -> CoordinatorResult[object]:
+        """A group may be made by this request; an empty consumer group makes room for it, but not for its offsets.
+
+        Here, other than in a consumer group, a refused member sees the id that it has sent.
+        """
+        group = present if isinstance(present, ClassicGroup) else ClassicGroup(request.group_id)
+        try:
+            if group is not present and request.member_id:
+                raise _unknown_member(request.group_id, request.member_id)
+            rebalance = Rebalance(self._config, group, context.now_ms)
+            result = classic_join.ClassicJoin(self._config, group, context, request, rebalance).run()
+        except KafkaError as error:
+            return CoordinatorResult(refused_join(error.error, request.member_id))
+        if isinstance(present, ConsumerGroup):
+            result.records[:0] = records.new_consumer_group_tombstones(
+                request.group_id, present.resolved_regexes, TombstoneReason.MIGRATION
+            )
+        self._groups[request.group_id] = group
+        return result
+
+    def sync_group(self, context: OperationContext, request: SyncGroupRequest) -> CoordinatorResult[SyncGroupResponse]:
+        """The response is PENDING until the leader has brought the assignments."""
+        group = self._group_of_member(request.group_id, request.member_id)
+        if isinstance(group, ConsumerGroup):
+            return classic_members.sync(group, self._image, context, request)
+        rebalance = Rebalance(self._config, group, context.now_ms)
+        classic_operations.sync(rebalance, context, request)
+        return cast("CoordinatorResult[SyncGroupResponse]", rebalance.result)
+
+    def heartbeat(self, context: OperationContext, request: HeartbeatRequest) -> CoordinatorResult[HeartbeatResponse]:
+        """Keeps a classic member alive, or tells it to rejoin."""
+        group = self._group_of_member(request.group_id, request.member_id)
+        if isinstance(group, ConsumerGroup):
+            return classic_members.heartbeat(group, context, request)
+        rebalance = Rebalance(self._config, group, context.now_ms)
+        response = classic_operations.heartbeat(rebalance, request)
+        return CoordinatorResult(response, timers=rebalance.result.timers)
+
+    def leave_group(
+        self, context: OperationContext, request: LeaveGroupRequest
+    ) -> CoordinatorResult[LeaveGroupResponse]:
+        """One answer per member; an unknown group knows none of them."""
+        if not request.group_id:
+            raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
+        group = self._groups.get(request.group_id)
+        if isinstance(group, ConsumerGroup):
+            return classic_members.leave(group, request, partial(self._remove_members, context))
+        known = group if isinstance(group, ClassicGroup) else ClassicGroup(request.group_id)
+        rebalance = Rebalance(self._config, known, context.now_ms)
+        response = classic_operations.leave(rebalance, request)
+        effects = rebalance.result
+        return CoordinatorResult(response, effects.records, effects.timers, completions=effects.completions)
+
+    def _group_of_member(self, group_id: str, member_id: str) -> ConsumerGroup | ClassicGroup:
+        if not group_id:
+            raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
+        group = self._groups.get(group_id)
+        if not isinstance(group, ConsumerGroup | ClassicGroup):
+            raise _unknown_member(group_id, member_id)
+        return group
+
+    # Members of both types, and time.
+
+    def steady_heartbeat(self, group_id: str, member_id: str) -> SteadyHeartbeat | None:
+        """Asked after a heartbeat of the member was answered without error: will the answer be the same again?"""
+        group = self._groups.get(group_id)
+        return steady_heartbeat(self._config, self._image, group, member_id) if group is not None else None
+
+    def _group_timer_fired(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
+        group = self._groups.get(key.group_id)
+        if isinstance(group, ConsumerGroup) and key.kind in MEMBER_TIMERS:
+            return self._consumer_timer_fired(context, group, key)
+        if isinstance(group, ClassicGroup):
+            rebalance = Rebalance(self._config, group, context.now_ms)
+            rebalance.timer_fired(key)
+            effects = rebalance.result
+            return CoordinatorResult(None, effects.records, effects.timers, completions=effects.completions)
+        if isinstance(group, ConsumerGroup) and migration.can_downgrade(self._config, group):
+            return migration.downgrade(self._config, self._image, group, context.now_ms)
+        return CoordinatorResult(None)
+
+    def _consumer_timer_fired(
+        self, context: OperationContext, group: ConsumerGroup, key: TimerKey
+    ) -> CoordinatorResult[None]:
+        """KIP-848 Session and Rebalance Timeouts; classic members are also given a time to rejoin and to sync."""
+        member = group.members.get(key.member_id)
+        if member is None:
+            return CoordinatorResult(None)
+        if key.kind == GroupTimer.REBALANCE and member.state is not MemberState.UNREVOKED_PARTITIONS:
+            return CoordinatorResult(None)
+        return self._remove_members(context, group, [member], records.EpochReason.FENCED)
+
+    # Offsets.
+
+    def commit_offset(
+        self, context: OperationContext, request: OffsetCommitRequest
+    ) -> CoordinatorResult[OffsetCommitResponse]:
+        group = self._present_or_admitted(request.group_id)
+        return offset_operations.commit_offset(self._config, self._image, group, context, request)
+
+    def has_group(self, group_id: str) -> bool:
+        return group_id in self._groups
+
+    def commit_packed(self, plan: CommitPlan, cells: Sequence[bytes], now_ms: int) -> bool:
+        """As `commit_offset` for a request whose plan is known, which then stands for the result; False where that has
+        to be asked.
+        """
+        if self._pending.open:
+            return False
+        return plan.prepare(self._groups, self._offsets, self._image, cells, now_ms)
+
+    def fetch_packed(self, fetch: PackedFetch, require_stable: bool) -> bytes | None:
+        """As `fetch_offsets`, encoded; None where that has to be asked."""
+        if require_stable and self._pending.open:
+            return None
+        return fetch.encode(self._groups.get(fetch.group_id), self._offsets, self._image)
+
+    def fetch_offsets(
+        self, context: OperationContext, request: OffsetFetchRequest.OffsetFetchRequestGroup, require_stable: bool
+    ) -> CoordinatorResult[OffsetFetchResponse.OffsetFetchResponseGroup]:
+        group = self._groups.get(request.group_id)
+        pending = self._pending if require_stable else None
+        return CoordinatorResult(offset_operations.fetch_offsets(group, self._offsets, pending, request))
+
+    def delete_offsets(
+        self, context: OperationContext, request: OffsetDeleteRequest
+    ) -> CoordinatorResult[OffsetDeleteResponse]:
+        group = self._groups.get(request.group_id)
+        return offset_operations.delete_offsets(self._image, group, self._offsets, self._pending, request)
+
+    # Within transactions.
+
+    def start_verification(self, producer: Producer) -> int | None:
+        """A ticket for a producer whose first commit of a transaction has to be agreed with the transaction
+        coordinator; None where its transaction is open in this log. Soft state, so no operation.
+        """
+        if self._pending.epoch_of(producer.producer_id) == producer.producer_epoch:
+            return None
+        return self._verifications.start(producer.producer_id)
+
+    def finish_verification(self, producer: Producer, ticket: int) -> None:
+        self._verifications.finish(producer.producer_id, ticket)
+
+    def commit_transactional_offsets(
+        self, context: OperationContext, request: TxnOffsetCommitRequest, ticket: int | None
+    ) -> CoordinatorResult[TxnOffsetCommitResponse]:
+        """The offsets are pending until `end_transaction`."""
+        epoch = self._pending.epoch_of(request.producer_id)
+        if epoch is not None and request.producer_epoch < epoch:
+            raise KafkaError(Errors.INVALID_PRODUCER_EPOCH, f"Producer {request.producer_id} is at epoch {epoch}.")
+        agreed = ticket is not None and self._verifications.holds(request.producer_id, ticket)
+        if epoch != request.producer_epoch and not agreed:
+            raise KafkaError(
+                Errors.INVALID_TXN_STATE, f"Producer {request.producer_id} has no transaction under way here."
+            )
+        group = self._present_or_admitted(request.group_id)
+        return offset_operations.commit_transactional_offsets(self._config, self._image, group, context, request)
+
+    def end_transaction(
+        self, context: OperationContext, producer: Producer, coordinator_epoch: int, *, committed: bool
+    ) -> CoordinatorResult[None]:
+        """The marker makes pending offsets count, or drops them. Nothing is written where nothing is open."""
+        epoch = self._pending.epoch_of(producer.producer_id)
+        if epoch is not None and producer.producer_epoch < epoch:
+            raise KafkaError(Errors.INVALID_PRODUCER_EPOCH, f"Producer {producer.producer_id} is at epoch {epoch}.")
+        self._verifications.end(producer.producer_id)
+        if epoch is None:
+            return CoordinatorResult(None)
+        return CoordinatorResult(None, [new_end_transaction_marker(producer, coordinator_epoch, committed=committed)])
+
+    # Time.
+
+    def expire_offsets(self, context: OperationContext) -> CoordinatorResult[None]:
+        """KIP-211: what has expired goes, and with its last offset an empty group; a long list goes in portions."""
+        expiration = Expiration(self._config, self._image, context.now_ms, self.clock_gain_ms)
+        result = CoordinatorResult(None)
+        for group in self._groups.values():
+            result.records += self._deletion.of_expired(expiration, group)
+            if len(result.records) >= MAX_TOMBSTONES:
+                result.timers.append(Schedule(OFFSETS_EXPIRATION, context.now_ms))
+                return result
+        result.timers.append(self._next_expiration(context))
+        return result
+
+    def _next_expiration(self, context: OperationContext) -> Schedule:
+        return Schedule(OFFSETS_EXPIRATION, context.now_ms + self._config.offsets_retention_check_interval_ms)
+
+    def _present_or_admitted(self, group_id: str) -> Group | None:
+        """The group, or None where it may be made."""
+        group = self._groups.get(group_id)
+        if group is None:
+            check_new_group(self._config, group_id, len(self._groups))
+        return group

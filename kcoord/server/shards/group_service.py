@@ -8,7 +8,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, TargetInput, compute, encode
+from kcoord.coordinator.group.consumer.assignment import ComputeTarget, TargetInput, compute, encode
 from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kcoord.coordinator.group.consumer.member import MemberState
+from kcoord.coordinator.group.consumer.group import MemberState
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.simulation.model_check import coordinator
 from kcoord.simulation.model_check.model import (

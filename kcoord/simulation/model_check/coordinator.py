@@ -10,8 +10,8 @@ from functools import cache
 from typing import Final
 
 from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.group import rebalance_timer, session_timer
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.group.timers import rebalance_timer, session_timer
 from kcoord.metadata.image import ImageBuilder, MetadataImage
 from kcoord.metadata.topic_hash import metadata_hash
 from kcoord.runtime.result import CoordinatorRecord, OperationContext

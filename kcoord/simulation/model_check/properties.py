@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kcoord.coordinator.group.consumer.member import MemberState
+from kcoord.coordinator.group.consumer.group import MemberState
 from kcoord.simulation.model_check.actions import CURRENT, Step
 from kcoord.simulation.model_check.coordinator import metadata_hash_of
 from kcoord.simulation.model_check.model import GROUP_RECORDS, Log, State, Status, member_id

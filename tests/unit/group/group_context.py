@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group.consumer.target_assignment import ComputeTarget, compute
+from kcoord.coordinator.group.consumer.assignment import ComputeTarget, compute
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from kcoord.coordinator.group.classic import consumer_protocol
-from kcoord.coordinator.group.timers import GroupTimer
+from kcoord.coordinator.group.group import GroupTimer
 from kcoord.runtime.result import TimerKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import DescribeGroupsResponse, JoinGroupRequest, JoinGroupResponse, SyncGroupResponse

@@ -14,7 +14,7 @@ import pytest
 
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
-from kcoord.coordinator.group.timers import GroupTimer
+from kcoord.coordinator.group.group import GroupTimer
 from kcoord.metadata.image import BrokerImage
 from kcoord.runtime.result import TimerKey
 from kcoord_protocol.errors import Errors, KafkaError

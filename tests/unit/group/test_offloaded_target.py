@@ -13,7 +13,7 @@ from types import FrameType
 import pytest
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group.consumer.target_assignment import (
+from kcoord.coordinator.group.consumer.assignment import (
     ComputedTarget,
     ComputeTarget,
     TargetInput,

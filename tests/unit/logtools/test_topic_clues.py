@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kcoord.coordinator.group import records
-from kcoord.coordinator.group.consumer.member import ConsumerGroupMember
+from kcoord.coordinator.group.consumer.group import ConsumerGroupMember
 from kcoord.logtools.topic_clues import GuessedTopic, TopicClues
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord_protocol.messages import OffsetCommitKey, OffsetCommitValue

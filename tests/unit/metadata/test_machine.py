@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.coordinator.group.timers import GroupTimer
+from kcoord.coordinator.group.group import GroupTimer
 from kcoord.metadata.image import ImageBuilder
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.runtime.result import OperationContext, Task, TimerKey

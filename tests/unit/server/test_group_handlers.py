@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kcoord.coordinator.group.consumer.target_assignment import ComputedTarget, TargetInput, compute
+from kcoord.coordinator.group.consumer.assignment import ComputedTarget, TargetInput, compute
 from kcoord.server.shards import group_service
 from kcoord.storage.memory_file_system import MemoryFileSystem, no_fault
 from kcoord_protocol.errors import Errors

@@ -23,8 +23,7 @@ from kcoord.coordinator.group.classic.rebalance import (
     is_too_large,
     refused_join,
 )
-from kcoord.coordinator.group.group import GroupState
-from kcoord.coordinator.group.timers import heartbeat_timer
+from kcoord.coordinator.group.group import GroupState, heartbeat_timer
 from kcoord.runtime.result import PENDING, CoordinatorResult, OperationContext
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import SyncGroupResponse

@@ -11,8 +11,7 @@ from kcoord.coordinator.group.classic.rebalance import (
     Rebalance,
     sync_response,
 )
-from kcoord.coordinator.group.group import GroupState
-from kcoord.coordinator.group.timers import GroupTimer, heartbeat_timer
+from kcoord.coordinator.group.group import GroupState, GroupTimer, heartbeat_timer
 from kcoord.runtime.result import PENDING, OperationContext, TimerKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import HeartbeatResponse, LeaveGroupResponse, SyncGroupResponse

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.classic.group import NO_GENERATION, ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
-from kcoord.coordinator.group.group import GroupState
-from kcoord.coordinator.group.timers import GroupTimer, heartbeat_timer
+from kcoord.coordinator.group.group import GroupState, GroupTimer, heartbeat_timer
 from kcoord.runtime.result import (
     MAX_BATCH_BYTES,
     Cancel,

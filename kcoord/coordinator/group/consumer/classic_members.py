@@ -20,24 +20,24 @@ from kcoord.coordinator.group.classic.join import (
     rebalance_timeout_of,
 )
 from kcoord.coordinator.group.classic.rebalance import refused_join
-from kcoord.coordinator.group.consumer.current_assignment import OwnedPartitions
-from kcoord.coordinator.group.consumer.group import ConsumerGroup
-from kcoord.coordinator.group.consumer.member import (
+from kcoord.coordinator.group.consumer.assignment import OwnedPartitions
+from kcoord.coordinator.group.consumer.group import (
     ClassicMemberMetadata,
+    ConsumerGroup,
     ConsumerGroupMember,
     EpochAssignment,
     MemberState,
 )
+from kcoord.coordinator.group.consumer.heartbeat import MemberTransition
 from kcoord.coordinator.group.consumer.removal import RemoveMembers, find_member
-from kcoord.coordinator.group.consumer.transition import MemberTransition
-from kcoord.coordinator.group.records import EpochReason
-from kcoord.coordinator.group.timers import (
+from kcoord.coordinator.group.group import (
     cancel_member_timers,
     classic_join_timer,
     classic_sync_timer,
     downgrade_timer,
     session_timer,
 )
+from kcoord.coordinator.group.records import EpochReason
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import Cancel, CoordinatorResult, OperationContext, Schedule
 from kcoord_protocol.errors import Errors, KafkaError

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import records
-from kcoord.coordinator.group.consumer.group import ConsumerGroup
-from kcoord.coordinator.group.consumer.member import (
+from kcoord.coordinator.group.consumer.group import (
     LEAVE_GROUP_MEMBER_EPOCH,
     LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+    ConsumerGroup,
     ConsumerGroupMember,
     MemberState,
 )
+from kcoord.coordinator.group.group import cancel_member_timers, rebalance_timer
 from kcoord.coordinator.group.records import EpochReason
-from kcoord.coordinator.group.timers import cancel_member_timers, rebalance_timer
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topic_hash import metadata_hash
 from kcoord.runtime.result import Cancel, CoordinatorResult

@@ -12,12 +12,10 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.operations import check_generation, check_member
-from kcoord.coordinator.group.consumer.group import ConsumerGroup
-from kcoord.coordinator.group.consumer.member import ConsumerGroupMember
-from kcoord.coordinator.group.group import Group, GroupState
+from kcoord.coordinator.group.consumer.group import ConsumerGroup, ConsumerGroupMember
+from kcoord.coordinator.group.group import Group, GroupState, heartbeat_timer
 from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset, CommittedOffsets
 from kcoord.coordinator.group.offsets.transactional_offsets import TransactionalOffsets
-from kcoord.coordinator.group.timers import heartbeat_timer
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Producer, Schedule
 from kcoord_protocol.errors import Errors, KafkaError

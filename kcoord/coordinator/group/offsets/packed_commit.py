@@ -23,7 +23,7 @@ from struct import Struct
 from typing import Final
 
 from kcoord.coordinator.group.classic.group import ClassicGroup
-from kcoord.coordinator.group.group import Group
+from kcoord.coordinator.group.group import Group, heartbeat_timer
 from kcoord.coordinator.group.offsets.committed_offsets import (
     CELL_BYTES,
     TIME,
@@ -32,7 +32,6 @@ from kcoord.coordinator.group.offsets.committed_offsets import (
     TopicOffsets,
 )
 from kcoord.coordinator.group.offsets.operations import may_commit
-from kcoord.coordinator.group.timers import heartbeat_timer
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import Schedule, TimerKey
 from kcoord_protocol.errors import KafkaError

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The soft state of groups after their shard was loaded: timers, and what is known to be complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.group import migration
+from kcoord.coordinator.group.classic.group import ClassicGroup
+from kcoord.coordinator.group.classic.rebalance import Rebalance
+from kcoord.coordinator.group.consumer.group import ConsumerGroup, GroupSettings, MemberState
+from kcoord.coordinator.group.group import Group, rebalance_timer, session_timer
+from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.result import Cancel, Schedule
+
+
+def timers_after_load(
+    config: BrokerConfig, image: MetadataImage, groups: Iterable[Group], now_ms: int
+) -> Iterator[Schedule | Cancel]:
+    """Every member gets a whole session timeout, and one that was revoking its whole rebalance timeout.
+
+    A downgrade that a crash interrupted continues.
+    """
+    for group in groups:
+        if not isinstance(group, ConsumerGroup | ClassicGroup):
+            continue
+        downgrade = migration.unfinished(config, group, now_ms)
+        if downgrade is not None:
+            yield downgrade
+        if isinstance(group, ConsumerGroup):
+            if group.is_converged:
+                group.completed_epoch = group.group_epoch
+            session_timeout_ms = GroupSettings(config, image, group.group_id).session_timeout_ms
+            yield from _consumer_timers(group, session_timeout_ms, now_ms)
+        else:
+            rebalance = Rebalance(config, group, now_ms)
+            for classic_member in group.members.values():
+                rebalance.reset_heartbeat(classic_member)
+            yield from rebalance.result.timers
+
+
+def _consumer_timers(group: ConsumerGroup, session_timeout_ms: int, now_ms: int) -> Iterator[Schedule]:
+    group_id = group.group_id
+    for member in group.members.values():
+        timeout_ms = session_timeout_ms if member.classic is None else member.classic.session_timeout_ms
+        yield Schedule(session_timer(group_id, member.member_id), now_ms + timeout_ms)
+        if member.state is MemberState.UNREVOKED_PARTITIONS and member.classic is None:
+            deadline_ms = now_ms + member.rebalance_timeout_ms
+            yield Schedule(rebalance_timer(group_id, member.member_id), deadline_ms)
