@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 
@@ -19,17 +18,10 @@ from kcoord.pipeline.kernels import NUMPY, Kernels
 from kcoord.pipeline.keys import OFFSET_TYPES, KeyColumns
 from kcoord.pipeline.offset_values import OffsetValues
 from kcoord.pipeline.record_split import Split
-from kcoord.pipeline.schemas import RECORDS
 from kcoord.pipeline.transactions import NEVER, OWN, Resolution
 from kcoord_protocol.batch_header import LOG_APPEND_TIME_BIT
-from kcoord_protocol.control_records import ControlRecordType
 from kcoord_protocol.errors import CorruptBatchError
 from kcoord_protocol.record_walk import decode_headers
-
-_TYPES: Final = {each.name: each.type for each in RECORDS.columns}
-_CONTROL_NAMES: Final = {int(each): each.name.lower() for each in ControlRecordType}
-_CONTROL_TYPE_AT: Final = 2
-_CONTROL_KEY_BYTES: Final = 4
 
 
 @dataclass(slots=True)
@@ -72,7 +64,7 @@ class Records:
 
 
 @dataclass(slots=True)
-class Chunk:
+class RecordChunk:
     """Records with their batches and keys. `rows` narrows it down; `column` makes a column of `records`."""
 
     log_partition: int
@@ -97,12 +89,12 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.records.batch)
 
-    def rows(self, chosen: Flags | Ints | slice) -> Chunk:
+    def rows(self, chosen: Flags | Ints | slice) -> RecordChunk:
         """These records alone."""
         if isinstance(chosen, np.ndarray) and chosen.dtype == np.bool_ and chosen.all():
             return self
         records, keys = self.records.rows(chosen), self.keys.rows(chosen)
-        chunk = Chunk(self.log_partition, self.data, self.batches, self.resolution, records, keys, self.kernels)
+        chunk = RecordChunk(self.log_partition, self.data, self.batches, self.resolution, records, keys, self.kernels)
         chunk.lost = self.lost[chosen]
         return chunk
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from kcoord.pipeline.batch_table import Batches
 from kcoord.pipeline.buffers import Bytes, Flags, Ints, content_bytes, padded_copy
-from kcoord.pipeline.chunk import Chunk, Records
+from kcoord.pipeline.chunk import RecordChunk, Records
 from kcoord.pipeline.kernels import NUMPY, Kernels
 from kcoord.pipeline.keys import KeyTable
 from kcoord.pipeline.record_split import Split, sane_counts
@@ -29,7 +29,7 @@ class Decoder:
         self._keys = keys
         self._kernels = kernels
 
-    def decode(self, data: Bytes, batches: Batches, resolution: Resolution) -> tuple[Chunk, dict[int, str]]:
+    def decode(self, data: Bytes, batches: Batches, resolution: Resolution) -> tuple[RecordChunk, dict[int, str]]:
         """The records of the batches in `data`, and what is wrong with the batches (rows) that have none here."""
         start, end = batches.position + BATCH_OVERHEAD_BYTES, batches.position + batches.size_bytes
         errors: dict[int, str] = {}
@@ -46,7 +46,7 @@ class Decoder:
         control = batches.is_control[records.batch]
         present = (records.key_size >= 0) & ~control
         keys = self._keys.columns(data, records.key_at, records.key_size, present)
-        return Chunk(self._log_partition, data, batches, resolution, records, keys, self._kernels), errors
+        return RecordChunk(self._log_partition, data, batches, resolution, records, keys, self._kernels), errors
 
 
 def _bad_batches(batches: Batches, split: Split, records: Records) -> Flags:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import njit
 
-from kcoord.pipeline.buffers import PADDING_BYTES, Bytes, Gather, Ints, Words, overlapping_words, padded_copy
+from kcoord.pipeline.buffers import PADDING_BYTES, Bytes, Gather, Ints, Words, overlapping_words
 from kcoord.pipeline.columns import validity
 from kcoord.pipeline.offset_values import NUMBERS, OffsetValues, finish_slowly
 from kcoord.pipeline.record_split import Split, sane_counts
@@ -289,13 +289,3 @@ def pieces(data: Bytes, at: Ints, size: Ints) -> pa.Array:
     _copy(overlapping_words(data), at, short, overlapping_words(copied))
     buffers = [validity(size >= 0), pa.py_buffer(short), pa.py_buffer(copied)]
     return pa.Array.from_buffers(pa.binary(), len(at), buffers)
-
-
-def warm_up() -> None:
-    """Compiles, or loads what was compiled before."""
-    data = padded_copy(bytes(64))
-    nothing = np.zeros(0, np.int64)
-    walk(data, 0, 64)
-    split_records(data, nothing, nothing, nothing)
-    read_offset_values(Gather(data), nothing, nothing)
-    pieces(data, nothing, nothing)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kcoord.pipeline.buffers import Ints
-from kcoord.pipeline.chunk import Chunk
+from kcoord.pipeline.chunk import RecordChunk
 from kcoord.pipeline.decode import Decoder
 from kcoord.pipeline.kernels import NUMPY, Kernels
 from kcoord.pipeline.keys import KeyTable
@@ -37,7 +37,7 @@ class LogRange:
 class Part:
     """Records of a range, and what is damaged beside them."""
 
-    chunk: Chunk
+    chunk: RecordChunk
     damages: list[DamagedBytes]
 
 
@@ -96,7 +96,7 @@ class _Rivals:
     outcome: Ints
 
     @classmethod
-    def of(cls, chunk: Chunk) -> _Rivals:
+    def of(cls, chunk: RecordChunk) -> _Rivals:
         outcome = chunk.resolution.outcome[chunk.records.batch]
         key = np.where(chunk.is_offset, chunk.keys.places, -1)
         return cls(key, chunk.records.offset, chunk.effective, outcome)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from kcoord.pipeline.buffers import Flags, Ints
-from kcoord.pipeline.chunk import Chunk
+from kcoord.pipeline.chunk import RecordChunk
 from kcoord.pipeline.columns import (
     bool_column,
     empty_texts,
@@ -35,7 +35,7 @@ _CONTROL_TYPE_AT: Final = 2
 _CONTROL_KEY_BYTES: Final = 4
 
 
-def column(chunk: Chunk, name: str) -> pa.Array:
+def column(chunk: RecordChunk, name: str) -> pa.Array:
     """A column of the table `records`."""
     return _COLUMNS[name](chunk)
 
@@ -46,43 +46,43 @@ def codes_to_texts(codes: Ints, texts: tuple[str | None, ...]) -> pa.Array:
     return pa.array(texts, pa.string()).take(int_column(codes, pa.int64()))
 
 
-def _batch_ints(chunk: Chunk, name: str) -> pa.Array:
+def _batch_ints(chunk: RecordChunk, name: str) -> pa.Array:
     values: Ints = getattr(chunk.batches, name)[chunk.records.batch]
     return int_column(values, _TYPES[name], None if name == "leader_epoch" else values >= 0)
 
 
-def _sequence(chunk: Chunk) -> pa.Array:
+def _sequence(chunk: RecordChunk) -> pa.Array:
     base = chunk.batches.base_sequence[chunk.records.batch]
     return int_column((base + chunk.records.number) & 0x7FFF_FFFF, pa.int32(), base >= 0)
 
 
-def _transaction(chunk: Chunk) -> pa.Array:
+def _transaction(chunk: RecordChunk) -> pa.Array:
     outcome = chunk.resolution.outcome[chunk.records.batch]
     return codes_to_texts(np.where(chunk.lost, SUPERSEDED, outcome), OUTCOMES)
 
 
-def _effective_offset(chunk: Chunk) -> pa.Array:
+def _effective_offset(chunk: RecordChunk) -> pa.Array:
     return int_column(chunk.effective, pa.int64(), chunk.counts)
 
 
-def _marker_timestamp(chunk: Chunk) -> pa.Array:
+def _marker_timestamp(chunk: RecordChunk) -> pa.Array:
     if not chunk.resolution.outcome.any():
         return pa.nulls(len(chunk), _TYPES["marker_timestamp"])
     return timestamp_column(chunk.marker_timestamp_ms)
 
 
-def _control_type(chunk: Chunk) -> pa.Array:
+def _control_type(chunk: RecordChunk) -> pa.Array:
     records = chunk.records
     rows = np.flatnonzero(chunk.is_control & (records.key_size >= _CONTROL_KEY_BYTES))
     types = chunk.gather.int16(records.key_at[rows] + _CONTROL_TYPE_AT).tolist()
     return spread([_CONTROL_NAMES.get(each, str(each)) for each in types], rows, len(chunk), pa.string())
 
 
-def _record_type(chunk: Chunk) -> pa.Array:
+def _record_type(chunk: RecordChunk) -> pa.Array:
     return int_column(chunk.keys.types, pa.int32(), (chunk.keys.types != NO_TYPE) & ~chunk.is_control)
 
 
-def _value_version(chunk: Chunk) -> pa.Array:
+def _value_version(chunk: RecordChunk) -> pa.Array:
     records = chunk.records
     rows, values = chunk.offset_values
     if len(rows) == len(chunk):
@@ -91,7 +91,7 @@ def _value_version(chunk: Chunk) -> pa.Array:
     return int_column(chunk.gather.int16(np.where(present, records.value_at, 0)), pa.int32(), present)
 
 
-def _tombstone_reason(chunk: Chunk) -> pa.Array:
+def _tombstone_reason(chunk: RecordChunk) -> pa.Array:
     reasons = {}
     for row, headers in chunk.headers().items():
         for name, value in headers:
@@ -100,17 +100,17 @@ def _tombstone_reason(chunk: Chunk) -> pa.Array:
     return spread([*reasons.values()], np.array([*reasons], np.int64), len(chunk), pa.string())
 
 
-def _headers(chunk: Chunk) -> pa.Array:
+def _headers(chunk: RecordChunk) -> pa.Array:
     found = chunk.headers()
     rows = [[{"key": name, "value": value} for name, value in headers] for headers in found.values()]
     return spread(rows, np.array([*found], np.int64), len(chunk), _TYPES["headers"])
 
 
-def _bytes(chunk: Chunk, at: str, size: str) -> pa.Array:
+def _bytes(chunk: RecordChunk, at: str, size: str) -> pa.Array:
     return chunk.kernels.pieces(chunk.data, getattr(chunk.records, at), getattr(chunk.records, size))
 
 
-def _error(chunk: Chunk) -> pa.Array:
+def _error(chunk: RecordChunk) -> pa.Array:
     errors = {row: error for row, (_, error) in chunk.group_values.items() if error is not None}
     rows, values = chunk.offset_values
     errors |= {int(rows[row]): error for row, error in values.errors.items()}
@@ -120,11 +120,11 @@ def _error(chunk: Chunk) -> pa.Array:
     return spread([*errors.values()], np.array([*errors], np.int64), len(chunk), pa.string())
 
 
-def _partition(chunk: Chunk) -> pa.Array:
+def _partition(chunk: RecordChunk) -> pa.Array:
     return int_column(chunk.keys.partitions(), pa.int32(), chunk.is_offset)
 
 
-def _of_offsets(chunk: Chunk, values: Ints, known: Flags, fill: int) -> tuple[Ints, Flags]:
+def _of_offsets(chunk: RecordChunk, values: Ints, known: Flags, fill: int) -> tuple[Ints, Flags]:
     """Values of the rows with offset commits, spread over all rows."""
     rows, _ = chunk.offset_values
     if len(rows) == len(chunk):
@@ -134,7 +134,7 @@ def _of_offsets(chunk: Chunk, values: Ints, known: Flags, fill: int) -> tuple[In
     return everywhere, present
 
 
-def _offset_number(chunk: Chunk, name: str, attribute: str) -> pa.Array:
+def _offset_number(chunk: RecordChunk, name: str, attribute: str) -> pa.Array:
     _, values = chunk.offset_values
     numbers, known = _of_offsets(chunk, values.numbers[attribute], values.known, -1)
     if name == "committed_leader_epoch":
@@ -142,12 +142,12 @@ def _offset_number(chunk: Chunk, name: str, attribute: str) -> pa.Array:
     return int_column(numbers, _TYPES[name], known)
 
 
-def _offset_time(chunk: Chunk, attribute: str) -> pa.Array:
+def _offset_time(chunk: RecordChunk, attribute: str) -> pa.Array:
     _, values = chunk.offset_values
     return timestamp_column(*_of_offsets(chunk, values.numbers[attribute], values.known, -1))
 
 
-def _metadata(chunk: Chunk) -> pa.Array:
+def _metadata(chunk: RecordChunk) -> pa.Array:
     _, values = chunk.offset_values
     size, known = _of_offsets(chunk, values.metadata_size, values.known, 0)
     if not size[known].any():
@@ -156,7 +156,7 @@ def _metadata(chunk: Chunk) -> pa.Array:
     return text_column(views(chunk.data, np.where(known, at, 0), np.where(known, size, -1)))
 
 
-def _topic_id(chunk: Chunk) -> pa.Array:
+def _topic_id(chunk: RecordChunk) -> pa.Array:
     rows, values = chunk.offset_values
     present = values.has_topic_id & values.known
     ids = uuid_column(values.topic_id, present)
@@ -166,7 +166,7 @@ def _topic_id(chunk: Chunk) -> pa.Array:
     return ids.take(int_column(index, pa.int64(), known))
 
 
-def _group_end(chunk: Chunk) -> pa.Array:
+def _group_end(chunk: RecordChunk) -> pa.Array:
     """A group's tombstone is no end where the same batch has the group's new record of the other protocol."""
     types = chunk.keys.types
     rows = np.flatnonzero(np.isin(types, GROUP_TYPES) & ~chunk.is_control)
@@ -179,7 +179,7 @@ def _group_end(chunk: Chunk) -> pa.Array:
     return spread([each not in goes_on for each in groups], ends, len(chunk), pa.bool_())
 
 
-def _value_json(chunk: Chunk) -> pa.Array:
+def _value_json(chunk: RecordChunk) -> pa.Array:
     found = {}
     for row, (entry, _) in chunk.group_values.items():
         if entry is not None:
@@ -187,12 +187,12 @@ def _value_json(chunk: Chunk) -> pa.Array:
     return spread([*found.values()], np.array([*found], np.int64), len(chunk), pa.string())
 
 
-def _with_regex(chunk: Chunk, row: int, entry: object) -> object:
+def _with_regex(chunk: RecordChunk, row: int, entry: object) -> object:
     regex = chunk.keys[row].regex
     return entry if regex is None or not isinstance(entry, dict) else {"regex": regex, **entry}
 
 
-_COLUMNS: Final[dict[str, Callable[[Chunk], pa.Array]]] = {
+_COLUMNS: Final[dict[str, Callable[[RecordChunk], pa.Array]]] = {
     "log_partition": lambda chunk: int_column(np.full(len(chunk), chunk.log_partition), pa.int32()),
     "log_offset": lambda chunk: int_column(chunk.records.offset, pa.int64()),
     "timestamp": lambda chunk: timestamp_column(chunk.records.timestamp_ms),

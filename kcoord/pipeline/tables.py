@@ -12,7 +12,7 @@ from typing import Final, cast
 import numpy as np
 import pyarrow as pa
 
-from kcoord.pipeline.chunk import Chunk
+from kcoord.pipeline.chunk import RecordChunk
 from kcoord.pipeline.group_values import Row, moment
 from kcoord.pipeline.log_reader import DamagedBytes
 from kcoord.pipeline.range_reader import Part
@@ -47,7 +47,7 @@ def table_batches(table: str, names: list[str], part: Part, groups: Collection[s
             yield _from_rows(table, names, rows)
 
 
-def applied_commits(chunk: Chunk) -> Chunk:
+def applied_commits(chunk: RecordChunk) -> RecordChunk:
     """The offset commits that the coordinator applies, and their tombstones."""
     rows, values = chunk.offset_values
     readable = chunk.is_tombstone
@@ -55,12 +55,12 @@ def applied_commits(chunk: Chunk) -> Chunk:
     return chunk.rows(chunk.is_offset & chunk.counts & readable & ~chunk.keys.has_error)
 
 
-def record_batch(chunk: Chunk, names: list[str]) -> pa.RecordBatch:
+def record_batch(chunk: RecordChunk, names: list[str]) -> pa.RecordBatch:
     """Columns of `records` as one record batch."""
     return pa.RecordBatch.from_arrays([column(chunk, name) for name in names], names)
 
 
-def _slices(chunk: Chunk, names: list[str]) -> Iterator[pa.RecordBatch]:
+def _slices(chunk: RecordChunk, names: list[str]) -> Iterator[pa.RecordBatch]:
     """A batch that is too large makes Spark copy it again and again."""
     if len(chunk):
         whole = record_batch(chunk, names)
@@ -86,7 +86,7 @@ def _damage_row(log_partition: int, damage: DamagedBytes) -> Row:
 class _Rows:
     """Some records of a chunk, one by one."""
 
-    def __init__(self, chunk: Chunk, types: tuple[int, ...]) -> None:
+    def __init__(self, chunk: RecordChunk, types: tuple[int, ...]) -> None:
         self.chunk = chunk.rows(np.isin(chunk.keys.types, types) & ~chunk.is_control)
         self._reasons: list[str | None] = column(self.chunk, "tombstone_reason").to_pylist()
         self._ends: list[bool | None] = column(self.chunk, "group_end").to_pylist()
@@ -114,7 +114,7 @@ class _Rows:
             yield key.record_type, columns, entry
 
 
-def _members(chunk: Chunk) -> list[Row]:
+def _members(chunk: RecordChunk) -> list[Row]:
     rows: list[Row] = []
     for record_type, columns, entry in _Rows(chunk, (_CLASSIC, _MEMBER)):
         if record_type == _MEMBER:
@@ -128,7 +128,7 @@ def _members(chunk: Chunk) -> list[Row]:
     return rows
 
 
-def _assignments(chunk: Chunk) -> list[Row]:
+def _assignments(chunk: RecordChunk) -> list[Row]:
     rows: list[Row] = []
     for record_type, columns, entry in _Rows(chunk, (_CLASSIC, _TARGET_ASSIGNMENT, _CURRENT_ASSIGNMENT)):
         if record_type == _TARGET_ASSIGNMENT:
@@ -152,7 +152,7 @@ def _assignments(chunk: Chunk) -> list[Row]:
     return rows
 
 
-def _group_epochs(chunk: Chunk) -> list[Row]:
+def _group_epochs(chunk: RecordChunk) -> list[Row]:
     rows: list[Row] = []
     for record_type, columns, entry in _Rows(chunk, (_CLASSIC, _GROUP, _TARGET)):
         value = cast(Row, entry or {})
@@ -167,16 +167,16 @@ def _group_epochs(chunk: Chunk) -> list[Row]:
     return rows
 
 
-def _classic_groups(chunk: Chunk) -> list[Row]:
+def _classic_groups(chunk: RecordChunk) -> list[Row]:
     found = _Rows(chunk, (_CLASSIC, _GROUP))
     return [{**columns, **cast(Row, entry or {})} for kind, columns, entry in found if kind == _CLASSIC]
 
 
-def _regular_expressions(chunk: Chunk) -> list[Row]:
+def _regular_expressions(chunk: RecordChunk) -> list[Row]:
     return [{**columns, **cast(Row, entry or {})} for _, columns, entry in _Rows(chunk, (_REGEX,))]
 
 
-_MAKERS: Final[dict[str, Callable[[Chunk], list[Row]]]] = {
+_MAKERS: Final[dict[str, Callable[[RecordChunk], list[Row]]]] = {
     "members": _members,
     "assignments": _assignments,
     "group_epochs": _group_epochs,

@@ -23,7 +23,7 @@ from kcoord_protocol.batch_header import (
 )
 from kcoord_protocol.compression import compress
 from kcoord_protocol.errors import CorruptBatchError
-from kcoord_protocol.primitives import decode_uvarint, decode_uvarlong, encode_varint, encode_varlong
+from kcoord_protocol.primitives import decode_uvarint, decode_uvarlong, decode_varlong, encode_varint, encode_varlong
 from kcoord_protocol.record_walk import walk_records
 
 _CHECKED: Final = Struct(">hiqqqhii")
@@ -186,8 +186,8 @@ def _frame(
 def _timestamp_delta(record: bytes) -> tuple[int, int, int]:
     """(timestamp delta, where it starts, where it ends) of a record with its length."""
     _, start = decode_uvarint(record, 0)
-    delta, end = decode_uvarlong(record, start + 1)
-    return delta >> 1 ^ -(delta & 1), start + 1, end
+    delta, end = decode_varlong(record, start + 1)
+    return delta, start + 1, end
 
 
 def _shifted(record: bytes, shift_ms: int) -> bytes:

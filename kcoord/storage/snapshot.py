@@ -14,15 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kcoord.runtime.snapshot import Chunk, Snapshot
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, join, parent, read_file, write_all
+from kcoord.storage.log import Log
 from kcoord_protocol.record_batch import crc32c
-
-if TYPE_CHECKING:
-    from kcoord.storage.log import Log
 
 SNAPSHOT_FILE: Final = "shard-state.kcoord"
 _MAGIC: Final = b"KCSHARD\n"

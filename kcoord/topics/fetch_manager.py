@@ -74,7 +74,7 @@ class FetchParameters(NamedTuple):
     candidate_session_id: int
 
 
-class Completion(NamedTuple):
+class CompletedFetch(NamedTuple):
     """The answer to a parked request."""
 
     token: Hashable
@@ -141,7 +141,7 @@ class FetchManager:
         self._park(_ParkedFetch(token, context, parameters, deadline_ms, reading.watched, reading.total_bytes))
         return None
 
-    def poll(self, now_ms: int) -> list[Completion]:
+    def poll(self, now_ms: int) -> list[CompletedFetch]:
         """Answers of parked requests that have enough data now, or waited long enough."""
         completions = []
         touched, self._touched = self._touched, {}
@@ -206,7 +206,7 @@ class FetchManager:
             if not watchers:
                 del self._watchers[key]
 
-    def _retry(self, parked: _ParkedFetch, now_ms: int) -> list[Completion]:
+    def _retry(self, parked: _ParkedFetch, now_ms: int) -> list[CompletedFetch]:
         reading = self._read(parked.context, parked.parameters, now_ms)
         if reading.answer_now or not reading.watched or reading.total_bytes >= parked.parameters.min_bytes:
             return [self._complete(parked, reading, now_ms)]
@@ -216,9 +216,9 @@ class FetchManager:
         parked.available_bytes = reading.total_bytes
         return []
 
-    def _complete(self, parked: _ParkedFetch, reading: _Reading, now_ms: int) -> Completion:
+    def _complete(self, parked: _ParkedFetch, reading: _Reading, now_ms: int) -> CompletedFetch:
         self._unpark(parked)
-        return Completion(parked.token, self._respond(parked.context, parked.parameters, reading, now_ms))
+        return CompletedFetch(parked.token, self._respond(parked.context, parked.parameters, reading, now_ms))
 
     def _respond(
         self, context: FetchContext, parameters: FetchParameters, reading: _Reading, now_ms: int

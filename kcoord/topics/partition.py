@@ -24,9 +24,8 @@ from kcoord.topics.offset_queries import FoundOffset, find_offset
 from kcoord.topics.open_log import OpenLog, load, replay
 from kcoord.topics.partition_files import PartitionFiles
 from kcoord.topics.producer_state import BatchFacts, ProducerEntry
-from kcoord.topics.validation import CODECS, BatchRules, stamp_batch
+from kcoord.topics.validation import batch_rules, stamp_batch
 from kcoord_protocol.batch_header import BatchHeader, crc32c, decode_header
-from kcoord_protocol.compression import Compression
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import encode_control_batch
@@ -68,27 +67,6 @@ class AppendResult(NamedTuple):
     log_append_time_ms: int
     log_start_offset: int
     added_bytes: int
-
-
-def batch_rules(config: TopicConfig) -> BatchRules:
-    """A topic's configuration as the validation of batches needs it."""
-    codec = CODECS[config.compression_type]
-    levels = {
-        Compression.GZIP: config.compression_gzip_level,
-        Compression.LZ4: config.compression_lz4_level,
-        Compression.ZSTD: config.compression_zstd_level,
-    }
-    return BatchRules(
-        max_message_bytes=config.max_message_bytes,
-        max_record_bytes=config.max_decompressed_message_bytes,
-        segment_bytes=config.effective_segment_bytes,
-        compacted=config.is_compacted,
-        log_append_time=config.message_timestamp_type == "LogAppendTime",
-        timestamp_before_max_ms=config.message_timestamp_before_max_ms,
-        timestamp_after_max_ms=config.message_timestamp_after_max_ms,
-        compression=codec,
-        compression_level=None if codec is None else levels.get(codec),
-    )
 
 
 class Partition:

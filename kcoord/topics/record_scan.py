@@ -27,14 +27,14 @@ class ScanRules:
     """The batch claims log append time, which only a broker may set."""
 
 
-class Scan(NamedTuple):
+class RecordsCheck(NamedTuple):
     """The largest timestamp, and (index, error, reason) of each refused record."""
 
     max_timestamp: int
     errors: list[tuple[int, Errors, str]]
 
 
-def scan_records(data: bytes, count: int, base_timestamp: int, rules: ScanRules) -> Scan:
+def scan_records(data: bytes, count: int, base_timestamp: int, rules: ScanRules) -> RecordsCheck:
     """Checks `count` records that must fill `data`."""
     errors: list[tuple[int, Errors, str]] = []
     max_timestamp = NO_TIMESTAMP
@@ -54,7 +54,7 @@ def scan_records(data: bytes, count: int, base_timestamp: int, rules: ScanRules)
             errors.append((index, Errors.INVALID_RECORD, "A compacted topic takes no message without a key."))
         elif earliest is not None and (suspicious or not earliest <= timestamp <= latest):
             _check_timestamp(index, timestamp, rules, errors)
-    return Scan(max_timestamp, errors)
+    return RecordsCheck(max_timestamp, errors)
 
 
 def largest_record_bytes(data: bytes, count: int) -> int:

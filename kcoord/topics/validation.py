@@ -13,10 +13,16 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+from kcoord.config import TopicConfig
 from kcoord.topics.producer_state import NO_PRODUCER_ID, BatchFacts
 from kcoord.topics.record_scan import ScanRules, largest_record_bytes, scan_records
 from kcoord_protocol.batch_header import (
+    ATTRIBUTES_POSITION,
     BATCH_OVERHEAD_BYTES,
+    LOG_APPEND_TIME_BIT,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    MAGIC_POSITION,
     NO_TIMESTAMP,
     BatchHeader,
     TimestampType,
@@ -33,19 +39,14 @@ ALWAYS_ALLOWED_BYTES: Final = 16 * 1024 * 1024
 memory (Kafka has no such limit).
 """
 
-_LOG_OVERHEAD_BYTES = 12
-_MAGIC_POSITION = 16
 _SMALLEST_RECORD_SET_BYTES = 14
-_MAGIC_V2 = 2
 _CODEC_MASK = 0x07
-_LOG_APPEND_TIME_BIT = 0x08
 _ZSTD_SINCE_PRODUCE_VERSION = 7
 _SHOWN_RECORD_ERRORS = 3
 
 _LENGTH = struct.Struct(">i")
 _OFFSET = struct.Struct(">q")
 _CRC_POSITION = 17
-_ATTRIBUTES_POSITION = 21
 _MAX_TIMESTAMP_POSITION = 35
 _CRC_AND_ATTRIBUTES = struct.Struct(">Ih")
 
@@ -91,6 +92,27 @@ class BatchRules:
         return max(MAX_EXPANSION * self.max_message_bytes, ALWAYS_ALLOWED_BYTES)
 
 
+def batch_rules(config: TopicConfig) -> BatchRules:
+    """A topic's configuration as the validation of batches needs it."""
+    codec = CODECS[config.compression_type]
+    levels = {
+        Compression.GZIP: config.compression_gzip_level,
+        Compression.LZ4: config.compression_lz4_level,
+        Compression.ZSTD: config.compression_zstd_level,
+    }
+    return BatchRules(
+        max_message_bytes=config.max_message_bytes,
+        max_record_bytes=config.max_decompressed_message_bytes,
+        segment_bytes=config.effective_segment_bytes,
+        compacted=config.is_compacted,
+        log_append_time=config.message_timestamp_type == "LogAppendTime",
+        timestamp_before_max_ms=config.message_timestamp_before_max_ms,
+        timestamp_after_max_ms=config.message_timestamp_after_max_ms,
+        compression=codec,
+        compression_level=None if codec is None else levels.get(codec),
+    )
+
+
 @dataclass(slots=True)
 class StampedBatch:
     """A batch as it goes into the log."""
@@ -113,14 +135,14 @@ def single_batch(records: bytes | None, api_version: int) -> bytes:
         raise KafkaError(
             Errors.INVALID_RECORD, "A produce request must have one record batch per partition; this one has none."
         )
-    if records[_MAGIC_POSITION] != _MAGIC_V2:
+    if records[MAGIC_POSITION] != MAGIC:
         raise KafkaError(
-            Errors.INVALID_RECORD, f"Record batches must have magic 2; this one has {records[_MAGIC_POSITION]}."
+            Errors.INVALID_RECORD, f"Record batches must have magic 2; this one has {records[MAGIC_POSITION]}."
         )
     if (
         api_version < _ZSTD_SINCE_PRODUCE_VERSION
-        and size > _ATTRIBUTES_POSITION + 1
-        and records[_ATTRIBUTES_POSITION + 1] & _CODEC_MASK == Compression.ZSTD
+        and size > ATTRIBUTES_POSITION + 1
+        and records[ATTRIBUTES_POSITION + 1] & _CODEC_MASK == Compression.ZSTD
     ):
         raise KafkaError(
             Errors.UNSUPPORTED_COMPRESSION_TYPE,
@@ -133,18 +155,18 @@ def single_batch(records: bytes | None, api_version: int) -> bytes:
 
 def _whole_batch_bytes(records: bytes, position: int) -> int | None:
     """The size of the batch at `position`, None where no whole batch is there."""
-    if len(records) - position < _LOG_OVERHEAD_BYTES:
+    if len(records) - position < LOG_OVERHEAD_BYTES:
         return None
     (length,) = _LENGTH.unpack_from(records, position + 8)
     if length < _SMALLEST_RECORD_SET_BYTES:
         raise KafkaError(Errors.CORRUPT_MESSAGE, f"A record batch of length {length} is shorter than any batch.")
-    if len(records) - position <= _MAGIC_POSITION:
+    if len(records) - position <= MAGIC_POSITION:
         return None
-    if records[position + _MAGIC_POSITION] > _MAGIC_V2:
+    if records[position + MAGIC_POSITION] > MAGIC:
         raise KafkaError(
-            Errors.CORRUPT_MESSAGE, f"There is no record batch of magic {records[position + _MAGIC_POSITION]}."
+            Errors.CORRUPT_MESSAGE, f"There is no record batch of magic {records[position + MAGIC_POSITION]}."
         )
-    size = int(length) + _LOG_OVERHEAD_BYTES
+    size = int(length) + LOG_OVERHEAD_BYTES
     return size if len(records) - position >= size else None
 
 
@@ -156,10 +178,7 @@ def check_batch(data: bytes, rules: BatchRules) -> BatchHeader:
     if header.base_offset != 0:
         raise KafkaError(Errors.INVALID_RECORD, f"The base offset of a sent batch must be 0, not {header.base_offset}.")
     _check_size(len(data), rules)
-    if (
-        len(data) < header.size_bytes
-        or crc32c(memoryview(data)[_ATTRIBUTES_POSITION : header.size_bytes]) != header.crc
-    ):
+    if len(data) < header.size_bytes or crc32c(memoryview(data)[ATTRIBUTES_POSITION : header.size_bytes]) != header.crc:
         raise KafkaError(Errors.CORRUPT_MESSAGE, "The checksum of the record batch does not match its bytes.")
     _check_counts(header)
     if header.is_control:
@@ -292,7 +311,7 @@ def _stamp_in_place(
     """Writes what the broker owns. The checksum starts at the attributes, so offset and epoch do not touch it."""
     stored = bytearray(data)
     _OFFSET.pack_into(stored, 0, base_offset)
-    _LENGTH.pack_into(stored, _LOG_OVERHEAD_BYTES, leader_epoch)
+    _LENGTH.pack_into(stored, LOG_OVERHEAD_BYTES, leader_epoch)
     timestamp_changed = _OFFSET.unpack_from(stored, _MAX_TIMESTAMP_POSITION)[0] != max_timestamp
     type_changed = rules.log_append_time != (header.timestamp_type == TimestampType.LOG_APPEND_TIME)
     if timestamp_changed or type_changed or len(data) != header.size_bytes:
@@ -303,7 +322,7 @@ def _stamp_in_place(
 def _stamp_timestamp(batch: bytearray, max_timestamp: int, *, log_append_time: bool) -> None:
     _OFFSET.pack_into(batch, _MAX_TIMESTAMP_POSITION, max_timestamp)
     _, attributes = _CRC_AND_ATTRIBUTES.unpack_from(batch, _CRC_POSITION)
-    attributes = attributes | _LOG_APPEND_TIME_BIT if log_append_time else attributes & ~_LOG_APPEND_TIME_BIT
+    attributes = attributes | LOG_APPEND_TIME_BIT if log_append_time else attributes & ~LOG_APPEND_TIME_BIT
     _CRC_AND_ATTRIBUTES.pack_into(batch, _CRC_POSITION, 0, attributes)
-    crc = crc32c(memoryview(batch)[_ATTRIBUTES_POSITION:])
+    crc = crc32c(memoryview(batch)[ATTRIBUTES_POSITION:])
     _CRC_AND_ATTRIBUTES.pack_into(batch, _CRC_POSITION, crc, attributes)

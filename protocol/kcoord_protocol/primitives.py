@@ -67,12 +67,6 @@ def decode_uvarlong(data: bytes, position: int) -> tuple[int, int]:
     raise ValueError("varlong is longer than 10 bytes")
 
 
-def decode_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Read a zigzag 32-bit varint."""
-    value, position = decode_uvarint(data, position)
-    return (value >> 1) ^ -(value & 1), position
-
-
 def decode_varlong(data: bytes, position: int) -> tuple[int, int]:
     """Read a zigzag 64-bit varint."""
     value, position = decode_uvarlong(data, position)
@@ -142,9 +136,3 @@ def decode_compact_nullable_bytes(data: bytes, position: int) -> tuple[bytes | N
     """See `decode_compact_nullable_string`."""
     size, end = decode_uvarint(data, position)
     return (None, end) if size == 0 else decode_compact_bytes(data, position)
-
-
-def decode_array_count(data: bytes, position: int) -> tuple[int, int]:
-    """Read the count of a compact array: -1 is null."""
-    size, position = decode_uvarint(data, position)
-    return size - 1, position

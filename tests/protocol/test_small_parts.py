@@ -25,7 +25,7 @@ def test_varints(value: int) -> None:
     assert primitives.decode_uvarlong(primitives.encode_uvarint(value & (2**64 - 1)), 0)[0] == value & (2**64 - 1)
     narrow = (value & (2**32 - 1)) - 2**31
     encoded = primitives.encode_varint(narrow)
-    assert primitives.decode_varint(b"x" + encoded, 1) == (narrow, 1 + len(encoded))
+    assert primitives.decode_varlong(b"x" + encoded, 1) == (narrow, 1 + len(encoded))
 
 
 @pytest.mark.parametrize(

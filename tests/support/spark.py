@@ -13,8 +13,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import kcoord.pipeline
-from kcoord.pipeline.java import JavaNotFoundError, require_java
 from tests.support.client_races import note_retry
+from tests.support.java import JavaNotFoundError, require_java
 from tests.support.shared import missing
 
 Result = TypeVar("Result")

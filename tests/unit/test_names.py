@@ -18,7 +18,7 @@ SHARED_NAMES = {
 """Names that two classes may have, with the reason."""
 
 NOT_YET_RENAMED = {
-    *("Api", "Append", "Chunk", "Client", "Clock", "Completion", "Connection", "Place", "Ready", "Request", "Scan"),
+    *("Api", "Append", "Client", "Clock", "Connection", "Place", "Ready", "Request"),
     *("ShardState", "Subscription", "Worker"),
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from kcoord.topics.fetch_manager import Completion
+from kcoord.topics.fetch_manager import CompletedFetch
 from kcoord.topics.fetch_session import next_epoch
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import FetchRequest, FetchResponse
@@ -87,7 +87,7 @@ class Client:
         assert response is not None
         return response
 
-    def poll(self) -> list[Completion]:
+    def poll(self) -> list[CompletedFetch]:
         return self.cluster.store.fetches.poll(self.cluster.now_ms)
 
 

@@ -8,8 +8,7 @@ import struct
 import pytest
 
 from kcoord.config import BrokerConfig, TopicConfig
-from kcoord.topics.partition import batch_rules
-from kcoord.topics.validation import BatchRules, RecordsRejectedError, single_batch, stamp_batch
+from kcoord.topics.validation import BatchRules, RecordsRejectedError, batch_rules, single_batch, stamp_batch
 from kcoord_protocol.batch_header import TimestampType, crc32c, decode_header, verify_crc
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
