@@ -17,7 +17,7 @@ class BrokerConfig(BrokerSettings):
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> BrokerConfig:
-        """Parse and check settings; ConfigError names key, value and what is allowed."""
+        """Parses and checks settings; ConfigError names key, value and what is allowed."""
         config = cls(properties)
         config._check()
         return config
@@ -29,7 +29,7 @@ class BrokerConfig(BrokerSettings):
             BrokerConfig.from_properties(worker_properties(self, number))
 
     def with_dynamic(self, overrides: Mapping[str, str]) -> BrokerConfig:
-        """A checked copy with other dynamic broker configs; ConfigError where they cannot be used."""
+        """Returns a checked copy with other dynamic broker configs; ConfigError if they cannot be used."""
         copy = BrokerConfig(self.explicit)
         copy._values = copy._static | {
             name: BROKER_KEYS[name].parse(text) for name, text in overrides.items() if name in BROKER_KEYS
@@ -40,7 +40,7 @@ class BrokerConfig(BrokerSettings):
         return copy
 
     def apply_dynamic(self, overrides: Mapping[str, str]) -> None:
-        """Make `overrides` the dynamic broker configs in effect; a key that is no longer among them is static again.
+        """Makes `overrides` the dynamic broker configs in effect; a key that is no longer among them is static again.
 
         Keys and values that cannot be used are left out: the metadata log may come from a broker with other limits.
         """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from kcoord.config.attributes import BrokerAttributes
 from kcoord.config.key import ConfigError, ConfigKey, ConfigValue
@@ -95,13 +96,15 @@ class BrokerSettings(BrokerAttributes):
 
     @property
     def data_folders(self) -> list[str]:
-        """log.dirs, or log.dir where that is not set."""
+        """log.dirs, or log.dir if that is not set."""
         return self.log_dirs or self.log_dir
 
     @property
     def takes_client_telemetry(self) -> bool:
-        """Whether clients may push metrics: where something is named that takes them, as in Kafka."""
-        return bool(self.kcoord_client_telemetry_endpoint) or any(one != JMX_REPORTER for one in self.metric_reporters)
+        """True if clients may push metrics: if a receiver of metrics is named, as in Kafka."""
+        return bool(self.kcoord_client_telemetry_endpoint) or any(
+            reporter != JMX_REPORTER for reporter in self.metric_reporters
+        )
 
     def kip1327_form(self, software_name: str) -> Kip1327Form:
         """The form of KIP-1327 for a client whose software has this name; empty if the client gives none."""
@@ -114,22 +117,22 @@ class BrokerSettings(BrokerAttributes):
 
     @property
     def client_advertised_listeners(self) -> list[Listener]:
-        """The entries of advertised.listeners, none where it is not set."""
+        """The entries of advertised.listeners, none if it is not set."""
         return self._client_listeners("advertised.listeners", self.advertised_listeners or [])
 
     def advertised(self, bound: Mapping[str, Listener], host_name: str) -> list[Listener]:
-        """What clients are told: advertised.listeners, or `bound` (by name, with the ports really in use).
+        """Returns what clients connect to: advertised.listeners, or `bound` (by name, with the ports really in use).
 
-        Where a bound listener is on every interface, `host_name` replaces its host; port 0 becomes the bound port.
+        If a bound listener is on every interface, `host_name` replaces its host; port 0 becomes the bound port.
         """
         if not self.advertised_listeners:
             return [
-                Listener(one.name, host_name if one.binds_everywhere else one.host, one.port, one.security_protocol)
-                for one in bound.values()
+                replace(listener, host=host_name) if listener.binds_everywhere else listener
+                for listener in bound.values()
             ]
         return [
-            Listener(one.name, one.host or host_name, one.port or bound[one.name].port, one.security_protocol)
-            for one in self.client_advertised_listeners
+            replace(listener, host=listener.host or host_name, port=listener.port or bound[listener.name].port)
+            for listener in self.client_advertised_listeners
         ]
 
     def _client_listeners(self, key: str, entries: list[str]) -> list[Listener]:
@@ -137,4 +140,5 @@ class BrokerSettings(BrokerAttributes):
         protocols = parse_protocol_map(self.listener_security_protocol_map)
         for name in controllers:
             protocols.setdefault(name, protocols.get("PLAINTEXT", SecurityProtocol.PLAINTEXT))
-        return [one for one in parse_listeners(key, entries, protocols) if one.name not in controllers]
+        listeners = parse_listeners(key, entries, protocols)
+        return [listener for listener in listeners if listener.name not in controllers]

@@ -11,7 +11,7 @@ from kcoord.config.workers import check_workers
 
 
 def check_broker_settings(config: BrokerSettings) -> None:
-    """Raise ConfigError where values that are fine by themselves do not fit together."""
+    """Raises ConfigError if values that are fine by themselves do not fit together."""
     for kind in ("consumer", "share", "streams"):
         _check_group_kind(config, kind)
     _check_assignors(config)
@@ -92,16 +92,16 @@ def _check_listeners(config: BrokerSettings) -> None:
         )
     check_bindable("listeners", listeners)
     names = {listener.name for listener in listeners}
-    for one in config.client_advertised_listeners:
+    for listener in config.client_advertised_listeners:
         shown = ",".join(config.advertised_listeners or [])
-        if one.name not in names:
+        if listener.name not in names:
             raise ConfigError(
-                f"Invalid value {shown} for configuration advertised.listeners: {one.name} is not among listeners"
+                f"Invalid value {shown} for configuration advertised.listeners: {listener.name} is not among listeners"
             )
-        if one.host in ("0.0.0.0", "::"):
+        if listener.host in ("0.0.0.0", "::"):
             raise ConfigError(
                 f"Invalid value {shown} for configuration advertised.listeners: "
-                f"clients cannot connect to {one.host}, give a name or address that they can reach"
+                f"clients cannot connect to {listener.host}, give a name or address that they can reach"
             )
     inter_broker = config.value("inter.broker.listener.name")
     if isinstance(inter_broker, str) and inter_broker.upper() not in names:

@@ -24,7 +24,7 @@ class GroupConfig(GroupAttributes):
 
     @classmethod
     def resolve(cls, broker_config: BrokerConfig, overrides: Mapping[str, str]) -> GroupConfig:
-        """The settings of a group whose own configs are `overrides`, moved into the broker's limits of today."""
+        """Returns the settings of a group with the configs `overrides`, moved into the broker's present limits."""
         values = {name: group_default(broker_config, name) for name in GROUP_KEYS}
         for name, text in overrides.items():
             key = GROUP_KEYS.get(name)
@@ -38,7 +38,7 @@ class GroupConfig(GroupAttributes):
 
 
 def group_default(broker_config: BrokerConfig, name: str) -> ConfigValue:
-    """The value of a group key that the group does not set."""
+    """Returns the value of a group key that the group does not set."""
     if name == "streams.assignor.name":
         return _streams_assignors(broker_config)[0]
     broker_key = name.removeprefix("kcoord.") if name.startswith("kcoord.") else f"group.{name}"
@@ -76,7 +76,7 @@ def _within_limits(broker_config: BrokerConfig, name: str, value: ConfigValue) -
 
 
 def check_group_configs(broker_config: BrokerConfig, overrides: Mapping[str, str]) -> None:
-    """Raise ConfigError for unknown keys, bad values and values outside the broker's limits."""
+    """Raises ConfigError for unknown keys, bad values and values outside the broker's limits."""
     for name, text in overrides.items():
         key = GROUP_KEYS.get(name)
         if key is None or not broker_config.has_key(key):

@@ -52,8 +52,8 @@ class Listener:
 
 
 def key_of_listener(name: str) -> str | None:
-    """KEY of `listener.name.NAME.KEY`, or of `listener.name.NAME.MECHANISM.KEY` where a SASL mechanism has such a key;
-    None where the name is not for one listener.
+    """Returns KEY of `listener.name.NAME.KEY`, or of `listener.name.NAME.MECHANISM.KEY` if a SASL mechanism has such a
+    key; None if the name is not for one listener.
     """
     match = _KEY_OF_LISTENER.fullmatch(name)
     if match is None:
@@ -81,7 +81,7 @@ def parse_protocol_map(text: str) -> dict[str, SecurityProtocol]:
 
 
 def parse_listeners(key: str, entries: Sequence[str], protocols: Mapping[str, SecurityProtocol]) -> list[Listener]:
-    """The listeners of configuration `key`, each with the security protocol of its name."""
+    """Returns the listeners of configuration `key`, each with the security protocol of its name."""
     listeners = [_parse_listener(key, entry, protocols) for entry in entries]
     names = [listener.name for listener in listeners]
     if len(set(names)) != len(names):
@@ -90,12 +90,12 @@ def parse_listeners(key: str, entries: Sequence[str], protocols: Mapping[str, Se
 
 
 def check_bindable(key: str, listeners: Sequence[Listener]) -> None:
-    """Ports must differ, except that an IPv4 and an IPv6 address may share one."""
+    """Raises ConfigError for a port that two listeners have, unless their addresses are an IPv4 and an IPv6 one."""
     seen: dict[int, Listener] = {}
     for listener in listeners:
         other = seen.setdefault(listener.port, listener)
         if listener.port and other is not listener and (":" in other.host) == (":" in listener.host):
-            raise _error(key, [str(one) for one in listeners], "each listener must have a port of its own")
+            raise _error(key, list(map(str, listeners)), "each listener must have a port of its own")
 
 
 def _parse_listener(key: str, entry: str, protocols: Mapping[str, SecurityProtocol]) -> Listener:

@@ -17,7 +17,7 @@ _DEFAULT_PRINCIPAL_BUILDER = BROKER_KEYS[_PRINCIPAL_BUILDER].default
 
 
 def check_security(config: BrokerSettings) -> None:
-    """Raise ConfigError for a setting that asks for authorization, encryption or authentication."""
+    """Raises ConfigError for a setting that asks for authorization, encryption or authentication."""
     if config.authorizer_class_name:
         raise ConfigError(
             f"Invalid value {config.authorizer_class_name} for configuration authorizer.class.name: "

@@ -21,7 +21,7 @@ class TopicConfig(TopicAttributes):
 
     @classmethod
     def resolve(cls, broker_config: BrokerConfig, overrides: Mapping[str, str]) -> TopicConfig:
-        """The settings of a topic whose own configs are `overrides`. What is not usable there counts as not set."""
+        """Returns the settings of a topic with the configs `overrides`. An unusable value counts as not set."""
         values = {name: topic_default(broker_config, name) for name in TOPIC_KEYS}
         for name, text in overrides.items():
             key = TOPIC_KEYS.get(name)
@@ -49,7 +49,7 @@ class TopicConfig(TopicAttributes):
 
 
 def topic_default(broker_config: BrokerConfig, name: str) -> ConfigValue:
-    """What a topic key is where the topic does not set it."""
+    """Returns the value of a topic key that the topic does not set."""
     key = TOPIC_KEYS[name]
     for broker_key, factor in key.synonyms:
         value = broker_config.value(broker_key)
@@ -66,7 +66,7 @@ def _convert(value: ConfigValue, factor: int, name: str) -> ConfigValue:
 
 
 def check_topic_configs(broker_config: BrokerConfig, overrides: Mapping[str, str]) -> None:
-    """Raise ConfigError for unknown keys, bad values and values that do not fit together."""
+    """Raises ConfigError for unknown keys, bad values and values that do not fit together."""
     for name, text in overrides.items():
         key = TOPIC_KEYS.get(name)
         if key is None or not broker_config.has_key(key):

@@ -9,6 +9,8 @@ of their own. Without `kcoord.worker.ports` these follow the configured ones; ad
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kcoord.config.broker_settings import BrokerSettings
 from kcoord.config.key import ConfigError
 from kcoord.config.listeners import Listener, check_bindable
@@ -17,43 +19,40 @@ LARGEST_PORT = 65535
 PORTS_KEY = "kcoord.worker.ports"
 THREADS_KEY = "group.coordinator.threads"
 RACKS_KEY = "kcoord.worker.racks"
-ONE_WORKER_PREFIX = "kcoord.worker."
+WORKER_PREFIX = "kcoord.worker."
+"""Of the keys that say which workers there are, and of those for one of them."""
 
 
 def worker_count(config: BrokerSettings) -> int:
-    """How many workers there are; with one, the broker is a single process."""
+    """Returns the number of workers; if it is 1, the broker is a single process."""
     return len(config.kcoord_worker_ports) or config.group_coordinator_threads
 
 
 def worker_properties(config: BrokerSettings, number: int) -> dict[str, str]:
-    """The settings of worker `number`, counted from 0: what was set, with its own node id, listeners and rack."""
-    properties = dict(config.explicit)
-    for key in (PORTS_KEY, THREADS_KEY, RACKS_KEY, "broker.id"):
-        properties.pop(key, None)
+    """Returns what was set, with the node id, listeners and rack of worker `number`, counted from 0."""
+    properties = {
+        key: text
+        for key, text in config.explicit.items()
+        if not key.startswith(WORKER_PREFIX) and key not in (THREADS_KEY, "broker.id")
+    }
     properties["node.id"] = str(config.node_id + number)
     listeners = worker_listeners(config, number)
-    properties["listeners"] = ",".join(str(one) for one in listeners)
+    properties["listeners"] = ",".join(map(str, listeners))
     if config.advertised_listeners:
-        properties["advertised.listeners"] = ",".join(str(one) for one in _advertised(config, number))
+        properties["advertised.listeners"] = ",".join(map(str, _advertised(config, number)))
     if config.kcoord_metrics_port > 0:
         properties["kcoord.metrics.port"] = str(config.kcoord_metrics_port + number)
     if config.kcoord_worker_racks:
         properties["broker.rack"] = config.kcoord_worker_racks[number]
-    of_others = [key for key in properties if key.startswith(ONE_WORKER_PREFIX)]
-    for key in of_others:
-        del properties[key]
     return properties | config.of_workers.get(number, {})
 
 
 def worker_listeners(config: BrokerSettings, number: int) -> list[Listener]:
-    """What worker `number` binds. Port 0 stays 0: the system picks one for each worker."""
-    ports = [_moved(one, number) for one in config.open_listeners]
+    """Returns what worker `number` binds. Port 0 stays 0: the system picks a port for each worker."""
+    ports = [_moved(listener, number) for listener in config.open_listeners]
     if config.kcoord_worker_ports:
         ports[0] = int(config.kcoord_worker_ports[number])
-    return [
-        Listener(one.name, one.host, port, one.security_protocol)
-        for one, port in zip(config.open_listeners, ports, strict=True)
-    ]
+    return [replace(listener, port=port) for listener, port in zip(config.open_listeners, ports, strict=True)]
 
 
 def _moved(listener: Listener, number: int) -> int:
@@ -61,14 +60,11 @@ def _moved(listener: Listener, number: int) -> int:
 
 
 def _advertised(config: BrokerSettings, number: int) -> list[Listener]:
-    return [
-        Listener(one.name, one.host, _moved(one, number), one.security_protocol)
-        for one in config.client_advertised_listeners
-    ]
+    return [replace(listener, port=_moved(listener, number)) for listener in config.client_advertised_listeners]
 
 
 def check_workers(config: BrokerSettings) -> None:
-    """Raise ConfigError where the keys about workers do not fit together."""
+    """Raises ConfigError if the keys about workers do not fit together."""
     ports, threads = config.kcoord_worker_ports, config.group_coordinator_threads
     if ports and THREADS_KEY in config.explicit and threads != len(ports):
         raise ConfigError(
@@ -94,11 +90,11 @@ def _check_ports(config: BrokerSettings, count: int) -> None:
             raise ConfigError(
                 f"Invalid value {text} for configuration {PORTS_KEY}: a port is a number from 0 to {LARGEST_PORT}"
             )
-    every = [one for number in range(count) for one in worker_listeners(config, number)]
-    too_high = next((one for one in every if one.port > LARGEST_PORT), None)
+    listeners = [listener for number in range(count) for listener in worker_listeners(config, number)]
+    too_high = next((listener for listener in listeners if listener.port > LARGEST_PORT), None)
     if too_high is not None:
         raise ConfigError(
             f"Invalid value {count} for configuration {THREADS_KEY}: "
             f"the port {too_high.port} of {too_high.name} would be above {LARGEST_PORT}"
         )
-    check_bindable(PORTS_KEY if config.kcoord_worker_ports else "listeners", every)
+    check_bindable(PORTS_KEY if config.kcoord_worker_ports else "listeners", listeners)
