@@ -31,6 +31,7 @@ from kcoord.coordinator.group.offsets.committed_offsets import (
     CommittedOffsets,
     TopicOffsets,
 )
+from kcoord.coordinator.group.offsets.known_partitions import find_topic, unknown_partitions
 from kcoord.coordinator.group.offsets.operations import may_commit
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import Schedule, TimerKey
@@ -200,15 +201,11 @@ class CommitPlan:
     def _learn_topics(self, image: MetadataImage) -> bool:
         """Whether the image has all topics and partitions; then the records are laid out."""
         for topic in self._topics:
-            if self.version >= FIRST_VERSION_WITH_TOPIC_IDS:
-                known = image.topics_by_id.get(topic.topic_id)
-            else:
-                known = image.topics.get(topic.name)
-            if known is None or known.id == ZERO_UUID:
+            by_id = self.version >= FIRST_VERSION_WITH_TOPIC_IDS
+            image_topic = find_topic(image, topic.name, topic.topic_id, by_id=by_id)
+            if image_topic is None or image_topic.id == ZERO_UUID or unknown_partitions(image_topic, topic.partitions):
                 return False
-            if not all(0 <= partition < len(known.partitions) for partition in topic.partitions):
-                return False
-            topic.name, topic.topic_id = known.name, known.id
+            topic.name, topic.topic_id = image_topic.name, image_topic.id
         self._lay_out()
         self._image = image
         return True

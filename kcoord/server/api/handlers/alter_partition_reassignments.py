@@ -5,9 +5,9 @@ over: the old leaders have closed their logs by then.
 
 from __future__ import annotations
 
-from kcoord.server.api.handlers.timeouts import check_timeout
 from kcoord.server.api.replies import Reply
 from kcoord.server.api.request_context import RequestContext
+from kcoord.server.api.timeouts import check_timeout
 from kcoord.server.broker import Broker
 from kcoord.server.shards.metadata_operations import AlterPartitionReassignments
 from kcoord_protocol.api_keys import ApiKey

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from kcoord.metadata.collect import once
-from kcoord.server.api.handlers.timeouts import check_timeout
 from kcoord.server.api.replies import Reply
 from kcoord.server.api.request_context import RequestContext
+from kcoord.server.api.timeouts import check_timeout
 from kcoord.server.broker import Broker
 from kcoord.server.shards.metadata_operations import CreateTopics
 from kcoord_protocol.api_keys import ApiKey

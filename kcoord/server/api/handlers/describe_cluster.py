@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from kcoord.server.api.handlers.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED
-from kcoord.server.api.handlers.leader_hint import broker_addresses, fenced_addresses
+from kcoord.server.api.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED
+from kcoord.server.api.leader_hint import broker_addresses, fenced_addresses
 from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey

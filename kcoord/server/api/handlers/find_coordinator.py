@@ -7,8 +7,8 @@ v0-v3 ask for one key, v4+ for several. Share coordinators do not exist here.
 
 from __future__ import annotations
 
-from kcoord.server.api.handlers.auto_create import ensure_internal_topic
-from kcoord.server.api.handlers.leader_hint import leader_endpoint
+from kcoord.server.api.auto_create import ensure_internal_topic
+from kcoord.server.api.leader_hint import leader_endpoint
 from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker

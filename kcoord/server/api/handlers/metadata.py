@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from kcoord.metadata.image import MetadataImage, PartitionImage, TopicImage
 from kcoord.metadata.names import topic_name_problem
 from kcoord.metadata.records import NO_LEADER
-from kcoord.server.api.handlers.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
-from kcoord.server.api.handlers.auto_create import auto_create
-from kcoord.server.api.handlers.leader_hint import broker_addresses
+from kcoord.server.api.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
+from kcoord.server.api.auto_create import auto_create
+from kcoord.server.api.leader_hint import broker_addresses
 from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker

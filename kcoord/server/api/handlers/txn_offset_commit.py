@@ -13,8 +13,8 @@ from typing import Final
 
 from kcoord.coordinator.group.offsets.operations import FIRST_TXN_VERSION_OF_CONSUMER_GROUPS
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer
+from kcoord.server.api.known_partitions import merge, split_topics
 from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
@@ -42,11 +42,9 @@ _COORDINATOR_IS_AWAY: Final = (
 
 def handle(broker: Broker, context: RequestContext, request: TxnOffsetCommitRequest) -> Reply[TxnOffsetCommitResponse]:
     by_id = context.api_version >= FIRST_TXN_VERSION_OF_CONSUMER_GROUPS
-    if by_id:
-        for topic in request.topics:
-            image_topic = broker.image.topics_by_id.get(topic.topic_id)
-            topic.name = image_topic.name if image_topic is not None else ""
-    unknown = _take_unknown(broker.image, request, by_id=by_id)
+    request.topics, unknown = split_topics(broker.image, request.topics, _topic, by_id=by_id)
+    # Kafka answers an unknown topic for its partitions only.
+    unknown = [topic for topic in unknown if topic.partitions]
     if not request.topics:
         return TxnOffsetCommitResponse(topics=unknown)
     try:
@@ -59,9 +57,9 @@ def handle(broker: Broker, context: RequestContext, request: TxnOffsetCommitRequ
         return reply
     return map_reply(
         reply,
-        lambda response: TxnOffsetCommitResponse(topics=_merge(unknown, response.topics)),
+        lambda response: TxnOffsetCommitResponse(topics=_merge(unknown, response)),
         lambda error: TxnOffsetCommitResponse(
-            topics=_merge(unknown, error_response(request, error, context.api_version).topics)
+            topics=_merge(unknown, error_response(request, error, context.api_version))
         ),
     )
 
@@ -140,24 +138,6 @@ def _commit_verified(
     return broker.groups.call_shard(shard_id, operation, request, context.operation_context())
 
 
-def _take_unknown(image: MetadataImage, request: TxnOffsetCommitRequest, *, by_id: bool) -> Topics:
-    """Removes what the image does not know from the request and returns its answers."""
-    unknown: Topics = []
-    known = []
-    for topic in request.topics:
-        image_topic = image.topics.get(topic.name)
-        count = len(image_topic.partitions) if image_topic is not None else 0
-        missing = [p.partition_index for p in topic.partitions if not 0 <= p.partition_index < count]
-        if missing:
-            error = Errors.UNKNOWN_TOPIC_ID if by_id and not topic.name else Errors.UNKNOWN_TOPIC_OR_PARTITION
-            unknown.append(_topic(topic, missing, error))
-            topic.partitions = [p for p in topic.partitions if 0 <= p.partition_index < count]
-        if topic.partitions:
-            known.append(topic)
-    request.topics = known
-    return unknown
-
-
 def _topic(
     topic: TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic, partitions: list[int], error: Errors
 ) -> TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic:
@@ -171,15 +151,8 @@ def _topic(
     )
 
 
-def _merge(unknown: Topics, answered: Topics) -> Topics:
-    topics = {(topic.name, topic.topic_id): topic for topic in unknown}
-    for topic in answered:
-        present = topics.get((topic.name, topic.topic_id))
-        if present is None:
-            topics[topic.name, topic.topic_id] = topic
-        else:
-            present.partitions.extend(topic.partitions)
-    return list(topics.values())
+def _merge(unknown: Topics, response: TxnOffsetCommitResponse) -> Topics:
+    return merge(unknown, response.topics, lambda topic: (topic.name, topic.topic_id))
 
 
 def error_response(request: TxnOffsetCommitRequest, error: KafkaError, version: int) -> TxnOffsetCommitResponse:
