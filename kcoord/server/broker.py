@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig, Listener, TopicConfig
-from kcoord.metadata.features import GROUP_VERSION
 from kcoord.metadata.image import MetadataImage
 from kcoord.server.environment import Environment
 from kcoord.server.shards.fetch_service import FetchService
@@ -24,7 +23,6 @@ from kcoord.server.shards.pump import Pump
 from kcoord.server.shards.transaction_service import TransactionService
 from kcoord.server.shards.transactional_produce import TransactionalProduce
 from kcoord.topics.store import TopicStore
-from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
@@ -97,14 +95,6 @@ class Broker:
     def endpoint(self, listener_name: str) -> Listener:
         """The advertised address of this broker for clients of a listener."""
         return self.endpoints[listener_name]
-
-    def check_consumer_protocol(self) -> None:
-        """KIP-848 can be switched off by feature level or setting; as in Kafka the APIs stay listed and answer so,
-        without a text.
-        """
-        enabled = "consumer" in self.config.group_coordinator_rebalance_protocols
-        if not enabled or self.image.features.get(GROUP_VERSION, 0) < 1:
-            raise KafkaError(Errors.UNSUPPORTED_VERSION)
 
     # Its life.
 

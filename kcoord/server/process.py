@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from kcoord.config import BrokerConfig, Listener
 from kcoord.metadata.records import BrokerRegistration
-from kcoord.server.api.request_context import internal_operation_context
+from kcoord.server.api.api_table import internal_operation_context
 from kcoord.server.broker import WRITER_SECONDS, Broker, until
 from kcoord.server.clock import Clock
 from kcoord.server.composition import compose

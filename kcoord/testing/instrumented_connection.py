@@ -24,8 +24,7 @@ from kcoord_protocol.messages import ProduceRequest
 
 if TYPE_CHECKING:
     from kcoord.config import Listener
-    from kcoord.server.api.api_table import Api
-    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.api.api_table import Api, RequestContext
     from kcoord.server.broker import Broker
     from kcoord.server.net.connection import ConnectionOwner
     from kcoord.server.net.connection_limits import ConnectionLimits
@@ -99,7 +98,8 @@ class InstrumentedApi(BoundApi):
         super().__init__(api, version)
         self._path = path
 
-    def respond(self, broker: Broker, context: RequestContext, request: Message) -> object:
+    def respond(self, broker: object, context: RequestContext, request: Message) -> object:
+        assert isinstance(broker, Broker)
         if context.client_id == CONTROL_CLIENT_ID:
             return super().respond(broker, context, request)
         fault = self._path.monitor.observe(context, request)

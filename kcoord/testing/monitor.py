@@ -14,7 +14,7 @@ from kcoord.testing.faults import Faults, RequestFault, Selector
 from kcoord.testing.observed import NAMES_OF_APIS, Observation, facts_of
 
 if TYPE_CHECKING:
-    from kcoord.server.api.request_context import RequestContext
+    from kcoord.server.api.api_table import RequestContext
     from kcoord_protocol.message import Message
 
 CONTROL_CLIENT_ID: Final = "kcoord-control"

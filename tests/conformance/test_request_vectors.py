@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Producer
 
-from kcoord.server.api.api_table import SERVED_VERSIONS
+from kcoord.server.api.served_versions import SERVED_VERSIONS
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.headers import encode_request

@@ -11,7 +11,7 @@ from typing import Final
 
 from kcoord.coordinator.group import regex
 from kcoord.coordinator.group.classic import consumer_protocol
-from kcoord.server.api.api_table import SERVED_VERSIONS
+from kcoord.server.api.served_versions import SERVED_VERSIONS
 from kcoord.topics.validation import BatchRules, single_batch, stamp_batch
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.batch_header import crc32c

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from kcoord.server.api.api_table import SERVED_VERSIONS
+from kcoord.server.api.served_versions import SERVED_VERSIONS
 from kcoord_protocol.api_keys import request_class
 from kcoord_protocol.headers import decode_request_header
 from kcoord_protocol.message import _CODEC_FAILURES, Message

@@ -22,7 +22,7 @@ from typing import NamedTuple, cast
 
 from confluent_kafka import Producer
 
-from kcoord.server.api.api_table import SERVED_VERSIONS
+from kcoord.server.api.served_versions import SERVED_VERSIONS
 from kcoord_protocol.api_keys import ApiKey, request_class, response_class
 from kcoord_protocol.errors import DecodeError, Errors, UnsupportedVersionError
 from kcoord_protocol.framing import FrameReader

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of served APIs, and the path from a decoded request to the bytes of its answer.
+"""The table of served APIs, and the path from a received request to the bytes of its response.
+
+`RequestContext` is what a handler knows about one request besides its body, `Client` what the connection knows about
+its client. Two kinds of responses wait in the queue of a request path: an `Exchange` was handed to its handler, whose
+answer may be a future; a `DeferredResponse` comes from a fast path, is already encoded, and waits for its records to be
+durable. `data` of both is None while the response is not known, and empty if the client gets none.
 
 ApiVersions is made from this table: what is not here is neither served nor listed. The two `except Exception` of the
 request path are here: a defect in a handler costs its client an UNKNOWN_SERVER_ERROR and us a traceback in the log,
@@ -10,114 +15,181 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import itertools
 import logging
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass
+from struct import Struct
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
+from kcoord.config import BrokerConfig
 from kcoord.config.kip1327 import Kip1327Form
+from kcoord.runtime.outbox import Waiter
+from kcoord.runtime.result import OperationContext
+from kcoord.server.api.served_versions import (
+    FIRST_LISTED_VERSIONS,
+    KAFKA_4_4_VERSIONS,
+    KIP_1327_VERSIONS,
+    NEW_PARTITIONS_HANDLER,
+    SERVED_VERSIONS,
+    UNSTABLE_VERSIONS,
+)
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.headers import decode_request_header, encode_response
+from kcoord_protocol.message import TaggedFields
+from kcoord_protocol.messages import Message
 
 if TYPE_CHECKING:
-    from kcoord.config import BrokerConfig
-    from kcoord.server.api.request_context import RequestContext
-    from kcoord.server.broker import Broker
-    from kcoord_protocol.messages import Message
+    from kcoord.server.observe.client_telemetry import ClientFacts
+
+_tokens = itertools.count(1)
+
+
+class Client:
+    """What a connection knows about its client.
+
+    `form` is the form of KIP-1327 that the client is served. `has_begun` is True after its first request that is
+    answered; `begins_with_api_versions` says that this was ApiVersions.
+    """
+
+    __slots__ = (
+        "address",
+        "begins_with_api_versions",
+        "facts",
+        "form",
+        "has_begun",
+        "remote_host",
+        "remote_port",
+        "software",
+    )
+
+    def __init__(self, form: Kip1327Form, remote_host: str = "", remote_port: int = 0) -> None:
+        self.form = form
+        self.software = ("", "")
+        self.has_begun = False
+        self.begins_with_api_versions = False
+        self.facts: ClientFacts | None = None
+        self.locate(remote_host, remote_port)
+
+    def locate(self, remote_host: str, remote_port: int) -> None:
+        """Sets where the client is; `address` is the host in the form that groups describe."""
+        self.remote_host = remote_host
+        self.remote_port = remote_port
+        self.address = f"/{remote_host}"
+
+    def identify(self, software_name: str, software_version: str, form: Kip1327Form) -> None:
+        """The client has named its software in ApiVersions, perhaps not for the first time."""
+        self.software = (software_name, software_version)
+        self.form = form
+        if not self.has_begun:
+            self.has_begun = self.begins_with_api_versions = True
+
+
+class RequestContext:
+    """The facts about one request: from where, by whom, when, in which version."""
+
+    __slots__ = (
+        "api_key",
+        "api_version",
+        "client",
+        "client_host",
+        "client_id",
+        "correlation_id",
+        "listener_name",
+        "now_ms",
+        "principal",
+    )
+
+    def __init__(
+        self,
+        api_key: ApiKey,
+        api_version: int,
+        correlation_id: int,
+        client_id: str,
+        client_host: str,
+        listener_name: str,
+        principal: str,
+        now_ms: int,
+        client: Client | None = None,
+    ) -> None:
+        self.api_key = api_key
+        self.api_version = api_version
+        self.correlation_id = correlation_id
+        self.client_id = client_id
+        self.client_host = client_host
+        self.listener_name = listener_name
+        self.principal = principal
+        self.now_ms = now_ms
+        self.client = client
+
+    def client_facts(self) -> ClientFacts:
+        """What is known about the client of the connection; the same object as long as that lasts."""
+        from kcoord.server.observe.client_telemetry import ClientFacts
+
+        client = self.client
+        if client is None:
+            return ClientFacts(client_id=self.client_id)
+        if client.facts is None:
+            name, version = client.software
+            client.facts = ClientFacts(self.client_id, name, version, client.remote_host, client.remote_port)
+        return client.facts
+
+    def operation_context(self, candidate_id: str = "") -> OperationContext:
+        """The context for one operation of a state machine; `candidate_id` is a fresh identifier for a member."""
+        return OperationContext(
+            now_ms=self.now_ms,
+            api_version=self.api_version,
+            client_id=self.client_id,
+            client_host=self.client_host,
+            candidate_id=candidate_id,
+            token=next(_tokens),
+        )
+
+
+def internal_operation_context(now_ms: int) -> OperationContext:
+    """The context of an operation that no client asked for."""
+    return OperationContext(now_ms=now_ms, token=next(_tokens))
+
+
+CREATION_TIME_TAG: Final = 11_000
+"""KIP-1327 for versions that have no field for it: GroupCreationTimeMs (int64) in ConsumerGroupHeartbeatResponse and in
+DescribedGroup, both v1. Readers that do not know it skip it. Far above the tags that Kafka counts from 0.
+"""
+TAGGED_VERSION: Final = 1
+
+_INT64: Final = Struct(">q")
+
+
+def has_creation_time_tag(context: RequestContext) -> bool:
+    """Whether the response to a heartbeat or describe request carries the tagged field.
+
+    Some decoders fail on tagged fields that they do not know. A client that does not begin with ApiVersions expects the
+    bytes of Apache Kafka, whatever the broker is, so it gets no tagged field.
+    """
+    client = context.client
+    return (
+        context.api_version == TAGGED_VERSION
+        and client is not None
+        and client.begins_with_api_versions
+        and client.form is Kip1327Form.CREATION_TIME
+    )
+
+
+def creation_time_tag(creation_time_ms: int) -> TaggedFields:
+    """The tagged field; none if the creation time is unknown."""
+    return ((CREATION_TIME_TAG, _INT64.pack(creation_time_ms)),) if creation_time_ms >= 0 else ()
+
 
 _logger = logging.getLogger(__name__)
 
 KEY_AND_VERSION = struct.Struct(">hh")
 """How every request begins: the API key and the version."""
 
-KIP_1327_VERSIONS = {
-    ApiKey.METADATA: 14,
-    ApiKey.DESCRIBE_TOPIC_PARTITIONS: 1,
-    ApiKey.CONSUMER_GROUP_HEARTBEAT: 2,
-    ApiKey.CONSUMER_GROUP_DESCRIBE: 2,
-}
-"""The first version of each API that KIP-1327 adds. Connections of the form `off` have none of them."""
-
-NEW_PARTITIONS_HANDLER = "consumer_group_heartbeat_new_partitions"
-"""The handler of ConsumerGroupHeartbeat for the form `new-partitions`, whose v2 has another layout."""
-
-KAFKA_4_4_VERSIONS = {ApiKey.API_VERSIONS: 5, ApiKey.TXN_OFFSET_COMMIT: 6, ApiKey.DELETE_GROUPS: 3}
-"""The first version of each API that Kafka 4.4 adds; `kcoord.release=4.3` hides them."""
-
-UNSTABLE_VERSIONS = {ApiKey.INIT_PRODUCER_ID: 6}
-"""The first version of each API that is not final in Kafka 4.4; `unstable.api.versions.enable` shows them."""
-
-SERVED_VERSIONS: dict[ApiKey, range] = {
-    ApiKey.PRODUCE: range(0, 14),
-    ApiKey.FETCH: range(4, 19),
-    ApiKey.LIST_OFFSETS: range(1, 12),
-    ApiKey.METADATA: range(0, 15),
-    ApiKey.OFFSET_COMMIT: range(1, 11),
-    ApiKey.OFFSET_FETCH: range(1, 11),
-    ApiKey.FIND_COORDINATOR: range(0, 7),
-    ApiKey.JOIN_GROUP: range(0, 10),
-    ApiKey.HEARTBEAT: range(0, 5),
-    ApiKey.LEAVE_GROUP: range(0, 6),
-    ApiKey.SYNC_GROUP: range(0, 6),
-    ApiKey.DESCRIBE_GROUPS: range(0, 7),
-    ApiKey.LIST_GROUPS: range(0, 6),
-    ApiKey.API_VERSIONS: range(0, 6),
-    ApiKey.CREATE_TOPICS: range(2, 8),
-    ApiKey.DELETE_TOPICS: range(1, 7),
-    ApiKey.DELETE_RECORDS: range(0, 3),
-    ApiKey.INIT_PRODUCER_ID: range(0, 7),
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: range(2, 5),
-    ApiKey.ADD_PARTITIONS_TO_TXN: range(0, 6),
-    ApiKey.ADD_OFFSETS_TO_TXN: range(0, 5),
-    ApiKey.END_TXN: range(0, 6),
-    ApiKey.WRITE_TXN_MARKERS: range(1, 3),
-    ApiKey.TXN_OFFSET_COMMIT: range(0, 7),
-    ApiKey.DESCRIBE_ACLS: range(1, 4),
-    ApiKey.CREATE_ACLS: range(1, 4),
-    ApiKey.DELETE_ACLS: range(1, 4),
-    ApiKey.DESCRIBE_CONFIGS: range(1, 5),
-    ApiKey.ALTER_CONFIGS: range(0, 3),
-    ApiKey.ALTER_REPLICA_LOG_DIRS: range(1, 3),
-    ApiKey.DESCRIBE_LOG_DIRS: range(1, 6),
-    ApiKey.CREATE_PARTITIONS: range(0, 4),
-    ApiKey.DELETE_GROUPS: range(0, 4),
-    ApiKey.ELECT_LEADERS: range(0, 3),
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: range(0, 2),
-    ApiKey.ALTER_PARTITION_REASSIGNMENTS: range(0, 2),
-    ApiKey.LIST_PARTITION_REASSIGNMENTS: range(0, 1),
-    ApiKey.OFFSET_DELETE: range(0, 1),
-    ApiKey.DESCRIBE_CLIENT_QUOTAS: range(0, 2),
-    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: range(0, 1),
-    ApiKey.DESCRIBE_QUORUM: range(0, 3),
-    ApiKey.UPDATE_FEATURES: range(0, 3),
-    ApiKey.DESCRIBE_CLUSTER: range(0, 3),
-    ApiKey.DESCRIBE_PRODUCERS: range(0, 1),
-    ApiKey.UNREGISTER_BROKER: range(0, 1),
-    ApiKey.DESCRIBE_TRANSACTIONS: range(0, 1),
-    ApiKey.LIST_TRANSACTIONS: range(0, 3),
-    ApiKey.CONSUMER_GROUP_HEARTBEAT: range(0, 3),
-    ApiKey.CONSUMER_GROUP_DESCRIBE: range(0, 3),
-    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: range(0, 1),
-    ApiKey.PUSH_TELEMETRY: range(0, 1),
-    ApiKey.LIST_CONFIG_RESOURCES: range(0, 2),
-    ApiKey.DESCRIBE_TOPIC_PARTITIONS: range(0, 2),
-}
-"""What is served. The handler of an API is `kcoord.server.api.handlers.<its name>`, imported at its first request:
-all of them together would be most of the start. A test holds this table against the VERSIONS of the handlers. As Kafka
-does, Produce lists versions 0 to 2 for the sake of old librdkafka, and refuses them.
-"""
-
-TELEMETRY_APIS = (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY)
-"""Served always, but not always listed."""
-
-FIRST_LISTED_VERSIONS = {ApiKey.OFFSET_COMMIT: 2}
-"""Where ApiVersions begins later than what is served: as in Kafka's list. Clients that send OffsetCommit v1 are older
-than that request.
-"""
-
-HandleFunction = Callable[["Broker", "RequestContext", "Message"], object]
-ErrorFunction = Callable[["Message", KafkaError, int], "Message"]
+HandleFunction: TypeAlias = Callable[..., object]
+"""`handle(broker, context, request)` of a handler. The table passes the broker on and does not know it."""
+ErrorFunction: TypeAlias = Callable[[Message, KafkaError, int], Message]
 
 
 class Api:
@@ -163,7 +235,7 @@ class BoundApi:
         self.version = version
         self.decode_prefix = request_class(api.key).decode_prefix
 
-    def respond(self, broker: Broker, context: RequestContext, request: Message) -> object:
+    def respond(self, broker: object, context: RequestContext, request: Message) -> object:
         """The response, None (nothing is to be sent), or a future of one of them."""
         try:
             return self._handle(broker, context, request)
@@ -278,3 +350,65 @@ def _apis_in_form(form: Kip1327Form, versions: Mapping[ApiKey, range]) -> Iterab
             yield Api(key, served, handler=NEW_PARTITIONS_HANDLER)
         else:
             yield Api(key, range(served.start, first))
+
+
+@dataclass(frozen=True, slots=True)
+class CloseConnection:
+    """Instead of a response: the client expects none, and the broker reports the failure by closing."""
+
+    reason: str
+
+
+class Exchange:
+    """A request that is decoded and handled, with its response once that is known."""
+
+    __slots__ = ("body_at", "bound", "correlation_id", "data", "frame", "future", "request", "response")
+
+    request: Message
+
+    def __init__(self, bound: BoundApi, frame: bytes, body_at: int, correlation_id: int) -> None:
+        self.bound = bound
+        self.frame = frame
+        self.body_at = body_at
+        self.correlation_id = correlation_id
+        self.response: object = None
+        self.future: asyncio.Future[object] | None = None
+        self.data: bytes | None = None
+
+    def decode(self) -> Message:
+        """Decodes the body of the frame; raises DecodeError."""
+        self.request = self.bound.decode_prefix(self.frame, self.body_at, self.bound.version)[0]
+        return self.request
+
+    def abandon(self) -> None:
+        """The client is gone: ends a long poll. Work of several steps (a task) continues, since it may be half done."""
+        if self.future is not None and not isinstance(self.future, asyncio.Task):
+            self.future.cancel()
+
+
+class DeferredResponse(Waiter):
+    """An encoded response that leaves when its shard calls `settle`. If the shard fails, an error leaves instead."""
+
+    __slots__ = ("_apis", "_frame", "_on_answer", "_response", "data", "on_settled")
+
+    def __init__(self, frame: bytes, response: bytes, apis: ApiTable, on_answer: Callable[[], None]) -> None:
+        self._frame = frame
+        self._response = response
+        self._apis = apis
+        self._on_answer = on_answer
+        self.data: bytes | None = None
+        self.on_settled: Callable[[], None] | None = None
+        """Set by metrics only."""
+
+    def abandon(self) -> None:
+        """Does nothing: records already appended are not withdrawn."""
+
+    def settle(self) -> None:
+        self.data = self._response
+        if self.on_settled is not None:
+            self.on_settled()
+        self._on_answer()
+
+    def fail(self, error: KafkaError) -> None:
+        self._response = self._apis.error_response(self._frame, error)
+        self.settle()

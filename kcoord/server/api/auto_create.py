@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 
 from kcoord.metadata.topics import auto_create_request
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.replies import map_reply
-from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.shards.metadata_operations import AutoCreateTopics
 from kcoord_protocol.errors import Errors, KafkaError

@@ -27,8 +27,7 @@ from kcoord.coordinator.group.offsets.packed_commit import (
     TopicShape,
     shared,
 )
-from kcoord.server.api.api_table import ApiTable
-from kcoord.server.api.exchange import DeferredResponse, Exchange
+from kcoord.server.api.api_table import ApiTable, DeferredResponse, Exchange
 from kcoord.server.fast.fast_path import AFTER_ID, BEFORE_ID, FastPath, Template
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.headers import encode_response

@@ -21,7 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Final
 
-from kcoord.server.api.exchange import DeferredResponse, Exchange
+from kcoord.server.api.api_table import DeferredResponse, Exchange
 from kcoord_protocol.api_keys import ApiKey
 
 BEFORE_ID: Final = 4

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kcoord.coordinator.group.offsets.packed_fetch import FIRST_VERSION, PackedFetch
-from kcoord.server.api.api_table import ApiTable
-from kcoord.server.api.exchange import DeferredResponse, Exchange
+from kcoord.server.api.api_table import ApiTable, DeferredResponse, Exchange
 from kcoord.server.fast.fast_path import AFTER_ID, BEFORE_ID, FastAnswer, FastPath, response_to
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.messages import OffsetFetchRequest

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from kcoord.server.api.exchange import Exchange
+from kcoord.server.api.api_table import Exchange
 from kcoord.server.fast.fast_path import AFTER_ID, BEFORE_ID, FastPath, Template
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest

@@ -13,9 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kcoord.metadata.image import MetadataImage
-from kcoord.server.api.api_table import ApiTable
-from kcoord.server.api.exchange import Exchange
-from kcoord.server.api.request_context import Client
+from kcoord.server.api.api_table import ApiTable, Client, Exchange
 from kcoord.server.fast.fast_path import AFTER_ID, BEFORE_ID, FastPath, Template
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors

@@ -35,9 +35,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kcoord.server.api.api_table import ApiTable
-from kcoord.server.api.exchange import CloseConnection, DeferredResponse, Exchange
-from kcoord.server.api.request_context import Client, RequestContext
+from kcoord.server.api.api_table import ApiTable, Client, CloseConnection, DeferredResponse, Exchange, RequestContext
 from kcoord.server.fast.commit import CommitFastPath
 from kcoord.server.fast.fast_path import FastPath
 from kcoord.server.fast.fetch import FetchFastPath

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kcoord.metrics.exposition import MetricsServer, MetricsSnapshot, Timing
 from kcoord.metrics.measures import Measures, RequestMeasures
-from kcoord.server.api.exchange import DeferredResponse
+from kcoord.server.api.api_table import DeferredResponse
 from kcoord.server.net.request_path import PathSettings, RequestPath
 
 if TYPE_CHECKING:

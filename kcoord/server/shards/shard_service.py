@@ -20,7 +20,7 @@ from kcoord.metrics.measures import Histogram
 from kcoord.runtime.coordinator_runtime import LoadError, ShardState
 from kcoord.runtime.hashing import partition_for
 from kcoord.runtime.result import StateMachine
-from kcoord.server.api.request_context import internal_operation_context
+from kcoord.server.api.api_table import internal_operation_context
 from kcoord.server.environment import NewPool, thread_pool
 from kcoord.server.shards.runtime_driver import RuntimeDriver
 from kcoord.server.shards.shard_snapshots import ShardSnapshots

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION, Partitions, partitions_of
+from kcoord.server.api.api_table import internal_operation_context
 from kcoord.server.api.replies import map_reply
-from kcoord.server.api.request_context import internal_operation_context
 from kcoord.server.environment import NewPool, thread_pool
 from kcoord.server.shards.shard_service import ShardOwner, ShardService
 from kcoord.topics.partition import Marker

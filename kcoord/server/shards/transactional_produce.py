@@ -18,8 +18,8 @@ from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, TRANSACTIONAL_BIT
 from kcoord_protocol.errors import DecodeError, Errors, KafkaError
 
 if TYPE_CHECKING:
+    from kcoord.server.api.api_table import RequestContext
     from kcoord.server.api.replies import Reply
-    from kcoord.server.api.request_context import RequestContext
     from kcoord.server.broker import Broker
 
 T = TypeVar("T")

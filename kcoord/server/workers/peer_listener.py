@@ -11,8 +11,7 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from kcoord.server.api.api_table import Api, BoundApi
-from kcoord.server.api.request_context import RequestContext
+from kcoord.server.api.api_table import Api, BoundApi, RequestContext
 from kcoord.server.workers.peer_frames import (
     MAX_FRAME_BYTES,
     FrameKind,

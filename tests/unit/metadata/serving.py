@@ -11,7 +11,7 @@ from kcoord.config import Listener, SecurityProtocol
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.runtime.result import CoordinatorResult, OperationContext
-from kcoord.server.api.request_context import RequestContext
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.environment import Environment
 from kcoord.server.shards.group_service import GroupService

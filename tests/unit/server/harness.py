@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from kcoord.config import BrokerConfig, Listener, SecurityProtocol
 from kcoord.metadata.image import ImageBuilder, MetadataImage
 from kcoord.runtime.result import CoordinatorRecord, OperationContext
-from kcoord.server.api.request_context import RequestContext
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder

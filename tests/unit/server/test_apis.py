@@ -11,14 +11,8 @@ import pytest
 
 from kcoord.config import BrokerConfig, Kip1327Form
 from kcoord.server.api import handlers
-from kcoord.server.api.api_table import (
-    KAFKA_4_4_VERSIONS,
-    KEY_AND_VERSION,
-    KIP_1327_VERSIONS,
-    SERVED_VERSIONS,
-    UNSTABLE_VERSIONS,
-    build_api_table,
-)
+from kcoord.server.api.api_table import KEY_AND_VERSION, build_api_table
+from kcoord.server.api.served_versions import KAFKA_4_4_VERSIONS, KIP_1327_VERSIONS, SERVED_VERSIONS, UNSTABLE_VERSIONS
 from kcoord.server.workers.peer_listener import PEER_APIS
 from kcoord_protocol.api_keys import ApiKey, request_class, response_class
 from tests.support.shared import shared

@@ -17,8 +17,9 @@ from kcoord.config import BrokerConfig
 from kcoord.metadata.client_metrics import subscriptions_of
 from kcoord.metadata.image import CLIENT_METRICS_RESOURCE, ImageBuilder, MetadataImage
 from kcoord.runtime.result import CoordinatorRecord
-from kcoord.server.api.api_table import TELEMETRY_APIS, build_api_table
+from kcoord.server.api.api_table import build_api_table
 from kcoord.server.api.handlers.api_versions import listed_versions
+from kcoord.server.api.served_versions import TELEMETRY_APIS
 from kcoord.server.observe import client_telemetry
 from kcoord.server.observe.client_telemetry import ClientFacts, ClientTelemetry, is_protobuf
 from kcoord.server.observe.telemetry_exporter import TelemetryExporter

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from kcoord.runtime.result import CoordinatorResult, OperationContext
-from kcoord.server.api.exchange import CloseConnection
+from kcoord.server.api.api_table import CloseConnection, RequestContext
 from kcoord.server.api.handlers import (
     delete_records,
     fetch,
@@ -23,7 +23,6 @@ from kcoord.server.api.handlers import (
     offset_for_leader_epoch,
     produce,
 )
-from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards.fetch_service import FetchService

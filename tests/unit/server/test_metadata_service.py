@@ -15,7 +15,7 @@ from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.topics import auto_create_request
 from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
 from kcoord.runtime.serde import MetadataSerde
-from kcoord.server.api.request_context import internal_operation_context
+from kcoord.server.api.api_table import internal_operation_context
 from kcoord.server.disk.shard_logs import ShardLogs
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards import metadata_service

@@ -20,8 +20,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from kcoord.config import BrokerConfig
-from kcoord.server.api.api_table import Api, ApiTable
-from kcoord.server.api.exchange import CloseConnection
+from kcoord.server.api.api_table import Api, ApiTable, CloseConnection
 from kcoord.server.clock import Clock
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder

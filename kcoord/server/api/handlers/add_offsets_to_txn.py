@@ -9,7 +9,6 @@ from typing import Final
 from kcoord.runtime.result import Producer
 from kcoord.server.api.auto_create import ensure_internal_topic
 from kcoord.server.api.replies import Reply, map_reply
-from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError

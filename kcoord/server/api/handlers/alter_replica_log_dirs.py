@@ -7,8 +7,8 @@ folder counts.
 
 from __future__ import annotations
 
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.handlers.describe_log_dirs import log_folder
-from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError

@@ -15,8 +15,8 @@ import re
 
 from kcoord.config import BrokerConfig
 from kcoord.metadata.records import supported_features
-from kcoord.server.api.api_table import TELEMETRY_APIS, ApiTable
-from kcoord.server.api.request_context import RequestContext
+from kcoord.server.api.api_table import ApiTable, RequestContext
+from kcoord.server.api.served_versions import TELEMETRY_APIS
 from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError

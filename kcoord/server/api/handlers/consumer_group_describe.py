@@ -6,10 +6,10 @@ creation time. Connections of the form `creation-time` get it in v1, too, as a t
 from __future__ import annotations
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.server.api.api_table import RequestContext, creation_time_tag, has_creation_time_tag
 from kcoord.server.api.fan_out import ask_each_shard
-from kcoord.server.api.kip1327 import creation_time_tag, has_creation_time_tag
+from kcoord.server.api.handlers.consumer_group_heartbeat import check_consumer_protocol
 from kcoord.server.api.replies import Reply, map_reply
-from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
@@ -29,7 +29,7 @@ without an authorizer.
 def handle(
     broker: Broker, context: RequestContext, request: ConsumerGroupDescribeRequest
 ) -> Reply[ConsumerGroupDescribeResponse]:
-    broker.check_consumer_protocol()
+    check_consumer_protocol(broker)
 
     def failed(group_id: str, error: KafkaError) -> DescribedGroup:
         return ConsumerGroupDescribeResponse.DescribedGroup(

@@ -16,7 +16,7 @@ from kcoord.metadata.image import (
     TOPIC_RESOURCE,
 )
 from kcoord.metadata.names import check_topic_name
-from kcoord.server.api.request_context import RequestContext
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.observe import broker_loggers
 from kcoord_protocol.api_keys import ApiKey

@@ -9,8 +9,8 @@ import asyncio
 import os
 from collections.abc import Mapping
 
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.replies import Reply
-from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.storage.file_system import FileSystem
 from kcoord.storage.segment import LOG_SUFFIX

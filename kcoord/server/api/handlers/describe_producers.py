@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from kcoord.metadata.names import check_topic_name
-from kcoord.server.api.request_context import RequestContext
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.topics.producer_state import ProducerEntry
 from kcoord_protocol.api_keys import ApiKey

@@ -8,7 +8,6 @@ from typing import Final
 
 from kcoord.server.api.leader_hint import leader_endpoint
 from kcoord.server.api.replies import Reply, map_reply
-from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from kcoord.metadata.collect import duplicates
 from kcoord.metadata.image import BROKER_LOGGER_RESOURCE
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.replies import Reply, map_reply
-from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.observe import broker_loggers
 from kcoord.server.shards.metadata_operations import IncrementalAlterConfigs

@@ -13,8 +13,8 @@ from typing import Final
 
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.replies import Reply
-from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.shards.metadata_operations import AllocateProducerIds
 from kcoord_protocol.api_keys import ApiKey

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kcoord.server.api.request_context import RequestContext
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.topics.fetch_manager import READ_COMMITTED, check_isolation_level
 from kcoord.topics.offset_queries import SPECIAL_TIMESTAMP_VERSIONS

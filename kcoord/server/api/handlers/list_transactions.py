@@ -11,8 +11,8 @@ from kcoord.coordinator.group.regex import compile_pattern
 from kcoord.coordinator.transaction.metadata import STATES_BY_NAME, TransactionState
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.replies import Reply, gather_replies, map_reply
-from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError

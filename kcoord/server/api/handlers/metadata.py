@@ -15,7 +15,6 @@ from kcoord.server.api.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKE
 from kcoord.server.api.auto_create import auto_create
 from kcoord.server.api.leader_hint import broker_addresses
 from kcoord.server.api.replies import Reply, map_reply
-from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError

@@ -12,7 +12,6 @@ from typing import Final
 from kcoord.server.api.exchange import CloseConnection
 from kcoord.server.api.leader_hint import leader_endpoint
 from kcoord.server.api.replies import Reply
-from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.shards.transactional_produce import Batch, Outcome, transactional_batch
 from kcoord.topics.store import ACKS_ALL, VALID_ACKS
