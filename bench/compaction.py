@@ -16,7 +16,7 @@ from bench.report import Report
 from bench.wire import Broker, Connection
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
-from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.framing import decode_response_header, encode_request
 from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,

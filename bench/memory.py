@@ -20,7 +20,7 @@ from bench.report import Report
 from bench.requests import create_topics, join
 from bench.wire import Broker, Connection
 from kcoord_protocol.api_keys import ApiKey
-from kcoord_protocol.headers import encode_request
+from kcoord_protocol.framing import encode_request
 from kcoord_protocol.messages import OffsetCommitRequest, OffsetFetchRequest
 
 MEMBERS = 10_000

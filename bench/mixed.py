@@ -20,8 +20,7 @@ from bench.report import Report
 from bench.requests import SETTINGS, commit, create_topics, join
 from bench.wire import Broker, Connection, Echo, Server
 from kcoord_protocol.api_keys import ApiKey
-from kcoord_protocol.framing import FrameReader
-from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
 from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,

@@ -16,7 +16,7 @@ from bench.classic import ASSIGNMENT
 from bench.report import Report
 from bench.wire import Broker, Connection, Echo, Server
 from kcoord_protocol.api_keys import ApiKey
-from kcoord_protocol.headers import encode_request
+from kcoord_protocol.framing import encode_request
 from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
-from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.framing import decode_response_header, encode_request
 from kcoord_protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse, Message
 
 R = TypeVar("R", bound=Message)

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from kcoord_protocol.errors import Errors
-from kcoord_protocol.framing import FrameReader
-from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
 from kcoord_protocol.messages import (
     FetchRequest,
     FetchResponse,

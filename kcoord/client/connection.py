@@ -19,8 +19,7 @@ from kcoord.client.security import Security
 from kcoord.client.version import SOFTWARE_NAME, SOFTWARE_VERSION
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import DecodeError, Errors, FramingError, KafkaError
-from kcoord_protocol.framing import FrameReader
-from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
 from kcoord_protocol.message import Message
 from kcoord_protocol.messages import ApiVersionsRequest, ApiVersionsResponse
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from kcoord.config import BrokerConfig
@@ -167,9 +168,7 @@ def _group_service(
         creation_limits=group_times.limits,
         new_pool=environment.new_pool,
     )
-    groups.append_observers.append(
-        lambda shard_id, size_bytes: folder.topics.on_internal_append(GROUP_METADATA_TOPIC, shard_id, size_bytes)
-    )
+    groups.append_observers.append(partial(folder.topics.fetches.on_append, GROUP_METADATA_TOPIC))
     return groups
 
 
@@ -193,9 +192,7 @@ def _transaction_service(
         peers=peers,
         new_pool=environment.new_pool,
     )
-    transactions.append_observers.append(
-        lambda shard_id, size_bytes: folder.topics.on_internal_append(TRANSACTION_STATE_TOPIC, shard_id, size_bytes)
-    )
+    transactions.append_observers.append(partial(folder.topics.fetches.on_append, TRANSACTION_STATE_TOPIC))
     return transactions
 
 

@@ -34,8 +34,7 @@ from kcoord.simulation.rude import MISROUTED
 from kcoord.simulation.shards import DATA_FOLDER, Hooks, PowerLost, ShardSet
 from kcoord.simulation.trace import Trace, ViolationError
 from kcoord.simulation.transactions import TRANSACTION_APIS, TransactionRequests
-from kcoord.storage.durable_appends import DurableAppends
-from kcoord.storage.journal import JOURNAL_FILE, Journal, restore
+from kcoord.storage.journal import JOURNAL_FILE, DurableAppends, Journal, restore
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, TornWrite, keep_everything
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError

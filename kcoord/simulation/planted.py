@@ -32,7 +32,7 @@ from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Schedule
 from kcoord.simulation import shards
 from kcoord.storage import journal
-from kcoord.storage.durable_appends import DurableAppends
+from kcoord.storage.journal import DurableAppends
 from kcoord.storage.offset_map import OffsetMap
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (

@@ -21,9 +21,8 @@ from kcoord.runtime.serde import RecordSerde
 from kcoord.runtime.snapshot import Snapshot
 from kcoord.simulation.trace import Trace, ViolationError
 from kcoord.storage.cleaner import Cleaner, CleaningRules, assess
-from kcoord.storage.durable_appends import Appended, DurableAppends
 from kcoord.storage.errors import StorageError
-from kcoord.storage.journal import Journal
+from kcoord.storage.journal import Appended, DurableAppends, Journal
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.storage.recovery import Recovery

@@ -39,12 +39,12 @@ class TimestampOffset(NamedTuple):
 class OffsetIndex:
     """Entries of two int32: offset relative to the base offset, and position; both strictly increasing."""
 
-    __slots__ = ("_offsets", "_positions", "base_offset")
+    __slots__ = ("_offsets", "base_offset", "positions")
 
     def __init__(self, base_offset: int) -> None:
         self.base_offset = base_offset
         self._offsets = array("i")
-        self._positions = array("i")
+        self.positions = array("i")
 
     @classmethod
     def decode(cls, base_offset: int, data: bytes, log_size_bytes: int) -> OffsetIndex:
@@ -55,9 +55,9 @@ class OffsetIndex:
         if sys.byteorder == "little":
             words.byteswap()
         index._offsets = words[0::2]
-        index._positions = words[1::2]
+        index.positions = words[1::2]
         if words:
-            rising = _strictly_rising(index._offsets) and _strictly_rising(index._positions)
+            rising = _strictly_rising(index._offsets) and _strictly_rising(index.positions)
             if not rising or words[0] < 0 or words[1] < 0 or words[-1] >= log_size_bytes:
                 raise DamagedIndexError("offset index entries do not fit the log file")
         return index
@@ -65,7 +65,7 @@ class OffsetIndex:
     def encode(self, from_entry: int = 0) -> bytes:
         words = array("i", bytes(OFFSET_ENTRY_BYTES * (len(self._offsets) - from_entry)))
         words[0::2] = self._offsets[from_entry:]
-        words[1::2] = self._positions[from_entry:]
+        words[1::2] = self.positions[from_entry:]
         if sys.byteorder == "little":
             words.byteswap()
         return words.tobytes()
@@ -74,7 +74,7 @@ class OffsetIndex:
         return len(self._offsets)
 
     def append(self, offset: int, position: int) -> None:
-        self._positions.append(position)
+        self.positions.append(position)
         self._offsets.append(offset - self.base_offset)
 
     def lookup(self, offset: int) -> OffsetPosition | None:
@@ -83,33 +83,31 @@ class OffsetIndex:
 
     def floor_position(self, position: int) -> int:
         """The greatest indexed position not above `position`, or 0."""
-        found = bisect_right(self._positions, position) - 1
-        return self._positions[found] if found >= 0 else 0
+        found = bisect_right(self.positions, position) - 1
+        return self.positions[found] if found >= 0 else 0
 
     def last(self) -> OffsetPosition | None:
         return self._entry(len(self._offsets) - 1)
 
     def _entry(self, number: int) -> OffsetPosition | None:
-        return (
-            OffsetPosition(self.base_offset + self._offsets[number], self._positions[number]) if number >= 0 else None
-        )
+        return OffsetPosition(self.base_offset + self._offsets[number], self.positions[number]) if number >= 0 else None
 
     def truncate_to_position(self, position: int) -> None:
         """Keep the entries of batches that begin before `position`."""
-        kept = bisect_left(self._positions, position)
+        kept = bisect_left(self.positions, position)
         del self._offsets[kept:]
-        del self._positions[kept:]
+        del self.positions[kept:]
 
 
 class TimeIndex:
     """Entries of int64 timestamp and int32 relative offset; timestamps strictly increasing, offsets not decreasing."""
 
-    __slots__ = ("_offsets", "_timestamps", "base_offset")
+    __slots__ = ("_offsets", "base_offset", "timestamps")
 
     def __init__(self, base_offset: int) -> None:
         self.base_offset = base_offset
         self._offsets = array("i")
-        self._timestamps = array("q")
+        self.timestamps = array("q")
 
     @classmethod
     def decode(cls, base_offset: int, data: bytes) -> TimeIndex:
@@ -117,42 +115,42 @@ class TimeIndex:
             raise DamagedIndexError(f"{len(data)} bytes are no whole number of time index entries")
         index = cls(base_offset)
         for timestamp, offset in _TIME_ENTRY.iter_unpack(data):
-            index._timestamps.append(timestamp)
+            index.timestamps.append(timestamp)
             index._offsets.append(offset)
         offsets_fall = any(map(operator.gt, index._offsets, index._offsets[1:]))
-        if data and (offsets_fall or not _strictly_rising(index._timestamps) or index._offsets[0] < 0):
+        if data and (offsets_fall or not _strictly_rising(index.timestamps) or index._offsets[0] < 0):
             raise DamagedIndexError("time index entries are not in order")
         return index
 
     def encode(self, from_entry: int = 0) -> bytes:
-        return b"".join(map(_TIME_ENTRY.pack, self._timestamps[from_entry:], self._offsets[from_entry:]))
+        return b"".join(map(_TIME_ENTRY.pack, self.timestamps[from_entry:], self._offsets[from_entry:]))
 
     def __len__(self) -> int:
-        return len(self._timestamps)
+        return len(self.timestamps)
 
     def maybe_append(self, timestamp: int, offset: int) -> None:
         """As Kafka: an entry that is no later than the last one says nothing new and is left out."""
-        last = self._timestamps[-1] if self._timestamps else -1
+        last = self.timestamps[-1] if self.timestamps else -1
         if timestamp > last:
             self._offsets.append(offset - self.base_offset)
-            self._timestamps.append(timestamp)
+            self.timestamps.append(timestamp)
 
     def lookup(self, timestamp: int) -> TimestampOffset | None:
         """The last entry whose timestamp is not above `timestamp`."""
-        return self._entry(bisect_right(self._timestamps, timestamp) - 1)
+        return self._entry(bisect_right(self.timestamps, timestamp) - 1)
 
     def last(self) -> TimestampOffset | None:
-        return self._entry(len(self._timestamps) - 1)
+        return self._entry(len(self.timestamps) - 1)
 
     def _entry(self, number: int) -> TimestampOffset | None:
         if number < 0:
             return None
-        return TimestampOffset(self._timestamps[number], self.base_offset + self._offsets[number])
+        return TimestampOffset(self.timestamps[number], self.base_offset + self._offsets[number])
 
     def truncate_to_offset(self, offset: int) -> None:
         """Keep the entries below `offset`."""
         kept = bisect_left(self._offsets, offset - self.base_offset)
-        del self._timestamps[kept:]
+        del self.timestamps[kept:]
         del self._offsets[kept:]
 
 

@@ -19,11 +19,11 @@ from kcoord_protocol.batch_header import (
     TRANSACTIONAL_BIT,
     BatchHeader,
     TimestampType,
-    frame_batch,
 )
 from kcoord_protocol.compression import compress
 from kcoord_protocol.errors import CorruptBatchError
 from kcoord_protocol.primitives import decode_uvarint, decode_uvarlong, decode_varlong, encode_varint, encode_varlong
+from kcoord_protocol.record_batch import frame_batch
 from kcoord_protocol.record_walk import walk_records
 
 _CHECKED: Final = Struct(">hiqqqhii")

@@ -184,7 +184,8 @@ class Segment:
         indexes = self.indexes()
         most = self.config.segment_index_bytes
         # One entry of the time index is kept for the last one, written when the segment is closed.
-        return len(indexes.offsets) >= most // OFFSET_ENTRY_BYTES or len(indexes.times) >= most // TIME_ENTRY_BYTES - 1
+        offsets, times = len(indexes.offsets.positions), len(indexes.times.timestamps)
+        return offsets >= most // OFFSET_ENTRY_BYTES or times >= most // TIME_ENTRY_BYTES - 1
 
     def write(self, data: Bytes) -> None:
         """Append bytes without publishing them. A failed write leaves the file as it was, or TruncateFailedError."""

@@ -425,10 +425,6 @@ class TopicStore:
 
     # --- the shell's side ---------------------------------------------------------------------------------------------
 
-    def on_internal_append(self, topic: str, partition: int, size_bytes: int) -> None:
-        """A coordinator's log grew: fetches that wait for it may be due."""
-        self.fetches.on_append(topic, partition, size_bytes)
-
     def retire_internal(self, topic: str, topic_id: bytes, partitions: list[int], now_ms: int) -> None:
         """The coordinator of a deleted internal topic has let go of its logs."""
         self._housekeeping.retire([(topic, partition, topic_id.hex()) for partition in partitions], now_ms)

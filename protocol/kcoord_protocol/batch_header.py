@@ -34,7 +34,6 @@ DELETE_HORIZON_BIT: Final = 0x40
 _COMPRESSION_BITS: Final = 0x07
 
 HEADER: Final = Struct(">qiibIhiqqqhii")
-_PREFIX: Final = Struct(">qiibI")  # up to the checksum
 _INT64: Final = Struct(">q")
 _INT32: Final = Struct(">i")
 _UINT32: Final = Struct(">I")
@@ -156,12 +155,6 @@ def verify_crc(data: Buffer, position: int = 0) -> bool:
     header = decode_header(data, position)
     end = position + header.size_bytes
     return end <= len(data) and crc32c(memoryview(data)[position + ATTRIBUTES_POSITION : end]) == header.crc
-
-
-def frame_batch(base_offset: int, partition_leader_epoch: int, checked: bytes) -> bytes:
-    """Put base offset, length, leader epoch, format and checksum before what the checksum covers."""
-    size = len(checked) + ATTRIBUTES_POSITION - LOG_OVERHEAD_BYTES
-    return _PREFIX.pack(base_offset, size, partition_leader_epoch, MAGIC, crc32c(checked)) + checked
 
 
 def rewrite_header(

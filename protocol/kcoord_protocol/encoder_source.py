@@ -8,28 +8,14 @@ some way; the reference encoder then finds out where.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from struct import Struct as FixedStruct
 from typing import Final
 
-from kcoord_protocol.primitives import MAX_STRING_BYTES, RunStructs, encode_uvarint
+from kcoord_protocol.primitives import MAX_STRING_BYTES, RunStructs, encode_tags, encode_uvarint
 from kcoord_protocol.schema import FIXED_TYPES, FieldSchema, MessageSchema, StructSchema
 from kcoord_protocol.source import Source
 
 _RUNS: Final = {code: RunStructs(code) for code in "bBhHiIqd"}
-
-
-def encode_tags(known: Iterable[tuple[int, bytes]], unknown: Iterable[tuple[int, bytes]]) -> bytes:
-    """Write a tagged section, in the order of the tags."""
-    fields = sorted([*known, *unknown], key=lambda field: field[0])
-    pieces = [encode_uvarint(len(fields))]
-    last = -1
-    for tag, data in fields:
-        if tag == last:
-            raise ValueError(f"tag {tag} is used twice")
-        last = tag
-        pieces += (encode_uvarint(tag), encode_uvarint(len(data)), data)
-    return b"".join(pieces)
 
 
 def _joined_uuids(uuids: list[bytes]) -> bytes:

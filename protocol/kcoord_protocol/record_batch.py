@@ -12,10 +12,12 @@ from struct import Struct
 from typing import Final
 
 from kcoord_protocol.batch_header import (
+    ATTRIBUTES_POSITION,
     BATCH_OVERHEAD_BYTES,
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
     LOG_APPEND_TIME_BIT,
+    LOG_OVERHEAD_BYTES,
     MAGIC,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -27,7 +29,6 @@ from kcoord_protocol.batch_header import (
     TimestampType,
     crc32c,
     decode_header,
-    frame_batch,
     rewrite_header,
     verify_crc,
 )
@@ -76,6 +77,8 @@ __all__ = [
     "verify_crc",
 ]
 
+_PREFIX: Final = Struct(">qiibI")
+"""The header up to the checksum."""
 _CHECKED: Final = Struct(">hiqqqhii")  # what the checksum covers, before the records
 _NULL: Final = b"\x01"
 _LENGTHS: Final = tuple(encode_varint(size) for size in range(512))
@@ -256,6 +259,12 @@ def encode_batch_around(
     if compression:
         body = compress(compression, body)
     return frame_batch(base_offset, 0, checked + body)
+
+
+def frame_batch(base_offset: int, partition_leader_epoch: int, checked: bytes) -> bytes:
+    """Put base offset, length, leader epoch, format and checksum before what the checksum covers."""
+    size = len(checked) + ATTRIBUTES_POSITION - LOG_OVERHEAD_BYTES
+    return _PREFIX.pack(base_offset, size, partition_leader_epoch, MAGIC, crc32c(checked)) + checked
 
 
 def encode_records(pairs: Sequence[tuple[bytes | None, bytes | None]], first_delta: int = 0) -> bytes:

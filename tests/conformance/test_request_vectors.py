@@ -23,7 +23,7 @@ from confluent_kafka import Producer
 from kcoord.server.api.served_versions import SERVED_VERSIONS
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.errors import Errors
-from kcoord_protocol.headers import encode_request
+from kcoord_protocol.framing import encode_request
 from tests.fuzz.verdicts import verdict
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.kafka_jars import KafkaJars

@@ -23,8 +23,7 @@ from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # ty
 
 from kcoord.client import AdminClient, Consumer, NewPartitions, NewTopic
 from kcoord.client import Producer as OwnProducer
-from kcoord_protocol.framing import FrameReader
-from kcoord_protocol.headers import decode_request_header
+from kcoord_protocol.framing import FrameReader, decode_request_header
 from tests.support.confluent import PolledConsumer, create_topic, produce
 from tests.support.kafka_python import KafkaPythonMember
 from tests.support.kcoord_process import FAST, KcoordProcess

@@ -17,7 +17,7 @@ from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.batch_header import crc32c
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import DecodeError, KafkaError
-from kcoord_protocol.headers import decode_request_header, encode_request
+from kcoord_protocol.framing import decode_request_header, encode_request
 from kcoord_protocol.message import Decoder, Message
 from kcoord_protocol.messages import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from kcoord_protocol.record_batch import Record, encode_batch

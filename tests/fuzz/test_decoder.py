@@ -14,7 +14,7 @@ import pytest
 
 from kcoord.server.api.served_versions import SERVED_VERSIONS
 from kcoord_protocol.api_keys import request_class
-from kcoord_protocol.headers import decode_request_header
+from kcoord_protocol.framing import decode_request_header
 from kcoord_protocol.message import _CODEC_FAILURES, Message
 from tests.fuzz.corpus import recorded
 from tests.fuzz.mutation import damaged, plausible

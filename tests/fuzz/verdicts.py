@@ -25,8 +25,7 @@ from confluent_kafka import Producer
 from kcoord.server.api.served_versions import SERVED_VERSIONS
 from kcoord_protocol.api_keys import ApiKey, request_class, response_class
 from kcoord_protocol.errors import DecodeError, Errors, UnsupportedVersionError
-from kcoord_protocol.framing import FrameReader
-from kcoord_protocol.headers import decode_request_header, decode_response_header, encode_request
+from kcoord_protocol.framing import FrameReader, decode_request_header, decode_response_header, encode_request
 from kcoord_protocol.message import Struct
 from kcoord_protocol.messages import (
     ApiVersionsRequest,

@@ -22,7 +22,7 @@ from kcoord.cli import main
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.compression import Compression, compress
 from kcoord_protocol.errors import Errors
-from kcoord_protocol.headers import encode_request
+from kcoord_protocol.framing import encode_request
 from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,

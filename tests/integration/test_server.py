@@ -18,7 +18,7 @@ import pytest
 from kcoord.cli import main
 from kcoord_protocol.api_keys import ApiKey, response_class
 from kcoord_protocol.errors import Errors
-from kcoord_protocol.headers import encode_request
+from kcoord_protocol.framing import encode_request
 from kcoord_protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,

@@ -7,8 +7,7 @@ import socket
 from typing import TypeVar
 
 from kcoord_protocol.api_keys import response_class
-from kcoord_protocol.framing import FrameReader
-from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
 from kcoord_protocol.messages import Message
 
 R = TypeVar("R", bound=Message)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kcoord_protocol.api_keys import ApiKey, request_class, response_class
 from kcoord_protocol.errors import DecodeError, FramingError, UnsupportedVersionError
-from kcoord_protocol.framing import FrameReader
-from kcoord_protocol.headers import (
+from kcoord_protocol.framing import (
+    FrameReader,
     decode_request_header,
     decode_response_header,
     encode_request,

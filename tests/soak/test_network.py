@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kcoord_protocol.api_keys import ApiKey
-from kcoord_protocol.headers import encode_request
+from kcoord_protocol.framing import encode_request
 from kcoord_protocol.messages import (
     CreateTopicsRequest,
     CreateTopicsResponse,

@@ -10,10 +10,17 @@ from itertools import count
 
 import pytest
 
-from kcoord.storage.durable_appends import Appended, DurableAppends
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, RealFileSystem, make_durable_dirs
-from kcoord.storage.journal import JOURNAL_FILE, Extent, Journal, make_named_logs_durable, restore
+from kcoord.storage.journal import (
+    JOURNAL_FILE,
+    Appended,
+    DurableAppends,
+    Extent,
+    Journal,
+    make_named_logs_durable,
+    restore,
+)
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, keep_everything, keep_nothing, no_fault

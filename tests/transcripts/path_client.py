@@ -7,8 +7,7 @@ from typing import Final
 
 from kcoord.server.net.request_path import PathSettings, RequestPath
 from kcoord_protocol.api_keys import response_class
-from kcoord_protocol.framing import FrameReader
-from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
 from tests.transcripts.stage import Sent
 
 MOST_BYTES: Final = 100_000_000

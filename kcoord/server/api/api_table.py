@@ -37,7 +37,7 @@ from kcoord.server.api.served_versions import (
 )
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.headers import decode_request_header, encode_response
+from kcoord_protocol.framing import decode_request_header, encode_response
 from kcoord_protocol.message import TaggedFields
 from kcoord_protocol.messages import Message
 

@@ -30,7 +30,7 @@ from kcoord.coordinator.group.offsets.packed_commit import (
 from kcoord.server.api.api_table import ApiTable, DeferredResponse, Exchange
 from kcoord.server.fast.fast_path import AFTER_ID, BEFORE_ID, FastPath, Template
 from kcoord_protocol.api_keys import ApiKey
-from kcoord_protocol.headers import encode_response
+from kcoord_protocol.framing import encode_response
 from kcoord_protocol.uuid import ZERO_UUID
 
 if TYPE_CHECKING:

@@ -44,8 +44,7 @@ from kcoord.server.fast.metadata import MetadataAnswers, MetadataFastPath
 from kcoord.server.net.foreign_protocol import guess_protocol
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import DecodeError, FramingError
-from kcoord_protocol.framing import FrameReader
-from kcoord_protocol.headers import decode_request_header
+from kcoord_protocol.framing import FrameReader, decode_request_header
 
 if TYPE_CHECKING:
     from kcoord.server.broker import Broker

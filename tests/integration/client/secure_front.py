@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
-from kcoord_protocol.headers import decode_request_header, encode_response
+from kcoord_protocol.framing import decode_request_header, encode_response
 from kcoord_protocol.messages import (
     ApiVersionsResponse,
     SaslAuthenticateRequest,

@@ -15,7 +15,7 @@ from kcoord.logtools.dump import Selection, dump_file
 from kcoord.logtools.folders import partition_at
 from kcoord.storage.file_system import RealFileSystem
 from kcoord_protocol.api_keys import ApiKey
-from kcoord_protocol.headers import encode_request
+from kcoord_protocol.framing import encode_request
 from kcoord_protocol.messages import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,

@@ -9,8 +9,7 @@ from typing import Self
 
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.errors import Errors
-from kcoord_protocol.framing import FrameReader
-from kcoord_protocol.headers import decode_request_header, encode_response
+from kcoord_protocol.framing import FrameReader, decode_request_header, encode_response
 from kcoord_protocol.message import Message
 from kcoord_protocol.messages import (
     ApiVersionsResponse,

@@ -19,8 +19,7 @@ from kcoord.server.net.foreign_protocol import guess_protocol
 from kcoord.server.net.request_path import FRAMES_PER_TURN, MAX_IN_FLIGHT_REQUESTS, PathSettings, RequestPath
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.framing import FrameReader
-from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
 from kcoord_protocol.messages import ListGroupsRequest, ListGroupsResponse
 
 

@@ -26,8 +26,7 @@ from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards import shard_service
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
-from kcoord_protocol.framing import FrameReader
-from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
 from kcoord_protocol.messages import (
     ConfigRecord,
     ConsumerGroupHeartbeatRequest,

@@ -13,11 +13,17 @@ from pathlib import Path
 import pytest
 
 from kcoord.server.disk import log_writer
-from kcoord.server.disk.kernel_sync import KernelSync
-from kcoord.server.disk.log_writer import SYNC_THREADS, LogWriter, SideBySide, WriteJob, WriteResult, write_durably
-from kcoord.storage.durable_appends import Appended, DurableAppends
+from kcoord.server.disk.log_writer import (
+    SYNC_THREADS,
+    KernelSync,
+    LogWriter,
+    SideBySide,
+    WriteJob,
+    WriteResult,
+    write_durably,
+)
 from kcoord.storage.file_system import RealFileSystem
-from kcoord.storage.journal import Journal
+from kcoord.storage.journal import Appended, DurableAppends, Journal
 from kcoord.storage.log import AppendInfo
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation
 

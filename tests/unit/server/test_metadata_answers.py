@@ -21,7 +21,7 @@ from kcoord.server.api.api_table import build_api_table
 from kcoord.server.fast.metadata import MetadataAnswers
 from kcoord.server.net.request_path import PathSettings, RequestPath
 from kcoord_protocol.api_keys import ApiKey
-from kcoord_protocol.headers import encode_request
+from kcoord_protocol.framing import encode_request
 from kcoord_protocol.messages import (
     CreatePartitionsRequest,
     DeleteTopicsRequest,

@@ -31,8 +31,7 @@ from kcoord.server.random_uuids import RandomUuids
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord_protocol.api_keys import ApiKey, response_class
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.framing import FrameReader
-from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
 from kcoord_protocol.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,

@@ -7,6 +7,7 @@ import asyncio
 from typing import Final
 
 from kcoord.runtime.result import Producer
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.auto_create import ensure_internal_topic
 from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.broker import Broker

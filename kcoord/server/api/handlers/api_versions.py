@@ -20,7 +20,7 @@ from kcoord.server.api.served_versions import TELEMETRY_APIS
 from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.headers import encode_response
+from kcoord_protocol.framing import encode_response
 from kcoord_protocol.messages import ApiVersionsRequest, ApiVersionsResponse
 
 API_KEY = ApiKey.API_VERSIONS

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorized_operations import NO_AUTHORIZER
-from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from kcoord.metadata.collect import once
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.replies import Reply
-from kcoord.server.api.request_context import RequestContext
 from kcoord.server.api.timeouts import check_timeout
 from kcoord.server.broker import Broker
 from kcoord.server.shards.metadata_operations import CreatePartitions

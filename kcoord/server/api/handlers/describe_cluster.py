@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED
 from kcoord.server.api.leader_hint import broker_addresses, fenced_addresses
-from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from kcoord.metadata.image import PartitionImage
 from kcoord.metadata.names import topic_name_problem
 from kcoord.metadata.records import NO_LEADER
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorized_operations import TOPIC_OPERATIONS
-from kcoord.server.api.request_context import RequestContext
 from kcoord.server.broker import Broker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError

@@ -6,6 +6,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.leader_hint import leader_endpoint
 from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.broker import Broker

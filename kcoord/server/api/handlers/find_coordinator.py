@@ -7,6 +7,7 @@ v0-v3 ask for one key, v4+ for several. Share coordinators do not exist here.
 
 from __future__ import annotations
 
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.auto_create import ensure_internal_topic
 from kcoord.server.api.leader_hint import leader_endpoint
 from kcoord.server.api.replies import Reply, map_reply

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from kcoord.metadata.image import MetadataImage, PartitionImage, TopicImage
 from kcoord.metadata.names import topic_name_problem
 from kcoord.metadata.records import NO_LEADER
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from kcoord.server.api.auto_create import auto_create
 from kcoord.server.api.leader_hint import broker_addresses

@@ -11,6 +11,7 @@ from __future__ import annotations
 from copy import copy
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.known_partitions import merge, split_topics
 from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.broker import Broker

@@ -6,6 +6,7 @@ group's shard.
 from __future__ import annotations
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.known_partitions import merge, split
 from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.broker import Broker

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kcoord.server.api.exchange import CloseConnection
+from kcoord.server.api.api_table import CloseConnection, RequestContext
 from kcoord.server.api.leader_hint import leader_endpoint
 from kcoord.server.api.replies import Reply
 from kcoord.server.broker import Broker

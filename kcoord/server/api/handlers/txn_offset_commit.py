@@ -14,6 +14,7 @@ from typing import Final
 from kcoord.coordinator.group.offsets.operations import FIRST_TXN_VERSION_OF_CONSUMER_GROUPS
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer
+from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.known_partitions import merge, split_topics
 from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.broker import Broker
