@@ -157,8 +157,6 @@ def _rest(data: Bytes, result: Split, position: int, end: int, rows: slice) -> b
         return False
     ends, later, *positions = zip(*places, strict=True)
     delta, key_at, key_end, value_at, value_end = np.array(positions, np.int64)
-    if (delta & 1).any():
-        return False
     result.offset_delta[rows] = delta >> 1
     result.timestamp_delta[rows] = unzigzag(np.array(later, np.uint64))
     result.key_at[rows] = position + key_at

@@ -25,12 +25,13 @@ from kcoord.storage.index import MAX_RELATIVE_OFFSET, OFFSET_ENTRY_BYTES, TIME_E
 from kcoord.storage.log import Log
 from kcoord.storage.log_loader import segment_number
 from kcoord.storage.offset_map import OffsetMap
-from kcoord.storage.record_filter import empty_batch, iter_raw, read_runs
+from kcoord.storage.record_filter import empty_batch, read_runs
 from kcoord.storage.replacement import NewSegment, OnOwner, Replacement, ReplacementAbandoned, remove_leftovers
 from kcoord.storage.scan import BatchFrame
 from kcoord.storage.segment import Segment
 from kcoord_protocol.batch_header import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, decode_header
 from kcoord_protocol.record_batch import records_of
+from kcoord_protocol.record_walk import walk_records
 
 SLICE_BYTES = 64 << 10
 """How much is worked on between two calls of `pause`."""
@@ -233,9 +234,9 @@ class Cleaner:
                     break
             else:
                 return True
-        for record in iter_raw(data, count):
-            offset = base_offset + record.offset_delta
-            if record.key is not None and offset >= start and not offsets.put(record.key, offset):
+        for _, _, delta, key_at, key_end, _, _ in walk_records(data, count, check_headers=False):
+            offset = base_offset + (delta >> 1)
+            if key_at >= 0 and offset >= start and not offsets.put(data[key_at:key_end], offset):
                 return False
         return True
 

@@ -12,6 +12,7 @@ from kcoord.storage.offset_map import OffsetMap
 from kcoord.storage.record_filter import RawRecord, Run, empty_batch, filter_batch, iter_raw, read_runs
 from kcoord_protocol.batch_header import BatchHeader
 from kcoord_protocol.record_batch import records_of
+from kcoord_protocol.record_walk import walk_records
 
 
 class LastOfProducer(NamedTuple):
@@ -115,15 +116,20 @@ class Pass:
         latest_offset = self._offsets.latest_offset
         kept = []
         has_tombstones = False
-        for record in iter_raw(data, header.records_count):
-            offset = base_offset + record.offset_delta
+        start = following = 0
+        for end, _, delta, key_at, key_end, value_at, _ in walk_records(
+            data, header.records_count, check_headers=False
+        ):
+            start, following = following, end
+            offset = base_offset + (delta >> 1)
+            key = None if key_at < 0 else data[key_at:key_end]
             if offset <= latest_offset:
-                if record.key is None or offset < last_offset_of(record.key):
+                if key is None or offset < last_offset_of(key):
                     continue
-                if not record.has_value and has_passed:
+                if value_at < 0 and has_passed:
                     continue
-            has_tombstones = has_tombstones or not record.has_value
-            kept.append(record)
+            has_tombstones = has_tombstones or value_at < 0
+            kept.append(RawRecord(start, end, delta >> 1, key, value_at >= 0))
         return kept, has_tombstones
 
     def _survivors_of_runs(

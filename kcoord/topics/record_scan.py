@@ -43,24 +43,27 @@ def scan_records(data: bytes, count: int, base_timestamp: int, rules: ScanRules)
     latest = rules.latest_ms
     suspicious = rules.type_is_wrong
     needs_key = rules.needs_key
-    records = walk_records(data, count, any_negative_is_null=True)
-    for index, (_, delta, offset_delta, key_at, _, _, _) in enumerate(records):
-        timestamp = base_timestamp + (delta >> 1 ^ -(delta & 1))
+    expected_delta = 0  # zigzag-encoded
+    for _, later, offset_delta, key_at, _, _, _ in walk_records(data, count, lenient=True):
+        timestamp = base_timestamp + (later >> 1 ^ -(later & 1))
         if timestamp > max_timestamp:
             max_timestamp = timestamp
-        if offset_delta != index << 1:
+        if offset_delta != expected_delta:
+            index = expected_delta >> 1
             errors.append((index, Errors.INVALID_RECORD, f"The offset delta of record {index} is not {index}."))
         if needs_key and key_at < 0:
-            errors.append((index, Errors.INVALID_RECORD, "A compacted topic takes no message without a key."))
+            reason = "A compacted topic takes no message without a key."
+            errors.append((expected_delta >> 1, Errors.INVALID_RECORD, reason))
         elif earliest is not None and (suspicious or not earliest <= timestamp <= latest):
-            _check_timestamp(index, timestamp, rules, errors)
+            _check_timestamp(expected_delta >> 1, timestamp, rules, errors)
+        expected_delta += 2
     return RecordsCheck(max_timestamp, errors)
 
 
 def largest_record_bytes(data: bytes, count: int) -> int:
     """The size of the largest of `count` records that `scan_records` found sound, without its length prefix."""
     largest = start = 0
-    for end, *_ in walk_records(data, count, any_negative_is_null=True):
+    for end, *_ in walk_records(data, count, lenient=True):
         largest = max(largest, decode_uvarint(data, start)[0] >> 1)
         start = end
     return largest

@@ -31,7 +31,7 @@ LOG_APPEND_TIME_BIT: Final = 0x08
 TRANSACTIONAL_BIT: Final = 0x10
 CONTROL_BIT: Final = 0x20
 DELETE_HORIZON_BIT: Final = 0x40
-_COMPRESSION_BITS: Final = 0x07
+COMPRESSION_BITS: Final = 0x07
 
 HEADER: Final = Struct(">qiibIhiqqqhii")
 _INT64: Final = Struct(">q")
@@ -109,9 +109,9 @@ class BatchHeader:
     @property
     def compression(self) -> Compression:
         try:
-            return Compression(self.attributes & _COMPRESSION_BITS)
+            return Compression(self.attributes & COMPRESSION_BITS)
         except ValueError:
-            raise CorruptBatchError(f"unknown compression codec {self.attributes & _COMPRESSION_BITS}") from None
+            raise CorruptBatchError(f"unknown compression codec {self.attributes & COMPRESSION_BITS}") from None
 
     @property
     def timestamp_type(self) -> TimestampType:

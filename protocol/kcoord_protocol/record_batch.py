@@ -14,6 +14,7 @@ from typing import Final
 from kcoord_protocol.batch_header import (
     ATTRIBUTES_POSITION,
     BATCH_OVERHEAD_BYTES,
+    COMPRESSION_BITS,
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
     LOG_APPEND_TIME_BIT,
@@ -157,9 +158,10 @@ def decode_entries(
 
 def records_of(data: Buffer, position: int, header: BatchHeader, max_bytes: int | None = None) -> bytes:
     """The uncompressed records of the whole batch at `position`."""
-    records = bytes(memoryview(data)[position + BATCH_OVERHEAD_BYTES : position + header.size_bytes])
-    codec = header.compression
-    return decompress(codec, records, max_bytes) if codec is not Compression.NONE and records else records
+    records = bytes(data[position + BATCH_OVERHEAD_BYTES : position + LOG_OVERHEAD_BYTES + header.batch_length])
+    if not header.attributes & COMPRESSION_BITS or not records:
+        return records
+    return decompress(header.compression, records, max_bytes)
 
 
 def _checked_records(data: Buffer, position: int, header: BatchHeader, max_bytes: int | None) -> bytes:

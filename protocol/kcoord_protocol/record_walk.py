@@ -4,7 +4,9 @@
 Theory of operation. `walk_batches` goes from batch header to batch header. It checks what every reader relies on: the
 format, the length, offsets that are not negative, and the checksum on request. It ends silently before a batch that
 the data cuts off, because fetch responses and files under way end like that. `walk_records` goes through the
-uncompressed records of one batch. It checks that all lengths add up to the record, and all records to the batch.
+uncompressed records of one batch. It checks that all lengths add up to the record, and all records to the batch. A
+record is length, attributes (without meaning), timestamp delta, offset delta, key, value and headers. Numbers of one or
+two bytes are read in place: a call for each would double the time.
 
 Errors are CorruptBatchError. `position` is the byte where the bad batch or record begins, in the data that was given.
 `base_offset` is the base offset of the bad batch, as far as the walker knows it.
@@ -113,25 +115,17 @@ def possible_batches(data: bytes, position: int, end: int, offset: int) -> Itera
 
 
 def walk_records(
-    data: bytes,
-    count: int,
-    *,
-    last_offset_delta: int | None = None,
-    check_headers: bool = True,
-    any_negative_is_null: bool = False,
+    data: bytes, count: int, *, last_offset_delta: int | None = None, check_headers: bool = True, lenient: bool = False
 ) -> Iterator[RecordPlace]:
     """Yield the place of each of the `count` records, which have to fill `data`.
 
-    If `last_offset_delta` is given, the offset deltas have to rise, and none may exceed it. Readers that decode the
-    headers themselves, or never look at them, leave `check_headers` out. Kafka's broker accepts any negative length as
-    null (`any_negative_is_null`), consumers accept -1 only.
-
-    A record is length, attributes (without meaning), timestamp delta, offset delta, key, value and headers. Numbers of
-    one or two bytes are read in place: a call for each would double the time.
+    If `last_offset_delta` is given, the offset deltas have to rise, up to it at most. Readers that decode the headers
+    themselves, or never look at them, leave `check_headers` out. `lenient` reads as Kafka's broker does: any negative
+    length is null (for consumers only -1 is), and negative offset deltas are left to the caller.
     """
-    position = index = start = 0
-    previous = -1
+    position, index, start, previous = 0, 0, 0, -1
     rises = last_offset_delta is not None
+    is_delta_checked = rises or not lenient
     try:
         for index in range(count):  # noqa: B007, the error below names the record
             start = position
@@ -153,13 +147,12 @@ def walk_records(
                 position += 5
             else:
                 later, delta, key_size, position = _decode_record_start(data, position + 1)
-            if key_size & 1 and (key_size == 1 or any_negative_is_null):
+            if key_size & 1 and (key_size == 1 or lenient):
                 key_at = key_end = -1
             else:
                 size |= key_size
                 key_at = position
-                position += key_size >> 1
-                key_end = position
+                key_end = position = position + (key_size >> 1)
             value_size = data[position]
             if value_size < 0x80:
                 position += 1
@@ -168,7 +161,7 @@ def walk_records(
                 position += 2
             else:
                 value_size, position = decode_uvarint(data, position)
-            if value_size & 1 and (value_size == 1 or any_negative_is_null):
+            if value_size & 1 and (value_size == 1 or lenient):
                 value_at = -1
             else:
                 size |= value_size
@@ -177,12 +170,9 @@ def walk_records(
             if position + 1 != end or data[position]:
                 _check_end(data, position, end)
                 if check_headers:
-                    for _ in walk_headers(data, position, end, any_negative_is_null=any_negative_is_null):
-                        pass
-            if size & 1 or (delta & 1 and rises):  # odd: negative, in zigzag
-                raise CorruptBatchError(_WRONG_LENGTH)
-            if delta <= previous and rises:
-                raise CorruptBatchError(f"offset delta {delta >> 1} follows {previous >> 1}")
+                    _check_headers(data, position, end, lenient=lenient)
+            if size & 1 or (is_delta_checked and (delta & 1 or (rises and delta <= previous))):  # odd: negative
+                raise _refused(size, delta, previous)
             previous = delta
             yield end, later, delta, key_at, key_end, value_at, position
             position = end
@@ -194,6 +184,12 @@ def walk_records(
     if last_offset_delta is not None and previous >> 1 > last_offset_delta:
         reason = f"offset delta {previous >> 1} exceeds the batch's last, {last_offset_delta}"
         raise CorruptBatchError(reason, position=start)
+
+
+def _refused(size: int, delta: int, previous: int) -> CorruptBatchError:
+    if (size | delta) & 1:
+        return CorruptBatchError(_WRONG_LENGTH)
+    return CorruptBatchError(f"offset delta {delta >> 1} follows {previous >> 1}")
 
 
 _WRONG_LENGTH: Final = "the record's length, or one inside it, is wrong"
@@ -235,9 +231,12 @@ def _check_end(data: bytes, position: int, end: int) -> None:
         raise _impossible_count(decode_uvarint(data, position)[0])
 
 
-def walk_headers(
-    data: bytes, position: int, end: int, *, any_negative_is_null: bool = False
-) -> Iterator[tuple[int, int, int, int]]:
+def _check_headers(data: bytes, position: int, end: int, *, lenient: bool) -> None:
+    for _ in walk_headers(data, position, end, lenient=lenient):
+        pass
+
+
+def walk_headers(data: bytes, position: int, end: int, *, lenient: bool = False) -> Iterator[tuple[int, int, int, int]]:
     """Yield start and end of the name, and of the value, of each header of a record; a value that is null starts at -1.
 
     The headers begin with their number at `position` and have to reach to `end`. Raises IndexError, too, if the data
@@ -261,7 +260,7 @@ def walk_headers(
         position = name_end + 1
         if size & 0x80:
             size, position = decode_uvarint(data, name_end)
-        if size & 1 and (size == 1 or any_negative_is_null):
+        if size & 1 and (size == 1 or lenient):
             yield name_at, name_end, -1, -1
             continue
         value_at, position = position, position + (size >> 1)
