@@ -18,7 +18,7 @@ from kcoord.metadata.image import MetadataImage
 from kcoord.server.environment import Environment
 from kcoord.server.shards.fetch_service import FetchService
 from kcoord.server.shards.group_service import GroupService
-from kcoord.server.shards.metadata_operations import MetadataService
+from kcoord.server.shards.metadata_service import MetadataService
 from kcoord.server.shards.pump import Pump
 from kcoord.server.shards.transaction_service import TransactionService
 from kcoord.server.shards.transactional_produce import TransactionalProduce

@@ -28,8 +28,7 @@ from kcoord.server.errors import StartError
 from kcoord.server.shards.fetch_service import FetchService
 from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.group_times import GroupTimes
-from kcoord.server.shards.metadata_operations import MetadataService
-from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService
+from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService, MetadataService
 from kcoord.server.shards.peer_calls import NoPeers, PeerCalls
 from kcoord.server.shards.pump import NewWriter, Pump
 from kcoord.server.shards.transaction_service import TransactionService

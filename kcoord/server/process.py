@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from kcoord.config import BrokerConfig, Listener
+from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.records import BrokerRegistration
 from kcoord.server.api.api_table import internal_operation_context
 from kcoord.server.broker import WRITER_SECONDS, Broker, until
@@ -162,10 +163,10 @@ class BrokerProcess:
     async def _join_cluster(self) -> None:
         """Writes to the metadata log who and where the brokers are, before the first client can ask."""
         assert isinstance(self.broker.metadata, LocalMetadataService)
-        registrations = self._registrations()
         try:
-            await self.broker.metadata.run(
-                lambda machine, context: machine.register_brokers(context, registrations),
+            await self.broker.metadata.call(
+                MetadataMachine.register_brokers,
+                self._registrations(),
                 internal_operation_context(self.broker.now_ms()),
             )
         except KafkaError as error:

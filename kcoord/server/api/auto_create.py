@@ -6,26 +6,37 @@ allows.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
+from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.topics import auto_create_request
+from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.replies import map_reply
 from kcoord.server.broker import Broker
-from kcoord.server.shards.metadata_operations import AutoCreateTopics
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.messages import CreateTopicsResponse
+from kcoord_protocol.messages import CreateTopicsRequest, CreateTopicsResponse
 
-_FINE = (Errors.NONE, Errors.TOPIC_ALREADY_EXISTS)
+CREATE_TOPICS_VERSION: Final = 7
+"""In which version a broker asks the controller for topics that its clients need."""
+
+_FINE: Final = (Errors.NONE, Errors.TOPIC_ALREADY_EXISTS)
 """A topic that somebody else created in the meantime is no failure."""
 
 
 def auto_create(broker: Broker, context: RequestContext, names: list[str]) -> asyncio.Future[dict[str, int]]:
     """The error codes of those that could not be created."""
+    topic_ids = broker.uuids.take_topic_ids(len(names))
+
+    def create(
+        machine: MetadataMachine, context: OperationContext, request: CreateTopicsRequest
+    ) -> CoordinatorResult[CreateTopicsResponse]:
+        return machine.create_topics(context, request, topic_ids)
+
+    operation_context = context.operation_context()
+    operation_context.api_version = CREATE_TOPICS_VERSION
     request = auto_create_request(broker.config, names)
-    created = broker.metadata.run(
-        AutoCreateTopics(request, broker.uuids.take_topic_ids(len(names))), context.operation_context()
-    )
-    return map_reply(created, _failures)
+    return map_reply(broker.metadata.call(create, request, operation_context), _failures)
 
 
 def ensure_internal_topic(broker: Broker, context: RequestContext, name: str) -> asyncio.Future[None]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
 from kcoord.metadata.creation_order import CreationOrder
 from kcoord.runtime.coordinator_runtime import LoadError
 from kcoord.server.shards.runtime_driver import RuntimeDriver
 from kcoord.storage.errors import StorageError
-from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import CreatePartitionsRequest, CreateTopicsRequest, Message
 
 if TYPE_CHECKING:
     from kcoord.metadata.image import MetadataImage
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+R = TypeVar("R")
+RequestMessage = TypeVar("RequestMessage", bound=Message)
 T = TypeVar("T")
 
 METADATA_SHARD = 0
@@ -43,11 +45,36 @@ RELOAD_SECONDS = 5.0
 ORDER_SECONDS: Final = 5.0
 """How long new partitions wait for the creation times of groups that are being loaded, or that a worker has."""
 
-PARTITION_MAKERS: Final = frozenset({ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS})
-
 
 def monotonic_ms() -> int:
     return int(asyncio.get_running_loop().time() * 1000)
+
+
+class MetadataService(Protocol):
+    """The metadata as a process has it: the log itself, or what the controller's worker sends of it."""
+
+    image_observers: list[Callable[[MetadataImage], None]]
+    """Called with each new image, when it is durable."""
+
+    def call(
+        self,
+        operation: Callable[[MetadataMachine, OperationContext, RequestMessage], CoordinatorResult[T]],
+        request: RequestMessage,
+        context: OperationContext,
+    ) -> asyncio.Future[T]:
+        """Has the controller run an operation. The future ends when the change is durable and every worker has
+        published it. Another worker's controller gets `request` in the version of the context, so what the operation
+        returns has to be its response.
+        """
+
+    @property
+    def end_offset(self) -> int:
+        """The end of the metadata log, as far as this process has read it."""
+
+    @property
+    def image(self) -> MetadataImage: ...
+
+    def close(self) -> None: ...
 
 
 class LocalMetadataService:
@@ -94,16 +121,17 @@ class LocalMetadataService:
             raise KafkaError(Errors.NOT_CONTROLLER, "The metadata log has failed.")
         return log.end_offset
 
-    def run(
+    def call(
         self,
-        operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
+        operation: Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]],
+        request: R,
         context: OperationContext,
     ) -> asyncio.Future[T]:
-        """The answer when it is durable; an operation that fails at once raises KafkaError."""
-        if self._group_times is None or getattr(operation, "api_key", None) not in PARTITION_MAKERS:
+        """The response when it is durable. Raises KafkaError if the operation fails at once."""
+        if self._group_times is None or not isinstance(request, CreateTopicsRequest | CreatePartitionsRequest):
             context.now_ms = self._least_creation_time_ms(context.now_ms)
-            return self._run(operation, context)
-        return asyncio.ensure_future(self._run_in_order(self._group_times, operation, context))
+            return self._run(operation, request, context)
+        return asyncio.ensure_future(self._run_in_order(self._group_times, operation, request, context))
 
     def _least_creation_time_ms(self, now_ms: int) -> int:
         """A partition that is made now is newer than every group that is there, also if the clock was set back or both
@@ -114,7 +142,8 @@ class LocalMetadataService:
     async def _run_in_order(
         self,
         group_times: GroupTimes,
-        operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
+        operation: Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]],
+        request: R,
         context: OperationContext,
     ) -> T:
         """Makes partitions that are newer than the groups of all workers (`metadata.creation_order`)."""
@@ -133,7 +162,7 @@ class LocalMetadataService:
                 monotonic_ms(),
             )
             group_times.limits.hold(ticket, context.now_ms - 1)
-            return await self._run(operation, context)
+            return await self._run(operation, request, context)
         finally:
             group_times.limits.release(ticket)
             self._order.end(ticket)
@@ -147,10 +176,17 @@ class LocalMetadataService:
 
     def _run(
         self,
-        operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
+        operation: Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]],
+        request: R,
         context: OperationContext,
     ) -> asyncio.Future[T]:
-        outcome = self.driver.run(METADATA_SHARD, _refusable, operation, context)
+        def refusable(machine: MetadataMachine, context: OperationContext, request: R) -> CoordinatorResult[T]:
+            # Nothing but replay changes this machine, so a result that finds no space on the disk can be dropped.
+            result = operation(machine, context, request)
+            result.is_refusable = True
+            return result
+
+        outcome = self.driver.run(METADATA_SHARD, refusable, request, context)
         if asyncio.isfuture(outcome):
             return cast("asyncio.Future[T]", outcome)
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -204,17 +240,6 @@ class LocalMetadataService:
 
     def start_task(self, shard_id: int, task: Task) -> None:
         raise AssertionError(f"the metadata machine has no tasks, got {task}")
-
-
-def _refusable(
-    machine: MetadataMachine,
-    context: OperationContext,
-    operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
-) -> CoordinatorResult[T]:
-    """Nothing but replay changes this machine, so a result that finds no space on the disk can be dropped."""
-    result = operation(machine, context)
-    result.is_refusable = True
-    return result
 
 
 def _as_controller_error(error: KafkaError) -> KafkaError:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.runtime.serde import MetadataSerde
@@ -26,18 +26,19 @@ from kcoord.server.workers.peer_frames import (
 )
 from kcoord.server.workers.peer_link import PeerConnection, Peers
 from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import Message
 from kcoord_protocol.record_batch import decode_entries
 from kcoord_protocol.record_walk import iter_headers
 
 if TYPE_CHECKING:
     from kcoord.config import BrokerConfig
     from kcoord.metadata.image import MetadataImage
-    from kcoord.runtime.result import OperationContext
+    from kcoord.runtime.result import CoordinatorResult, OperationContext
     from kcoord.server.shards.group_times import GroupTimes
-    from kcoord.server.shards.metadata_operations import MetadataOperation
 
 _logger = logging.getLogger(__name__)
 
+R = TypeVar("R", bound=Message)
 T = TypeVar("T")
 
 RECONNECT_SECONDS: Final = 0.1
@@ -92,21 +93,26 @@ class MetadataFollower:
         if error is not None:
             self._give_up(error)
 
-    def run(self, operation: MetadataOperation[T], context: OperationContext) -> asyncio.Future[T]:
-        return asyncio.ensure_future(self._ask(operation, context))
+    def call(
+        self,
+        operation: Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]],
+        request: R,
+        context: OperationContext,
+    ) -> asyncio.Future[T]:
+        """Sends the request to the controller, which runs the operation."""
+        return asyncio.ensure_future(cast("Awaitable[T]", self._ask(request, context)))
 
-    async def _ask(self, operation: MetadataOperation[T], context: OperationContext) -> T:
+    async def _ask(self, request: Message, context: OperationContext) -> Message:
         try:
-            response = await self._peers.ask(
+            return await self._peers.ask(
                 self._controller_id,
-                operation.request,
-                operation.version(context),
+                request,
+                context.api_version,
                 client_id=context.client_id,
                 client_host=context.client_host,
             )
         except KafkaError as error:
             raise KafkaError(Errors.NOT_CONTROLLER, f"The controller cannot be reached: {error.message}") from None
-        return operation.result_of(response)
 
     # --- following ----------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 APPLY_SECONDS: Final = 5.0
@@ -180,10 +181,11 @@ class ControllerMetadataService(LocalMetadataService):
 
     def _run(
         self,
-        operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]],
+        operation: Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]],
+        request: R,
         context: OperationContext,
     ) -> asyncio.Future[T]:
-        durable = super()._run(operation, context)
+        durable = super()._run(operation, request, context)
         target: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def pass_on(_: object) -> None:

@@ -30,7 +30,7 @@ from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord.server.net.listener import SocketListener
 from kcoord.server.process import BrokerProcess
 from kcoord.server.shards.group_times import GroupTimes
-from kcoord.server.shards.metadata_operations import MetadataService
+from kcoord.server.shards.metadata_service import MetadataService
 from kcoord.server.workers.metadata_follower import MetadataFollower
 from kcoord.server.workers.metadata_followers import ControllerMetadataService
 from kcoord.server.workers.peer_link import Peers

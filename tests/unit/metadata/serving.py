@@ -49,10 +49,13 @@ class Metadata:
     def end_offset(self) -> int:
         return len(self._cluster.log)
 
-    def run(
-        self, operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]], context: OperationContext
+    def call(
+        self,
+        operation: Callable[[MetadataMachine, OperationContext, R], CoordinatorResult[T]],
+        request: R,
+        context: OperationContext,
     ) -> asyncio.Future[T]:
-        response = self._cluster.run(operation, context.api_version)
+        response = self._cluster.run(lambda machine, context: operation(machine, context, request), context.api_version)
         self.broker.image = self._cluster.image
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         future.set_result(response)

@@ -15,7 +15,6 @@ from kcoord.server.broker import Broker
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder
 from kcoord.server.environment import Environment
-from kcoord.server.shards.metadata_operations import MetadataOperation
 from kcoord.storage.memory_file_system import MemoryFileSystem, keep_everything
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
@@ -53,7 +52,7 @@ class Metadata:
         self.image = image
         self.image_observers: list[Callable[[MetadataImage], None]] = []
 
-    def run(self, operation: MetadataOperation[T], context: OperationContext) -> asyncio.Future[T]:
+    def call(self, operation: object, request: Message, context: OperationContext) -> asyncio.Future[Any]:
         raise AssertionError("nothing changes the metadata here")
 
     def close(self) -> None:

@@ -55,11 +55,11 @@ class Metadata:
         self.blocks += 1
         return CoordinatorResult(SimpleNamespace(first_id=1000 * self.blocks, size=3))
 
-    async def run(self, operation: Any, context: OperationContext) -> object:
+    async def call(self, operation: Any, request: Message, context: OperationContext) -> object:
         await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
-        return operation(self, context).response
+        return operation(self, context, request).response
 
 
 class Server:

@@ -19,7 +19,6 @@ from kcoord.server.api.api_table import internal_operation_context
 from kcoord.server.disk.shard_logs import ShardLogs
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards import metadata_service
-from kcoord.server.shards.metadata_operations import AutoCreateTopics
 from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService
 from kcoord.server.shards.pump import Pump
 from kcoord.storage.log import Log
@@ -59,8 +58,10 @@ class Owner:
 
     def create(self, name: str) -> asyncio.Future[CreateTopicsResponse]:
         request = auto_create_request(BrokerConfig.from_properties({}), [name])
-        future = self.service.run(
-            AutoCreateTopics(request, RandomUuids().take_topic_ids(1)),
+        topic_ids = RandomUuids().take_topic_ids(1)
+        future = self.service.call(
+            lambda machine, context, request: machine.create_topics(context, request, topic_ids),
+            request,
             internal_operation_context(self.now_ms()),
         )
         future.add_done_callback(lambda _: self.events.append("replied"))

@@ -18,12 +18,13 @@ from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
 from kcoord.runtime.result import NO_CREATION_LIMIT
 from kcoord.runtime.serde import MetadataSerde
 from kcoord.server.api.api_table import internal_operation_context
+from kcoord.server.api.auto_create import CREATE_TOPICS_VERSION
+from kcoord.server.api.handlers.allocate_producer_ids import allocate
 from kcoord.server.disk.shard_logs import ShardLogs
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards import metadata_service
 from kcoord.server.shards.group_times import GroupTimes
-from kcoord.server.shards.metadata_operations import AllocateProducerIds, AutoCreateTopics
-from kcoord.server.shards.metadata_service import METADATA_SHARD
+from kcoord.server.shards.metadata_service import METADATA_SHARD, MetadataService
 from kcoord.server.shards.pump import Pump
 from kcoord.server.workers import metadata_followers
 from kcoord.server.workers.metadata_follower import MetadataFollower, OutOfStep
@@ -35,7 +36,7 @@ from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.storage.segment import LogConfig
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.messages import CreateTopicsRequest, CreateTopicsResponse, Message
+from kcoord_protocol.messages import AllocateProducerIdsRequest, CreateTopicsRequest, CreateTopicsResponse, Message
 from tests.unit.metadata.cluster import Cluster
 from tests.unit.metadata.serving import broker_of
 
@@ -92,7 +93,7 @@ class Controller:
         return Log.open(self.file_system, "data/__cluster_metadata-0", LogConfig(), NOW_MS)
 
     def create(self, name: str) -> asyncio.Future[CreateTopicsResponse]:
-        return self.service.run(creation(name), internal_operation_context(NOW_MS))
+        return create(self.service, name)
 
 
 @pytest.fixture
@@ -127,16 +128,20 @@ class Follower:
         return self
 
     def create(self, name: str) -> asyncio.Future[CreateTopicsResponse]:
-        return self.metadata.run(creation(name), internal_operation_context(NOW_MS))
+        return create(self.metadata, name)
 
     def close(self) -> None:
         self.metadata.close()
         self.peers.close()
 
 
-def creation(name: str) -> AutoCreateTopics:
-    return AutoCreateTopics(
-        auto_create_request(BrokerConfig.from_properties({}), [name]), RandomUuids().take_topic_ids(1)
+def create(service: MetadataService, name: str) -> asyncio.Future[CreateTopicsResponse]:
+    request = auto_create_request(BrokerConfig.from_properties({}), [name])
+    topic_ids = RandomUuids().take_topic_ids(1)
+    context = internal_operation_context(NOW_MS)
+    context.api_version = CREATE_TOPICS_VERSION
+    return service.call(
+        lambda machine, context, request: machine.create_topics(context, request, topic_ids), request, context
     )
 
 
@@ -230,11 +235,14 @@ async def test_producer_ids_come_from_the_controller(controller: Controller) -> 
     follower = await Follower(controller).start()
     blocks = [
         await asyncio.wait_for(
-            follower.metadata.run(AllocateProducerIds(broker_id), internal_operation_context(NOW_MS)), 5
+            follower.metadata.call(
+                allocate, AllocateProducerIdsRequest(broker_id=broker_id), internal_operation_context(NOW_MS)
+            ),
+            5,
         )
         for broker_id in (2, 3)
     ]
-    assert [(block.first_id, block.size) for block in blocks] == [(0, 1000), (1000, 1000)]
+    assert [(block.producer_id_start, block.producer_id_len) for block in blocks] == [(0, 1000), (1000, 1000)]
     follower.close()
 
 

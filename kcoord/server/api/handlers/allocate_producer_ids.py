@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from kcoord.metadata.machine import MetadataMachine
+from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.replies import Reply
 from kcoord.server.broker import Broker
-from kcoord.server.shards.metadata_operations import AllocateProducerIds
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import AllocateProducerIdsRequest, AllocateProducerIdsResponse
@@ -18,10 +19,17 @@ VERSIONS = range(0, 1)
 def handle(
     broker: Broker, context: RequestContext, request: AllocateProducerIdsRequest
 ) -> Reply[AllocateProducerIdsResponse]:
-    reserved = broker.metadata.run(AllocateProducerIds(request.broker_id), context.operation_context())
-    return map_reply(
-        reserved,
-        lambda block: AllocateProducerIdsResponse(producer_id_start=block.first_id, producer_id_len=block.size),
+    return broker.metadata.call(allocate, request, context.operation_context())
+
+
+def allocate(
+    machine: MetadataMachine, context: OperationContext, request: AllocateProducerIdsRequest
+) -> CoordinatorResult[AllocateProducerIdsResponse]:
+    """Reserves a block of producer ids for a broker (KIP-730)."""
+    result = machine.allocate_producer_ids(context, request.broker_id)
+    block = result.response
+    return CoordinatorResult(
+        AllocateProducerIdsResponse(producer_id_start=block.first_id, producer_id_len=block.size), result.records
     )
 
 

@@ -5,11 +5,11 @@ over: the old leaders have closed their logs by then.
 
 from __future__ import annotations
 
+from kcoord.metadata.machine import MetadataMachine
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.replies import Reply
 from kcoord.server.api.timeouts import check_timeout
 from kcoord.server.broker import Broker
-from kcoord.server.shards.metadata_operations import AlterPartitionReassignments
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse
@@ -23,7 +23,7 @@ def handle(
 ) -> Reply[AlterPartitionReassignmentsResponse]:
     if request.topics:
         check_timeout(request.timeout_ms)
-    return broker.metadata.run(AlterPartitionReassignments(request), context.operation_context())
+    return broker.metadata.call(MetadataMachine.alter_partition_reassignments, request, context.operation_context())
 
 
 def error_response(

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from kcoord.metadata.machine import MetadataMachine
+from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.replies import Reply
 from kcoord.server.broker import Broker
-from kcoord.server.shards.metadata_operations import FenceBroker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import BrokerHeartbeatRequest, BrokerHeartbeatResponse
@@ -16,9 +17,15 @@ VERSIONS = range(0, 1)
 
 
 def handle(broker: Broker, context: RequestContext, request: BrokerHeartbeatRequest) -> Reply[BrokerHeartbeatResponse]:
-    operation = FenceBroker(request.broker_id, request.want_fence)
-    fenced = broker.metadata.run(operation, context.operation_context())
-    return map_reply(fenced, lambda is_fenced: BrokerHeartbeatResponse(is_caught_up=True, is_fenced=is_fenced))
+    return broker.metadata.call(_fence, request, context.operation_context())
+
+
+def _fence(
+    machine: MetadataMachine, context: OperationContext, request: BrokerHeartbeatRequest
+) -> CoordinatorResult[BrokerHeartbeatResponse]:
+    """Takes a broker out of service, or back (KIP-631)."""
+    result = machine.fence_broker(context, request.broker_id, request.want_fence)
+    return CoordinatorResult(BrokerHeartbeatResponse(is_caught_up=True, is_fenced=result.response), result.records)
 
 
 def error_response(request: BrokerHeartbeatRequest, error: KafkaError, version: int) -> BrokerHeartbeatResponse:

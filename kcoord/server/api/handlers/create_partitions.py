@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from kcoord.metadata.collect import once
+from kcoord.metadata.machine import MetadataMachine
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.replies import Reply
 from kcoord.server.api.timeouts import check_timeout
 from kcoord.server.broker import Broker
-from kcoord.server.shards.metadata_operations import CreatePartitions
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import CreatePartitionsRequest, CreatePartitionsResponse
@@ -22,7 +22,7 @@ def handle(
 ) -> Reply[CreatePartitionsResponse]:
     if once(topic.name for topic in request.topics):
         check_timeout(request.timeout_ms)
-    return broker.metadata.run(CreatePartitions(request), context.operation_context())
+    return broker.metadata.call(MetadataMachine.create_partitions, request, context.operation_context())
 
 
 def error_response(request: CreatePartitionsRequest, error: KafkaError, version: int) -> CreatePartitionsResponse:

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from kcoord.metadata.collect import once
+from kcoord.metadata.machine import MetadataMachine
+from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.replies import Reply
 from kcoord.server.api.timeouts import check_timeout
 from kcoord.server.broker import Broker
-from kcoord.server.shards.metadata_operations import CreateTopics
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC
@@ -22,7 +23,13 @@ def handle(broker: Broker, context: RequestContext, request: CreateTopicsRequest
     if once(topic.name for topic in request.topics) - {CLUSTER_METADATA_TOPIC}:
         check_timeout(request.timeout_ms)
     topic_ids = broker.uuids.take_topic_ids(len(request.topics))
-    return broker.metadata.run(CreateTopics(request, topic_ids), context.operation_context())
+
+    def create(
+        machine: MetadataMachine, context: OperationContext, request: CreateTopicsRequest
+    ) -> CoordinatorResult[CreateTopicsResponse]:
+        return machine.create_topics(context, request, topic_ids)
+
+    return broker.metadata.call(create, request, context.operation_context())
 
 
 def error_response(request: CreateTopicsRequest, error: KafkaError, version: int) -> CreateTopicsResponse:

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from kcoord.metadata.collect import once
+from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.topics import requested_deletions
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.replies import Reply
 from kcoord.server.api.timeouts import check_timeout
 from kcoord.server.broker import Broker
-from kcoord.server.shards.metadata_operations import DeleteTopics
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import DeleteTopicsRequest, DeleteTopicsResponse
@@ -23,7 +23,7 @@ def handle(broker: Broker, context: RequestContext, request: DeleteTopicsRequest
     named = once((state.name, state.topic_id) for state in requested_deletions(request, context.api_version))
     if any((name is None) != (topic_id == ZERO_UUID) for name, topic_id in named):
         check_timeout(request.timeout_ms)
-    return broker.metadata.run(DeleteTopics(request), context.operation_context())
+    return broker.metadata.call(MetadataMachine.delete_topics, request, context.operation_context())
 
 
 def error_response(request: DeleteTopicsRequest, error: KafkaError, version: int) -> DeleteTopicsResponse:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.reassignment import FIRST_VERSION_WITH_ELECTION_TYPE
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.replies import Reply
 from kcoord.server.api.timeouts import check_timeout
 from kcoord.server.broker import Broker
-from kcoord.server.shards.metadata_operations import ElectLeaders
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ElectLeadersRequest, ElectLeadersResponse
@@ -20,7 +20,7 @@ VERSIONS = range(0, 3)
 def handle(broker: Broker, context: RequestContext, request: ElectLeadersRequest) -> Reply[ElectLeadersResponse]:
     if request.topic_partitions != []:
         check_timeout(request.timeout_ms)
-    return broker.metadata.run(ElectLeaders(request), context.operation_context())
+    return broker.metadata.call(MetadataMachine.elect_leaders, request, context.operation_context())
 
 
 def error_response(request: ElectLeadersRequest, error: KafkaError, version: int) -> ElectLeadersResponse:

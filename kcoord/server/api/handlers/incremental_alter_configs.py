@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from kcoord.metadata.collect import duplicates
 from kcoord.metadata.image import BROKER_LOGGER_RESOURCE
+from kcoord.metadata.machine import MetadataMachine
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.broker import Broker
 from kcoord.server.observe import broker_loggers
-from kcoord.server.shards.metadata_operations import IncrementalAlterConfigs
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
@@ -30,7 +30,7 @@ def handle(
     if logged and not stored:
         return IncrementalAlterConfigsResponse(responses=results)
     remaining = IncrementalAlterConfigsRequest(resources=stored, validate_only=request.validate_only)
-    reply = broker.metadata.run(IncrementalAlterConfigs(remaining), context.operation_context())
+    reply = broker.metadata.call(MetadataMachine.incremental_alter_configs, remaining, context.operation_context())
     return map_reply(reply, lambda answer: IncrementalAlterConfigsResponse(responses=answer.responses + results))
 
 

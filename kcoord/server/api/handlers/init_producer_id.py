@@ -14,18 +14,19 @@ from typing import Final
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer
 from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.handlers.allocate_producer_ids import allocate
 from kcoord.server.api.replies import Reply
 from kcoord.server.broker import Broker
-from kcoord.server.shards.metadata_operations import AllocateProducerIds
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.messages import InitProducerIdRequest, InitProducerIdResponse
+from kcoord_protocol.messages import AllocateProducerIdsRequest, InitProducerIdRequest, InitProducerIdResponse
 
 API_KEY = ApiKey.INIT_PRODUCER_ID
 VERSIONS = range(0, 7)
 
 _NO_PRODUCER_ID: Final = -1
 _NO_EPOCH: Final = -1
+_ALLOCATE_VERSION: Final = 0
 _FENCED_SINCE_VERSION: Final = 4
 """Older clients know INVALID_PRODUCER_EPOCH instead."""
 
@@ -96,8 +97,13 @@ async def take_producer_id(broker: Broker, context: RequestContext) -> int:
 async def _reserve_block(broker: Broker, context: RequestContext) -> None:
     ids = broker.topics.producer_ids
     try:
-        block = await broker.metadata.run(AllocateProducerIds(broker.node_id), context.operation_context())
-        ids.add_block(block.first_id, block.size)
+        operation_context = context.operation_context()
+        operation_context.api_version = _ALLOCATE_VERSION
+        request = AllocateProducerIdsRequest(broker_id=broker.node_id)
+        response = await broker.metadata.call(allocate, request, operation_context)
+        if response.error_code:
+            raise KafkaError(Errors(response.error_code), "The controller has given no producer ids.")
+        ids.add_block(response.producer_id_start, response.producer_id_len)
     finally:
         ids.pending = None
 

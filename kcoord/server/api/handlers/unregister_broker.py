@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from kcoord.metadata.machine import MetadataMachine
+from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.api.replies import Reply
 from kcoord.server.broker import Broker
-from kcoord.server.shards.metadata_operations import UnregisterBroker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import UnregisterBrokerRequest, UnregisterBrokerResponse
@@ -18,8 +19,13 @@ VERSIONS = range(0, 1)
 def handle(
     broker: Broker, context: RequestContext, request: UnregisterBrokerRequest
 ) -> Reply[UnregisterBrokerResponse]:
-    removed = broker.metadata.run(UnregisterBroker(request), context.operation_context())
-    return map_reply(removed, lambda _: UnregisterBrokerResponse())
+    return broker.metadata.call(_unregister, request, context.operation_context())
+
+
+def _unregister(
+    machine: MetadataMachine, context: OperationContext, request: UnregisterBrokerRequest
+) -> CoordinatorResult[UnregisterBrokerResponse]:
+    return CoordinatorResult(UnregisterBrokerResponse(), machine.unregister_broker(context, request.broker_id).records)
 
 
 def error_response(request: UnregisterBrokerRequest, error: KafkaError, version: int) -> UnregisterBrokerResponse:

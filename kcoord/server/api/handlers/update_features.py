@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+from kcoord.metadata.machine import MetadataMachine
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.replies import Reply
 from kcoord.server.broker import Broker
-from kcoord.server.shards.metadata_operations import UpdateFeatures
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import UpdateFeaturesRequest, UpdateFeaturesResponse
@@ -16,7 +16,7 @@ VERSIONS = range(0, 3)
 
 
 def handle(broker: Broker, context: RequestContext, request: UpdateFeaturesRequest) -> Reply[UpdateFeaturesResponse]:
-    return broker.metadata.run(UpdateFeatures(request), context.operation_context())
+    return broker.metadata.call(MetadataMachine.update_features, request, context.operation_context())
 
 
 def error_response(request: UpdateFeaturesRequest, error: KafkaError, version: int) -> UpdateFeaturesResponse:
