@@ -130,7 +130,8 @@ class _Recorder:
             threading.settrace(None)
         seconds = time.perf_counter() - started
         if item.nodeid not in self._failed:
-            functions = frozenset(filter(None, map(self._function, self._codes)))
+            # A copy, because a thread that the test has left behind may still be adding to the set.
+            functions = frozenset(filter(None, map(self._function, self._codes.copy())))
             test = UnitTest(item.nodeid, seconds, functions)
             self.tests[test.file].append(test)
         return result

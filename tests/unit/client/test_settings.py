@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kcoord.client import AdminClient, AdminConfig, ConfigException, Consumer, ConsumerConfig, Producer, ProducerConfig
 from kcoord.client.backoff import Backoff
-from kcoord.client.config import AdminOptions, ConsumerOptions, ProducerOptions, parse_addresses
+from kcoord.client.config import BATCH_SIZE_LIMIT, AdminOptions, ConsumerOptions, ProducerOptions, parse_addresses
 from kcoord.client.reset_policy import EARLIEST, LATEST, NONE, parse_duration_ms, parse_reset_policy
 
 SERVER = "localhost:9092"
@@ -24,6 +24,165 @@ SERVER = "localhost:9092"
 )
 def test_keyword_arguments_are_the_settings(config: type, options: type) -> None:
     assert options.__annotations__.keys() == {field.name for field in fields(config)}
+
+
+COMMON_DEFAULTS = {
+    "bootstrap_servers": SERVER,
+    "client_id": "kcoord-client",
+    "client_software_name": "kcoord",
+    "kip_1327_revision": "creation-time",
+    "request_timeout_ms": 30_000,
+    "default_api_timeout_ms": 60_000,
+    "retry_backoff_ms": 100,
+    "retry_backoff_max_ms": 1_000,
+    "reconnect_backoff_ms": 50,
+    "reconnect_backoff_max_ms": 1_000,
+    "socket_connection_setup_timeout_ms": 10_000,
+    "metadata_max_age_ms": 300_000,
+    "receive_message_max_bytes": 268_435_456,
+    "security": None,
+}
+PRODUCER_DEFAULTS = {
+    "acks": "all",
+    "enable_idempotence": True,
+    "compression_type": "none",
+    "linger_ms": 5,
+    "batch_size": 16_384,
+    "buffer_memory": 33_554_432,
+    "max_block_ms": 60_000,
+    "max_request_size": 1_048_576,
+    "delivery_timeout_ms": 120_000,
+    "partitioner_ignore_keys": False,
+    "transactional_id": None,
+    "transaction_timeout_ms": 60_000,
+}
+CONSUMER_DEFAULTS = {
+    "group_id": None,
+    "group_protocol": "consumer",
+    "group_instance_id": None,
+    "group_remote_assignor": None,
+    "client_rack": "",
+    "auto_offset_reset": "latest",
+    "auto_offset_reset_new_partitions": None,
+    "enable_auto_commit": True,
+    "auto_commit_interval_ms": 5_000,
+    "isolation_level": "read_uncommitted",
+    "check_crcs": True,
+    "fetch_min_bytes": 1,
+    "fetch_max_bytes": 52_428_800,
+    "fetch_max_wait_ms": 500,
+    "max_partition_fetch_bytes": 1_048_576,
+    "max_poll_records": 500,
+    "max_poll_interval_ms": 300_000,
+    "allow_auto_create_topics": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "defaults"),
+    [
+        (AdminConfig, COMMON_DEFAULTS),
+        (ProducerConfig, COMMON_DEFAULTS | PRODUCER_DEFAULTS),
+        (ConsumerConfig, COMMON_DEFAULTS | CONSUMER_DEFAULTS),
+    ],
+)
+def test_the_defaults_are_those_of_the_documentation(config: Any, defaults: dict[str, object]) -> None:
+    made = config(bootstrap_servers=SERVER)
+    assert {field.name: getattr(made, field.name) for field in fields(config)} == defaults
+
+
+@pytest.mark.parametrize(
+    ("config", "lowest"),
+    [
+        (
+            AdminConfig,
+            {
+                "retry_backoff_ms": 0,
+                "retry_backoff_max_ms": 0,
+                "reconnect_backoff_ms": 0,
+                "reconnect_backoff_max_ms": 0,
+                "metadata_max_age_ms": 0,
+                "request_timeout_ms": 1,
+                "default_api_timeout_ms": 1,
+                "socket_connection_setup_timeout_ms": 1,
+                "receive_message_max_bytes": 1,
+            },
+        ),
+        (
+            ProducerConfig,
+            {
+                "retry_backoff_ms": 0,
+                "linger_ms": 0,
+                "batch_size": 0,
+                "max_block_ms": 0,
+                "max_request_size": 0,
+                "buffer_memory": 1,
+                "transaction_timeout_ms": 1,
+            },
+        ),
+        (
+            ConsumerConfig,
+            {
+                "retry_backoff_ms": 0,
+                "auto_commit_interval_ms": 0,
+                "fetch_min_bytes": 0,
+                "fetch_max_bytes": 0,
+                "fetch_max_wait_ms": 0,
+                "max_partition_fetch_bytes": 0,
+                "max_poll_records": 1,
+                "max_poll_interval_ms": 1,
+            },
+        ),
+    ],
+)
+def test_numbers_have_lower_bounds(config: Any, lowest: dict[str, int]) -> None:
+    for name, value in lowest.items():
+        assert getattr(config(bootstrap_servers=SERVER, **{name: value}), name) == value
+        for bad in (value - 1, True, 1.5):
+            with pytest.raises(ConfigException, match=f"{name}: "):
+                config(bootstrap_servers=SERVER, **{name: bad})
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "allowed"),
+    [
+        (AdminConfig, "kip_1327_revision", ["creation-time", "new-partitions"]),
+        (ProducerConfig, "acks", ["all", -1]),
+        (ProducerConfig, "compression_type", ["none", "gzip", "snappy", "lz4", "zstd"]),
+        (ConsumerConfig, "isolation_level", ["read_uncommitted", "read_committed"]),
+        (ConsumerConfig, "group_protocol", ["consumer"]),
+    ],
+)
+def test_choices(config: Any, name: str, allowed: list[object]) -> None:
+    for value in allowed:
+        assert getattr(config(bootstrap_servers=SERVER, **{name: value}), name) == value
+    with pytest.raises(ConfigException, match=f"{name}: 'other' is none of"):
+        config(bootstrap_servers=SERVER, **{name: "other"})
+
+
+class TestProducerLimits:
+    def test_the_largest_batch(self) -> None:
+        assert ProducerConfig(bootstrap_servers=SERVER, batch_size=BATCH_SIZE_LIMIT).batch_size == BATCH_SIZE_LIMIT
+        with pytest.raises(ConfigException, match="batch_size"):
+            ProducerConfig(bootstrap_servers=SERVER, batch_size=BATCH_SIZE_LIMIT + 1)
+
+    def test_a_delivery_has_time_for_lingering_and_one_request(self) -> None:
+        times = {"linger_ms": 10, "request_timeout_ms": 100}
+        assert ProducerConfig(bootstrap_servers=SERVER, delivery_timeout_ms=110, **times).delivery_timeout_ms == 110
+        with pytest.raises(ConfigException, match="delivery_timeout_ms"):
+            ProducerConfig(bootstrap_servers=SERVER, delivery_timeout_ms=109, **times)
+
+    @pytest.mark.parametrize(("acks", "required"), [("all", -1), (-1, -1), (1, 1), (0, 0)])
+    def test_acks_without_idempotence(self, acks: Any, required: int) -> None:
+        config = ProducerConfig(bootstrap_servers=SERVER, acks=acks, enable_idempotence=False)
+        assert config.required_acks == required
+
+    def test_a_transactional_id_needs_idempotence_and_a_name(self) -> None:
+        assert ProducerConfig(bootstrap_servers=SERVER, transactional_id="t").transactional_id == "t"
+        with pytest.raises(ConfigException, match="enable_idempotence"):
+            ProducerConfig(bootstrap_servers=SERVER, transactional_id="t", enable_idempotence=False)
+        with pytest.raises(ConfigException, match="transactional_id"):
+            ProducerConfig(bootstrap_servers=SERVER, transactional_id="")
 
 
 class TestConsumerSettings:
