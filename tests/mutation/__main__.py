@@ -54,7 +54,7 @@ def main() -> int:
         return 0 if mutants else 1
     keys = {entry.key for entry in entries}
     equivalent = [mutant for mutant in mutants if key_of(mutant) in keys]
-    outcomes = _try_all([mutant for mutant in mutants if key_of(mutant) not in keys], options.tests, options.processes)
+    outcomes = _try_all([mutant for mutant in mutants if key_of(mutant) not in keys], options)
     _print_table(outcomes, equivalent)
     default_limit = 90 if options.package == ["client"] else 95
     return _conclude(outcomes, equivalent, default_limit if options.limit is None else options.limit)
@@ -73,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one per core")
     parser.add_argument("--list", action="store_true", help="print the drawn mutants and try none")
     parser.add_argument("--only", metavar="FILE[:LINE]", help="try all mutants of a file or a line instead of a draw")
+    parser.add_argument(
+        "--keep-map", action="store_true", help="do not measure again which tests call what, unless a test has changed"
+    )
     parser.add_argument("--tests", nargs="+", default=(), metavar="FILE", help="run these alone (files or folders)")
     return parser
 
@@ -85,23 +88,23 @@ def _chosen(options: argparse.Namespace) -> list[Mutant]:
     return draw(mutants_of_files(folders), options.count, options.seed)
 
 
-def _try_all(mutants: Sequence[Mutant], tests: Sequence[str], processes: int) -> list[tuple[Mutant, Outcome]]:
+def _try_all(mutants: Sequence[Mutant], options: argparse.Namespace) -> list[tuple[Mutant, Outcome]]:
     """Tries the mutants, after one that changes nothing: it has to survive."""
     if not mutants:
         return []
     for module in _PRELOADED:
         importlib.import_module(module)
     importlib.import_module("kcoord_protocol.messages")
-    targets = set(tests) or {
+    targets = set(options.tests) or {
         target for mutant in mutants for target in (CLIENT_TESTS if _is_of_client(mutant) else BROKER_TESTS)
     }
     started = time.monotonic()
-    call_map = make_call_map(sorted(targets), processes)
+    call_map = make_call_map(sorted(targets), options.processes, keep=options.keep_map)
     print(f"{len(call_map.tests)} tests are mapped to the functions they call ({time.monotonic() - started:.0f} s)")
     unchanged = _try([replace(mutants[0], new=mutants[0].old)], call_map, 1)
     if unchanged[0][1].verdict is not Verdict.SURVIVED:
         sys.exit(f"the tests fail without a mutant: {unchanged[0][1]}")
-    return _try(mutants, call_map, processes)
+    return _try(mutants, call_map, options.processes)
 
 
 def _try(mutants: Sequence[Mutant], call_map: CallMap, processes: int) -> list[tuple[Mutant, Outcome]]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which test calls which function of the product: measured by running the tests once with a trace function.
 
-The result for a test file stays in the cache until the file, the product or the tests' support changes. Functions
-rather than lines: a trace function for lines costs several times as much, and most functions here are short.
+The result for a test file stays in the cache until the file, the product or the tests' support changes; --keep-map
+looks at the test file only. Functions rather than lines: a trace function for lines costs several times as much, and
+most functions here are short.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -67,25 +68,25 @@ class CallMap:
         return sorted(tests, key=lambda test: (-test.score, test.node_id))
 
 
-def make_call_map(targets: Sequence[str], processes: int) -> CallMap:
-    """Runs the test files below the targets (files or folders) unless the cache has them."""
+def make_call_map(targets: Sequence[str], processes: int, *, keep: bool = False) -> CallMap:
+    """Runs the test files below the targets (files or folders) unless the cache has them.
+
+    With `keep` what the cache has of a test file counts although the product has changed since.
+    """
     files = sorted(
         path.relative_to(ROOT).as_posix()
         for target in targets
         for path in ([ROOT / target] if target.endswith(".py") else (ROOT / target).rglob("test_*.py"))
     )
-    common = _digest(
-        path for folder in ("kcoord", "protocol", "tests") for path in (ROOT / folder).rglob("*.py")
-        if folder != "tests" or not path.name.startswith("test_")
-    )  # fmt: skip
-    digests = {file: _digest([ROOT / file], common) for file in files}
-    stale = [file for file in files if _read(file, digests[file]) is None]
+    common = "" if keep else _digest(_common_files())
+    digests = {file: (_digest([ROOT / file]), common) for file in files}
+    stale = [file for file in files if _read(file, *digests[file]) is None]
     share = max(1, -(-len(stale) // (4 * processes)))
     with ForkedProcesses(processes) as forks:
         for start in range(0, len(stale), share):
             chunk = stale[start : start + share]
             forks.run(partial(_measure, {file: digests[file] for file in chunk}), _check)
-    tests = [_read(file, digests[file]) for file in files]
+    tests = [_read(file, *digests[file]) for file in files]
     return CallMap(test for of_file in tests if of_file is not None for test in of_file)
 
 
@@ -97,11 +98,19 @@ def _check(exit_code: int, folder: Path) -> None:
         )
 
 
-def _measure(digests: dict[str, str], folder: Path) -> int:
+def _common_files() -> Iterator[Path]:
+    """The product and the support of the tests."""
+    for folder in ("kcoord", "protocol", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if folder != "tests" or not path.name.startswith("test_"):
+                yield path
+
+
+def _measure(digests: dict[str, tuple[str, str]], folder: Path) -> int:
     recorder = _Recorder()
     code = run_pytest(list(digests), recorder, folder)
     for file, digest in digests.items():
-        _write(file, digest, recorder.tests.get(file, []))
+        _write(file, *digest, recorder.tests.get(file, []))
     return code
 
 
@@ -155,10 +164,10 @@ class _Recorder:
         return self._functions[code]
 
 
-def _digest(paths: Iterable[Path], more: str = "") -> str:
-    digest = hashlib.sha256(more.encode())
+def _digest(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
     for path in sorted(paths):
-        digest.update(str(path).encode() + b"\0" + path.read_bytes())
+        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -166,11 +175,12 @@ def _cache_file(file: str) -> Path:
     return CACHE / "calls" / f"{file}.json"
 
 
-def _write(file: str, digest: str, tests: Sequence[UnitTest]) -> None:
+def _write(file: str, digest: str, common: str, tests: Sequence[UnitTest]) -> None:
     functions = sorted(frozenset().union(*(test.functions for test in tests)))
     number = {function: index for index, function in enumerate(functions)}
     content = {
         "digest": digest,
+        "common": common,
         "functions": functions,
         "tests": [[test.node_id, test.seconds, sorted(number[name] for name in test.functions)] for test in tests],
     }
@@ -179,10 +189,11 @@ def _write(file: str, digest: str, tests: Sequence[UnitTest]) -> None:
     path.write_text(json.dumps(content))
 
 
-def _read(file: str, digest: str) -> list[UnitTest] | None:
+def _read(file: str, digest: str, common: str) -> list[UnitTest] | None:
+    """An empty `common` stands for any."""
     path = _cache_file(file)
     content = json.loads(path.read_text()) if path.exists() else {}
-    if content.get("digest") != digest:
+    if content.get("digest") != digest or (common and content["common"] != common):
         return None
     functions = [(file, name) for file, name in content["functions"]]
     return [
