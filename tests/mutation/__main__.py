@@ -101,7 +101,8 @@ def _try_all(mutants: Sequence[Mutant], options: argparse.Namespace) -> list[tup
     started = time.monotonic()
     call_map = make_call_map(sorted(targets), options.processes, keep=options.keep_map)
     print(f"{len(call_map.tests)} tests are mapped to the functions they call ({time.monotonic() - started:.0f} s)")
-    unchanged = _try([replace(mutants[0], new=mutants[0].old)], call_map, 1)
+    quickest = min(mutants, key=lambda mutant: len(call_map.tests_of(mutant)) or len(call_map.tests))
+    unchanged = _try([replace(quickest, new=quickest.old)], call_map, 1)
     if unchanged[0][1].verdict is not Verdict.SURVIVED:
         sys.exit(f"the tests fail without a mutant: {unchanged[0][1]}")
     return _try(mutants, call_map, options.processes)

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -24,6 +25,9 @@ import pytest
 
 from tests.mutation.mutants import ROOT, Mutant
 from tests.mutation.sessions import CACHE, ForkedProcesses, make_hypothesis_repeatable, run_pytest
+
+MOST_SECONDS = 40.0
+"""What the chosen tests of a mutant may take; some functions are called by nearly every test."""
 
 Function = tuple[str, str]
 """File and qualified name."""
@@ -58,14 +62,16 @@ class CallMap:
                 self._by_file[function[0]].add(test)
 
     def tests_of(self, mutant: Mutant) -> list[UnitTest]:
-        """The tests that call the mutant's function, the most promising first.
+        """The tests that call the mutant's function, the most promising first, for MOST_SECONDS.
 
         What runs only while the module is imported concerns the tests of the module and of its direct importers.
         """
         tests: Iterable[UnitTest] = self._by_function.get((mutant.file, mutant.function), ())
         if not tests:
             tests = set().union(*(self._by_file[file] for file in (mutant.file, *_importers(mutant.module))))
-        return sorted(tests, key=lambda test: (-test.score, test.node_id))
+        ordered = sorted(tests, key=lambda test: (-test.score, test.node_id))
+        until = accumulate(test.seconds for test in ordered)
+        return [test for test, seconds in zip(ordered, until, strict=True) if seconds <= MOST_SECONDS] or ordered[:1]
 
 
 def make_call_map(targets: Sequence[str], processes: int, *, keep: bool = False) -> CallMap:
