@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mutants of a source file: one operator or constant is changed, or one call is left out.
 
-Annotations, decorators, assertions, f-strings and log lines have no mutants: their changes are either invisible by
-design or break the import.
+Constants change by one where they are operands of arithmetic or comparisons, or subscripts: off by one. Those that
+only name a size, a time or a default have no mutants, because most of them are chosen and not derived. Annotations,
+decorators, assertions, f-strings and log lines have none either: their changes are invisible by design, or break the
+import.
 """
 
 from __future__ import annotations
@@ -197,6 +199,7 @@ class _Finder(ast.NodeVisitor):
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         if swap := _ARITHMETIC.get(type(node.op)):
             self._replace_between(node.target, node.value, f"{swap[0]}=", f"{swap[1]}=")
+        self._change_constants(node.value)
         self.generic_visit(node)
 
     # Expressions
@@ -217,6 +220,7 @@ class _Finder(ast.NodeVisitor):
             for new in replacements:
                 self._replace_between(left, right, old, new)
             left = right
+        self._change_constants(node.left, *node.comparators)
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
@@ -224,6 +228,7 @@ class _Finder(ast.NodeVisitor):
             return
         if swap := _ARITHMETIC.get(type(node.op)):
             self._replace_between(node.left, node.right, *swap)
+        self._change_constants(node.left, node.right)
         self.generic_visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
@@ -248,15 +253,19 @@ class _Finder(ast.NodeVisitor):
             self._add(*self._span(node.func), _SWAPPED_CALLS[node.func.id])
         self.generic_visit(node)
 
-    def visit_Constant(self, node: ast.Constant) -> None:
-        span = self._span(node)
-        if isinstance(node.value, bool):
-            self._add(*span, str(not node.value))
-        elif isinstance(node.value, int):
-            self._add(*span, str(node.value + 1))
-            self._add(*span, str(node.value - 1) if node.value else "(-1)")
-        elif isinstance(node.value, float):
-            self._add(*span, str(node.value + 1))
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        self._change_constants(node.slice)
+        if isinstance(node.slice, ast.Slice):
+            self._change_constants(node.slice.lower, node.slice.upper)
+        self.generic_visit(node)
+
+    def _change_constants(self, *operands: ast.expr | None) -> None:
+        for operand in operands:
+            node = operand.operand if isinstance(operand, ast.UnaryOp) else operand
+            if isinstance(node, ast.Constant) and type(node.value) is int and self._functions[-1]:
+                span = self._span(node)
+                self._add(*span, str(node.value + 1))
+                self._add(*span, str(node.value - 1) if node.value else "(-1)")
 
     def _negate(self, condition: ast.expr) -> None:
         """Comparisons, `and`, `or` and `not` have mutants of their own."""

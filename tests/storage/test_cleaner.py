@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcoord.storage.cleaner import CleaningRules, assess
+from kcoord.storage import cleaner
+from kcoord.storage.cleaner import Assessment, CleaningRules, assess, group_segments
 from kcoord.storage.cleaning_pass import LastOfProducer
 from kcoord.storage.errors import CorruptLogError
 from kcoord.storage.file_system import join
+from kcoord.storage.index import MAX_RELATIVE_OFFSET, OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord.storage.record_filter import iter_raw, read_runs
@@ -26,7 +28,7 @@ from kcoord_protocol.record_batch import (
     records_of,
 )
 from tests.storage.cleaning import RULES, Writer, clean, committed_state, offsets_left, records, state
-from tests.storage.support import DIRECTORY, NOW_MS, content, open_log
+from tests.storage.support import DIRECTORY, NOW_MS, batch, content, open_log
 
 ABORT, COMMIT = ControlRecordType.ABORT, ControlRecordType.COMMIT
 CODECS = list(Compression)
@@ -186,6 +188,48 @@ def test_segments_are_merged_up_to_their_size() -> None:
     assert offsets_left(writer.log) == list(range(12))
 
 
+def test_segments_are_merged_up_to_the_size_of_their_indexes() -> None:
+    writer = Writer(MemoryFileSystem(), index_interval_bytes=0)
+    for number in range(4):
+        writer.put((f"key-{number}", "x"))
+        writer.put((f"other-{number}", "x"))
+        writer.roll()
+    *closed, _ = writer.log.segments
+    entries = [segment.indexes() for segment in closed]
+    bytes_of_two = max(
+        sum(len(each.offsets) for each in entries[:2]) * OFFSET_ENTRY_BYTES,
+        sum(len(each.times) for each in entries[:2]) * TIME_ENTRY_BYTES,
+    )
+    for limit, sizes in ((bytes_of_two, [2, 2]), (bytes_of_two - 1, [1, 1, 1, 1])):
+        writer.log.config.segment_index_bytes = limit
+        assert [len(group) for group in group_segments(tuple(closed), writer.log)] == sizes
+
+
+def test_segments_are_merged_as_far_as_relative_offsets_reach() -> None:
+    for last_offset, sizes in ((MAX_RELATIVE_OFFSET, [2]), (MAX_RELATIVE_OFFSET + 1, [1, 1])):
+        log = open_log(MemoryFileSystem())
+        for offset in (0, last_offset):
+            log.append(batch(offset), now_ms=NOW_MS)
+            log.roll(NOW_MS)
+        assert [segment.base_offset for segment in log.segments] == [0, 1, last_offset + 1]
+        assert [len(group) for group in group_segments(log.segments[:2], log)] == sizes
+
+
+def test_the_thread_rests_after_each_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it copied between two rests is told, for the limit of bytes per second."""
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    for number in range(4):
+        writer.put((f"key-{number}", "x"))
+    size_of_one = writer.log.segments[0].size_bytes // 4
+    writer.roll()
+    monkeypatch.setattr(cleaner, "SLICE_BYTES", 2 * size_of_one)
+    rests: list[int] = []
+    clean(writer.log, file_system, pause=rests.append)
+    copied = [size for size in rests if size]
+    assert copied[-2:] == [2 * size_of_one, 2 * size_of_one]
+
+
 def _batches_by_segment(log: Log) -> list[list[int]]:
     return [[frame.base_offset for frame in segment.frames()] for segment in log.segments]
 
@@ -253,6 +297,21 @@ def test_the_dirty_ratio() -> None:
     assert found.is_due(CleaningRules(min_cleanable_dirty_ratio=0.4))
     assert assess(writer.log, 1, RULES, writer.log.end_offset, NOW_MS).is_due(RULES)
     assert assess(writer.log, 99, RULES, writer.log.end_offset, NOW_MS).first_dirty_offset == 0
+
+
+@pytest.mark.parametrize(
+    ("cleanable", "clean", "is_overdue", "is_due"),
+    [
+        (0, 10, True, False),
+        (1, 10, True, True),
+        (1, 1, False, False),
+        (2, 1, False, True),
+        (1, 0, False, True),
+        (0, 0, False, False),
+    ],
+)
+def test_a_log_is_due_by_its_dirty_ratio_or_its_age(cleanable: int, clean: int, is_overdue: bool, is_due: bool) -> None:
+    assert Assessment(0, 9, clean, cleanable, is_overdue).is_due(CleaningRules(min_cleanable_dirty_ratio=0.5)) is is_due
 
 
 def test_min_and_max_compaction_lag() -> None:

@@ -87,7 +87,14 @@ def test_an_offset_index_that_cannot_be_true_is_refused(data: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"\0", bytes(24), bytes.fromhex("00000000000000050000000900000000000000060000000800")[:24]]
+    "data",
+    [
+        b"\0",
+        bytes(24),
+        bytes.fromhex("0000000000000005000000090000000000000006 00000008"),
+        bytes.fromhex("0000000000000005ffffffff0000000000000006 00000008"),
+        bytes.fromhex("000000000000000500000001000000000000000500000002"),
+    ],
 )
 def test_a_time_index_that_cannot_be_true_is_refused(data: bytes) -> None:
     with pytest.raises(DamagedIndexError):

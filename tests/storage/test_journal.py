@@ -311,3 +311,19 @@ def test_a_real_disk_is_written_in_place(tmp_path: object) -> None:
     fs.write_at(path, 9, b"xyz")
     assert fs.open_read(path).read_at(0, 20) == b"0123abc78xyz"
     make_named_logs_durable(fs, str(tmp_path), f"{tmp_path}/none")
+
+
+def test_a_journal_that_could_not_begin_anew_takes_nothing() -> None:
+    file_system = MemoryFileSystem()
+    journal = Journal(file_system, "journal")
+    extent = Extent("topic-0", 0, 0, b"batch")
+    journal.write([extent])
+    file_system.fault = lambda operation: OSError(errno.EIO, "") if operation.kind == "truncate" else None
+    with pytest.raises(OSError):
+        journal.begin_anew()
+    file_system.fault = no_fault
+    with pytest.raises(OSError, match="earlier write"):
+        journal.write([extent])
+    journal.begin_anew()
+    journal.write([extent])
+    assert journal.size_bytes > 0

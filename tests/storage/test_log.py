@@ -75,9 +75,12 @@ def test_a_closed_log_takes_nothing(fs: MemoryFileSystem) -> None:
     log = filled_log(fs, batches(2))
     log.close()
     log.close()
-    for call in (lambda: log.append(batch(2), now_ms=0), log.flush, lambda: log.roll(0)):
+    old = log.segments[:1]
+    deleting = lambda: log.delete_old_segments(lambda segment: False, 0)  # noqa: E731
+    for call in (lambda: log.append(batch(2), now_ms=0), log.flush, lambda: log.roll(0), deleting):
         with pytest.raises(StorageError, match="closed"):
             call()
+    assert not log.begin_replacement(old)
 
 
 def test_a_new_log_may_begin_anywhere(fs: MemoryFileSystem) -> None:

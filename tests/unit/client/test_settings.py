@@ -167,7 +167,7 @@ class TestProducerLimits:
             ProducerConfig(bootstrap_servers=SERVER, batch_size=BATCH_SIZE_LIMIT + 1)
 
     def test_a_delivery_has_time_for_lingering_and_one_request(self) -> None:
-        times = {"linger_ms": 10, "request_timeout_ms": 100}
+        times: Any = {"linger_ms": 10, "request_timeout_ms": 100}
         assert ProducerConfig(bootstrap_servers=SERVER, delivery_timeout_ms=110, **times).delivery_timeout_ms == 110
         with pytest.raises(ConfigException, match="delivery_timeout_ms"):
             ProducerConfig(bootstrap_servers=SERVER, delivery_timeout_ms=109, **times)
