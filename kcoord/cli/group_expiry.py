@@ -122,7 +122,7 @@ def _forecast(
 ) -> list[ExpiryRow]:
     from kcoord.cli.blocking_client import BlockingClient, RequestFailed
     from kcoord.logtools.expiry import forecast, read_groups
-    from kcoord.runtime.coordinator_runtime import LoadError
+    from kcoord.runtime.loader import LoadError
 
     try:
         with BlockingClient(address, options.timeout / _MS_PER_SECOND) as client:

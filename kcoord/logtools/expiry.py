@@ -16,9 +16,9 @@ from kcoord.coordinator.group.offsets.records import OffsetCommitReader
 from kcoord.coordinator.group.offsets.transactional_offsets import OffsetKey, TransactionalOffsets
 from kcoord.coordinator.group.replay import GroupReplay
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Task, TimerKey
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.shard_set import ShardSet
 from kcoord_protocol.record_batch import decode_header
 
 PENDING_TRANSACTION = "pending transaction"
@@ -72,8 +72,8 @@ class GroupHistory:
 def read_groups(batches: Iterable[bytes]) -> GroupHistory:
     """`batches` are all of a partition of `__consumer_offsets`, in order. Raises LoadError where one is malformed."""
     history = GroupHistory()
-    runtime = CoordinatorRuntime(lambda _: history, CoordinatorSerde())
-    runtime.load(0, ((decode_header(batch), batch) for batch in batches), 0)
+    shards = ShardSet(lambda _: history, CoordinatorSerde())
+    shards.load(0, ((decode_header(batch), batch) for batch in batches), 0)
     return history
 
 

@@ -15,7 +15,6 @@ from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
 from kcoord.runtime.outbox import Statistics
 from kcoord.runtime.result import Producer, StateMachine, new_end_transaction_marker
 from kcoord.runtime.serde import RecordSerde
-from kcoord.runtime.shard_context import ShardContext, ShardState
 from kcoord.runtime.snapshot import RECORDS, Chunk, HasSnapshot, PackedState
 from kcoord_protocol.batch_header import CONTROL_BIT, TRANSACTIONAL_BIT
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
@@ -25,7 +24,6 @@ _logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=StateMachine)
 
-_SLICE_BYTES: Final = 256 * 1024
 _COMPRESSION_BITS: Final = 0x07
 _NOT_PLAIN: Final = _COMPRESSION_BITS | TRANSACTIONAL_BIT | CONTROL_BIT
 
@@ -49,78 +47,43 @@ class LoadError(Exception):
 
 
 class Loader(Generic[M]):
-    """Loads one shard. Call `step` until it says that the shard is active.
-
-    `batches` are header and bytes of each batch of the log in order, `end_offset` is where the log ends: it can lie
-    beyond the last batch that compaction left. With a `snapshot`, `batches` are those behind it.
+    """Brings a state machine to where its log ends: first the chunks of a snapshot, if there is one, then the batches
+    behind it. After a LoadError the machine is worth nothing.
     """
 
     def __init__(
-        self,
-        shard: ShardContext[M],
-        machine: M,
-        serde: RecordSerde,
-        batches: Iterable[tuple[BatchHeader, bytes]],
-        end_offset: int,
-        statistics: Statistics,
-        skipped: set[str],
-        snapshot: Iterable[Chunk] = (),
+        self, shard_id: int, machine: M, serde: RecordSerde, end_offset: int, statistics: Statistics, skipped: set[str]
     ) -> None:
-        self._shard = shard
-        self._attempt = shard.begin_load()
-        self._machine = machine
+        self.machine = machine
+        self.next_offset = end_offset
+        """Where the log ends: that can lie beyond the last batch that compaction left."""
+        self.read_offset = 0
+        """Where to read on."""
+        self._shard_id = shard_id
         self._batch_replay = _batch_replay_of(machine)
         self._serde = serde
-        self._chunks = iter(snapshot)
-        self._batches = iter(batches)
-        self._next_offset = end_offset
         self._statistics = statistics
         self._skipped = skipped
 
-    @property
-    def shard_id(self) -> int:
-        return self._shard.shard_id
-
-    def step(self, now_ms: int, slice_bytes: int = _SLICE_BYTES) -> bool:
-        """Replays about `slice_bytes` of the log; True once the shard is active. After an exception the shard is
-        FAILED.
-        """
-        if self._shard.state is not ShardState.LOADING or self._shard.load_attempt != self._attempt:
-            raise LoadError(f"shard {self.shard_id} is {self._shard.state.value} and no longer loaded by this loader")
-        try:
-            finished = self._replay_slice(slice_bytes)
-        except BaseException:
-            self._shard.move_to(ShardState.FAILED)
-            raise
-        if finished and not self._shard.activate(self._machine, self._next_offset, now_ms):
-            raise LoadError(f"shard {self.shard_id}: the state that its log holds cannot be started")
-        return finished
-
-    def _replay_slice(self, slice_bytes: int) -> bool:
-        for chunk in self._chunks:
-            self._restore(chunk)
-            slice_bytes -= len(chunk.data)
-            if slice_bytes <= 0:
-                return False
-        for header, data in self._batches:
+    def replay(self, batches: Iterable[tuple[BatchHeader, bytes]]) -> None:
+        """Replays batches of the log in order."""
+        for header, data in batches:
             self._replay_batch(header, data)
-            self._next_offset = max(self._next_offset, header.next_offset)
-            slice_bytes -= len(data)
-            if slice_bytes <= 0:
-                return False
-        return True
+            self.read_offset = header.next_offset
+        self.next_offset = max(self.next_offset, self.read_offset)
 
-    def _restore(self, chunk: Chunk) -> None:
+    def restore(self, chunk: Chunk) -> None:
+        """Takes a part of the state out of a snapshot."""
         if chunk.kind == RECORDS:
             self._replay_batch(decode_header(chunk.data), chunk.data)
             return
-        machine: object = self._machine
+        machine: object = self.machine
         try:
             is_known = isinstance(machine, HasSnapshot) and machine.restore(PackedState(*chunk))
         except ValueError as error:
-            raise LoadError(f"shard {self.shard_id}: the snapshot cannot be used: {error}") from error
+            raise LoadError(f"shard {self._shard_id}: the snapshot cannot be used: {error}") from error
         if not is_known:
-            raise LoadError(f"shard {self.shard_id}: the snapshot has a part of the unknown kind {chunk.kind}")
+            raise LoadError(f"shard {self._shard_id}: the snapshot has a part of the unknown kind {chunk.kind}")
 
     def _replay_batch(self, header: BatchHeader, data: bytes) -> None:
         """Of control batches only transaction markers mean something to a state machine."""
@@ -131,7 +94,7 @@ class Loader(Generic[M]):
             entries = decode_entries(data)
         except ValueError as error:
             raise LoadError(
-                f"shard {self.shard_id}: the batch at offset {header.base_offset} is malformed: {error}"
+                f"shard {self._shard_id}: the batch at offset {header.base_offset} is malformed: {error}"
             ) from error
         for offset, key, value in entries:
             try:
@@ -144,10 +107,10 @@ class Loader(Generic[M]):
                     continue
                 if header.is_transactional:
                     record.producer = Producer(header.producer_id, header.producer_epoch)
-                self._machine.replay(record)
+                self.machine.replay(record)
             except Exception as error:
                 raise LoadError(
-                    f"shard {self.shard_id}: the record at offset {offset} cannot be replayed: {error}"
+                    f"shard {self._shard_id}: the record at offset {offset} cannot be replayed: {error}"
                 ) from error
         self._statistics.records_loaded += len(entries)
 
@@ -156,13 +119,11 @@ class Loader(Generic[M]):
         if control_type in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
             producer = Producer(header.producer_id, header.producer_epoch)
             is_commit = control_type is ControlRecordType.COMMIT
-            self._machine.replay(
-                new_end_transaction_marker(producer, decode_end_txn_marker(value), committed=is_commit)
-            )
+            self.machine.replay(new_end_transaction_marker(producer, decode_end_txn_marker(value), committed=is_commit))
 
     def _skip(self, key: bytes | None, value: bytes | None) -> None:
         self._statistics.records_skipped += 1
         what = self._serde.describe(key, value)
         if what not in self._skipped:
             self._skipped.add(what)
-            _logger.warning("Skipping records that this release does not know: %s (shard %d)", what, self.shard_id)
+            _logger.warning("Skipping records that this release does not know: %s (shard %d)", what, self._shard_id)

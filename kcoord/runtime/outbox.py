@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shards of one runtime have for the outside: replies, now or once the disk has what they rest on, tasks,
+"""What the shards of one set have for the outside: replies, now or once the disk has what they rest on, tasks,
 appends for their logs, and counts.
 """
 
@@ -7,83 +7,91 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Final
 
 from kcoord.runtime.result import Task
+from kcoord.runtime.shard_log import Append, Load, Release, Save
 from kcoord_protocol.errors import KafkaError
 
 
-class Wait(Enum):
-    """Stands for an answer that `poll` will give later."""
-
-    WAIT = "WAIT"
-
-
-WAIT: Final = Wait.WAIT
-
-
 class Waiter(ABC):
-    """Who waits for records to be durable and needs no more than that: an answer that is known before it may leave."""
+    """Waits for records to be durable. The shard set calls neither method itself: it hands waiters out in `Ready`."""
 
     __slots__ = ()
 
     @abstractmethod
     def settle(self) -> None:
-        """What was waited for is durable."""
+        """The records are durable: an answer that rests on them may leave."""
 
     @abstractmethod
     def fail(self, error: KafkaError) -> None:
         """The shard failed before that."""
 
 
-@dataclass(slots=True)
-class Reply:
-    """The answer to the operation whose caller gave `token`; a `KafkaError` as `value` is an expected failure."""
+def _to_nobody(value: object) -> None:
+    """Nobody waits for the answer."""
 
-    token: Hashable
-    value: object
+
+class DeferredReply(Waiter):
+    """The answer to an operation, which has to wait. Whoever ran the operation sets `deliver`: it gets the response, or
+    a KafkaError for an expected failure.
+    """
+
+    __slots__ = ("deliver", "value")
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+        self.deliver: Callable[[object], None] = _to_nobody
+
+    def settle(self) -> None:
+        self.deliver(self.value)
+
+    def fail(self, error: KafkaError) -> None:
+        self.deliver(error)
+
+
+class Refusal(Waiter):
+    """Settles a waiter by failing it."""
+
+    __slots__ = ("_error", "_waiter")
+
+    def __init__(self, waiter: Waiter, error: KafkaError) -> None:
+        self._waiter = waiter
+        self._error = error
+
+    def settle(self) -> None:
+        self._waiter.fail(self._error)
+
+    def fail(self, error: KafkaError) -> None:
+        self._waiter.fail(error)
 
 
 class DeferredReplies:
-    """The replies and waiters of one shard that wait until everything their operation could have seen is on disk.
+    """The waiters of one shard that wait until everything their operation could have seen is durable.
 
     Offsets only grow, so a queue in arrival order is also a queue in order of offsets.
     """
 
-    __slots__ = ("_behind", "_replies", "_waiters")
+    __slots__ = ("_behind", "_queue")
 
     def __init__(self) -> None:
         self._behind: deque[tuple[int, int]] = deque()
-        self._replies: deque[tuple[int, Reply]] = deque()
-        self._waiters: deque[tuple[int, Waiter]] = deque()
+        self._queue: deque[tuple[int, Waiter]] = deque()
 
-    def __len__(self) -> int:
-        return len(self._replies) + len(self._waiters)
-
-    def add(self, offset: int, reply: Reply) -> None:
-        """`reply` may leave once everything before `offset` is durable."""
-        assert not self._replies or self._replies[-1][0] <= offset, "replies are added in the order of their offsets"
-        self._replies.append((offset, reply))
-
-    def add_waiter(self, offset: int, waiter: Waiter) -> None:
+    def add(self, offset: int, waiter: Waiter) -> None:
         """`waiter` is settled once everything before `offset` is durable."""
-        self._waiters.append((offset, waiter))
+        self._queue.append((offset, waiter))
 
-    def release(self, durable_offset: int, replies: list[Reply], waiters: list[Waiter]) -> None:
+    def release(self, durable_offset: int, replies: list[Waiter]) -> None:
         """Moves all that waited for at most `durable_offset`, in order."""
-        queue = self._replies
+        queue = self._queue
         while queue and queue[0][0] <= durable_offset:
             replies.append(queue.popleft()[1])
-        waiting = self._waiters
-        while waiting and waiting[0][0] <= durable_offset:
-            waiters.append(waiting.popleft()[1])
 
-    def overdue(self, durable_offset: int, next_offset: int, now_ms: int, since_ms: int) -> list[Hashable]:
+    def overdue(self, durable_offset: int, next_offset: int, now_ms: int, since_ms: int) -> list[Waiter]:
         """Removes all that were there at `since_ms`, as far as calls of this have seen: it is called again and again.
-        Returns the tokens and the waiters, each in order.
+        Returns them in order.
         """
         behind = self._behind
         if durable_offset == next_offset:
@@ -93,34 +101,21 @@ class DeferredReplies:
         offset = durable_offset
         while behind and behind[0][0] <= since_ms:
             offset = behind.popleft()[1]
-        replies: list[Reply] = []
         waiters: list[Waiter] = []
-        self.release(offset, replies, waiters)
-        return [*(reply.token for reply in replies), *waiters]
+        self.release(offset, waiters)
+        return waiters
 
-    def drain(self) -> list[Hashable]:
-        """Removes all and returns the tokens and the waiters, each in order."""
-        tokens: list[Hashable] = [reply.token for _, reply in self._replies]
-        tokens += [waiter for _, waiter in self._waiters]
-        self._replies.clear()
-        self._waiters.clear()
+    def drain(self) -> list[Waiter]:
+        """Removes all and returns them in order."""
+        waiters = [waiter for _, waiter in self._queue]
+        self._queue.clear()
         self._behind.clear()
-        return tokens
-
-
-@dataclass(slots=True)
-class Append:
-    """Whole batches with final offsets, `base_offset` up to before `next_offset`, for the log of one shard."""
-
-    shard_id: int
-    base_offset: int
-    next_offset: int
-    data: bytes
+        return waiters
 
 
 @dataclass(slots=True)
 class Statistics:
-    """What the shards of one runtime did, for metrics."""
+    """What the shards of one set did, for metrics."""
 
     records_appended: int = 0
     batches_appended: int = 0
@@ -133,10 +128,27 @@ class Statistics:
 
 @dataclass(slots=True)
 class Outbox:
-    """What the shards of one runtime have for the next `poll`."""
+    """What the shards of one set have for the next `poll`."""
 
-    replies: list[Reply] = field(default_factory=list)
-    waiters: list[Waiter] = field(default_factory=list)
+    replies: list[Waiter] = field(default_factory=list)
     tasks: list[tuple[int, Task]] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
     writable: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Ready:
+    """What the owner has to do now: requests of the log, answers that may leave, and tasks to start."""
+
+    replies: list[Waiter]
+    tasks: list[tuple[int, Task]]
+    appends: list[Append] = field(default_factory=list)
+    closes: Sequence[int] = ()
+    releases: Sequence[Release] = ()
+    opens: Sequence[Load] = ()
+    reads: Sequence[Load] = ()
+    saves: Sequence[Save] = ()
+    has_released: bool = False
+    """Shards were given away: a topic of that name, or the same shards, can be owned again (`ShardSet.follow`)."""
+    active: Sequence[Load] = ()
+    """Loads that ended well; their shards answer from now on."""

@@ -25,7 +25,7 @@ from kcoord.runtime.batch import (
     size_bound_bytes,
     stamp_of,
 )
-from kcoord.runtime.outbox import WAIT, Append, DeferredReplies, Outbox, Reply, Statistics, Wait, Waiter
+from kcoord.runtime.outbox import DeferredReplies, DeferredReply, Outbox, Refusal, Statistics, Waiter
 from kcoord.runtime.result import (
     PENDING,
     CoordinatorRecord,
@@ -40,6 +40,7 @@ from kcoord.runtime.result import (
     TimerKind,
 )
 from kcoord.runtime.serde import RecordSerde, SerializedRecord
+from kcoord.runtime.shard_log import Append
 from kcoord.runtime.timers import ShardTimers, TimerQueue
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import Errors, KafkaError
@@ -57,6 +58,8 @@ class ShardTimer(TimerKind):
     """The timers of a shard's own, which no state machine hears of."""
 
     LINGER = "shard-linger"
+    RELOAD = "shard-reload"
+    SNAPSHOT = "shard-snapshot"
 
 
 _TIMER_RETRY_MS: Final = 500
@@ -98,7 +101,7 @@ class ShardContext(Generic[M]):
         "_deferred_tasks",
         "_durable_offset",
         "_full_until_ms",
-        "_in_flight_offset",
+        "_in_flight",
         "_linger_ms",
         "_max_batch_bytes",
         "_next_offset",
@@ -108,7 +111,6 @@ class ShardContext(Generic[M]):
         "_running_tasks",
         "_serde",
         "_statistics",
-        "load_attempt",
         "machine",
         "shard_id",
         "state",
@@ -129,7 +131,6 @@ class ShardContext(Generic[M]):
         self.shard_id = shard_id
         self.state = ShardState.INITIAL
         self.machine: M | None = None
-        self.load_attempt = 0
         self.timers = ShardTimers(shard_id, timer_queue)
         self._serde = serde
         self._outbox = outbox
@@ -138,12 +139,12 @@ class ShardContext(Generic[M]):
         self._linger_ms = linger_ms
         self._deferred = DeferredReplies()
         self._deferred_tasks: deque[tuple[int, Task]] = deque()
-        self._pending: dict[Hashable, Hashable] = {}
+        self._pending: dict[Hashable, DeferredReply] = {}
         self._running_tasks: dict[TimerKey, Task] = {}
         self._buffer = WriteBuffer(max_batch_bytes, compression)
         self._next_offset = 0
         self._durable_offset = 0
-        self._in_flight_offset: int | None = None
+        self._in_flight: Append | None = None
         self._full_until_ms = 0
         self._refusal_ms = 0
 
@@ -171,7 +172,7 @@ class ShardContext(Generic[M]):
 
     @property
     def is_writing(self) -> bool:
-        return self._in_flight_offset is not None
+        return self._in_flight is not None
 
     def is_read_only(self, now_ms: int) -> bool:
         """Whether the disk was full a moment ago. What has to be written is refused until it is time to try again."""
@@ -181,12 +182,9 @@ class ShardContext(Generic[M]):
         assert state in _NEXT_STATES[self.state], f"shard {self.shard_id}: {self.state.value} to {state.value}"
         self.state = state
 
-    def begin_load(self) -> int:
-        """The number of this attempt: an earlier one that is still under way has been overtaken."""
+    def begin_load(self) -> None:
         assert not self.is_writing, "a log is read again only when no write is under way"
         self.move_to(ShardState.LOADING)
-        self.load_attempt += 1
-        return self.load_attempt
 
     def activate(self, machine: M, next_offset: int, now_ms: int) -> bool:
         """The machine holds all of the log, which ends at `next_offset`; its timers and tasks start now. False where
@@ -214,7 +212,7 @@ class ShardContext(Generic[M]):
         _logger.error("Shard %d failed and has to be loaded again: %s", self.shard_id, reason, exc_info=error)
         self._stop(ShardState.FAILED)
         if not self.is_writing:
-            self._outbox.failed.append(self.shard_id)
+            self._offer_load()
 
     def close(self) -> None:
         """Answers everybody who waits; a write that is under way goes on, its outcome is of no interest any more."""
@@ -227,10 +225,10 @@ class ShardContext(Generic[M]):
         self._buffer.clear()
         self._running_tasks.clear()
         self._deferred_tasks.clear()
-        tokens = self._deferred.drain()
-        tokens += self._pending.values()
+        waiters = self._deferred.drain()
+        waiters += self._pending.values()
         self._pending.clear()
-        self._outbox.replies += (Reply(token, KafkaError(Errors.NOT_COORDINATOR)) for token in tokens)
+        self._outbox.replies += (Refusal(waiter, KafkaError(Errors.NOT_COORDINATOR)) for waiter in waiters)
 
     # Operations.
 
@@ -239,9 +237,12 @@ class ShardContext(Generic[M]):
         operation: Callable[[M, OperationContext, R], CoordinatorResult[T]],
         request: R,
         context: OperationContext,
-        token: Hashable,
-    ) -> T | Wait:
-        """Runs an operation of a caller. A steady heartbeat takes the short way: no records, nothing to wait for."""
+    ) -> T | DeferredReply:
+        """Runs an operation, also one that only reads.
+
+        Returns its response, or raises its KafkaError, if it depends on nothing that is still to be written. Otherwise
+        returns a DeferredReply, which a later `Ready` holds. A result that is PENDING is completed by `context.token`.
+        """
         machine = self.machine
         if machine is None:
             raise self.unavailable()
@@ -249,28 +250,29 @@ class ShardContext(Generic[M]):
             result = operation(machine, context, request)
             records = self._serialize(result.records) if result.records else None
         except KafkaError as error:
-            return self._answer_error(token, error)
+            return self._answer_error(error)
         except AssertionError as error:
             self.fail("an operation found a broken invariant", error)
             raise KafkaError(Errors.NOT_COORDINATOR) from error
         except Exception:
             self._statistics.operations_failed += 1
             _logger.exception("An operation on shard %d failed", self.shard_id)
-            return self._answer_error(token, KafkaError(Errors.UNKNOWN_SERVER_ERROR))
+            return self._answer_error(KafkaError(Errors.UNKNOWN_SERVER_ERROR))
         if records is not None:
             if context.now_ms < self._full_until_ms:
-                return self._refuse_write(token, result.is_refusable)
+                return self._refuse_write(is_refusable=result.is_refusable)
             self._append_and_replay(machine, result.records, records, context.now_ms)
         response = result.response
         if response is PENDING:
-            self._pending[context.token] = token
+            reply = self._pending[context.token] = DeferredReply(PENDING)
+            self._apply_effects(result)
+            return reply
         self._apply_effects(result)
-        if response is PENDING:
-            return WAIT
         if self._next_offset == self._durable_offset:
             return response
-        self._deferred.add(self._next_offset, Reply(token, response))
-        return WAIT
+        reply = DeferredReply(response)
+        self._deferred.add(self._next_offset, reply)
+        return reply
 
     def append_packed(self, packed: PackedRecords, waiter: Waiter) -> bool:
         """Appends and replays what an operation on this shard's machine has just given. `waiter` hears when it is
@@ -278,7 +280,7 @@ class ShardContext(Generic[M]):
         """
         if self.machine is None or not self._pack(packed):
             return False
-        self._deferred.add_waiter(self._next_offset, waiter)
+        self._deferred.add(self._next_offset, waiter)
         try:
             packed.replay()
         except Exception as error:
@@ -293,21 +295,22 @@ class ShardContext(Generic[M]):
         """Whether an answer that was read off the state must wait for the disk; `waiter` hears when it need not."""
         if self._next_offset == self._durable_offset:
             return False
-        self._deferred.add_waiter(self._next_offset, waiter)
+        self._deferred.add(self._next_offset, waiter)
         return True
 
-    def _answer_error(self, token: Hashable, error: KafkaError) -> Wait:
+    def _answer_error(self, error: KafkaError) -> DeferredReply:
         """An error may rest on records that are not durable yet, so it waits for them like any answer."""
         if self._next_offset == self._durable_offset:
             raise error
-        self._deferred.add(self._next_offset, Reply(token, error))
-        return WAIT
+        reply = DeferredReply(error)
+        self._deferred.add(self._next_offset, reply)
+        return reply
 
-    def _refuse_write(self, token: Hashable, is_refusable: bool) -> Wait:
+    def _refuse_write(self, *, is_refusable: bool) -> DeferredReply:
         """There is no space for a result. Where it cannot be dropped, the shard fails as it would by writing it."""
         error = KafkaError(Errors.NOT_COORDINATOR)
         if is_refusable:
-            return self._answer_error(token, error)
+            return self._answer_error(error)
         self.fail("the disk is full", None)
         raise error
 
@@ -416,19 +419,19 @@ class ShardContext(Generic[M]):
             else:
                 self._start(task)
         for completion in result.completions:
-            if completion.token in self._pending:
-                self._reply(Reply(self._pending.pop(completion.token), completion.response))
+            reply = self._pending.pop(completion.token, None)
+            if reply is None:
+                continue
+            reply.value = completion.response
+            if self._next_offset == self._durable_offset:
+                self._outbox.replies.append(reply)
+            else:
+                self._deferred.add(self._next_offset, reply)
 
     def _start(self, task: Task) -> None:
         if task.key not in self._running_tasks:
             self._running_tasks[task.key] = task
             self._outbox.tasks.append((self.shard_id, task))
-
-    def _reply(self, reply: Reply) -> None:
-        if self._next_offset == self._durable_offset:
-            self._outbox.replies.append(reply)
-        else:
-            self._deferred.add(self._next_offset, reply)
 
     # The log.
 
@@ -462,50 +465,69 @@ class ShardContext(Generic[M]):
 
     def _offer_write(self) -> None:
         """What was collected may be written: now, or when the write ends that is under way."""
-        if self._in_flight_offset is None:
+        if self._in_flight is None:
             self._outbox.writable.append(self.shard_id)
 
     def take_append(self) -> Append | None:
         """Everything that was collected, as one write; None where there is nothing, or a write is under way."""
         buffer = self._buffer
-        if not buffer or self._in_flight_offset is not None:
+        if not buffer or self._in_flight is not None:
             return None
         self._statistics.batches_appended += len(buffer)
         append = Append(self.shard_id, buffer.base_offset, self._next_offset, buffer.take())
         self._statistics.bytes_appended += len(append.data)
-        self._in_flight_offset = append.next_offset
+        self._in_flight = append
         return append
 
-    def append_completed(self, error: OSError | None, now_ms: int) -> None:
-        """The write that was under way ended: its replies may leave, and what came meanwhile is the next write."""
-        offset = self._in_flight_offset
-        assert offset is not None, "no write was under way"
-        self._in_flight_offset = None
-        self._note_space(error, now_ms)
+    def written(self, append: Append) -> None:
+        """The append that was under way is durable: its replies may leave, and what came meanwhile is written next."""
+        offset = self._end_append(append)
+        self._refusal_ms = 0
         if self.state is not ShardState.ACTIVE:
-            if self.state is ShardState.FAILED:
-                self._outbox.failed.append(self.shard_id)
-        elif error is not None:
+            self._offer_load()
+            return
+        self._durable_offset = offset
+        self._deferred.release(offset, self._outbox.replies)
+        while self._deferred_tasks and self._deferred_tasks[0][0] <= offset:
+            self._start(self._deferred_tasks.popleft()[1])
+        if self._buffer and self.timers.deadline_ms(_LINGER) is None:
+            self._outbox.writable.append(self.shard_id)
+
+    def unknown(self, append: Append, error: OSError, now_ms: int) -> None:
+        """Nothing is known about the append that was under way: the shard has to be loaded again."""
+        self._end_append(append)
+        self._note_space(error, now_ms)
+        if self.state is ShardState.ACTIVE:
             self.fail(f"writing to its log failed: {error}", None)
         else:
-            self._durable_offset = offset
-            self._deferred.release(offset, self._outbox.replies, self._outbox.waiters)
-            while self._deferred_tasks and self._deferred_tasks[0][0] <= offset:
-                self._start(self._deferred_tasks.popleft()[1])
-            if self._buffer and self.timers.deadline_ms(_LINGER) is None:
-                self._outbox.writable.append(self.shard_id)
+            self._offer_load()
 
-    def _note_space(self, error: OSError | None, now_ms: int) -> None:
+    def fenced(self, append: Append) -> None:
+        """Another owner has claimed the log."""
+        self._end_append(append)
+        if self.state is not ShardState.CLOSED:
+            self.close()
+
+    def _end_append(self, append: Append) -> int:
+        assert self._in_flight is append, f"shard {self.shard_id}: this append is not under way"
+        self._in_flight = None
+        return append.next_offset
+
+    def _offer_load(self) -> None:
+        if self.state is ShardState.FAILED:
+            self._outbox.failed.append(self.shard_id)
+
+    def _note_space(self, error: OSError, now_ms: int) -> None:
         """After a write that found no space the shard refuses, for a while, what would have to be written. The time
         doubles with each such write; the first success ends that.
         """
-        if error is None:
-            self._refusal_ms = 0
-        elif error.errno in _NO_SPACE:
+        if error.errno in _NO_SPACE:
             self._refusal_ms = min(max(2 * self._refusal_ms, _FIRST_REFUSAL_MS), _LONGEST_REFUSAL_MS)
             self._full_until_ms = now_ms + self._refusal_ms
 
     def expire_replies(self, now_ms: int, timeout_ms: int) -> None:
-        """See the runtime. What they asked for may still happen; Kafka gives its clients the same error."""
-        tokens = self._deferred.overdue(self._durable_offset, self._next_offset, now_ms, now_ms - timeout_ms)
-        self._outbox.replies += (Reply(token, KafkaError(Errors.COORDINATOR_NOT_AVAILABLE)) for token in tokens)
+        """Refuses who has waited for the log longer than the timeout. What they asked for may still happen; Kafka
+        gives its clients the same error.
+        """
+        waiters = self._deferred.overdue(self._durable_offset, self._next_offset, now_ms, now_ms - timeout_ms)
+        self._outbox.replies += (Refusal(waiter, KafkaError(Errors.COORDINATOR_NOT_AVAILABLE)) for waiter in waiters)

@@ -35,7 +35,7 @@ What each kind of log has to keep:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -110,3 +110,18 @@ class ShardLog(Protocol):
 
     def close(self, shard_id: int) -> None:
         """Closes the log of a shard, which may be opened again."""
+
+    def is_empty(self, shard_id: int) -> bool:
+        """Whether nothing was ever appended for a shard: then it is active at once, and its log is not opened."""
+
+    def gained(self, shard_id: int) -> None:
+        """Another owner had the shard until now. Whether there is a log is known when that owner has let go of it."""
+
+    def tick(self, now_ms: int) -> None:
+        """Called about once a second, for periodic work."""
+
+    def stop(self) -> None:
+        """The process ends: nothing is begun any more."""
+
+    def finish(self, saves: Iterator[Save]) -> None:
+        """At an orderly stop, when everything is durable: keeps the last snapshots, as long as there is time."""

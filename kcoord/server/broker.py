@@ -118,9 +118,7 @@ class Broker:
         if to_load:
             self.spawn(self._load_groups(to_load))
         self.groups.publish(image)
-        to_load = self.transactions.follow(image.topics.get(TRANSACTION_STATE_TOPIC), self.node_id)
-        if to_load:
-            self.spawn(self.transactions.load(to_load))
+        self.transactions.follow(image.topics.get(TRANSACTION_STATE_TOPIC), self.node_id)
         self.transactions.publish(image)
 
     async def _load_groups(self, shard_ids: list[int]) -> None:
@@ -129,7 +127,7 @@ class Broker:
         if self._environment.owns_heap:
             gc.disable()
         try:
-            await self.groups.load(shard_ids)
+            await self.groups.loaded()
         finally:
             if self._environment.owns_heap:
                 gc.enable()

@@ -9,26 +9,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kcoord.config import BrokerConfig
 from kcoord.config.keys import is_without_effect
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, LoadError
-from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde, MetadataSerde
+from kcoord.runtime.loader import LoadError
+from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
+from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.api.api_table import build_api_table
 from kcoord.server.broker import Broker
 from kcoord.server.disk.data_folder import DataFolder
+from kcoord.server.disk.local_shard_log import LocalShardLog
 from kcoord.server.disk.log_writer import LogWriter
-from kcoord.server.environment import Environment
+from kcoord.server.disk.shard_logs import ShardLogs
+from kcoord.server.environment import Environment, NewPool, thread_pool
 from kcoord.server.errors import StartError
 from kcoord.server.shards.fetch_service import FetchService
 from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.group_times import GroupTimes
-from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService, MetadataService
+from kcoord.server.shards.metadata_service import (
+    METADATA_SHARD,
+    LocalMetadataService,
+    MetadataService,
+    new_metadata_shards,
+)
 from kcoord.server.shards.peer_calls import NoPeers, PeerCalls
 from kcoord.server.shards.pump import NewWriter, Pump
 from kcoord.server.shards.transaction_service import TransactionService
@@ -97,9 +104,9 @@ def compose(
         broker, environment, folder, peers if peers is not None else NoPeers(), new_transaction_shard
     )
     if isinstance(broker.metadata, LocalMetadataService):
-        pump.add(broker.metadata.driver)
-    pump.add(broker.groups.driver)
-    pump.add(broker.transactions.driver)
+        pump.add(broker.metadata)
+    pump.add(broker.groups)
+    pump.add(broker.transactions)
     broker.image_observers += [
         DynamicConfigs(broker).follow,
         lambda image: folder.topics.on_metadata_update(image, environment.now_ms()),
@@ -108,28 +115,42 @@ def compose(
     return broker
 
 
-def load_metadata(config: BrokerConfig, folder: DataFolder, now_ms: int) -> CoordinatorRuntime[MetadataMachine]:
+def load_metadata(config: BrokerConfig, folder: DataFolder, now_ms: int) -> ShardSet[MetadataMachine]:
     """Replays the metadata log: nothing can be served before it is known which topics exist. Raises StartError if the
     log cannot be read.
     """
-    runtime = CoordinatorRuntime(lambda _: MetadataMachine(config), MetadataSerde())
+    shards = new_metadata_shards(config)
     log = folder.metadata_logs.open(METADATA_SHARD)
     try:
-        runtime.load(METADATA_SHARD, log.batches(log.start_offset), now_ms, log.end_offset)
+        shards.load(METADATA_SHARD, log.batches(log.start_offset), now_ms, log.end_offset)
     except (OSError, StorageError, LoadError) as error:
         raise StartError(f"{CLUSTER_METADATA_TOPIC} cannot be read: {error}") from None
-    return runtime
+    return shards
 
 
 def local_metadata(folder: DataFolder, broker: Broker, group_times: GroupTimes) -> LocalMetadataService:
     """Returns the metadata service of a broker that is its own controller."""
+    shards = load_metadata(broker.config, folder, broker.now_ms())
     return LocalMetadataService(
-        load_metadata(broker.config, folder, broker.now_ms()),
-        folder.metadata_logs,
+        shards,
+        local_log(shards, folder.metadata_logs, broker),
         broker.pump.wake,
         broker.now_ms,
         lambda: broker.groups.latest_creation_time_ms(),
         group_times,
+    )
+
+
+def local_log(shards: ShardSet[Any], logs: ShardLogs, broker: Broker, new_pool: NewPool = thread_pool) -> LocalShardLog:
+    """Returns the log of shards in the broker's data folder."""
+    return LocalShardLog(
+        shards,
+        logs,
+        submit=broker.pump.submit,
+        wake=broker.pump.wake,
+        now_ms=broker.now_ms,
+        tombstones_kept_ms=broker.tombstones_kept_ms,
+        new_pool=new_pool,
     )
 
 
@@ -150,24 +171,28 @@ def _group_service(
     new_shard: NewGroupShard,
 ) -> GroupService:
     config = broker.config
-    runtime = CoordinatorRuntime(
+    shards = ShardSet(
         lambda shard_id: new_shard(broker, shard_id),
         CoordinatorSerde(),
+        name="groups",
+        configured_shards=config.offsets_topic_num_partitions,
         compression=Compression(config.offsets_topic_compression_codec),
         linger_ms=config.group_coordinator_append_linger_ms,
     )
     log_config = LogConfig(segment_bytes=config.offsets_topic_segment_bytes)
+    logs = folder.shard_logs(GROUP_METADATA_TOPIC, log_config, broker.now_ms)
     groups = GroupService(
-        runtime,
-        folder.shard_logs(GROUP_METADATA_TOPIC, log_config, broker.now_ms),
+        shards,
+        local_log(shards, logs, broker, environment.new_pool),
         broker,
-        configured_shards=config.offsets_topic_num_partitions,
         background_threads=config.group_coordinator_background_threads,
         write_timeout_ms=config.offsets_commit_timeout_ms,
         creation_limits=group_times.limits,
         new_pool=environment.new_pool,
     )
-    groups.append_observers.append(partial(folder.topics.fetches.on_append, GROUP_METADATA_TOPIC))
+    shards.append_observers.append(
+        lambda append: folder.topics.fetches.on_append(GROUP_METADATA_TOPIC, append.shard_id, len(append.data))
+    )
     return groups
 
 
@@ -180,19 +205,25 @@ def _transaction_service(
 ) -> TransactionService:
     config = broker.config
     log_config = LogConfig(segment_bytes=config.transaction_state_log_segment_bytes)
-    transactions = TransactionService(
-        CoordinatorRuntime(lambda shard_id: new_shard(broker, shard_id), CoordinatorSerde(TRANSACTION_RECORDS)),
-        folder.shard_logs(TRANSACTION_STATE_TOPIC, log_config, broker.now_ms),
+    shards = ShardSet(
+        lambda shard_id: new_shard(broker, shard_id),
+        CoordinatorSerde(TRANSACTION_RECORDS),
+        name="transactions",
+        configured_shards=config.transaction_state_log_num_partitions,
+    )
+    logs = folder.shard_logs(TRANSACTION_STATE_TOPIC, log_config, broker.now_ms)
+    shards.append_observers.append(
+        lambda append: folder.topics.fetches.on_append(TRANSACTION_STATE_TOPIC, append.shard_id, len(append.data))
+    )
+    return TransactionService(
+        shards,
+        local_log(shards, logs, broker, environment.new_pool),
         broker,
         folder.topics,
         broker.groups,
-        configured_shards=config.transaction_state_log_num_partitions,
         node_id=config.node_id,
         peers=peers,
-        new_pool=environment.new_pool,
     )
-    transactions.append_observers.append(partial(folder.topics.fetches.on_append, TRANSACTION_STATE_TOPIC))
-    return transactions
 
 
 class DynamicConfigs:

@@ -31,7 +31,7 @@ from kcoord.simulation.observer import REPEATABLE, Observer
 from kcoord.simulation.options import Options
 from kcoord.simulation.planted import Fault
 from kcoord.simulation.rude import MISROUTED
-from kcoord.simulation.shards import DATA_FOLDER, Hooks, PowerLost, ShardSet
+from kcoord.simulation.shards import DATA_FOLDER, Hooks, PowerLost, SimulatedShards
 from kcoord.simulation.trace import Trace, ViolationError
 from kcoord.simulation.transactions import TRANSACTION_APIS, TransactionRequests
 from kcoord.storage.journal import JOURNAL_FILE, DurableAppends, Journal, restore
@@ -71,7 +71,7 @@ class Process:
         self.clock_rate = clock_rate
         self._started_ms = broker.clock.now_ms
         options, fault, observer = broker.options, broker.fault, broker.observer
-        self.groups: ShardSet[GroupCoordinatorShard] = ShardSet(
+        self.groups: SimulatedShards[GroupCoordinatorShard] = SimulatedShards(
             self,
             GROUP_METADATA_TOPIC,
             options.shards,
@@ -84,7 +84,7 @@ class Process:
                 fault.early_replies,
             ),
         )
-        self.transactions: ShardSet[TransactionCoordinatorShard] = ShardSet(
+        self.transactions: SimulatedShards[TransactionCoordinatorShard] = SimulatedShards(
             self,
             TRANSACTION_STATE_TOPIC,
             TRANSACTION_SHARDS,

@@ -8,17 +8,19 @@ journal, as in the server; the process may end between any two events, and then 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Final, Generic, Protocol, TypeVar
 
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.coordinator_runtime import WAIT, Append, CoordinatorRuntime, Loader, LoadError, ShardState
+from kcoord.runtime.outbox import DeferredReply
 from kcoord.runtime.result import CoordinatorResult, OperationContext, StateMachine, Task
 from kcoord.runtime.serde import RecordSerde
-from kcoord.runtime.snapshot import Snapshot
+from kcoord.runtime.shard_context import ShardState
+from kcoord.runtime.shard_log import Append, Load, OpenedLog
+from kcoord.runtime.shard_set import ShardSet
+from kcoord.runtime.snapshot import Chunk, HasSnapshot, Snapshot, make_chunks
 from kcoord.simulation.trace import Trace, ViolationError
 from kcoord.storage.cleaner import Cleaner, CleaningRules, assess
 from kcoord.storage.errors import StorageError
@@ -29,6 +31,7 @@ from kcoord.storage.recovery import Recovery
 from kcoord.storage.segment import LogConfig
 from kcoord.storage.snapshot import SnapshotError, may_miss_deletions, read_snapshot, write_snapshot
 from kcoord_protocol.errors import KafkaError
+from kcoord_protocol.record_batch import BatchHeader
 
 DATA_FOLDER: Final = "data"
 _RELOAD_MS: Final = 100
@@ -101,14 +104,18 @@ class _ShardLog:
         self._logs[self._shard_id].flush()
 
 
-class ShardSet(Generic[M]):
+class SimulatedShards(Generic[M]):
     """See the module's text."""
 
     def __init__(self, life: ProcessLife, topic: str, count: int, segment_bytes: int, hooks: Hooks[M]) -> None:
         self.topic = topic
         self.count = count
-        self.runtime: CoordinatorRuntime[M] = CoordinatorRuntime(hooks.make_machine, hooks.serde)
+        self.runtime: ShardSet[M] = ShardSet(
+            hooks.make_machine, hooks.serde, name=topic, first_reload_ms=_RELOAD_MS, longest_reload_ms=_RELOAD_MS
+        )
+        self.runtime.catch_up = self._catch_up
         self.logs: dict[int, Log] = {}
+        self._readers: dict[int, Iterator[tuple[BatchHeader, bytes]]] = {}
         self._life = life
         self._hooks = hooks
         self._log_config = LogConfig(segment_bytes=segment_bytes)
@@ -130,28 +137,45 @@ class ShardSet(Generic[M]):
     # Loading.
 
     def load_all(self) -> None:
-        for shard_id in range(self.count):
-            self.load(shard_id)
+        self.runtime.claim(range(self.count))
+        self.pump()
 
     def load(self, shard_id: int) -> None:
-        if self.runtime.is_writing(shard_id):
-            self._life.after(_RELOAD_MS, lambda: self.load(shard_id))
-            return
+        """The shard is owned again."""
         self._given_up.discard(shard_id)
         self._lost.discard(shard_id)
+        self.runtime.claim([shard_id])
+        self.pump()
+
+    def _open_load(self, load: Load) -> None:
+        shard_id = load.shard_id
         try:
             log = self.logs[shard_id] = self._open(shard_id)
         except OSError as error:
             self._life.trace.add("open-failed", f"{self.topic} {shard_id} {error}")
-            self._retry_load(shard_id)
+            self.runtime.failed(load, error, self._life.now_ms)
             return
         except StorageError as error:
             raise ViolationError("D-1 a crash only tears the tail", f"{self.topic}-{shard_id}: {error}") from error
         snapshot = self._read_snapshot(shard_id, log)
         start_offset = log.start_offset if snapshot is None else snapshot.offset
         self._life.trace.add("load", f"{self.topic} {shard_id} {start_offset}-{log.end_offset}")
-        chunks = () if snapshot is None else snapshot.chunks
-        self._load_slice(self.runtime.start_load(shard_id, log.batches(start_offset), log.end_offset, chunks))
+        self._readers[shard_id] = log.batches(start_offset)
+        self.runtime.opened(load, OpenedLog(log.start_offset, log.end_offset, log.size_bytes, snapshot))
+
+    def _read(self, load: Load) -> None:
+        batches = []
+        size_bytes = 0
+        for header, data in self._readers[load.shard_id]:
+            batches.append((header, data))
+            size_bytes += len(data)
+            if size_bytes >= _LOAD_SLICE_BYTES:
+                break
+        self.runtime.read(load, batches, self._life.now_ms, is_end=size_bytes < _LOAD_SLICE_BYTES)
+        state = self.runtime.state(load.shard_id)
+        if state is ShardState.FAILED:
+            raise ViolationError("I-17 live state is the log's state", f"{self.topic}-{load.shard_id} cannot be loaded")
+        self.pump()
 
     def _open(self, shard_id: int) -> Log:
         """Opens a log. What a failed sync left can be read, but may never reach the disk: it is written again (D-3)."""
@@ -177,29 +201,6 @@ class ShardSet(Generic[M]):
 
     def _folder(self, shard_id: int) -> str:
         return f"{self.topic}-{shard_id}"
-
-    def _retry_load(self, shard_id: int) -> None:
-        if self.runtime.state(shard_id) is ShardState.INITIAL:
-            self.runtime.start_load(shard_id, ())
-        self._life.after(_RELOAD_MS, lambda: self.load(shard_id) if shard_id not in self._given_up else None)
-
-    def _load_slice(self, loader: Loader[M]) -> None:
-        shard_id = loader.shard_id
-        try:
-            is_active = loader.step(self._life.now_ms, _LOAD_SLICE_BYTES)
-        except LoadError:
-            if shard_id in self._given_up:
-                return
-            raise
-        if not is_active:
-            self._life.after(1, lambda: self._load_slice(loader))
-            return
-        self._life.trace.add("active", f"{self.topic} {shard_id}")
-        machine = self.runtime.machine(shard_id)
-        assert machine is not None
-        self._hooks.on_active(shard_id, machine)
-        self._update_image(shard_id, self._life.image)
-        self.pump()
 
     def give_up(self, shard_id: int) -> bool:
         """Another worker is to own the shard: this one answers NOT_COORDINATOR until it loads it again."""
@@ -235,30 +236,32 @@ class ShardSet(Generic[M]):
         token = self._tokens
         context.token = token
         try:
-            outcome = self.runtime.run_write(
-                shard_id, lambda shard, context, run: run(shard, context), operation, context, token
-            )
+            outcome = self.runtime.run(shard_id, lambda shard, context, _: operation(shard, context), None, context)
         except KafkaError as error:
             on_reply(error)
         else:
-            if outcome is WAIT:
+            if isinstance(outcome, DeferredReply):
                 self._waiting[token] = shard_id, on_reply, is_worker
+                outcome.deliver = lambda value: self._deliver(token, value)
             else:
                 on_reply(outcome)
         self.pump()
 
+    def _deliver(self, token: int, value: object) -> None:
+        waiting = self._waiting.pop(token, None)
+        if waiting is not None:
+            waiting[1](value)
+
     def update_image(self, image: MetadataImage) -> None:
-        for shard_id in self.runtime.active_shards():
-            self._update_image(shard_id, image)
+        self.runtime.run_on_active(_update, image, self._life.now_ms)
         self.pump()
 
-    def _update_image(self, shard_id: int, image: MetadataImage) -> None:
-        context = OperationContext(self._life.now_ms)
-        # Where the disk is full the shard fails, and sees the image when it is loaded again.
-        with suppress(KafkaError):
-            self.runtime.run_write(
-                shard_id, lambda shard, context, image: shard.on_metadata_update(context, image), image, context, None
-            )
+    def _catch_up(self, machine: M, context: OperationContext, nothing: None) -> CoordinatorResult[None]:
+        for shard_id in range(self.count):
+            if self.runtime.machine(shard_id) is machine:
+                self._life.trace.add("active", f"{self.topic} {shard_id}")
+                self._hooks.on_active(shard_id, machine)
+        return machine.on_metadata_update(context, self._life.image)
 
     def complete_task(self, shard_id: int, task: Task, value: object) -> None:
         self.runtime.complete_task(shard_id, task, value, OperationContext(self._life.now_ms))
@@ -271,15 +274,18 @@ class ShardSet(Generic[M]):
         ready = runtime.poll(now_ms)
         for append in ready.appends:
             self._write(append)
-        for reply in ready.replies:
-            waiting = self._waiting.pop(reply.token, None) if isinstance(reply.token, int) else None
-            if waiting is not None:
-                waiting[1](reply.value)
+        for waiter in ready.replies:
+            waiter.settle()
         for shard_id, task in ready.tasks:
             self._hooks.start_task(shard_id, task)
-        for shard_id in ready.failed:
+        for shard_id in ready.closes:
             self._life.trace.add("failed", f"{self.topic} {shard_id}")
-            self._retry_load(shard_id)
+        for load in ready.opens:
+            self._open_load(load)
+        for load in ready.reads:
+            self._life.after(1, lambda load=load: self._read(load))  # type: ignore[misc]
+        if ready.opens:
+            self._life.after(1, self.pump)
         deadline_ms = runtime.next_deadline_ms()
         if deadline_ms is not None and not now_ms < self._pump_at_ms <= deadline_ms:
             self._pump_at_ms = max(deadline_ms, now_ms + 1)
@@ -296,7 +302,7 @@ class ShardSet(Generic[M]):
         sync_ms = self._disk_free_ms[append.shard_id] = append_ms + self._life.disk_delay_ms()
         self._life.after(append_ms - now_ms, lambda: self._append(append, sync_ms))
         if self._hooks.early_replies:
-            self._life.after(1, lambda: self._completed(append.shard_id, None))
+            self._life.after(1, lambda: self._completed(append, None))
 
     def _append(self, append: Append, sync_ms: int) -> None:
         if append.shard_id in self._lost:
@@ -321,12 +327,15 @@ class ShardSet(Generic[M]):
     def _written(self, append: Append, error: Exception | None) -> None:
         self._writes_under_way -= 1
         if not self._hooks.early_replies:
-            self._completed(append.shard_id, error)
+            self._completed(append, error)
 
-    def _completed(self, shard_id: int, error: Exception | None) -> None:
-        self._life.trace.add("written", f"{self.topic} {shard_id} {error}")
-        as_os_error = error if error is None or isinstance(error, OSError) else OSError(str(error))
-        self.runtime.on_append_completed(shard_id, self._life.now_ms, as_os_error)
+    def _completed(self, append: Append, error: Exception | None) -> None:
+        self._life.trace.add("written", f"{self.topic} {append.shard_id} {error}")
+        if error is None:
+            self.runtime.written(append)
+        else:
+            as_os_error = error if isinstance(error, OSError) else OSError(str(error))
+            self.runtime.unknown(append, as_os_error, self._life.now_ms)
         self.pump()
 
     # Snapshots.
@@ -353,7 +362,7 @@ class ShardSet(Generic[M]):
 
     def take_snapshot(self, shard_id: int) -> None:
         """A slice at a time, while the shard works on; written once all that it holds is durable."""
-        slices = self.runtime.chunks(shard_id)
+        slices = self._slices(shard_id)
         machine = self.runtime.machine(shard_id)
         if slices is None or machine is None:
             return
@@ -375,6 +384,11 @@ class ShardSet(Generic[M]):
 
         go_on()
 
+    def _slices(self, shard_id: int) -> Iterator[list[Chunk]] | None:
+        machine: object = self.runtime.machine(shard_id)
+        parts = machine.snapshot() if isinstance(machine, HasSnapshot) else None
+        return make_chunks(parts, self._hooks.serde) if parts is not None else None
+
     def _save(self, shard_id: int, snapshot: Snapshot) -> None:
         snapshot.end_offset = max(snapshot.end_offset, 0)
         try:
@@ -388,7 +402,7 @@ class ShardSet(Generic[M]):
         """An orderly stop: what is durable is saved as it is."""
         for shard_id in self.runtime.active_shards():
             durable_offset, next_offset = self.runtime.offsets(shard_id)
-            slices = self.runtime.chunks(shard_id)
+            slices = self._slices(shard_id)
             if slices is not None and durable_offset == next_offset and self.logs[shard_id].failure is None:
                 chunks = [chunk for slice_ in slices for chunk in slice_]
                 self._save(shard_id, Snapshot(next_offset, next_offset, self._life.now_ms, chunks))
@@ -420,3 +434,7 @@ class ShardSet(Generic[M]):
         self._life.trace.add(
             "clean", f"{self.topic} {shard_id} {done.next_dirty_offset} {done.records_kept}/{done.records_read}"
         )
+
+
+def _update(machine: M, context: OperationContext, image: MetadataImage) -> CoordinatorResult[None]:
+    return machine.on_metadata_update(context, image)

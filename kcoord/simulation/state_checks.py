@@ -16,9 +16,9 @@ from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topic_hash import metadata_hash
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
 from kcoord.runtime.result import OperationContext
 from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
+from kcoord.runtime.shard_set import ShardSet
 from kcoord.simulation.broker import Process, SimulatedBroker
 from kcoord.simulation.checkers import AcknowledgedCommits, TopicPartition
 from kcoord.simulation.shards import TOMBSTONES_KEPT_MS
@@ -180,7 +180,7 @@ class BrokerChecks:
         """Fresh state machines, without any planted fault: of the whole log, and of the snapshot where there is one."""
         log = process.groups.logs[shard_id]
         config = self._broker.config
-        runtime: CoordinatorRuntime[GroupCoordinatorShard] = CoordinatorRuntime(
+        runtime: ShardSet[GroupCoordinatorShard] = ShardSet(
             lambda _: GroupCoordinatorShard(config, MetadataImage.empty()), CoordinatorSerde()
         )
         runtime.load(0, log.batches(log.start_offset), 0, log.end_offset)
@@ -191,15 +191,13 @@ class BrokerChecks:
             snapshot = None
         fits = snapshot is not None and log.start_offset <= snapshot.offset <= snapshot.end_offset <= log.end_offset
         if snapshot and fits and not may_miss_deletions(snapshot, log, process.now_ms, TOMBSTONES_KEPT_MS):
-            loader = runtime.start_load(1, log.batches(snapshot.offset), log.end_offset, snapshot.chunks)
-            while not loader.step(0):
-                pass
+            runtime.load(1, log.batches(snapshot.offset), 0, log.end_offset, snapshot.chunks)
             found.append(("the snapshot", runtime.machine(1)))
         return [(f"shard {shard_id}, {name}", machine) for name, machine in found if machine is not None]
 
     def _rebuilt_transactions(self, process: Process, shard_id: int) -> Mapping[str, object]:
         log = process.transactions.logs[shard_id]
-        runtime: CoordinatorRuntime[TransactionCoordinatorShard] = CoordinatorRuntime(
+        runtime: ShardSet[TransactionCoordinatorShard] = ShardSet(
             lambda _: TransactionCoordinatorShard(self._broker.config, MetadataImage.empty(), 0),
             CoordinatorSerde(TRANSACTION_RECORDS),
         )

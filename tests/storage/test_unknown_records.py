@@ -6,8 +6,8 @@ from __future__ import annotations
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.shard_set import ShardSet
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord_protocol.messages import OffsetCommitKey, OffsetCommitValue
@@ -71,7 +71,7 @@ def test_d11_records_of_unknown_types_are_skipped_with_a_count() -> None:
     log = open_log(MemoryFileSystem(), new_config())
     put(log, [*UNKNOWN.items(), commit(7), commit_with_tagged_field(8)])
     config = BrokerConfig.from_properties({})
-    runtime = CoordinatorRuntime(lambda _: GroupCoordinatorShard(config, MetadataImage.empty()), CoordinatorSerde())
+    runtime = ShardSet(lambda _: GroupCoordinatorShard(config, MetadataImage.empty()), CoordinatorSerde())
     runtime.load(0, log.batches(), NOW_MS, log.end_offset)
     shard = runtime.machine(0)
     assert shard is not None

@@ -22,8 +22,8 @@ from kcoord.coordinator.group.records import (
 )
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.shard_set import ShardSet
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
 from kcoord_protocol.messages import GroupMetadataValue
 from kcoord_protocol.record_batch import Record, decode_header, encode_batch, encode_control_batch
@@ -164,7 +164,7 @@ def _records(step: Step, number: int, at_ms: int) -> list[Record]:
 def replayed(batches: Iterable[bytes]) -> GroupCoordinatorShard:
     """The shard that a broker would load from these batches."""
     shard = GroupCoordinatorShard(BrokerConfig.from_properties({}), MetadataImage.empty())
-    runtime = CoordinatorRuntime(lambda _: shard, CoordinatorSerde())
+    runtime = ShardSet(lambda _: shard, CoordinatorSerde())
     runtime.load(0, ((decode_header(batch), batch) for batch in batches), NOW_MS)
     return shard
 

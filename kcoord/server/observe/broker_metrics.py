@@ -103,7 +103,7 @@ class BrokerMetrics:
         counters = self._groups.counters
         groups: Counter[tuple[str, str]] = Counter()
         for shard_id in self._groups.shard_ids:
-            shard = self._groups.machine(shard_id)
+            shard = self._groups.shards.machine(shard_id)
             if shard is not None:
                 groups.update(shard.count_groups())
                 await asyncio.sleep(0)
@@ -120,9 +120,11 @@ class BrokerMetrics:
             queue_size=self._groups.queue_size(self._now_ms()) + sum(listener.queued for listener in self._listeners),
             idle_ratios=measures.recent.idle_ratios(),
             shards={
-                (service.name, state): count for service in services for state, count in service.count_states().items()
+                (service.shards.name, state): count
+                for service in services
+                for state, count in service.count_states().items()
             },
-            loads={service.name: Timing.of(service.load_times) for service in services},
+            loads={service.shards.name: Timing.of(service.load_times) for service in services},
             append=Timing.of(measures.writes.append),
             flush=Timing.of(measures.writes.flush),
             lag=Timing.of(measures.lag.histogram),

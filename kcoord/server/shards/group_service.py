@@ -12,8 +12,8 @@ from kcoord.coordinator.group.consumer.assignment import ComputeTarget, TargetIn
 from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.runtime.coordinator_runtime import ShardState
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.shard_context import ShardState
 from kcoord.server.environment import NewPool, thread_pool
 from kcoord.server.shards.shard_service import ShardOwner, ShardService
 
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from kcoord.coordinator.group.steady import SteadyHeartbeat
     from kcoord.metadata.delta import TopicDelta
     from kcoord.metadata.image import MetadataImage
-    from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, ShardContext, Waiter
-    from kcoord.runtime.result import Producer, Task
+    from kcoord.runtime.outbox import Waiter
+    from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer, Task
+    from kcoord.runtime.shard_context import ShardContext
+    from kcoord.runtime.shard_log import ShardLog
+    from kcoord.runtime.shard_set import ShardSet
     from kcoord.runtime.timers import Timer
-    from kcoord.server.disk.shard_logs import ShardLogs
 
 _logger = logging.getLogger(__name__)
 
@@ -100,25 +102,16 @@ class GroupService(ShardService[GroupCoordinatorShard]):
 
     def __init__(
         self,
-        runtime: CoordinatorRuntime[GroupCoordinatorShard],
-        logs: ShardLogs,
+        shards: ShardSet[GroupCoordinatorShard],
+        log: ShardLog,
         owner: ShardOwner,
         *,
-        configured_shards: int,
         background_threads: int,
         write_timeout_ms: int,
         creation_limits: CreationLimits | None = None,
         new_pool: NewPool = thread_pool,
     ) -> None:
-        super().__init__(
-            "groups",
-            runtime,
-            logs,
-            owner,
-            configured_shards=configured_shards,
-            creation_limits=creation_limits,
-            new_pool=new_pool,
-        )
+        super().__init__(shards, log, owner, creation_limits=creation_limits)
         self.counters = GroupCounters()
         """Of all shards that this process has or had."""
         self._latest_creation_time_ms = -1
@@ -131,7 +124,7 @@ class GroupService(ShardService[GroupCoordinatorShard]):
 
     def steady(self, group_id: str, member_id: str) -> SteadyReply | None:
         """The right to repeat the answer that a heartbeat of the member has just been given, if there is one."""
-        shard = self._runtime.active(self.shard_of(group_id))
+        shard = self.shards.active(self.shard_of(group_id))
         if shard is None or shard.machine is None:
             return None
         steady = shard.machine.steady_heartbeat(group_id, member_id)
@@ -139,16 +132,16 @@ class GroupService(ShardService[GroupCoordinatorShard]):
 
     def committer(self, group_id: str) -> ShardCommitter | None:
         """For commits of the group, which is here; None where it is not."""
-        shard = self._runtime.active(self.shard_of(group_id))
+        shard = self.shards.active(self.shard_of(group_id))
         if shard is None or shard.machine is None or not shard.machine.has_group(group_id):
             return None
-        return ShardCommitter(shard, shard.machine, self._owner.wake)
+        return ShardCommitter(shard, shard.machine, self._wake)
 
     def fetch_packed(self, fetch: PackedFetch, require_stable: bool) -> tuple[bytes, bool] | None:
         """The encoded answer for one group, and whether it rests on what is not on disk yet, so that it has to `wait`.
         None where it has to be asked for by an operation.
         """
-        shard = self._runtime.active(self.shard_of(fetch.group_id))
+        shard = self.shards.active(self.shard_of(fetch.group_id))
         if shard is None or shard.machine is None:
             return None
         answer = shard.machine.fetch_packed(fetch, require_stable)
@@ -156,7 +149,7 @@ class GroupService(ShardService[GroupCoordinatorShard]):
 
     def wait(self, group_id: str, waiter: Waiter) -> bool:
         """`waiter` hears when what the group's shard holds is durable; False where it is."""
-        shard = self._runtime.active(self.shard_of(group_id))
+        shard = self.shards.active(self.shard_of(group_id))
         return shard is not None and shard.defer(waiter)
 
     def latest_creation_time_ms(self) -> int:
@@ -166,36 +159,41 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         return self._latest_creation_time_ms
 
     def _note_creation_time(self, shard_id: int) -> None:
-        machine = self._runtime.machine(shard_id)
+        machine = self.shards.machine(shard_id)
         if machine is not None:
             self._latest_creation_time_ms = max(self._latest_creation_time_ms, machine.latest_creation_time_ms)
 
-    def _update_shard(self, shard_id: int, image: MetadataImage, delta: TopicDelta | None = None) -> None:
+    def _update(
+        self,
+        machine: GroupCoordinatorShard,
+        context: OperationContext,
+        update: tuple[MetadataImage, TopicDelta | None],
+    ) -> CoordinatorResult[None]:
         """After each load, too. A shard may fail later, and its groups still count: none of them is created later than
         the clock, the newest partition, and what the shard was loaded with.
         """
-        self._note_creation_time(shard_id)
-        super()._update_shard(shard_id, image, delta)
+        self._latest_creation_time_ms = max(self._latest_creation_time_ms, machine.latest_creation_time_ms)
+        return super()._update(machine, context, update)
 
     @property
     def is_loading(self) -> bool:
         """Whether groups of this process may not be known yet."""
-        return any(self._runtime.state(shard_id) is ShardState.LOADING for shard_id in self.shard_ids)
+        return any(self.shards.state(shard_id) is ShardState.LOADING for shard_id in self.shard_ids)
 
     def start_verification(self, shard_id: int, producer: Producer) -> int | None:
         """A ticket for a producer that the transaction coordinator has to be asked about first, None where not."""
-        machine = self._runtime.machine(shard_id)
+        machine = self.shards.machine(shard_id)
         return machine.start_verification(producer) if machine is not None else None
 
     def finish_verification(self, shard_id: int, producer: Producer, ticket: int) -> None:
-        machine = self._runtime.machine(shard_id)
+        machine = self.shards.machine(shard_id)
         if machine is not None:
             machine.finish_verification(producer, ticket)
 
     def note_clock_gain(self, gain_ms: int) -> None:
         """See `Clock.gain_ms`."""
         for shard_id in self.shard_ids:
-            machine = self._runtime.machine(shard_id)
+            machine = self.shards.machine(shard_id)
             if machine is not None:
                 machine.clock_gain_ms = gain_ms
 
@@ -203,14 +201,14 @@ class GroupService(ShardService[GroupCoordinatorShard]):
 
     def queue_size(self, now_ms: int) -> int:
         """Background tasks that run or wait, and timers that are due."""
-        return self._runtime.queue_size(now_ms)
+        return self.shards.queue_size(now_ms)
 
     # --- background tasks ---------------------------------------------------------------------------------------------
 
     def start_task(self, shard_id: int, task: Task) -> None:
         work = task.work
         if isinstance(work, ComputeTarget):
-            machine = self._runtime.machine(shard_id)
+            machine = self.shards.machine(shard_id)
             target = machine.target_input(work.group_id) if machine is not None else None
             if target is None or target.cost_us <= LONGEST_ON_LOOP_US:
                 self.task_done(shard_id, task, target and compute(target))
@@ -237,8 +235,8 @@ class GroupService(ShardService[GroupCoordinatorShard]):
 
     def tick(self) -> None:
         super().tick()
-        self._runtime.expire_replies(self._owner.now_ms(), self._write_timeout_ms)
-        self.driver.answer()
+        self.shards.expire_replies(self._owner.now_ms(), self._write_timeout_ms)
+        self.answer()
 
     def close(self) -> None:
         super().close()

@@ -12,23 +12,23 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
+from kcoord.config import BrokerConfig
 from kcoord.metadata.creation_order import CreationOrder
-from kcoord.runtime.coordinator_runtime import LoadError
-from kcoord.server.shards.runtime_driver import RuntimeDriver
-from kcoord.storage.errors import StorageError
+from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.machine import MetadataMachine
+from kcoord.runtime.outbox import DeferredReply
+from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord.runtime.serde import MetadataSerde
+from kcoord.runtime.shard_log import Append, Load
+from kcoord.runtime.shard_set import ShardSet
+from kcoord.server.disk.local_shard_log import LocalShardLog
+from kcoord.server.shards.group_times import GroupTimes
+from kcoord.server.shards.shard_driver import ShardDriver
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import CreatePartitionsRequest, CreateTopicsRequest, Message
 
 if TYPE_CHECKING:
-    from kcoord.metadata.image import MetadataImage
-    from kcoord.metadata.machine import MetadataMachine
-    from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
-    from kcoord.runtime.result import CoordinatorResult, OperationContext, Task
-    from kcoord.server.disk.log_writer import WritableLog
-    from kcoord.server.disk.shard_logs import ShardLogs
-    from kcoord.server.shards.group_times import GroupTimes
     from kcoord.server.workers.metadata_followers import Follower
-    from kcoord.storage.log import Log
 
 _logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ METADATA_SHARD = 0
 """There is one metadata log, partition 0 of `__cluster_metadata`."""
 
 
-RELOAD_SECONDS = 5.0
+RELOAD_MS: Final = 5_000
 
 ORDER_SECONDS: Final = 5.0
 """How long new partitions wait for the creation times of groups that are being loaded, or that a worker has."""
@@ -77,8 +77,19 @@ class MetadataService(Protocol):
     def close(self) -> None: ...
 
 
-class LocalMetadataService:
-    """Serves `Broker.metadata`. The runtime's only shard is loaded already.
+def new_metadata_shards(config: BrokerConfig) -> ShardSet[MetadataMachine]:
+    """The metadata log's only shard, not loaded yet."""
+    return ShardSet(
+        lambda _: MetadataMachine(config),
+        MetadataSerde(),
+        name="metadata",
+        first_reload_ms=RELOAD_MS,
+        longest_reload_ms=RELOAD_MS,
+    )
+
+
+class LocalMetadataService(ShardDriver[MetadataMachine]):
+    """Serves `Broker.metadata`. The set's only shard is loaded already.
 
     `wake` makes the pump collect what is to be written. `latest_group_ms` is the latest creation time of the groups
     that this process coordinates, -1 if there was none.
@@ -86,30 +97,27 @@ class LocalMetadataService:
 
     def __init__(
         self,
-        runtime: CoordinatorRuntime[MetadataMachine],
-        logs: ShardLogs,
+        shards: ShardSet[MetadataMachine],
+        log: LocalShardLog,
         wake: Callable[[], None],
         now_ms: Callable[[], int],
         latest_group_ms: Callable[[], int],
         group_times: GroupTimes | None = None,
     ) -> None:
+        super().__init__(shards, log, wake)
         self.image_observers: list[Callable[[MetadataImage], None]] = []
-        self.wake = wake
         self._now_ms = now_ms
         self._latest_group_ms = latest_group_ms
-        self._runtime = runtime
-        self._logs = logs
+        self._logs = log.logs
         self._group_times = group_times
         self._order: CreationOrder[Follower] = CreationOrder()
-        self._loop = asyncio.get_running_loop()
-        self._closing = False
         self._image_under_way = self.image
-        self.driver: RuntimeDriver[MetadataMachine] = RuntimeDriver("metadata", runtime, self, _as_controller_error)
+        shards.append_observers.append(self.on_append_durable)
 
     @property
     def image(self) -> MetadataImage:
         """The image of everything that was replayed, also of what is not durable yet."""
-        machine = self._runtime.machine(METADATA_SHARD)
+        machine = self.shards.machine(METADATA_SHARD)
         if machine is None:
             raise KafkaError(Errors.NOT_CONTROLLER, "The metadata log has failed.")
         return machine.image
@@ -186,20 +194,25 @@ class LocalMetadataService:
             result.is_refusable = True
             return result
 
-        outcome = self.driver.run(METADATA_SHARD, refusable, request, context)
-        if asyncio.isfuture(outcome):
-            return cast("asyncio.Future[T]", outcome)
+        self._wake()
+        try:
+            outcome = self.shards.run(METADATA_SHARD, refusable, request, context)
+        except KafkaError as error:
+            raise _as_controller_error(error) from None
+        if type(outcome) is DeferredReply:
+            return self.future_of(outcome)
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        future.set_result(outcome)
+        future.set_result(cast("T", outcome))
         return future
 
-    def log_of(self, shard_id: int) -> WritableLog:
-        return self._logs.writable(shard_id)
+    def _resolve(self, future: asyncio.Future[T], value: object) -> None:
+        super()._resolve(future, _as_controller_error(value) if isinstance(value, KafkaError) else value)
 
-    def on_append_started(self, shard_id: int) -> None:
+    def on_append_started(self, append: Append) -> None:
         self._image_under_way = self.image
 
-    def on_append_durable(self, shard_id: int, size_bytes: int) -> None:
+    def on_append_durable(self, append: Append) -> None:
+        """All brokers see the image that the batch made before its answers leave."""
         self._publish(self._image_under_way)
 
     def _publish(self, image: MetadataImage) -> None:
@@ -209,37 +222,15 @@ class LocalMetadataService:
     def on_failed(self, shard_id: int) -> None:
         """Topics and configs cannot be changed until the log is read again; all else goes on."""
         _logger.error("The metadata log has failed: topics and configs cannot be changed for now")
-        self._reload_later()
 
-    def _reload_later(self) -> None:
-        if not self._closing:
-            self._loop.call_later(RELOAD_SECONDS, self._reload)
-
-    def _reload(self) -> None:
-        if self._closing:
-            return
-        try:
-            # What was written last is unknown until the log is opened again.
-            self._logs.close(METADATA_SHARD)
-            log = self._logs.open(METADATA_SHARD)
-            batches = log.batches(log.start_offset)
-            self._runtime.load(METADATA_SHARD, batches, self._now_ms(), log.end_offset)
-        except (OSError, StorageError, LoadError) as error:
-            _logger.error("The metadata log cannot be read again: %s", error)
-            self._reload_later()
-            return
+    def on_active(self, load: Load) -> None:
+        """The log is another object now."""
         _logger.info("The metadata log was read again")
         self._publish(self.image)
-        self._on_reloaded(log)
-
-    def _on_reloaded(self, log: Log) -> None:
-        """The log is another object now."""
 
     def close(self) -> None:
-        self._closing = True
-
-    def start_task(self, shard_id: int, task: Task) -> None:
-        raise AssertionError(f"the metadata machine has no tasks, got {task}")
+        self.shards.close()
+        self.log.stop()
 
 
 def _as_controller_error(error: KafkaError) -> KafkaError:

@@ -17,7 +17,7 @@ from kcoord.server.disk.log_writer import LogWriter, WriteJob, WriteResult, writ
 
 if TYPE_CHECKING:
     from kcoord.metrics.measures import WriteMeasures
-    from kcoord.server.shards.runtime_driver import RuntimeDriver
+    from kcoord.server.shards.shard_driver import ShardDriver
     from kcoord.storage.journal import Journal
 
 _logger = logging.getLogger(__name__)
@@ -58,13 +58,14 @@ class Pump:
     ) -> None:
         self._loop = loop
         self._now_ms = now_ms
-        self._drivers: dict[str, RuntimeDriver[Any]] = {}
-        self._all_drivers: tuple[RuntimeDriver[Any], ...] = ()
+        self._drivers: dict[str, ShardDriver[Any]] = {}
+        self._all_drivers: tuple[ShardDriver[Any], ...] = ()
         self._pump_scheduled = False
         self._most_gathering_turns = MOST_GATHERING_TURNS if gathers else 0
         self._wakes = self._gathering_turns = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline_ms = 0
+        self._jobs: list[WriteJob] = []
         self._writes_under_way = 0
         self._measures: WriteMeasures | None = None
         self._writer = new_writer(loop, self._written, journal) if journal is not None else None
@@ -75,8 +76,8 @@ class Pump:
         if self._writer is not None:
             self._writer.measures = measures
 
-    def add(self, driver: RuntimeDriver[Any]) -> None:
-        self._drivers[driver.name] = driver
+    def add(self, driver: ShardDriver[Any]) -> None:
+        self._drivers[driver.shards.name] = driver
         self._all_drivers = tuple(self._drivers.values())
 
     @property
@@ -91,9 +92,13 @@ class Pump:
             self._pump_scheduled = True
             self._loop.call_soon(self._pump)
 
+    def submit(self, job: WriteJob) -> None:
+        """Has a batch written in the turn that is under way."""
+        self._jobs.append(job)
+
     def next_deadline_ms(self) -> int | None:
         """When the earliest timer of all runtimes is due."""
-        deadlines = [driver.runtime.next_deadline_ms() for driver in self._all_drivers]
+        deadlines = [driver.shards.next_deadline_ms() for driver in self._all_drivers]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def on_clock_moved(self) -> None:
@@ -121,7 +126,8 @@ class Pump:
 
     def _turn(self, now_ms: int) -> None:
         """Writes what is ready. Where that takes no thread the answers leave at once."""
-        jobs = self._collect(now_ms)
+        self._collect(now_ms)
+        jobs, self._jobs = self._jobs, []
         if jobs:
             self._writes_under_way += len(jobs)
             if self._writer is not None:
@@ -130,16 +136,14 @@ class Pump:
                 self._complete(write(jobs, self._measures), now_ms)
         self._arm_timer(now_ms)
 
-    def _collect(self, now_ms: int) -> list[WriteJob]:
-        jobs: list[WriteJob] = []
+    def _collect(self, now_ms: int) -> None:
         for driver in self._all_drivers:
-            if driver.runtime.has_ready(now_ms):
+            if driver.shards.has_ready(now_ms):
                 try:
-                    driver.collect(now_ms, jobs)
+                    driver.collect(now_ms)
                 except Exception:
                     # What was collected before is still written, and the next turn goes on with the rest.
-                    _logger.exception("Collecting what the runtime of %s has ready failed", driver.name)
-        return jobs
+                    _logger.exception("Collecting what the runtime of %s has ready failed", driver.shards.name)
 
     def _written(self, results: list[WriteResult]) -> None:
         now_ms = self._now_ms()
@@ -152,12 +156,12 @@ class Pump:
             name, shard_id = cast("tuple[str, int]", result.key)
             driver = self._drivers[name]
             try:
-                driver.written(shard_id, result, now_ms)
+                driver.written(shard_id, result.error, now_ms)
             except Exception:
                 _logger.exception("Completing a write of shard %d of %s failed", shard_id, name)
         for driver in self._all_drivers:
             driver.answer()
-            if driver.runtime.has_ready(now_ms):
+            if driver.shards.has_ready(now_ms):
                 self.wake()
 
     def _arm_timer(self, now_ms: int) -> None:
@@ -165,7 +169,7 @@ class Pump:
         cheap.
         """
         armed_ms = self._timer_deadline_ms if self._timer is not None else None
-        if armed_ms is not None and not any(driver.runtime.has_timer_before(armed_ms) for driver in self._all_drivers):
+        if armed_ms is not None and not any(driver.shards.has_timer_before(armed_ms) for driver in self._all_drivers):
             return
         deadline_ms = self.next_deadline_ms()
         if deadline_ms is None or (armed_ms is not None and armed_ms <= deadline_ms):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION, Partitions, partitions_of
 from kcoord.server.api.api_table import internal_operation_context
 from kcoord.server.api.replies import map_reply
-from kcoord.server.environment import NewPool, thread_pool
 from kcoord.server.shards.shard_service import ShardOwner, ShardService
 from kcoord.topics.partition import Marker
 from kcoord_protocol.errors import Errors, KafkaError
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
     from kcoord.coordinator.group.shard import GroupCoordinatorShard
     from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
     from kcoord.coordinator.transaction.work import WriteMarkers
-    from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
     from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer, Task
+    from kcoord.runtime.shard_log import ShardLog
+    from kcoord.runtime.shard_set import ShardSet
     from kcoord.server.api.replies import Reply
-    from kcoord.server.disk.shard_logs import ShardLogs
     from kcoord.server.shards.group_service import GroupService
     from kcoord.server.shards.peer_calls import PeerCalls
     from kcoord.topics.store import TopicStore
@@ -54,18 +53,16 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
 
     def __init__(
         self,
-        runtime: CoordinatorRuntime[TransactionCoordinatorShard],
-        logs: ShardLogs,
+        shards: ShardSet[TransactionCoordinatorShard],
+        log: ShardLog,
         owner: ShardOwner,
         topics: TopicStore,
         groups: GroupService,
         *,
-        configured_shards: int,
         node_id: int,
         peers: PeerCalls,
-        new_pool: NewPool = thread_pool,
     ) -> None:
-        super().__init__("transactions", runtime, logs, owner, configured_shards=configured_shards, new_pool=new_pool)
+        super().__init__(shards, log, owner)
         self._topics = topics
         self._groups = groups
         self._node_id = node_id
@@ -73,7 +70,7 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
 
     def needs_producer_id(self, transactional_id: str) -> bool:
         """Whether an operation on this id may use up a fresh producer id, which the caller then has to bring."""
-        machine = self._runtime.machine(self.shard_of(transactional_id))
+        machine = self.shards.machine(self.shard_of(transactional_id))
         return machine is not None and machine.needs_producer_id(transactional_id)
 
     def agree(

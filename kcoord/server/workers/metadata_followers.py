@@ -20,9 +20,10 @@ from kcoord.server.workers.peer_frames import FrameKind, encode_hold, encode_off
 
 if TYPE_CHECKING:
     from kcoord.metadata.machine import MetadataMachine
-    from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
     from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.disk.shard_logs import ShardLogs
+    from kcoord.runtime.shard_log import Append, Load
+    from kcoord.runtime.shard_set import ShardSet
+    from kcoord.server.disk.local_shard_log import LocalShardLog
     from kcoord.server.shards.group_times import GroupTimes
     from kcoord.storage.log import Log
 
@@ -163,15 +164,15 @@ class ControllerMetadataService(LocalMetadataService):
 
     def __init__(
         self,
-        runtime: CoordinatorRuntime[MetadataMachine],
-        logs: ShardLogs,
+        shards: ShardSet[MetadataMachine],
+        log: LocalShardLog,
         wake: Callable[[], None],
         now_ms: Callable[[], int],
         latest_group_ms: Callable[[], int],
         group_times: GroupTimes | None = None,
     ) -> None:
-        super().__init__(runtime, logs, wake, now_ms, latest_group_ms, group_times)
-        self.followers = MetadataFollowers(logs.open(METADATA_SHARD), self._order)
+        super().__init__(shards, log, wake, now_ms, latest_group_ms, group_times)
+        self.followers = MetadataFollowers(log.logs.open(METADATA_SHARD), self._order)
 
     async def _hold(self, ticket: int) -> None:
         await self.followers.hold(ticket)
@@ -210,10 +211,11 @@ class ControllerMetadataService(LocalMetadataService):
         durable.add_done_callback(on_durable)
         return target
 
-    def on_append_durable(self, shard_id: int, size_bytes: int) -> None:
-        super().on_append_durable(shard_id, size_bytes)
+    def on_append_durable(self, append: Append) -> None:
+        super().on_append_durable(append)
         self.followers.publish()
 
-    def _on_reloaded(self, log: Log) -> None:
-        self.followers.log = log
+    def on_active(self, load: Load) -> None:
+        super().on_active(load)
+        self.followers.log = self._logs.open(METADATA_SHARD)
         self.followers.publish()

@@ -23,7 +23,7 @@ from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.records import BrokerRegistration
 from kcoord.server.broker import Broker
 from kcoord.server.clock import Clock
-from kcoord.server.composition import compose, load_metadata
+from kcoord.server.composition import compose, load_metadata, local_log
 from kcoord.server.disk.data_folder import DataFolder
 from kcoord.server.environment import Environment
 from kcoord.server.net.connection_limits import ConnectionLimits
@@ -135,9 +135,10 @@ class WorkerProcess(BrokerProcess):
 
         def new_metadata(broker: Broker, group_times: GroupTimes) -> MetadataService:
             if launch.is_controller:
+                shards = load_metadata(broker.config, folder, broker.now_ms())
                 return ControllerMetadataService(
-                    load_metadata(broker.config, folder, broker.now_ms()),
-                    folder.metadata_logs,
+                    shards,
+                    local_log(shards, folder.metadata_logs, broker),
                     broker.pump.wake,
                     broker.now_ms,
                     lambda: broker.groups.latest_creation_time_ms(),

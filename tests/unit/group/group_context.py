@@ -20,7 +20,6 @@ from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.batch import PackedBatch
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
 from kcoord.runtime.result import (
     NO_CREATION_LIMIT,
     PENDING,
@@ -34,6 +33,7 @@ from kcoord.runtime.result import (
     TimerKey,
 )
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.shard_set import ShardSet
 from kcoord.runtime.snapshot import make_chunks
 from kcoord_protocol.messages import (
     ConsumerGroupDescribeResponse,
@@ -153,11 +153,9 @@ class GroupContext:
         parts = self.shard.snapshot()
         if parts is None:
             return None
-        runtime = CoordinatorRuntime(lambda _: GroupCoordinatorShard(self.config, self.image), SERDE)
+        runtime = ShardSet(lambda _: GroupCoordinatorShard(self.config, self.image), SERDE)
         chunks = [chunk for slice_ in make_chunks(parts, SERDE) for chunk in slice_]
-        loader = runtime.start_load(0, (), 0, chunks)
-        while not loader.step(self.now_ms):
-            pass
+        runtime.load(0, (), self.now_ms, 0, chunks)
         return runtime.machine(0)
 
     def restart(self) -> None:

@@ -16,10 +16,10 @@ import pytest
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
 from kcoord.runtime.hashing import partition_for
 from kcoord.runtime.result import OperationContext
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.shard_set import ShardSet
 from kcoord_protocol.messages import OffsetFetchRequest
 from kcoord_protocol.record_batch import BatchHeader, iter_headers
 from tests.support.shared import shared
@@ -62,7 +62,7 @@ def batches(data: bytes) -> Iterator[tuple[BatchHeader, bytes]]:
 @pytest.fixture(scope="module")
 def shards(logs: dict[int, bytes]) -> dict[int, GroupCoordinatorShard]:
     config = BrokerConfig.from_properties({})
-    runtime = CoordinatorRuntime(lambda _: GroupCoordinatorShard(config, MetadataImage.empty()), CoordinatorSerde())
+    runtime = ShardSet(lambda _: GroupCoordinatorShard(config, MetadataImage.empty()), CoordinatorSerde())
     found = {}
     for number in range(PARTITIONS):
         runtime.load(number, batches(logs.get(number, b"")), 1_000)

@@ -18,9 +18,9 @@ from kcoord.coordinator.group.records import (
     new_offset_commit_record,
 )
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
 from kcoord.runtime.result import CoordinatorRecord, OperationContext
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.shard_set import ShardSet
 from kcoord.runtime.snapshot import make_chunks
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import OffsetDeleteRequest
@@ -106,10 +106,8 @@ def of_snapshot(shard: GroupCoordinatorShard) -> GroupCoordinatorShard | None:
     if parts is None:
         return None
     restored = replayed([])
-    runtime = CoordinatorRuntime(lambda _: restored, SERDE)
-    loader = runtime.start_load(0, (), 0, [chunk for slice_ in make_chunks(parts, SERDE) for chunk in slice_])
-    while not loader.step(NOW_MS):
-        pass
+    runtime = ShardSet(lambda _: restored, SERDE)
+    runtime.load(0, (), NOW_MS, 0, [chunk for slice_ in make_chunks(parts, SERDE) for chunk in slice_])
     return restored
 
 

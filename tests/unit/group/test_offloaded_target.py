@@ -21,8 +21,9 @@ from kcoord.coordinator.group.consumer.assignment import (
     encode,
 )
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, Ready
+from kcoord.runtime.outbox import Ready
 from kcoord.runtime.result import OperationContext, Task
+from kcoord.runtime.shard_set import ShardSet
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest
 from tests.unit.group.group_context import SERDE, GroupContext
 from tests.unit.group.images import image_of
@@ -237,14 +238,14 @@ def calls_on_the_loop(members: int) -> int:
         {"kcoord.assignor.inline.ms": "0", "group.consumer.assignment.interval.ms": "1000"}
     )
     image = image_of({"t": 2 * members}, epoch=1)
-    runtime = CoordinatorRuntime(lambda _: GroupCoordinatorShard(config, image), SERDE)
+    runtime = ShardSet(lambda _: GroupCoordinatorShard(config, image), SERDE)
     runtime.load(0, (), 0)
     now_ms = 1000
 
     def poll() -> Ready:
         ready = runtime.poll(now_ms)
         for append in ready.appends:
-            runtime.on_append_completed(append.shard_id, now_ms, None)
+            runtime.written(append)
         return ready
 
     def join(number: int) -> Ready:
@@ -256,7 +257,7 @@ def calls_on_the_loop(members: int) -> int:
             topic_partitions=[],
         )
         context = OperationContext(now_ms, 1, token=number)
-        runtime.run_write(0, GroupCoordinatorShard.consumer_group_heartbeat, request, context, number)
+        runtime.run(0, GroupCoordinatorShard.consumer_group_heartbeat, request, context)
         return poll()
 
     for number in range(members):

@@ -12,9 +12,9 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.batch import PackedBatch
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
 from kcoord.runtime.result import OperationContext
 from kcoord.runtime.serde import CoordinatorSerde, SerializedRecord
+from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.api.handlers.offset_commit import success_response
 from kcoord.server.fast.commit import CommitFrame, read_commit
 from kcoord_protocol.messages import OffsetCommitRequest
@@ -126,7 +126,7 @@ def test_bytes_and_state_are_those_of_the_general_way(
         written.append((decode_header(data), data))
         base_offset += plan.count
     assert fast.hard_state() == slow.hard_state()
-    runtime = CoordinatorRuntime(lambda _: new_shard(), SERDE)
+    runtime = ShardSet(lambda _: new_shard(), SERDE)
     runtime.load(0, written, 0)
     rebuilt = runtime.machine(0)
     assert rebuilt is not None

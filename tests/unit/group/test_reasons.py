@@ -7,9 +7,9 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.records import EPOCH_REASON_TAG
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.batch import REASON_HEADER
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
 from kcoord.runtime.result import OperationContext
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.shard_set import ShardSet
 from kcoord_protocol.messages import ConsumerGroupMetadataValue, OffsetDeleteRequest
 from kcoord_protocol.record_batch import decode_records
 from tests.unit.group.classic_members import ClassicConsumer, settle
@@ -61,12 +61,12 @@ def test_every_tombstone_says_why() -> None:
 
 def test_the_reason_is_a_record_header() -> None:
     shard = GroupCoordinatorShard(BrokerConfig.from_properties({}), image_of({"t3": 3}, 1))
-    runtime = CoordinatorRuntime(lambda _: shard, CoordinatorSerde())
+    runtime = ShardSet(lambda _: shard, CoordinatorSerde())
     runtime.load(0, (), 0)
     context = GroupContext({"t3": 3})
     context.shard = shard
     context.commit("g", {"t3": {0: 1}})
-    runtime.run_write(0, GroupCoordinatorShard.delete_groups, ["g"], OperationContext(5, token=1), 1)
+    runtime.run(0, GroupCoordinatorShard.delete_groups, ["g"], OperationContext(5, token=1))
     (append,) = runtime.poll(5).appends
     records = decode_records(append.data)
     assert [record.value for record in records] == [None, None]

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import TypeVar
 
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, Ready, Wait
+from kcoord.runtime.outbox import DeferredReply, Ready
 from kcoord.runtime.result import (
     PENDING,
     Completion,
@@ -21,6 +22,8 @@ from kcoord.runtime.result import (
     new_end_transaction_marker,
 )
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.shard_log import Append
+from kcoord.runtime.shard_set import ShardSet
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.control_records import ControlRecordType
 from kcoord_protocol.errors import Errors, KafkaError
@@ -119,6 +122,15 @@ class Ledger:
         return CoordinatorResult("completed", completions=[Completion(token, response)])
 
 
+class Wait(Enum):
+    """The answer comes later."""
+
+    WAIT = "WAIT"
+
+
+WAIT = Wait.WAIT
+
+
 class Bench:
     """A runtime with one shard, and the bytes that it was told to write."""
 
@@ -126,7 +138,7 @@ class Bench:
         self, max_batch_bytes: int = 1_048_588, compression: Compression = Compression.NONE, linger_ms: int = 0
     ) -> None:
         self.made: list[Ledger] = []
-        self.runtime = CoordinatorRuntime(
+        self.runtime = ShardSet(
             self._make,
             CoordinatorSerde(),
             max_batch_bytes=max_batch_bytes,
@@ -136,6 +148,8 @@ class Bench:
         self.disk = b""
         self.now_ms = 1_000
         self._tokens = 0
+        self.in_flight: list[Append] = []
+        self.answers: list[tuple[int, object]] = []
 
     def _make(self, shard_id: int) -> Ledger:
         self.made.append(Ledger())
@@ -156,28 +170,37 @@ class Bench:
         """Runs a method of Ledger; the token is the number of the call."""
         self._tokens += 1
         token = self._tokens
-        return self.runtime.run_write(
+        outcome = self.runtime.run(
             SHARD,
-            lambda ledger, context, arguments: operation(ledger, context, *arguments),
-            arguments,
+            lambda ledger, context, _: operation(ledger, context, *arguments),
+            None,
             OperationContext(self.now_ms, token=token),
-            token,
         )
+        if not isinstance(outcome, DeferredReply):
+            return outcome
+        outcome.deliver = lambda value: self.answers.append((token, value))
+        return WAIT
 
     def poll(self) -> Ready:
-        return self.runtime.poll(self.now_ms)
+        ready = self.runtime.poll(self.now_ms)
+        self.in_flight = ready.appends or self.in_flight
+        return ready
 
     def written(self, ready: Ready) -> list[tuple[object, object]]:
         """The writes of `ready` succeed; returns the replies that follow."""
         for append in ready.appends:
             self.disk += append.data
-            self.runtime.on_append_completed(append.shard_id, self.now_ms, None)
-        return replies(self.poll())
+            self.runtime.written(append)
+        return self.replies(self.poll())
 
+    def fail_write(self, error: OSError) -> None:
+        """The outcome of the write that is under way is not known."""
+        (append,) = self.in_flight
+        self.runtime.unknown(append, error, self.now_ms)
 
-def replies(ready: Ready) -> list[tuple[object, object]]:
-    """Token and value; of an error only the code."""
-    return [
-        (reply.token, reply.value.error if isinstance(reply.value, KafkaError) else reply.value)
-        for reply in ready.replies
-    ]
+    def replies(self, ready: Ready) -> list[tuple[object, object]]:
+        """Token and value; of an error only the code."""
+        for waiter in ready.replies:
+            waiter.settle()
+        answers, self.answers = self.answers, []
+        return [(token, value.error if isinstance(value, KafkaError) else value) for token, value in answers]

@@ -7,11 +7,13 @@ import logging
 
 import pytest
 
-from kcoord.runtime.coordinator_runtime import WAIT, LoadError, ShardState
+from kcoord.runtime.loader import LoadError
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.shard_context import ShardState
+from kcoord.runtime.shard_log import OpenedLog
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import Record, encode_batch
-from tests.unit.runtime.ledger import SHARD, Bench, Ledger, entry
+from tests.unit.runtime.ledger import SHARD, WAIT, Bench, Ledger, entry
 
 UNKNOWN_TYPE = b"\x00\x63what", b"\x00\x00value"
 UNKNOWN_VERSION = b"\x00\x01" + b"\0\0\0\0\0\0\0\0", b"\x00\x63"
@@ -48,15 +50,22 @@ def test_live_state_is_the_state_of_the_log() -> None:
 def test_loading_goes_in_slices() -> None:
     bench = Bench()
     bench.disk = b"".join(batch(i, written("a", i)) for i in range(5))
-    loader = bench.runtime.start_load(SHARD, bench.batches())
-    steps = 0
-    while not loader.step(bench.now_ms, slice_bytes=1):
-        steps += 1
-        with pytest.raises(KafkaError) as caught:
-            bench.run(Ledger.get, "a")
-        assert caught.value.error is Errors.COORDINATOR_LOAD_IN_PROGRESS
-    assert steps == 5
+    bench.runtime.claim([SHARD])
+    (load,) = bench.poll().opens
+    bench.runtime.opened(load, OpenedLog(0, 5))
+    for number, found in enumerate(bench.batches()):
+        assert error_of(bench, Ledger.get, "a") is Errors.COORDINATOR_LOAD_IN_PROGRESS
+        assert bench.poll().reads == [load]
+        assert load.offset == number
+        bench.runtime.read(load, [found], bench.now_ms, is_end=number == 4)
+    assert bench.poll().active == [load]
     assert bench.run(Ledger.get, "a") == 4
+
+
+def error_of(bench: Bench, *call: object) -> Errors:
+    with pytest.raises(KafkaError) as caught:
+        bench.run(*call)  # type: ignore[arg-type]
+    return caught.value.error
 
 
 def test_unknown_records_are_counted_logged_once_and_skipped(caplog: pytest.LogCaptureFixture) -> None:
@@ -97,17 +106,20 @@ def test_malformed_records_stop_the_load_and_are_named(damaged: tuple[bytes, byt
     with pytest.raises(LoadError, match=r"shard 3: the record at offset 8"):
         bench.load()
     assert bench.runtime.state(SHARD) is ShardState.FAILED
-    assert bench.poll().failed == []
+    assert bench.poll().closes == ()
 
 
-def test_a_shard_may_be_announced_before_its_log_is_there() -> None:
+def test_a_load_that_was_overtaken_changes_nothing() -> None:
     bench = Bench()
     bench.disk = batch(0, written("a", 1))
-    announced = bench.runtime.start_load(SHARD, ())
+    bench.runtime.claim([SHARD])
+    (overtaken,) = bench.poll().opens
     bench.load()
-    with pytest.raises(LoadError):
-        announced.step(bench.now_ms)
+    bench.runtime.opened(overtaken, OpenedLog(0, 9))
+    bench.runtime.read(overtaken, [], bench.now_ms, is_end=True)
+    assert not bench.poll().active
     assert bench.run(Ledger.get, "a") == 1
+    assert bench.runtime.offsets(SHARD) == (1, 1)
 
 
 def test_a_state_that_cannot_be_started_stops_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,4 +131,4 @@ def test_a_state_that_cannot_be_started_stops_the_load(monkeypatch: pytest.Monke
     with pytest.raises(LoadError):
         bench.load()
     assert bench.runtime.state(SHARD) is ShardState.FAILED
-    assert bench.poll().failed == []
+    assert bench.poll().closes == ()

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.runtime.coordinator_runtime import WAIT, ShardState
 from kcoord.runtime.outbox import Waiter
 from kcoord.runtime.result import CoordinatorResult, OperationContext, Schedule, Task, TimerKey
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.shard_context import ShardState
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import OffsetCommitKey
 from kcoord_protocol.record_batch import decode_header, decode_records, encode_records, verify_crc
-from tests.unit.runtime.ledger import SHARD, Bench, Ledger, LedgerTimer, entry, replies
+from tests.unit.runtime.ledger import SHARD, WAIT, Bench, Ledger, LedgerTimer, entry
 
 SERDE = CoordinatorSerde()
 
@@ -65,9 +65,9 @@ def test_one_write_in_flight_and_the_rest_is_the_next_batch(bench: Bench) -> Non
     assert not bench.poll().appends
     assert not bench.runtime.is_idle()
     bench.disk += first.appends[0].data
-    bench.runtime.on_append_completed(SHARD, bench.now_ms, None)
+    bench.runtime.written(first.appends[0])
     second = bench.poll()
-    assert replies(second) == [(1, "a=1")]
+    assert bench.replies(second) == [(1, "a=1")]
     assert [(append.base_offset, append.next_offset) for append in second.appends] == [(1, 3)]
     assert bench.written(second) == [(2, "b=2"), (3, "c=3")]
     assert bench.runtime.is_idle()
@@ -147,11 +147,15 @@ class PackedPut:
             self._ledger.replay(record)
 
 
-class Nobody(Waiter):
-    """Is told of nothing here."""
+class Settled(Waiter):
+    """Notes its name when it is settled."""
+
+    def __init__(self, name: str, settled: list[str]) -> None:
+        self._name = name
+        self._settled = settled
 
     def settle(self) -> None:
-        raise AssertionError("whoever polls settles the waiters")
+        self._settled.append(self._name)
 
     def fail(self, error: KafkaError) -> None:
         raise AssertionError(error)
@@ -163,8 +167,10 @@ def test_packed_results_share_batches_up_to_their_size_and_keep_to_the_order_of_
     shard = bench.runtime.active(SHARD)
     assert shard is not None
 
+    settled: list[str] = []
+
     def put(name: str, padding: int, count: int = 1) -> bool:
-        return shard.append_packed(PackedPut(bench.ledger, name, padding, count), Nobody())
+        return shard.append_packed(PackedPut(bench.ledger, name, padding, count), Settled(name, settled))
 
     assert not put("huge", 1_000)
     assert bench.ledger.balance == {}
@@ -174,7 +180,8 @@ def test_packed_results_share_batches_up_to_their_size_and_keep_to_the_order_of_
     assert put("c", 50)
     assert not put("huge", 1_000)
     assert put("d", 400, 2), "in a batch of its own: there is no room behind c"
-    bench.written(bench.poll())
+    assert bench.written(bench.poll()) == [(1, "general=9")]
+    assert settled == ["a", "b", "c", "d"]
     names = [[record_name(record.key) for record in decode_records(batch)] for _, batch in bench.batches()]
     assert names == [["a0", "a1", "a2", "b0"], ["general"], ["c0"], ["d0", "d1"]]
     assert [header.base_offset for header, _ in bench.batches()] == [0, 4, 5, 6]
@@ -197,15 +204,15 @@ def test_a_failed_write_fails_the_shard_until_it_is_loaded_again(bench: Bench) -
     bench.run(Ledger.get, "a")
     bench.run(Ledger.wait)
     bench.poll()
-    bench.runtime.on_append_completed(SHARD, bench.now_ms, OSError(5, "Input/output error"))
+    bench.fail_write(OSError(5, "Input/output error"))
     assert bench.runtime.state(SHARD) is ShardState.FAILED
     assert bench.runtime.machine(SHARD) is None
     ready = bench.poll()
-    assert replies(ready) == [(token, Errors.NOT_COORDINATOR) for token in (2, 3, 4)]
-    assert ready.failed == [SHARD]
-    assert bench.poll().failed == []
+    assert bench.replies(ready) == [(token, Errors.NOT_COORDINATOR) for token in (2, 3, 4)]
+    assert ready.closes == [SHARD]
+    assert bench.poll().closes == ()
     assert error_of(bench, Ledger.get, "a") is Errors.NOT_COORDINATOR
-    assert bench.runtime.next_deadline_ms() is None
+    assert bench.runtime.next_deadline_ms() == bench.now_ms + 1_000, "it is loaded again by itself"
     bench.load()
     assert bench.run(Ledger.get, "a") == 1, "what was not acknowledged is gone"
     assert bench.run(Ledger.put, "a", 3) is WAIT
@@ -215,9 +222,14 @@ def test_a_failed_write_fails_the_shard_until_it_is_loaded_again(bench: Bench) -
 def fill_disk(bench: Bench) -> None:
     """The write that is under way finds no space; the shard is loaded again."""
     bench.poll()
-    bench.runtime.on_append_completed(SHARD, bench.now_ms, OSError(28, "No space left on device"))
-    assert bench.poll().failed == [SHARD]
+    bench.fail_write(OSError(28, "No space left on device"))
+    assert bench.poll().closes == [SHARD]
     bench.load()
+
+
+def is_read_only(bench: Bench) -> bool:
+    shard = bench.runtime.active(SHARD)
+    return shard is not None and shard.is_read_only(bench.now_ms)
 
 
 def refusable_put(ledger: Ledger, context: OperationContext) -> CoordinatorResult[str]:
@@ -230,20 +242,20 @@ def test_a_full_disk_is_read_and_not_written_for_a_while(bench: Bench) -> None:
     for read_only_ms in (1000, 2000, 4000, 8000, 8000):
         bench.run(Ledger.put, "a", 2)
         fill_disk(bench)
-        assert bench.runtime.is_read_only(SHARD, bench.now_ms)
+        assert is_read_only(bench)
         assert error_of(bench, refusable_put) is Errors.NOT_COORDINATOR
         assert bench.run(Ledger.get, "a") == 1
         assert bench.poll().appends == []
         bench.now_ms += read_only_ms - 1
-        assert bench.runtime.is_read_only(SHARD, bench.now_ms)
+        assert is_read_only(bench)
         bench.now_ms += 1
-        assert not bench.runtime.is_read_only(SHARD, bench.now_ms)
+        assert not is_read_only(bench)
     bench.run(Ledger.put, "a", 3)
     assert [value for _, value in bench.written(bench.poll())] == ["a=3"]
     bench.run(Ledger.put, "a", 4)
     fill_disk(bench)
     bench.now_ms += 1000
-    assert not bench.runtime.is_read_only(SHARD, bench.now_ms), "after a success it begins anew"
+    assert not is_read_only(bench), "after a success it begins anew"
 
 
 def test_what_cannot_be_refused_on_a_full_disk_fails_the_shard(bench: Bench) -> None:
@@ -251,11 +263,11 @@ def test_what_cannot_be_refused_on_a_full_disk_fails_the_shard(bench: Bench) -> 
     bench.run(Ledger.put, "a", 1)
     fill_disk(bench)
     assert error_of(bench, Ledger.put, "a", 2) is Errors.NOT_COORDINATOR
-    assert bench.poll().failed == [SHARD]
+    assert bench.poll().closes == [SHARD]
     bench.load()
     bench.ledger.on_timer = lambda: CoordinatorResult(None, [entry("a", 3)])
     bench.now_ms += 100
-    assert bench.poll().failed == [SHARD]
+    assert bench.poll().closes == [SHARD]
 
 
 def test_an_assertion_in_an_operation_fails_the_shard(bench: Bench) -> None:
@@ -265,8 +277,8 @@ def test_an_assertion_in_an_operation_fails_the_shard(bench: Bench) -> None:
     bench.run(Ledger.put, "a", 1)
     assert error_of(bench, broken) is Errors.NOT_COORDINATOR
     ready = bench.poll()
-    assert replies(ready) == [(1, Errors.NOT_COORDINATOR)]
-    assert ready.failed == [SHARD]
+    assert bench.replies(ready) == [(1, Errors.NOT_COORDINATOR)]
+    assert ready.closes == [SHARD]
     assert not ready.appends
 
 
@@ -276,7 +288,7 @@ def test_a_failed_replay_leaves_nothing_to_write(bench: Bench) -> None:
     ready = bench.poll()
     assert not ready.appends
     assert not ready.replies
-    assert ready.failed == [SHARD]
+    assert ready.closes == [SHARD]
 
 
 def test_a_shard_that_fails_during_a_write_is_loaded_after_it(bench: Bench) -> None:
@@ -285,13 +297,13 @@ def test_a_shard_that_fails_during_a_write_is_loaded_after_it(bench: Bench) -> N
     bench.ledger.fail_replay = True
     assert error_of(bench, Ledger.put, "a", 2) is Errors.NOT_COORDINATOR
     after = bench.poll()
-    assert replies(after) == [(1, Errors.NOT_COORDINATOR)]
-    assert after.failed == []
+    assert bench.replies(after) == [(1, Errors.NOT_COORDINATOR)]
+    assert after.closes == ()
     with pytest.raises(AssertionError):
         bench.load()
     bench.disk += ready.appends[0].data
-    bench.runtime.on_append_completed(SHARD, bench.now_ms, None)
-    assert bench.poll().failed == [SHARD]
+    bench.runtime.written(ready.appends[0])
+    assert bench.poll().closes == [SHARD]
     bench.load()
     assert bench.run(Ledger.get, "a") == 1
 
@@ -308,25 +320,24 @@ def test_an_unexpected_error_is_an_answer_and_not_the_end(bench: Bench) -> None:
 def test_before_and_after_its_life_a_shard_answers_errors() -> None:
     bench = Bench()
     assert error_of(bench, Ledger.get, "a") is Errors.NOT_COORDINATOR
-    loader = bench.runtime.start_load(SHARD, bench.batches())
+    bench.runtime.claim([SHARD])
     assert error_of(bench, Ledger.get, "a") is Errors.COORDINATOR_LOAD_IN_PROGRESS
-    assert loader.step(bench.now_ms)
+    bench.load()
     bench.run(Ledger.put, "a", 1)
     ready = bench.poll()
     bench.runtime.close_shard(SHARD)
-    assert replies(bench.poll()) == [(3, Errors.NOT_COORDINATOR)]
+    assert bench.replies(bench.poll()) == [(3, Errors.NOT_COORDINATOR)]
     assert error_of(bench, Ledger.get, "a") is Errors.NOT_COORDINATOR
-    bench.runtime.on_append_completed(SHARD, bench.now_ms, None)
-    assert ready.appends
-    assert not bench.poll().failed
+    bench.runtime.written(ready.appends[0])
+    assert not bench.poll().closes
 
 
 def test_pending_is_answered_by_a_completion(bench: Bench) -> None:
     assert bench.run(Ledger.wait) is WAIT
     assert bench.run(Ledger.complete, 1, "late") == "completed"
-    assert replies(bench.poll()) == [(1, "late")]
+    assert bench.replies(bench.poll()) == [(1, "late")]
     bench.run(Ledger.complete, 1, "twice")
-    assert replies(bench.poll()) == []
+    assert bench.replies(bench.poll()) == []
 
 
 def test_a_completion_waits_for_the_disk_like_any_answer(bench: Bench) -> None:

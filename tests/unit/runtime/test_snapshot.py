@@ -11,9 +11,11 @@ import pytest
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, LoadError, ShardState
+from kcoord.runtime.loader import LoadError
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.shard_context import ShardState
+from kcoord.runtime.shard_set import ShardSet
 from kcoord.runtime.snapshot import RECORDS, Chunk, PackedState, SnapshotPart, make_chunks
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, OffsetCommitRequest, OffsetDeleteRequest
@@ -52,17 +54,15 @@ class SavedBench(Bench):
 
 
 def chunks_of(bench: Bench) -> list[Chunk]:
-    slices = bench.runtime.chunks(SHARD)
+    slices = bench.runtime.snapshots.slices(SHARD)
     assert slices is not None
     return [chunk for slice_ in slices for chunk in slice_]
 
 
-def reloaded(bench: Bench, offset: int, chunks: list[Chunk], slice_bytes: int = 1) -> Ledger:
+def reloaded(bench: Bench, offset: int, chunks: list[Chunk]) -> Ledger:
     batches = ((header, data) for header, data in bench.batches() if header.next_offset > offset)
     bench.runtime.close_shard(SHARD)
-    loader = bench.runtime.start_load(SHARD, batches, 0, chunks)
-    while not loader.step(bench.now_ms, slice_bytes):
-        assert bench.runtime.state(SHARD) is ShardState.LOADING
+    bench.runtime.load(SHARD, batches, bench.now_ms, 0, chunks)
     return bench.ledger
 
 
@@ -85,8 +85,7 @@ def test_a_snapshot_and_the_log_behind_it_are_the_state() -> None:
 def test_a_machine_without_snapshots_has_none() -> None:
     bench = Bench()
     bench.load()
-    assert bench.runtime.chunks(SHARD) is None
-    assert bench.runtime.chunks(99) is None
+    assert bench.runtime.snapshots.slices(SHARD) is None
 
 
 @pytest.mark.parametrize(
@@ -116,9 +115,9 @@ def test_a_shard_that_is_failed_from_outside_can_be_loaded_again() -> None:
     bench.load()
     bench.runtime.fail_shard(SHARD, "its log is damaged")
     assert bench.runtime.state(SHARD) is ShardState.FAILED
-    assert bench.poll().failed == [SHARD]
+    assert bench.poll().closes == [SHARD]
     bench.runtime.fail_shard(SHARD, "once more")
-    assert bench.poll().failed == []
+    assert bench.poll().closes == ()
     bench.load()
     assert bench.runtime.state(SHARD) is ShardState.ACTIVE
 
@@ -137,8 +136,8 @@ class GroupBench:
         self.disk = b""
         self.tokens = 0
 
-    def new_runtime(self) -> CoordinatorRuntime[GroupCoordinatorShard]:
-        return CoordinatorRuntime(lambda _: GroupCoordinatorShard(self.config, self.image), SERDE)
+    def new_runtime(self) -> ShardSet[GroupCoordinatorShard]:
+        return ShardSet(lambda _: GroupCoordinatorShard(self.config, self.image), SERDE)
 
     def run(
         self, operation: Callable[[GroupCoordinatorShard, OperationContext], CoordinatorResult[Any]], version: int = 9
@@ -146,14 +145,12 @@ class GroupBench:
         self.tokens += 1
         context = OperationContext(self.tokens, api_version=version, token=self.tokens, candidate_id=f"id{self.tokens}")
         try:
-            self.runtime.run_write(
-                SHARD, lambda shard, context, _: operation(shard, context), None, context, self.tokens
-            )
+            self.runtime.run(SHARD, lambda shard, context, _: operation(shard, context), None, context)
         except KafkaError:
             return
         for append in self.runtime.poll(self.tokens).appends:
             self.disk += append.data
-            self.runtime.on_append_completed(SHARD, self.tokens, None)
+            self.runtime.written(append)
 
     def batches(self, offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
         for position, header in iter_headers(self.disk):
@@ -215,9 +212,7 @@ def test_a_snapshot_taken_while_everything_changes_and_the_log_from_its_begin_ar
     for step in range(20):
         bench.do(step)
     runtime = bench.new_runtime()
-    loader = runtime.start_load(SHARD, bench.batches(offset), 0, chunks)
-    while not loader.step(0):
-        pass
+    runtime.load(SHARD, bench.batches(offset), 0, 0, chunks)
     found, live = runtime.machine(SHARD), bench.runtime.machine(SHARD)
     assert found is not None
     assert live is not None
@@ -225,8 +220,6 @@ def test_a_snapshot_taken_while_everything_changes_and_the_log_from_its_begin_ar
 
 
 def test_an_empty_image_is_enough_to_load() -> None:
-    runtime = CoordinatorRuntime(
-        lambda _: GroupCoordinatorShard(BrokerConfig.from_properties({}), MetadataImage.empty()), SERDE
-    )
+    runtime = ShardSet(lambda _: GroupCoordinatorShard(BrokerConfig.from_properties({}), MetadataImage.empty()), SERDE)
     runtime.load(SHARD, (), 0)
-    assert list(runtime.chunks(SHARD) or ()) == [[]]
+    assert list(runtime.snapshots.slices(SHARD) or ()) == [[]]

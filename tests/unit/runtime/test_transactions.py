@@ -83,14 +83,14 @@ def test_a_task_waits_until_its_records_are_durable() -> None:
     ready = bench.poll()
     assert [task.work for _, task in ready.tasks] == ["now"]
     for append in ready.appends:
-        bench.runtime.on_append_completed(append.shard_id, bench.now_ms, None)
+        bench.runtime.written(append)
     assert [task.work for _, task in bench.poll().tasks] == ["later"]
 
 
 def test_a_task_whose_records_were_not_written_is_not_started() -> None:
     bench = loaded()
     bench.run(Ledger.put_and_start, "later", True)
-    for append in bench.poll().appends:
-        bench.runtime.on_append_completed(append.shard_id, bench.now_ms, OSError("no space"))
+    bench.poll()
+    bench.fail_write(OSError("no space"))
     ready = bench.poll()
-    assert (ready.tasks, ready.failed) == ([], [SHARD])
+    assert (ready.tasks, ready.closes) == ([], [SHARD])

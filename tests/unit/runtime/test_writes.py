@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.runtime.coordinator_runtime import WAIT, Ready, Waiter
+from kcoord.runtime.outbox import Ready, Waiter
 from kcoord.runtime.result import Producer
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import decode_header
 
-from .ledger import SHARD, Bench, Ledger, replies
+from .ledger import SHARD, WAIT, Bench, Ledger
 
 
 def codecs(bench: Bench) -> list[tuple[Compression, bool]]:
@@ -22,7 +22,7 @@ def codecs(bench: Bench) -> list[tuple[Compression, bool]]:
 def completed(bench: Bench, ready: Ready) -> Ready:
     """The writes of `ready` end; what there is to do next."""
     for append in ready.appends:
-        bench.runtime.on_append_completed(append.shard_id, bench.now_ms, None)
+        bench.runtime.written(append)
     return bench.poll()
 
 
@@ -87,8 +87,8 @@ def test_what_comes_during_a_write_lingers_from_its_own_time() -> None:
     bench.now_ms += 20
     assert bench.poll().appends == []
     third = completed(bench, second)
-    assert replies(third) == [(2, "b=1")]
-    assert replies(completed(bench, third)) == [(3, "c=1")]
+    assert bench.replies(third) == [(2, "b=1")]
+    assert bench.replies(completed(bench, third)) == [(3, "c=1")]
 
 
 def test_a_write_whose_linger_ended_during_another_one_follows_it_at_once() -> None:
@@ -108,7 +108,7 @@ def test_a_shard_that_fails_while_a_write_lingers_starts_anew() -> None:
     bench.load()
     bench.run(Ledger.put, "a", 1)
     bench.runtime.fail_shard(SHARD, "test")
-    assert replies(bench.poll()) == [(1, Errors.NOT_COORDINATOR)]
+    assert bench.replies(bench.poll()) == [(1, Errors.NOT_COORDINATOR)]
     bench.load()
     bench.now_ms += 100
     assert bench.poll().appends == []
@@ -141,17 +141,17 @@ def test_who_waits_too_long_for_the_disk_is_told_so() -> None:
     bench.runtime.expire_replies(bench.now_ms, 5_000)
     bench.now_ms += 3_999
     bench.runtime.expire_replies(bench.now_ms, 5_000)
-    assert replies(bench.poll()) == []
+    assert bench.replies(bench.poll()) == []
     bench.now_ms += 1
     bench.runtime.expire_replies(bench.now_ms, 5_000)
     late = bench.poll()
-    assert replies(late)[0] == (1, Errors.COORDINATOR_NOT_AVAILABLE)
-    assert [reply.token for reply in late.replies] == [1, heard]
+    assert bench.replies(late) == [(1, Errors.COORDINATOR_NOT_AVAILABLE)]
+    assert heard.news == [Errors.COORDINATOR_NOT_AVAILABLE]
     # The write goes on: what it holds has happened, and who came later is answered.
     ready = completed(bench, ready)
-    assert replies(ready) == []
-    assert replies(completed(bench, ready)) == [(2, "b=2")]
-    assert heard.news == []
+    assert bench.replies(ready) == []
+    assert bench.replies(completed(bench, ready)) == [(2, "b=2")]
+    assert len(heard.news) == 1
     assert bench.ledger.balance == {"a": 1, "b": 2}
 
 
@@ -165,4 +165,4 @@ def test_nobody_is_told_of_a_wait_that_is_over() -> None:
         bench.now_ms += 1_500
     bench.run(Ledger.put, "a", 1)
     bench.runtime.expire_replies(bench.now_ms, 2_000)
-    assert replies(bench.poll()) == []
+    assert bench.replies(bench.poll()) == []

@@ -14,6 +14,7 @@ from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder
+from kcoord.server.disk.local_shard_log import LocalShardLog
 from kcoord.server.environment import Environment
 from kcoord.storage.memory_file_system import MemoryFileSystem, keep_everything
 from kcoord_protocol.api_keys import ApiKey
@@ -85,7 +86,10 @@ class Harness:
         self.worker = self.broker.pump
         self.wake = self.broker.pump.wake
         self.now_ms = self.broker.now_ms
-        self.runtime = self.groups.driver.runtime
+        self.runtime = self.groups.shards
+        assert isinstance(self.groups.log, LocalShardLog)
+        self.log = self.groups.log
+        self.logs = self.log.logs
 
     def restarted(self) -> Harness:
         """Another process over the files of this one, which is killed."""
@@ -94,8 +98,15 @@ class Harness:
 
     async def open(self) -> Harness:
         """Takes the shards over and loads them."""
-        await self.groups.load(self.groups.open_shards(SHARDS))
+        self.groups.open_shards(SHARDS)
+        await self.groups.loaded()
         return self
+
+    async def pass_time(self, milliseconds: int) -> None:
+        """Moves the clock, and lets the event loop do what is due then."""
+        self.now += milliseconds
+        self.worker.on_clock_moved()
+        await asyncio.sleep(0.001)
 
     def context(self, api_key: ApiKey, version: int) -> RequestContext:
         return RequestContext(api_key, version, 1, "client", "/192.0.2.1", "PLAINTEXT", "User:ANONYMOUS", self.now)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kcoord.server.disk.local_shard_log import INDEX_STORE_INTERVAL_MS
 from kcoord.server.disk.log_writer import LogWriter
-from kcoord.server.shards import shard_service
 from kcoord.storage.file_system import RealFileSystem, make_durable_dirs
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, keep_nothing, no_fault
@@ -30,8 +30,7 @@ SESSION_TIMEOUT_MS = 3000
 
 
 @pytest.fixture
-async def broker(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
-    monkeypatch.setattr(shard_service, "FIRST_RELOAD_SECONDS", 0.01)
+async def broker() -> AsyncIterator[Harness]:
     settings = {
         "group_consumer_min_session_timeout_ms": "1000",
         "group_consumer_session_timeout_ms": str(SESSION_TIMEOUT_MS),
@@ -44,6 +43,7 @@ async def broker(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
     file_system = MemoryFileSystem()
     make_durable_dirs(file_system, "data")
     made = Harness(file_system=file_system, **settings)
+    made.runtime.first_reload_ms = 0
     yield await made.open()
     memory(made).fault = no_fault
     made.worker.close(5)
@@ -220,17 +220,17 @@ async def test_recovery_points_are_noted_while_the_broker_works(broker: Harness)
     """A start after a crash checks what was written since, and nothing is missed by that."""
     for offset in range(200):
         assert await put(broker, offset) == 0
-    log = next(iter(broker.groups._logs.open_logs().values()))
+    log = next(iter(broker.logs.open_logs().values()))
     size_bytes = log.size_bytes
     sync_logs(broker)
-    broker.groups._logs.store_indexes()
+    broker.logs.store_indexes()
     broker.folder.log_dir.note_durable()
     broker.folder.log_dir.write_checkpoints()
     assert await put(broker, 1000) == 0
     memory(broker).crash(keep_nothing)
     again = await Harness(file_system=memory(broker)).open()
     assert await fetched(again) == {0: 1000}
-    (log,) = again.groups._logs.open_logs().values()
+    (log,) = again.logs.open_logs().values()
     assert 0 < log.recovery_report.scanned_bytes < size_bytes / 2
     again.groups.close()
 
@@ -240,7 +240,7 @@ async def test_indexes_are_stored_by_the_tick(broker: Harness) -> None:
         assert await put(broker, offset) == 0
     sync_logs(broker)
     broker.groups.tick()
-    broker.now += shard_service.INDEX_STORE_INTERVAL_MS
+    broker.now += INDEX_STORE_INTERVAL_MS
     broker.groups.tick()
     path = f"data/__consumer_offsets-{broker.groups.shard_of(GROUP)}/{0:020d}.index"
     for _ in range(400):

@@ -18,12 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import GROUP_RESOURCE, ImageBuilder
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime, ShardState
 from kcoord.runtime.result import CoordinatorRecord, Producer
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.shard_context import ShardState
+from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.net.request_path import PathSettings, RequestPath
 from kcoord.server.random_uuids import RandomUuids
-from kcoord.server.shards import shard_service
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.framing import FrameReader, decode_response_header, encode_request
@@ -79,19 +79,21 @@ class Side:
         assert path.close_reason is None
         return path.take_output()
 
+    def reload(self, group: str) -> None:
+        self.harness.runtime.claim([self.harness.groups.shard_of(group)])
+        self.harness.wake()
+
     def states(self) -> list[object]:
         machines = [self.harness.runtime.machine(shard) for shard in range(SHARDS)]
         return [machine.hard_state() if machine is not None else None for machine in machines]
 
     def log(self, shard: int) -> list[tuple[bytes | None, bytes | None]]:
-        log = self.harness.groups._logs.open(shard)
+        log = self.harness.logs.open(shard)
         return [entry[1:] for _, data in log.batches(log.start_offset) for entry in decode_entries(data)]
 
     def rebuilt(self, shard: int) -> object:
-        log = self.harness.groups._logs.open(shard)
-        runtime = CoordinatorRuntime(
-            lambda _: GroupCoordinatorShard(self.harness.config, self.harness.image), CoordinatorSerde()
-        )
+        log = self.harness.logs.open(shard)
+        runtime = ShardSet(lambda _: GroupCoordinatorShard(self.harness.config, self.harness.image), CoordinatorSerde())
         runtime.load(shard, log.batches(log.start_offset), self.harness.now, log.end_offset)
         machine = runtime.machine(shard)
         assert machine is not None
@@ -104,9 +106,6 @@ class BrokerLife(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.reload_seconds = shard_service.FIRST_RELOAD_SECONDS
-        # Shards are loaded again when the test says so, on both sides at the same point.
-        shard_service.FIRST_RELOAD_SECONDS = 3600
         fast = self.loop.run_until_complete(self._new(has_fast_paths=True))
         plain = self.loop.run_until_complete(self._new(has_fast_paths=False))
         self.sides = (fast, plain)
@@ -120,6 +119,8 @@ class BrokerLife(RuleBasedStateMachine):
 
     async def _new(self, *, has_fast_paths: bool) -> Side:
         harness = Harness(file_system=None, kcoord_release=self.release, **SETTINGS)
+        # Shards are loaded again when the test says so, on both sides at the same point.
+        harness.runtime.first_reload_ms = 3_600_000
         return Side(await harness.open(), has_fast_paths)
 
     def teardown(self) -> None:
@@ -134,7 +135,6 @@ class BrokerLife(RuleBasedStateMachine):
                     assert machine is not None
                     assert side.rebuilt(shard) == machine.hard_state()
         finally:
-            shard_service.FIRST_RELOAD_SECONDS = self.reload_seconds
             self.loop.close()
 
     # --- both brokers -------------------------------------------------------------------------------------------------
@@ -397,7 +397,7 @@ class BrokerLife(RuleBasedStateMachine):
         if self.sent:
             client, key, version, body = self.sent[-1]
             self._send(client, [self._frame(key, version, client, body)])
-        self._on_both(lambda side: side.harness.groups._reload(side.harness.groups.shard_of(group)))
+        self._on_both(lambda side: side.reload(group))
         for side in self.sides:
             assert side.harness.runtime.state(side.harness.groups.shard_of(group)) is ShardState.ACTIVE
 
@@ -538,7 +538,7 @@ async def test_a_commit_whose_shard_fails_is_not_acknowledged() -> None:
     start = decode_response_header(frame, ApiKey.OFFSET_COMMIT, 9)[1]
     answer = OffsetCommitResponse.decode(frame[start:], 9)
     assert [partition.error_code for partition in answer.topics[0].partitions] == [Errors.NOT_COORDINATOR]
-    side.harness.groups._reload(side.harness.groups.shard_of("simple"))
+    side.reload("simple")
     await turns()
     side.paths["b"].receive(simple_fetch())
     await turns()

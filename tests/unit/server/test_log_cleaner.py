@@ -37,7 +37,7 @@ class Running:
     def _logs(self) -> list[CleanableLog]:
         if self.targets:
             return self.targets
-        logs = self.broker.groups._logs
+        logs = self.broker.logs
         return cleanable_logs.of_coordinator(
             "__consumer_offsets", logs, self.broker.config, self.broker.image, lambda shard_id, offsets: None
         )

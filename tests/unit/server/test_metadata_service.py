@@ -11,15 +11,12 @@ import pytest
 
 from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
-from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.topics import auto_create_request
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
-from kcoord.runtime.serde import MetadataSerde
 from kcoord.server.api.api_table import internal_operation_context
+from kcoord.server.disk.local_shard_log import LocalShardLog
 from kcoord.server.disk.shard_logs import ShardLogs
 from kcoord.server.random_uuids import RandomUuids
-from kcoord.server.shards import metadata_service
-from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService
+from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService, new_metadata_shards
 from kcoord.server.shards.pump import Pump
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem, no_fault
@@ -36,15 +33,23 @@ class Owner:
         self.events: list[str] = []
         self.latest_group_ms = -1
         config = BrokerConfig.from_properties({})
-        self.runtime = CoordinatorRuntime(lambda _: MetadataMachine(config), MetadataSerde())
+        self.runtime = new_metadata_shards(config)
         self.runtime.load(METADATA_SHARD, (), self.now_ms())
         self.pump = Pump(asyncio.get_running_loop(), self.now_ms, None)
         logs = ShardLogs("__cluster_metadata", self._open_log, lambda partition: True, self.file_system)
+        log = LocalShardLog(
+            self.runtime,
+            logs,
+            submit=self.pump.submit,
+            wake=self.pump.wake,
+            now_ms=self.now_ms,
+            tombstones_kept_ms=lambda: 0,
+        )
         self.service = LocalMetadataService(
-            self.runtime, logs, self.pump.wake, self.now_ms, lambda: self.latest_group_ms
+            self.runtime, log, self.pump.wake, self.now_ms, lambda: self.latest_group_ms
         )
         self.service.image_observers.append(self.publish)
-        self.pump.add(self.service.driver)
+        self.pump.add(self.service)
 
     def now_ms(self) -> int:
         return 1_700_000_000_000 + self.later_ms
@@ -79,9 +84,9 @@ async def test_an_image_is_published_before_the_replies_that_waited_for_it() -> 
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
-async def test_after_a_failed_write_the_log_is_read_again(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    monkeypatch.setattr(metadata_service, "RELOAD_SECONDS", 0.01)
+async def test_after_a_failed_write_the_log_is_read_again(code: int) -> None:
     owner = Owner()
+    owner.runtime.first_reload_ms = 0
     await owner.create("__consumer_offsets")
     error = OSError(code, os.strerror(code))
     owner.file_system.fault = lambda operation: error if operation.kind == "write" else None

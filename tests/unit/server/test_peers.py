@@ -12,19 +12,17 @@ import pytest
 
 from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
-from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.topics import auto_create_request
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
 from kcoord.runtime.result import NO_CREATION_LIMIT
-from kcoord.runtime.serde import MetadataSerde
 from kcoord.server.api.api_table import internal_operation_context
 from kcoord.server.api.auto_create import CREATE_TOPICS_VERSION
 from kcoord.server.api.handlers.allocate_producer_ids import allocate
+from kcoord.server.disk.local_shard_log import LocalShardLog
 from kcoord.server.disk.shard_logs import ShardLogs
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards import metadata_service
 from kcoord.server.shards.group_times import GroupTimes
-from kcoord.server.shards.metadata_service import METADATA_SHARD, MetadataService
+from kcoord.server.shards.metadata_service import METADATA_SHARD, MetadataService, new_metadata_shards
 from kcoord.server.shards.pump import Pump
 from kcoord.server.workers import metadata_followers
 from kcoord.server.workers.metadata_follower import MetadataFollower, OutOfStep
@@ -52,13 +50,21 @@ class Controller:
         self.file_system = MemoryFileSystem()
         self.images: list[MetadataImage] = []
         config = BrokerConfig.from_properties({})
-        runtime = CoordinatorRuntime(lambda _: MetadataMachine(config), MetadataSerde())
-        runtime.load(METADATA_SHARD, (), NOW_MS)
+        shards = new_metadata_shards(config)
+        shards.load(METADATA_SHARD, (), NOW_MS)
         self.pump = Pump(asyncio.get_running_loop(), self.now_ms, None)
         logs = ShardLogs("__cluster_metadata", self._open_log, lambda partition: True, self.file_system)
-        self.service = ControllerMetadataService(runtime, logs, self.pump.wake, self.now_ms, lambda: -1, times)
+        log = LocalShardLog(
+            shards,
+            logs,
+            submit=self.pump.submit,
+            wake=self.pump.wake,
+            now_ms=self.now_ms,
+            tombstones_kept_ms=lambda: 0,
+        )
+        self.service = ControllerMetadataService(shards, log, self.pump.wake, self.now_ms, lambda: -1, times)
         self.service.image_observers.append(self.images.append)
-        self.pump.add(self.service.driver)
+        self.pump.add(self.service)
         self.broker = broker_of(Cluster())
         self.broker.metadata = self.service
         self.listener = self.listen()

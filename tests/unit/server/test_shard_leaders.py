@@ -8,8 +8,8 @@ import asyncio
 import pytest
 
 from kcoord.metadata.image import PartitionImage, TopicImage
-from kcoord.runtime.coordinator_runtime import LoadError
-from kcoord.runtime.snapshot import Snapshot
+from kcoord.runtime.shard_context import ShardState
+from kcoord.runtime.shard_log import Load
 from kcoord.storage.errors import PartitionHeldError
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem
@@ -35,18 +35,19 @@ class Moving(Harness):
         super().__init__(file_system=file_system)
         self.handed_over: list[list[int]] = []
         self.held: set[int] = set()
-        self.groups._logs._hand_over_logs = self.handed_over.append
-        open_log = self.groups._logs._open_log
+        self.logs._hand_over_logs = self.handed_over.append
+        open_log = self.logs._open_log
 
         def open_unless_held(shard_id: int) -> Log:
             if shard_id in self.held:
                 raise PartitionHeldError("another broker has it")
             return open_log(shard_id)
 
-        self.groups._logs._open_log = open_unless_held
+        self.logs._open_log = open_unless_held
 
     async def lead(self, *led: int) -> None:
-        await self.groups.load(self.groups.follow(topic(*led), ME))
+        self.groups.follow(topic(*led), ME)
+        await self.groups.loaded()
 
     async def commit(self, offset: int) -> int:
         partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
@@ -79,7 +80,7 @@ async def test_a_shard_that_others_lead_is_given_up_with_its_log() -> None:
     assert (await harness.committed())[0] == Errors.NOT_COORDINATOR
     await until_handed_over(harness, 1)
     assert harness.handed_over == [[mine]]
-    assert mine not in harness.groups._logs.open_logs()
+    assert mine not in harness.logs.open_logs()
     await harness.lead(*range(SHARDS))
     assert await harness.committed() == (0, 7)
     assert await harness.commit(8) == 0
@@ -98,7 +99,7 @@ async def test_a_shard_whose_log_another_broker_has_is_loading_until_it_is_free(
     harness.held.clear()
     async with asyncio.timeout(5):
         while (await harness.committed())[0]:
-            await asyncio.sleep(0.01)
+            await harness.pass_time(10)
     assert await harness.committed() == (0, 7)
 
 
@@ -120,17 +121,17 @@ async def test_a_shard_that_is_lost_while_it_is_loaded_is_not_loaded_once_more(m
     mine = harness.groups.shard_of(GROUP)
     await harness.lead(*range(SHARDS))
     assert await harness.commit(7) == 0
-    assert await harness.groups._snapshots.take(mine)
     await harness.lead()
     await until_handed_over(harness, 1)
-    tries = []
+    read, tries = harness.log.read, []
 
-    async def lost_meanwhile(shard_id: int, log: Log, snapshot: Snapshot | None) -> None:
-        tries.append(snapshot is not None)
+    def lost_meanwhile(load: Load) -> None:
+        tries.append(load.shard_id)
         harness.groups.follow(topic(), ME)
-        raise LoadError("no longer loaded")
+        read(load)
 
-    monkeypatch.setattr(harness.groups, "_replay", lost_meanwhile)
+    monkeypatch.setattr(harness.log, "read", lost_meanwhile)
     await harness.lead(mine)
     await until_handed_over(harness, 2)
-    assert tries == [True]
+    assert tries == [mine]
+    assert harness.runtime.state(mine) is ShardState.CLOSED

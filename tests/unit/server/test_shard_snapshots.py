@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from kcoord.runtime import shard_snapshots
 from kcoord.runtime.snapshot import Snapshot
-from kcoord.server.shards import shard_service, shard_snapshots
+from kcoord.server.disk import local_shard_log
 from kcoord.storage.cleaner import Cleaner, CleaningRules, assess
 from kcoord.storage.file_system import join
 from kcoord.storage.log import Log
@@ -42,15 +43,27 @@ def folder(broker: Harness) -> str:
     return f"data/__consumer_offsets-{broker.groups.shard_of(GROUP)}"
 
 
-def snapshots(broker: Harness) -> Any:
-    return broker.groups._snapshots
+async def take_due(broker: Harness) -> None:
+    broker.runtime.take_snapshots(broker.now)
+    await until_taken(broker)
+
+
+async def take(broker: Harness) -> None:
+    assert broker.runtime.take_snapshot(broker.groups.shard_of(GROUP), broker.now)
+    await until_taken(broker)
+
+
+async def until_taken(broker: Harness) -> None:
+    async with asyncio.timeout(5):
+        while broker.runtime.snapshots.is_taking:
+            await broker.pass_time(1)
 
 
 def restarted(broker: Harness) -> Harness:
     """The process is gone; what it had written is there."""
     broker.groups.close()
     for shard_id in range(SHARDS):
-        broker.groups._logs.close(shard_id)
+        broker.logs.close(shard_id)
     return broker.restarted()
 
 
@@ -58,7 +71,6 @@ def restarted(broker: Harness) -> Harness:
 def no_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_snapshots, "LEAST_GROWTH_BYTES", 1)
     monkeypatch.setattr(shard_snapshots, "LEAST_GROWTH_AT_STOP_BYTES", 1)
-    monkeypatch.setattr(shard_service, "FIRST_RELOAD_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("no_minimum")
@@ -66,9 +78,9 @@ async def test_after_a_snapshot_only_the_log_behind_it_is_read() -> None:
     broker = await Harness().open()
     for offset in range(50):
         await put(broker, offset % 3, offset)
-    assert snapshots(broker).is_due()
-    await snapshots(broker).take_due()
-    assert not snapshots(broker).is_due()
+    assert broker.runtime.snapshots.due() is not None
+    await take_due(broker)
+    assert broker.runtime.snapshots.due() is None
     await put(broker, 0, 100)
     again = await restarted(broker).open()
     assert await fetched(again) == {0: 100, 1: 49, 2: 47}
@@ -92,7 +104,7 @@ async def test_an_orderly_stop_leaves_one_of_all_that_was_written() -> None:
 async def test_little_growth_is_not_worth_it() -> None:
     broker = await Harness().open()
     await put(broker, 0, 1)
-    assert not snapshots(broker).is_due()
+    assert broker.runtime.snapshots.due() is None
     broker.groups.tick()
     broker.groups.finish()
     assert SNAPSHOT_FILE not in broker.file_system.list_dir(folder(broker))
@@ -155,8 +167,8 @@ async def test_damage_behind_a_snapshot_is_found_and_the_shard_refused(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D-8: the snapshot knows the state, but a log that cannot be read must not go unnoticed."""
-    monkeypatch.setattr(shard_snapshots, "_VERIFY_SLICE_BYTES", 1)
-    monkeypatch.setattr(shard_snapshots, "_VERIFY_REST_SECONDS", 0)
+    monkeypatch.setattr(local_shard_log, "VERIFY_SLICE_BYTES", 1)
+    monkeypatch.setattr(local_shard_log, "VERIFY_REST_SECONDS", 0)
     broker = await Harness().open()
     for offset in range(100):
         await put(broker, 0, offset)
@@ -164,12 +176,12 @@ async def test_damage_behind_a_snapshot_is_found_and_the_shard_refused(
     again = restarted(broker)
     assert isinstance(again.file_system, MemoryFileSystem)
     path = join(folder(again), f"{0:020d}.log")
-    again.groups._logs._open_log = lambda shard_id: Log.open(  # as after an orderly stop
+    again.logs._open_log = lambda shard_id: Log.open(  # as after an orderly stop
         again.file_system, folder(again), LogConfig(), again.now, recovery=Recovery(recovery_point=100, clean=True)
     )
     again.file_system.damage(path, lambda data: data[:100] + bytes([data[100] ^ 4]) + data[101:])
-    await again.groups.load(again.groups.open_shards(SHARDS))
-    assert await fetched(again) == {0: 99}
+    await again.open()
+    assert again.runtime.statistics.records_loaded == 0, "it began with the snapshot"
     for _ in range(300):
         if await fetched(again) == Errors.NOT_COORDINATOR:
             break
@@ -192,11 +204,11 @@ async def test_a_full_disk_costs_the_snapshot_alone(caplog: pytest.LogCaptureFix
 
     assert isinstance(broker.file_system, MemoryFileSystem)
     broker.file_system.fault = fault
-    assert not await snapshots(broker).take(broker.groups.shard_of(GROUP))
+    await take(broker)
     assert "No snapshot of" in caplog.text
     await put(broker, 0, 2)
     broker.file_system.fault = no_fault
-    await snapshots(broker).take_due()
+    await take_due(broker)
     again = await restarted(broker).open()
     assert await fetched(again) == {0: 2}
     again.groups.close()
@@ -207,9 +219,10 @@ async def test_one_older_than_the_tombstones_that_were_cleaned_away_is_left_asid
     """Found by the simulation, seed 31: what was deleted after the snapshot came back with it."""
     broker = await Harness().open()
     await put(broker, 0, 7)
-    assert await snapshots(broker).take(broker.groups.shard_of(GROUP))
+    await take(broker)
+    assert SNAPSHOT_FILE in broker.file_system.list_dir(folder(broker))
     await broker.call(DeleteGroupsRequest(groups_names=[GROUP]), 2)
-    log = broker.groups._logs.open_logs()[broker.groups.shard_of(GROUP)]
+    log = broker.logs.open_logs()[broker.groups.shard_of(GROUP)]
     for _ in range(2):
         log.roll(broker.now)
         clean(broker, log)
@@ -225,7 +238,8 @@ async def test_one_older_than_the_tombstones_that_were_cleaned_away_is_left_asid
 async def test_one_behind_which_nothing_was_cleaned_is_good_at_any_age() -> None:
     broker = await Harness().open()
     await put(broker, 0, 7)
-    assert await snapshots(broker).take(broker.groups.shard_of(GROUP))
+    await take(broker)
+    assert SNAPSHOT_FILE in broker.file_system.list_dir(folder(broker))
     await put(broker, 1, 8)
     again = restarted(broker)
     again.now = broker.now + 10 * TOMBSTONES_KEPT_MS

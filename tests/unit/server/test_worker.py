@@ -57,11 +57,11 @@ async def test_a_defect_in_one_driver_does_not_stop_the_pump(
 
     broker = await Harness().open()
     with monkeypatch.context() as patch:
-        patch.setattr(broker.groups, "on_append_durable", fail)
+        patch.setattr(broker.runtime, "append_observers", [fail])
         assert (await broker.call(join("g"), 1)).error_code == 0
     assert "Publishing what shard" in caplog.text
     with monkeypatch.context() as patch:
-        patch.setattr(broker.groups.driver, "collect", fail)
+        patch.setattr(broker.groups, "collect", fail)
         answer = broker.send(join("g2"), 1)
         await asyncio.sleep(0)
         await asyncio.sleep(0)

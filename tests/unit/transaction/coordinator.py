@@ -12,7 +12,6 @@ from kcoord.coordinator.transaction.metadata import TransactionMetadata, Transac
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.coordinator.transaction.work import WriteMarkers
 from kcoord.metadata.image import ImageBuilder
-from kcoord.runtime.coordinator_runtime import CoordinatorRuntime
 from kcoord.runtime.result import (
     CoordinatorRecord,
     CoordinatorResult,
@@ -23,6 +22,7 @@ from kcoord.runtime.result import (
     TimerKey,
 )
 from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
+from kcoord.runtime.shard_set import ShardSet
 from kcoord.runtime.snapshot import make_chunks
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import FeatureLevelRecord, InitProducerIdResponse
@@ -79,11 +79,9 @@ class Coordinator:
     def restored(self) -> TransactionCoordinatorShard:
         """A shard that has only a snapshot, through its bytes."""
         serde = CoordinatorSerde(TRANSACTION_RECORDS)
-        runtime = CoordinatorRuntime(lambda _: self._new_shard(), serde)
+        runtime = ShardSet(lambda _: self._new_shard(), serde)
         chunks = [chunk for slice_ in make_chunks(self.shard.snapshot(), serde) for chunk in slice_]
-        loader = runtime.start_load(0, (), 0, chunks)
-        while not loader.step(self.now_ms):
-            pass
+        runtime.load(0, (), self.now_ms, 0, chunks)
         shard = runtime.machine(0)
         assert shard is not None
         return shard
