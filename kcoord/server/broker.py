@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig, Listener, TopicConfig
 from kcoord.metadata.image import MetadataImage
+from kcoord.server.api.transactional_produce import TransactionalProduce
 from kcoord.server.environment import Environment
 from kcoord.server.shards.fetch_service import FetchService
 from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.metadata_service import MetadataService
 from kcoord.server.shards.pump import Pump
 from kcoord.server.shards.transaction_service import TransactionService
-from kcoord.server.shards.transactional_produce import TransactionalProduce
 from kcoord.topics.store import TopicStore
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
@@ -47,6 +47,7 @@ class Broker:
     metadata: MetadataService
     groups: GroupService
     transactions: TransactionService
+    transactional_produce: TransactionalProduce
     pump: Pump
 
     def __init__(
@@ -63,7 +64,6 @@ class Broker:
         self.now_ms = environment.now_ms
         self.spawn = environment.spawn
         self.uuids = environment.uuids
-        self.transactional_produce = TransactionalProduce()
         self.endpoints: dict[str, Listener] = {}
         self._environment = environment
         self.has_begun = False

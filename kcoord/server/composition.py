@@ -20,6 +20,7 @@ from kcoord.runtime.loader import LoadError
 from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.api.api_table import build_api_table
+from kcoord.server.api.transactional_produce import TransactionalProduce
 from kcoord.server.broker import Broker
 from kcoord.server.disk.data_folder import DataFolder
 from kcoord.server.disk.local_shard_log import LocalShardLog
@@ -103,6 +104,7 @@ def compose(
     broker.transactions = _transaction_service(
         broker, environment, folder, peers if peers is not None else NoPeers(), new_transaction_shard
     )
+    broker.transactional_produce = TransactionalProduce(config, folder.topics, broker.transactions, environment)
     if isinstance(broker.metadata, LocalMetadataService):
         pump.add(broker.metadata)
     pump.add(broker.groups)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar, cast
 
 from kcoord.config import BrokerConfig
 from kcoord.metadata.creation_order import CreationOrder
@@ -26,9 +27,6 @@ from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.shard_driver import ShardDriver
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import CreatePartitionsRequest, CreateTopicsRequest, Message
-
-if TYPE_CHECKING:
-    from kcoord.server.workers.metadata_followers import Follower
 
 _logger = logging.getLogger(__name__)
 
@@ -86,6 +84,15 @@ def new_metadata_shards(config: BrokerConfig) -> ShardSet[MetadataMachine]:
         first_reload_ms=RELOAD_MS,
         longest_reload_ms=RELOAD_MS,
     )
+
+
+@dataclass(slots=True, eq=False)
+class Follower:
+    """Another worker: up to where the log was sent to it, and up to where it has applied it."""
+
+    write: Callable[[bytes], None]
+    sent_offset: int
+    applied_offset: int
 
 
 class LocalMetadataService(ShardDriver[MetadataMachine]):

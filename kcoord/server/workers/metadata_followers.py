@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kcoord.metadata.creation_order import CreationOrder
-from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService, monotonic_ms
+from kcoord.server.shards.metadata_service import METADATA_SHARD, Follower, LocalMetadataService, monotonic_ms
 from kcoord.server.workers.peer_frames import FrameKind, encode_hold, encode_offset
 
 if TYPE_CHECKING:
@@ -35,15 +34,6 @@ T = TypeVar("T")
 APPLY_SECONDS: Final = 5.0
 """How long an answer waits for a worker that does not say that it is up to date."""
 _SEND_BYTES: Final = 1 << 20
-
-
-@dataclass(slots=True, eq=False)
-class Follower:
-    """Another worker: up to where the log was sent to it, and up to where it has applied it."""
-
-    write: Callable[[bytes], None]
-    sent_offset: int
-    applied_offset: int
 
 
 class MetadataFollowers:

@@ -26,7 +26,8 @@ from kcoord_protocol.framing import FrameReader
 
 if TYPE_CHECKING:
     from kcoord.server.broker import Broker
-    from kcoord.server.workers.metadata_followers import Follower, MetadataFollowers
+    from kcoord.server.shards.metadata_service import Follower
+    from kcoord.server.workers.metadata_followers import MetadataFollowers
     from kcoord_protocol.messages import Message
 
 _logger = logging.getLogger(__name__)

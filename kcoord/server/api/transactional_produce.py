@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
+from kcoord.config import BrokerConfig
 from kcoord.coordinator.transaction.metadata import partitions_of
 from kcoord.runtime.result import Producer
+from kcoord.server.api.api_table import RequestContext
+from kcoord.server.api.replies import Reply
+from kcoord.server.environment import Environment
+from kcoord.server.shards.transaction_service import TransactionService
 from kcoord.topics.partition import Verified
+from kcoord.topics.store import TopicStore
 from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, TRANSACTIONAL_BIT, decode_header
 from kcoord_protocol.errors import DecodeError, Errors, KafkaError
-
-if TYPE_CHECKING:
-    from kcoord.server.api.api_table import RequestContext
-    from kcoord.server.api.replies import Reply
-    from kcoord.server.broker import Broker
 
 T = TypeVar("T")
 
@@ -67,16 +68,21 @@ def transactional_batch(topic: str, partition: int, records: bytes | None) -> Ba
 
 
 class TransactionalProduce:
-    """The requests that wait for an agreement."""
+    """The Produce requests that wait for an agreement."""
 
-    __slots__ = ("_last",)
+    __slots__ = ("_config", "_environment", "_last", "_topics", "_transactions")
 
-    def __init__(self) -> None:
+    def __init__(
+        self, config: BrokerConfig, topics: TopicStore, transactions: TransactionService, environment: Environment
+    ) -> None:
+        self._config = config
+        self._topics = topics
+        self._transactions = transactions
+        self._environment = environment
         self._last: dict[Key, asyncio.Task[object]] = {}
 
     def run(
         self,
-        broker: Broker,
         context: RequestContext,
         transactional_id: str,
         batches: list[Batch],
@@ -84,9 +90,9 @@ class TransactionalProduce:
     ) -> Reply[T]:
         """`append`s once that is agreed. A transaction that is under way in all the partitions need not wait."""
         predecessors = {self._last[batch.key] for batch in batches if batch.key in self._last}
-        if not predecessors and not _need_agreement(broker, context, batches):
+        if not predecessors and not self._need_agreement(context, batches):
             return append({})
-        task = broker.spawn(self._run(broker, context, transactional_id, batches, append, predecessors))
+        task = self._environment.spawn(self._run(context, transactional_id, batches, append, predecessors))
         for batch in batches:
             self._last[batch.key] = task
         task.add_done_callback(lambda done: self._forget(batches, done))
@@ -99,7 +105,6 @@ class TransactionalProduce:
 
     async def _run(
         self,
-        broker: Broker,
         context: RequestContext,
         transactional_id: str,
         batches: list[Batch],
@@ -108,64 +113,59 @@ class TransactionalProduce:
     ) -> T:
         if predecessors:
             await asyncio.wait(predecessors)
-        tickets = _take_tickets(broker, context, batches)
+        tickets = self._take_tickets(context, batches)
         try:
-            return append(await _agree(broker, context, transactional_id, tickets) if tickets else {})
+            return append(await self._agree(context, transactional_id, tickets) if tickets else {})
         finally:
             for batch, ticket in tickets.items():
-                broker.topics.finish_verification(batch.topic, batch.partition, batch.producer, ticket)
+                self._topics.finish_verification(batch.topic, batch.partition, batch.producer, ticket)
 
-
-def _need_agreement(broker: Broker, context: RequestContext, batches: list[Batch]) -> bool:
-    adds = context.api_version >= _ADDS_PARTITIONS_SINCE_VERSION
-    if not adds and not broker.config.transaction_partition_verification_enable:
-        return False
-    return not all(
-        broker.topics.is_in_transaction(batch.topic, batch.partition, batch.producer, context.now_ms)
-        for batch in batches
-    )
-
-
-def _take_tickets(broker: Broker, context: RequestContext, batches: list[Batch]) -> dict[Batch, int]:
-    tickets = {}
-    for batch in batches:
-        ticket = broker.topics.start_verification(batch.topic, batch.partition, batch.producer, context.now_ms)
-        if ticket is not None:
-            tickets[batch] = ticket
-    return tickets
-
-
-async def _agree(
-    broker: Broker, context: RequestContext, transactional_id: str, tickets: Mapping[Batch, int]
-) -> Outcome:
-    """For each partition the right to write, or the error for the producer."""
-    version = context.api_version
-    adds = version >= _ADDS_PARTITIONS_SINCE_VERSION
-    producers = {batch.producer for batch in tickets}
-    try:
-        if len(producers) > 1:
-            raise KafkaError(Errors.INVALID_PRODUCER_ID_MAPPING, "A request must be of one producer.")
-        reply = broker.transactions.agree(
-            transactional_id,
-            producers.pop(),
-            partitions_of((batch.topic, [batch.partition]) for batch in tickets),
-            context.operation_context(),
-            adds=adds,
+    def _need_agreement(self, context: RequestContext, batches: list[Batch]) -> bool:
+        adds = context.api_version >= _ADDS_PARTITIONS_SINCE_VERSION
+        if not adds and not self._config.transaction_partition_verification_enable:
+            return False
+        return not all(
+            self._topics.is_in_transaction(batch.topic, batch.partition, batch.producer, context.now_ms)
+            for batch in batches
         )
-        errors = await reply if asyncio.isfuture(reply) else reply
-    except KafkaError as error:
-        refused = KafkaError(_error_for_producer(error.error, version), error.message)
-        return {(batch.topic, batch.partition): refused for batch in tickets}
-    outcome: dict[tuple[str, int], Verified | KafkaError] = {}
-    for batch, ticket in tickets.items():
-        place = batch.topic, batch.partition
-        code = errors.get(place, Errors.NONE)
-        if code is Errors.NONE:
-            outcome[place] = Verified(ticket, adds)
-        else:
-            text = f"{batch.topic}-{batch.partition} is not part of the transaction."
-            outcome[place] = KafkaError(_error_for_producer(code, version), text)
-    return outcome
+
+    def _take_tickets(self, context: RequestContext, batches: list[Batch]) -> dict[Batch, int]:
+        tickets = {}
+        for batch in batches:
+            ticket = self._topics.start_verification(batch.topic, batch.partition, batch.producer, context.now_ms)
+            if ticket is not None:
+                tickets[batch] = ticket
+        return tickets
+
+    async def _agree(self, context: RequestContext, transactional_id: str, tickets: Mapping[Batch, int]) -> Outcome:
+        """For each partition the right to write, or the error for the producer."""
+        version = context.api_version
+        adds = version >= _ADDS_PARTITIONS_SINCE_VERSION
+        producers = {batch.producer for batch in tickets}
+        try:
+            if len(producers) > 1:
+                raise KafkaError(Errors.INVALID_PRODUCER_ID_MAPPING, "A request must be of one producer.")
+            reply = self._transactions.agree(
+                transactional_id,
+                producers.pop(),
+                partitions_of((batch.topic, [batch.partition]) for batch in tickets),
+                context.operation_context(),
+                adds=adds,
+            )
+            errors = await reply if asyncio.isfuture(reply) else reply
+        except KafkaError as error:
+            refused = KafkaError(_error_for_producer(error.error, version), error.message)
+            return {(batch.topic, batch.partition): refused for batch in tickets}
+        outcome: dict[tuple[str, int], Verified | KafkaError] = {}
+        for batch, ticket in tickets.items():
+            place = batch.topic, batch.partition
+            code = errors.get(place, Errors.NONE)
+            if code is Errors.NONE:
+                outcome[place] = Verified(ticket, adds)
+            else:
+                text = f"{batch.topic}-{batch.partition} is not part of the transaction."
+                outcome[place] = KafkaError(_error_for_producer(code, version), text)
+        return outcome
 
 
 def _error_for_producer(error: Errors, version: int) -> Errors:
