@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from kcoord_protocol.decoder_source import decoder_source
 from kcoord_protocol.encoder_source import encoder_source
-from kcoord_protocol.message import Decoder, Encoder, Message, Struct, _Decoders, _Encoders
+from kcoord_protocol.message import Codecs, Decoder, Encoder, Message, Struct, _Decoders, _Encoders
 from kcoord_protocol.schema import FieldSchema, MessageSchema, StructSchema
 
 _MODULE: Final = "kcoord_protocol.messages"
@@ -55,7 +55,34 @@ def _namespace(struct: StructSchema, qualified_name: str, structs: dict[str, typ
         "__qualname__": qualified_name,
         "schema": struct,
         "_structs": structs,
+        "_codecs": _CODECS,
     }
+
+
+class _CompiledCodecs(Codecs):
+    """Compiles codecs; explains with the reference codec, which is imported when something is wrong."""
+
+    def constructor(self, cls: type[Struct]) -> Callable[..., None]:
+        return compile_constructor(cls.schema, cls._structs)
+
+    def decoder(self, cls: type[Message], version: int) -> Decoder:
+        return compile_decoder(cls.message_schema, version, cls, cls._structs)
+
+    def encoder(self, cls: type[Message], version: int) -> Encoder:
+        return compile_encoder(cls.message_schema, version)
+
+    def explain_decode(self, cls: type[Message], data: bytes, offset: int, version: int, max_values: int) -> int:
+        from kcoord_protocol.reference import decode_message
+
+        return decode_message(cls, data, offset, version, max_values)[1]
+
+    def explain_encode(self, message: Message, version: int) -> None:
+        from kcoord_protocol.reference import encode_message
+
+        encode_message(message, version)
+
+
+_CODECS: Final = _CompiledCodecs()
 
 
 def compile_decoder(

@@ -2,12 +2,14 @@
 """The base classes of all messages and of the structs in them.
 
 A class has one slot per schema field and serves all versions. Its constructor and its codecs are compiled on first
-use, so that importing a message costs little.
+use, so that importing a message costs little. `compiler.make_class` makes the classes and gives them a `Codecs`, so
+that this module needs neither the compiler nor the slow reference codec.
 """
 
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, ClassVar, Self, TypeAlias
@@ -27,6 +29,28 @@ _CODEC_FAILURES = (struct.error, IndexError, ValueError, TypeError, AttributeErr
 _EXPLAINED_VALUES = 100_000
 
 
+class Codecs(ABC):
+    """Makes what message classes need on first use, and explains their failures."""
+
+    @abstractmethod
+    def constructor(self, cls: type[Struct]) -> Callable[..., None]:
+        """The constructor of a class: every field a keyword argument with the schema's default."""
+
+    @abstractmethod
+    def decoder(self, cls: type[Message], version: int) -> Decoder: ...
+
+    @abstractmethod
+    def encoder(self, cls: type[Message], version: int) -> Encoder: ...
+
+    @abstractmethod
+    def explain_decode(self, cls: type[Message], data: bytes, offset: int, version: int, max_values: int) -> int:
+        """Decodes slowly and returns where the message ends; DecodeError with the path of the field that is wrong."""
+
+    @abstractmethod
+    def explain_encode(self, message: Message, version: int) -> None:
+        """Encodes slowly; EncodeError with the path of the field that is wrong."""
+
+
 class Struct:
     """A group of fields inside a message. Compared by value, mutable, and therefore not hashable."""
 
@@ -34,15 +58,14 @@ class Struct:
 
     schema: ClassVar[StructSchema]
     _structs: ClassVar[dict[str, type[Struct]]]
+    _codecs: ClassVar[Codecs]
     _field_values: ClassVar[Callable[[Struct], object] | None] = None
 
     unknown_tagged_fields: TaggedFields
 
     def __init__(self, **fields: object) -> None:
-        from kcoord_protocol.compiler import compile_constructor
-
         cls = type(self)
-        constructor = compile_constructor(cls.schema, cls._structs)
+        constructor = cls._codecs.constructor(cls)
         cls.__init__ = constructor  # type: ignore[method-assign]
         constructor(self, **fields)
 
@@ -72,11 +95,9 @@ class _Decoders(dict[int, Decoder]):
         self._cls = cls
 
     def __missing__(self, version: int) -> Decoder:
-        from kcoord_protocol.compiler import compile_decoder
-
         cls = self._cls
         cls.check_version(version)
-        decoder = self[version] = compile_decoder(cls.message_schema, version, cls, cls._structs)
+        decoder = self[version] = cls._codecs.decoder(cls, version)
         return decoder
 
 
@@ -88,11 +109,9 @@ class _Encoders(dict[int, Encoder]):
         self._cls = cls
 
     def __missing__(self, version: int) -> Encoder:
-        from kcoord_protocol.compiler import compile_encoder
-
         cls = self._cls
         cls.check_version(version)
-        encoder = self[version] = compile_encoder(cls.message_schema, version)
+        encoder = self[version] = cls._codecs.encoder(cls, version)
         return encoder
 
 
@@ -165,10 +184,8 @@ class Message(Struct):
 
     @classmethod
     def _explain_decode(cls, data: bytes, offset: int, version: int, *, whole: bool) -> DecodeError:
-        from kcoord_protocol.reference import decode_message
-
         try:
-            end = decode_message(cls, data, offset, version, _EXPLAINED_VALUES)[1]
+            end = cls._codecs.explain_decode(cls, data, offset, version, _EXPLAINED_VALUES)
         except DecodeError as e:
             return e
         if whole and end != len(data):
@@ -176,10 +193,8 @@ class Message(Struct):
         return DecodeError(f"malformed {cls.message_name}")
 
     def _explain_encode(self, version: int, failure: Exception) -> EncodeError:
-        from kcoord_protocol.reference import encode_message
-
         try:
-            encode_message(self, version)
+            self._codecs.explain_encode(self, version)
         except EncodeError as e:
             return e
         return EncodeError(f"{self.message_name}: {failure}")
