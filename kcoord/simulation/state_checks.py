@@ -14,8 +14,7 @@ from kcoord.coordinator.group.group import Group
 from kcoord.coordinator.group.migration import unfinished
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
-from kcoord.metadata.image import MetadataImage
-from kcoord.metadata.topic_hash import metadata_hash
+from kcoord.metadata.image import MetadataImage, metadata_hash
 from kcoord.runtime.result import OperationContext
 from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
 from kcoord.runtime.shard_set import ShardSet

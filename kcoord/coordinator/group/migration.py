@@ -35,8 +35,7 @@ from kcoord.coordinator.group.group import (
     heartbeat_timer,
     session_timer,
 )
-from kcoord.metadata.image import MetadataImage
-from kcoord.metadata.topic_hash import metadata_hash
+from kcoord.metadata.image import MetadataImage, metadata_hash
 from kcoord.runtime.result import Cancel, Completion, CoordinatorResult, Schedule, TimerKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import SyncGroupResponse

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from kcoord.metadata import topic_hash
+from kcoord.metadata import image as topic_hash
 from kcoord.metadata.image import ImageBuilder, MetadataImage, PartitionImage, TopicImage
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord_protocol.messages import PartitionChangeRecord, PartitionRecord, RegisterBrokerRecord, TopicRecord

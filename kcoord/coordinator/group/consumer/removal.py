@@ -18,8 +18,7 @@ from kcoord.coordinator.group.consumer.group import (
 )
 from kcoord.coordinator.group.group import cancel_member_timers, rebalance_timer
 from kcoord.coordinator.group.records import EpochReason
-from kcoord.metadata.image import MetadataImage
-from kcoord.metadata.topic_hash import metadata_hash
+from kcoord.metadata.image import MetadataImage, metadata_hash
 from kcoord.runtime.result import Cancel, CoordinatorResult
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ConsumerGroupHeartbeatResponse

@@ -6,8 +6,7 @@ from __future__ import annotations
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.regex import ResolvedRegexes
-from kcoord.metadata.image import MetadataImage
-from kcoord.metadata.topic_hash import metadata_hash
+from kcoord.metadata.image import MetadataImage, metadata_hash
 from kcoord.runtime.result import CoordinatorResult
 
 
