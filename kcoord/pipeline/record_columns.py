@@ -26,7 +26,7 @@ from kcoord.pipeline.group_values import to_json
 from kcoord.pipeline.keys import GROUP_TYPES, NO_TYPE
 from kcoord.pipeline.schemas import RECORDS
 from kcoord.pipeline.transactions import OUTCOMES, SUPERSEDED
-from kcoord.runtime.batch import REASON_HEADER
+from kcoord.runtime.serde import REASON_HEADER
 from kcoord_protocol.control_records import ControlRecordType
 
 _TYPES: Final = {each.name: each.type for each in RECORDS.columns}

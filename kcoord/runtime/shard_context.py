@@ -16,15 +16,6 @@ from collections.abc import Callable, Hashable
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
-from kcoord.runtime.batch import (
-    BatchStamp,
-    PackedBatch,
-    WriteBuffer,
-    check_size,
-    serialize_control,
-    size_bound_bytes,
-    stamp_of,
-)
 from kcoord.runtime.outbox import DeferredReplies, DeferredReply, Outbox, Refusal, Statistics, Waiter
 from kcoord.runtime.result import (
     PENDING,
@@ -39,7 +30,17 @@ from kcoord.runtime.result import (
     TimerKey,
     TimerKind,
 )
-from kcoord.runtime.serde import RecordSerde, SerializedRecord
+from kcoord.runtime.serde import (
+    BatchStamp,
+    PackedBatch,
+    RecordSerde,
+    SerializedRecord,
+    WriteBuffer,
+    check_size,
+    serialize_control,
+    size_bound_bytes,
+    stamp_of,
+)
 from kcoord.runtime.shard_log import Append
 from kcoord.runtime.timers import ShardTimers, TimerQueue
 from kcoord_protocol.compression import Compression

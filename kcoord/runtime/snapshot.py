@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from kcoord.runtime.batch import size_bound_bytes
 from kcoord.runtime.result import CoordinatorRecord
-from kcoord.runtime.serde import RecordSerde, SerializedRecord
+from kcoord.runtime.serde import RecordSerde, SerializedRecord, size_bound_bytes
 from kcoord_protocol.record_batch import encode_batch_from_parts
 
 RECORDS: Final = 0

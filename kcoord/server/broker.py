@@ -49,6 +49,8 @@ class Broker:
     transactions: TransactionService
     transactional_produce: TransactionalProduce
     pump: Pump
+    wake: Callable[[], None]
+    """Has the pump take what the coordinators have ready."""
 
     def __init__(
         self, config: BrokerConfig, environment: Environment, cluster_id: str, controller_id: int | None = None
@@ -170,9 +172,6 @@ class Broker:
         return written
 
     # What the coordinators ask.
-
-    def wake(self) -> None:
-        self.pump.wake()
 
     def tombstones_kept_ms(self) -> int:
         """`delete.retention.ms` of the coordinators' logs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kcoord.config import BrokerConfig
@@ -23,9 +24,8 @@ from kcoord.server.api.api_table import build_api_table
 from kcoord.server.api.transactional_produce import TransactionalProduce
 from kcoord.server.broker import Broker
 from kcoord.server.disk.data_folder import DataFolder
-from kcoord.server.disk.local_shard_log import LocalShardLog
 from kcoord.server.disk.log_writer import LogWriter
-from kcoord.server.disk.shard_logs import ShardLogs
+from kcoord.server.disk.shard_logs import LocalShardLog, ShardLogs
 from kcoord.server.environment import Environment, NewPool, thread_pool
 from kcoord.server.errors import StartError
 from kcoord.server.shards.fetch_service import FetchService
@@ -93,6 +93,7 @@ def compose(
     pump = broker.pump = Pump(
         environment.loop, environment.now_ms, folder.journal, gathers=gathers, new_writer=new_writer
     )
+    broker.wake = pump.wake
     group_times = _group_times(broker)
     if new_metadata is not None:
         broker.metadata = new_metadata(broker, group_times)
@@ -192,9 +193,7 @@ def _group_service(
         creation_limits=group_times.limits,
         new_pool=environment.new_pool,
     )
-    shards.append_observers.append(
-        lambda append: folder.topics.fetches.on_append(GROUP_METADATA_TOPIC, append.shard_id, len(append.data))
-    )
+    shards.append_observers.append(partial(folder.topics.fetches.on_shard_append, GROUP_METADATA_TOPIC))
     return groups
 
 
@@ -214,9 +213,7 @@ def _transaction_service(
         configured_shards=config.transaction_state_log_num_partitions,
     )
     logs = folder.shard_logs(TRANSACTION_STATE_TOPIC, log_config, broker.now_ms)
-    shards.append_observers.append(
-        lambda append: folder.topics.fetches.on_append(TRANSACTION_STATE_TOPIC, append.shard_id, len(append.data))
-    )
+    shards.append_observers.append(partial(folder.topics.fetches.on_shard_append, TRANSACTION_STATE_TOPIC))
     return TransactionService(
         shards,
         local_log(shards, logs, broker, environment.new_pool),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from kcoord.runtime.shard_log import Append
 from kcoord.topics.fetch_session import FetchContext, FetchPartition, FetchSessions
 from kcoord.topics.producer_state import AbortedTransaction
 from kcoord_protocol.errors import Errors, KafkaError
@@ -177,6 +178,10 @@ class FetchManager:
             parked.available_bytes += size_bytes
             if parked.available_bytes >= parked.parameters.min_bytes:
                 self._touch(parked)
+
+    def on_shard_append(self, topic: str, append: Append) -> None:
+        """The log of a coordinator's shard grew."""
+        self.on_append(topic, append.shard_id, len(append.data))
 
     def on_change(self, topic: str, partition: int) -> None:
         """A partition went away, or changed in a way that parked requests must see."""

@@ -6,9 +6,8 @@ from __future__ import annotations
 import abc
 from typing import Any, Final
 
-from kcoord.runtime.batch import REASON_HEADER
 from kcoord.runtime.result import CoordinatorRecord, Producer
-from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
+from kcoord.runtime.serde import REASON_HEADER, TRANSACTION_RECORDS, CoordinatorSerde
 from kcoord_protocol.messages import (
     ControlRecordTypeSchema,
     CreatePartitionsRequest,

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The write pump of a broker: once per turn or two of the event loop, it takes what the runtimes have ready, and has it
-written, answered and started.
+"""The write pump of a broker, and the drivers of its shards: once per turn or two of the event loop, the pump takes
+what the shard sets have ready, and has it written, answered and started.
 
-One timer handle stands for the earliest deadline of all runtimes. With a journal (`kcoord.log.flush.policy=fsync`) the
-writer makes durable what is written; without one the page cache is as far as a write has to go.
+A `ShardDriver` turns the `Ready` of one ShardSet into requests of a log, resolved futures and background tasks. The
+chain write -> durable -> replies must survive everything, also clients that vanished and answers nobody waits for: no
+exception of one item may keep the next from being handled.
+
+One timer handle stands for the earliest deadline of all shard sets. With a journal (`kcoord.log.flush.policy=fsync`)
+the writer makes durable what is written; without one the page cache is as far as a write has to go.
 """
 
 from __future__ import annotations
@@ -11,14 +15,112 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
+from kcoord.runtime.outbox import DeferredReply
+from kcoord.runtime.result import StateMachine, Task
+from kcoord.runtime.shard_log import Append, Load, ShardLog
+from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.disk.log_writer import LogWriter, WriteJob, WriteResult, write
+from kcoord_protocol.errors import KafkaError
 
 if TYPE_CHECKING:
     from kcoord.metrics.measures import WriteMeasures
-    from kcoord.server.shards.shard_driver import ShardDriver
     from kcoord.storage.journal import Journal
+
+M = TypeVar("M", bound=StateMachine)
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class ShardDriver(Generic[M]):
+    """See the module's text. `wake` has `collect` called soon. A subclass says what happens when appends begin, loads
+    end and tasks are due.
+    """
+
+    def __init__(self, shards: ShardSet[M], log: ShardLog, wake: Callable[[], None]) -> None:
+        self.shards = shards
+        self.log = log
+        self._wake = wake
+        self._under_way: dict[int, Append] = {}
+
+    def future_of(self, reply: DeferredReply) -> asyncio.Future[T]:
+        """Ends with the answer, or with its KafkaError."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        reply.deliver = partial(self._resolve, future)
+        return future
+
+    def _resolve(self, future: asyncio.Future[T], value: object) -> None:
+        if future.done():
+            return
+        if isinstance(value, KafkaError):
+            future.set_exception(value)
+        else:
+            future.set_result(cast("T", value))
+
+    def collect(self, now_ms: int) -> None:
+        """Does what the shard set has ready."""
+        ready = self.shards.poll(now_ms)
+        for append in ready.appends:
+            self._under_way[append.shard_id] = append
+            self.on_append_started(append)
+            self.log.append(append, now_ms)
+        for waiter in ready.replies:
+            waiter.settle()
+        for shard_id, task in ready.tasks:
+            self.start_task(shard_id, task)
+        for shard_id in ready.closes:
+            self.log.close(shard_id)
+            self.on_failed(shard_id)
+        for release in ready.releases:
+            self.log.release(release)
+        for load in ready.active:
+            self.on_active(load)
+        for load in ready.opens:
+            self.on_opening(load)
+            self.log.open(load)
+        for load in ready.reads:
+            self.log.read(load)
+        for save in ready.saves:
+            self.log.save(save)
+        if ready.has_released:
+            self.on_released()
+        if ready.opens or ready.reads or ready.releases:
+            # What comes next is done in a turn of its own: others have the event loop in between.
+            self._wake()
+
+    def answer(self) -> None:
+        """Hands out the replies that have come to be since `collect`."""
+        for waiter in self.shards.take_replies():
+            waiter.settle()
+
+    def written(self, shard_id: int, error: OSError | None, now_ms: int) -> None:
+        """The append of the shard that was under way ended: it is durable, or nothing is known about it."""
+        append = self._under_way.pop(shard_id)
+        if error is None:
+            self.shards.written(append)
+        else:
+            self.shards.unknown(append, error, now_ms)
+
+    def on_append_started(self, append: Append) -> None:
+        """The append is about to be passed to the log."""
+
+    def on_failed(self, shard_id: int) -> None:
+        """A shard has failed, and its log is closed."""
+
+    def on_opening(self, load: Load) -> None:
+        """A load begins."""
+
+    def on_active(self, load: Load) -> None:
+        """A load has ended well."""
+
+    def on_released(self) -> None:
+        """Shards were given away."""
+
+    def start_task(self, shard_id: int, task: Task) -> None:
+        raise AssertionError(f"shards of {self.shards.name} have no tasks, got {task}")
+
 
 _logger = logging.getLogger(__name__)
 

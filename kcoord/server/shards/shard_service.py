@@ -24,7 +24,7 @@ from kcoord.runtime.shard_log import Load, ShardLog
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.api.api_table import internal_operation_context
 from kcoord.server.api.replies import Reply
-from kcoord.server.shards.shard_driver import ShardDriver
+from kcoord.server.shards.pump import ShardDriver
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kcoord.runtime.result import CoordinatorResult, OperationContext
     from kcoord.runtime.shard_log import Append, Load
     from kcoord.runtime.shard_set import ShardSet
-    from kcoord.server.disk.local_shard_log import LocalShardLog
+    from kcoord.server.disk.shard_logs import LocalShardLog
     from kcoord.server.shards.group_times import GroupTimes
     from kcoord.storage.log import Log
 

@@ -19,7 +19,6 @@ from kcoord.coordinator.group.consumer.assignment import ComputeTarget, compute
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.batch import PackedBatch
 from kcoord.runtime.result import (
     NO_CREATION_LIMIT,
     PENDING,
@@ -32,7 +31,7 @@ from kcoord.runtime.result import (
     Task,
     TimerKey,
 )
-from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.serde import CoordinatorSerde, PackedBatch
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.runtime.snapshot import make_chunks
 from kcoord_protocol.messages import (

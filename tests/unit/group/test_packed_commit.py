@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.runtime.batch import PackedBatch
 from kcoord.runtime.result import OperationContext
-from kcoord.runtime.serde import CoordinatorSerde, SerializedRecord
+from kcoord.runtime.serde import CoordinatorSerde, PackedBatch, SerializedRecord
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.api.handlers.offset_commit import success_response
 from kcoord.server.fast.commit import CommitFrame, read_commit

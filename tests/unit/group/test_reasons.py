@@ -6,9 +6,8 @@ from __future__ import annotations
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.records import EPOCH_REASON_TAG
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.runtime.batch import REASON_HEADER
 from kcoord.runtime.result import OperationContext
-from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.serde import REASON_HEADER, CoordinatorSerde
 from kcoord.runtime.shard_set import ShardSet
 from kcoord_protocol.messages import ConsumerGroupMetadataValue, OffsetDeleteRequest
 from kcoord_protocol.record_batch import decode_records

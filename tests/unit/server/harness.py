@@ -14,7 +14,7 @@ from kcoord.server.api.api_table import RequestContext
 from kcoord.server.broker import Broker
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder
-from kcoord.server.disk.local_shard_log import LocalShardLog
+from kcoord.server.disk.shard_logs import LocalShardLog
 from kcoord.server.environment import Environment
 from kcoord.storage.memory_file_system import MemoryFileSystem, keep_everything
 from kcoord_protocol.api_keys import ApiKey

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.server.disk.local_shard_log import INDEX_STORE_INTERVAL_MS
 from kcoord.server.disk.log_writer import LogWriter
+from kcoord.server.disk.shard_logs import INDEX_STORE_INTERVAL_MS
 from kcoord.storage.file_system import RealFileSystem, make_durable_dirs
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, keep_nothing, no_fault

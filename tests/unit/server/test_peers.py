@@ -17,8 +17,7 @@ from kcoord.runtime.result import NO_CREATION_LIMIT
 from kcoord.server.api.api_table import internal_operation_context
 from kcoord.server.api.auto_create import CREATE_TOPICS_VERSION
 from kcoord.server.api.handlers.allocate_producer_ids import allocate
-from kcoord.server.disk.local_shard_log import LocalShardLog
-from kcoord.server.disk.shard_logs import ShardLogs
+from kcoord.server.disk.shard_logs import LocalShardLog, ShardLogs
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.shards import metadata_service
 from kcoord.server.shards.group_times import GroupTimes

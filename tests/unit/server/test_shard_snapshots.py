@@ -10,7 +10,7 @@ import pytest
 
 from kcoord.runtime import shard_snapshots
 from kcoord.runtime.snapshot import Snapshot
-from kcoord.server.disk import local_shard_log
+from kcoord.server.disk import shard_logs
 from kcoord.storage.cleaner import Cleaner, CleaningRules, assess
 from kcoord.storage.file_system import join
 from kcoord.storage.log import Log
@@ -167,8 +167,8 @@ async def test_damage_behind_a_snapshot_is_found_and_the_shard_refused(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D-8: the snapshot knows the state, but a log that cannot be read must not go unnoticed."""
-    monkeypatch.setattr(local_shard_log, "VERIFY_SLICE_BYTES", 1)
-    monkeypatch.setattr(local_shard_log, "VERIFY_REST_SECONDS", 0)
+    monkeypatch.setattr(shard_logs, "VERIFY_SLICE_BYTES", 1)
+    monkeypatch.setattr(shard_logs, "VERIFY_REST_SECONDS", 0)
     broker = await Harness().open()
     for offset in range(100):
         await put(broker, 0, offset)
