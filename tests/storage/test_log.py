@@ -427,3 +427,23 @@ def test_an_idle_log_holds_few_files(tmp_path: Path) -> None:
         assert name.endswith((".log", ".index", ".timeindex"))
     reopened = Log.open(fs, str(tmp_path / "t-0"), new_config(), 0)
     assert content(reopened) == batches(100)
+
+
+def test_bytes_from_an_offset_are_those_of_the_batches_from_it_on(fs: MemoryFileSystem) -> None:
+    data = batches(9, records=2)
+    log = filled_log(fs, data, new_config(segment_bytes=3 * len(data[0])))
+    assert len(log.segments) == 3
+    for offset in range(18):
+        assert log.bytes_from(offset) == sum(len(each) for _, each in log.batches(offset))
+    assert log.bytes_from(18) == 0
+    assert log.size_bytes == sum(map(len, data))
+
+
+def test_only_closed_segments_that_follow_each_other_are_replaced(fs: MemoryFileSystem) -> None:
+    data = batches(9)
+    log = filled_log(fs, data, new_config(segment_bytes=3 * len(data[0])))
+    first, second, active = log.segments
+    for old in ((active,), (second, active), (first, active), (first, second, active)):
+        assert not log.begin_replacement(old)
+    assert log.begin_replacement((first, second))
+    assert not log.begin_replacement((first,)), "one replacement at a time"

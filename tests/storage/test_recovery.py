@@ -375,6 +375,24 @@ def test_recovery_starts_at_the_recovery_point() -> None:
     assert open_log(fs).recovery_report.scanned_bytes == fs.size(LOG_FILE)
 
 
+@pytest.mark.parametrize(
+    ("tail", "reason"),
+    [
+        (bytes(20), "the file goes on with zeros"),
+        (bytes(19) + b"x", "the file ends 20 bytes into a batch header"),
+        (batch(6)[:-5], "the batch says that it has 81 bytes, the file has 76 more"),
+        (bytes(200), "the file goes on with zeros"),
+        (b"x" * 200, "no record batch: magic is 120 instead of 2"),
+    ],
+)
+def test_a_torn_tail_is_described(tail: bytes, reason: str) -> None:
+    fs = closed(batches(6))
+    fs.open_append(LOG_FILE).write(tail)
+    log = open_log(fs)
+    (cut,) = log.recovery_report.cuts
+    assert (cut.lost_bytes, cut.reason, log.end_offset) == (len(tail), reason, 6)
+
+
 # -- half-done file operations -----------------------------------------------------------------------------------------
 
 
@@ -406,7 +424,8 @@ def test_d6_a_swap_file_takes_the_place_of_the_segments_it_was_made_from(removed
 def test_a_swap_file_beside_unfinished_ones_is_undone() -> None:
     data = batches(6)
     fs = closed(data)
-    fs.open_append(f"{DIRECTORY}/{0:020d}.log.cleaned").write(b"")
+    for unfinished in (0, 5):
+        fs.open_append(f"{DIRECTORY}/{unfinished:020d}.log.cleaned").write(b"")
     fs.open_append(f"{DIRECTORY}/{3:020d}.log.swap").write(data[5])
     assert content(open_log(fs)) == data
 

@@ -16,7 +16,7 @@ from kcoord.storage.handover import HANDOVER_FILE, Handover, read_handover, writ
 from kcoord.storage.journal import JOURNAL_FILE, Extent
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
-from kcoord.storage.memory_file_system import MemoryFileSystem, keep_nothing
+from kcoord.storage.memory_file_system import MemoryFileSystem, keep_nothing, no_fault
 from kcoord.storage.worker_checkpoints import read_merged_checkpoint
 from kcoord.storage.worker_log_dir import SharedLogDir, WorkerLogDir
 from tests.storage.support import NOW_MS, batch, new_config
@@ -312,6 +312,20 @@ def test_a_worker_that_is_started_again_hands_over_what_it_does_not_lead_any_mor
     again.hand_over(again.noted())
     assert handed_over(fs) == Handover(5, 2, 0, is_clean=False)
     assert again.noted() == []
+
+
+def test_a_log_with_a_failed_write_is_not_handed_over_as_clean(fs: MemoryFileSystem) -> None:
+    """All that counts of it is durable, and yet its file may end with something else."""
+    worker = join(take(fs), 0)
+    log = filled(worker, "a")
+    log.flush()
+    fs.fault = lambda operation: OSError(5, "medium") if operation.kind in ("write", "truncate") else None
+    with pytest.raises(OSError, match="could not be undone"):
+        log.append(batch(5), now_ms=NOW_MS)
+    fs.fault = no_fault
+    assert log.failure is not None and log.flushed_offset == log.end_offset
+    give(worker, log)
+    assert handed_over(fs) == Handover(5, 0, 0, is_clean=False)
 
 
 def test_a_handover_that_is_there_is_newer_than_what_a_worker_remembers(fs: MemoryFileSystem) -> None:
