@@ -297,8 +297,10 @@ def test_the_dirty_ratio() -> None:
     assert not found.is_due(RULES)
     assert found.is_due(CleaningRules(min_cleanable_dirty_ratio=0.4))
     assert assess(writer.log, 1, RULES, writer.log.end_offset, NOW_MS).is_due(RULES)
-    found = [assess(writer.log, dirty, RULES, writer.log.end_offset, NOW_MS).first_dirty_offset for dirty in (4, 5, 99)]
-    assert found == [4, 0, 0]
+    starts = [
+        assess(writer.log, dirty, RULES, writer.log.end_offset, NOW_MS).first_dirty_offset for dirty in (4, 5, 99)
+    ]
+    assert starts == [4, 0, 0]
 
 
 @pytest.mark.parametrize(

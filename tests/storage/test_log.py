@@ -129,6 +129,13 @@ def test_roll_by_the_clock_where_records_have_no_time(fs: MemoryFileSystem) -> N
     assert log.offset_for_timestamp(0) is None
 
 
+def test_the_time_zero_is_a_time(fs: MemoryFileSystem) -> None:
+    log = open_log(fs, new_config(segment_ms=100))
+    for offset, timestamp in enumerate((0, 100, 101)):
+        log.append(batch(offset, timestamp_ms=timestamp), now_ms=NOW_MS * 2)
+    assert [segment.base_offset for segment in log.segments] == [0, 2]
+
+
 def test_roll_when_the_index_is_full(fs: MemoryFileSystem) -> None:
     log = filled_log(fs, batches(40), new_config(segment_index_bytes=48, index_interval_bytes=0))
     assert all(segment.size_bytes <= 8 * len(batch(0)) for segment in log.segments)

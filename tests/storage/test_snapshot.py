@@ -8,8 +8,17 @@ import pytest
 from kcoord.runtime.snapshot import Chunk, Snapshot
 from kcoord.storage.file_system import join, make_durable_dirs
 from kcoord.storage.memory_file_system import Keep, MemoryFileSystem, keep_everything, keep_nothing, no_fault
-from kcoord.storage.snapshot import SNAPSHOT_FILE, SnapshotError, read_snapshot, remove_snapshot, write_snapshot
-from tests.storage.support import DIRECTORY, MachineCrash, crash_at
+from kcoord.storage.record_filter import filter_batch, iter_raw
+from kcoord.storage.snapshot import (
+    SNAPSHOT_FILE,
+    SnapshotError,
+    may_miss_deletions,
+    read_snapshot,
+    remove_snapshot,
+    write_snapshot,
+)
+from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, Record, decode_header, encode_batch
+from tests.storage.support import DIRECTORY, MachineCrash, batch, crash_at, filled_log, open_log
 
 PATH = join(DIRECTORY, SNAPSHOT_FILE)
 OLD = Snapshot(5, 6, 100, [Chunk(0, b"old")])
@@ -101,3 +110,37 @@ def test_d6_a_crash_at_every_step_leaves_the_old_or_the_new_one(keep: Keep) -> N
         assert read_snapshot(file_system, DIRECTORY) == NEW
         step += 1
     assert step > 4
+
+
+def cleaned(offset: int, deltas: list[int], last_delta: int) -> bytes:
+    """A batch from which the cleaner has taken records."""
+    records = [Record(b"key", b"value", [], 5, offset + delta) for delta in range(last_delta + 1)]
+    whole = encode_batch(records, base_offset=offset)
+    kept = [raw for raw in iter_raw(whole[BATCH_OVERHEAD_BYTES:], len(records)) if raw.offset_delta in deltas]
+    return filter_batch(decode_header(whole), whole[BATCH_OVERHEAD_BYTES:], kept, None)
+
+
+@pytest.mark.parametrize(
+    ("batches", "is_cleaned"),
+    [
+        ([batch(0), batch(1, 2), batch(3)], False),
+        ([batch(0), batch(2, 2)], True),
+        ([batch(0), cleaned(1, [0, 2], 2), batch(4)], True),
+        ([batch(0), cleaned(1, [0, 1], 2)], True),
+        ([batch(0), cleaned(1, [1, 2], 2)], True),
+        ([batch(0), cleaned(1, [], 2), batch(4)], True),
+    ],
+)
+def test_deletions_may_be_missed_behind_an_old_snapshot_if_the_log_was_cleaned(
+    batches: list[bytes], is_cleaned: bool
+) -> None:
+    log = filled_log(MemoryFileSystem(), batches)
+    snapshot = Snapshot(1, 1, 1000, [])
+    assert may_miss_deletions(snapshot, log, 1500, 500) is is_cleaned
+    assert not may_miss_deletions(snapshot, log, 1499, 500), "what was deleted since is still there"
+    assert not may_miss_deletions(Snapshot(log.end_offset, log.end_offset, 1000, []), log, 1500, 500)
+
+
+def test_deletions_may_be_missed_if_the_end_of_the_log_is_gone() -> None:
+    log = open_log(MemoryFileSystem(), start_offset=5)
+    assert may_miss_deletions(Snapshot(3, 3, 0, []), log, 1000, 500)
