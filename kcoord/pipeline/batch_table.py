@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from struct import Struct
 from typing import Final, Self, TypeAlias
@@ -20,6 +21,8 @@ from kcoord_protocol.batch_header import (
     crc32c,
     verify_crc,
 )
+from kcoord_protocol.errors import CorruptBatchError
+from kcoord_protocol.record_batch import decode_entries
 from kcoord_protocol.record_walk import possible_batches
 
 Walk: TypeAlias = Callable[[Bytes, int, int], tuple[Ints, int]]
@@ -30,7 +33,6 @@ _MAGIC_AT: Final = 16
 _COMPRESSION_BITS: Final = 0x07
 _CRC_AT: Final = 17
 _CHECKED_AT: Final = 21
-_ATTRIBUTES_AT: Final = 22
 _LAST_DELTA_AT: Final = 23
 
 
@@ -89,7 +91,11 @@ class Batches:
 
 
 def walk(data: Bytes, position: int, end: int) -> tuple[Ints, int]:
-    """Where whole batches begin in `data[position:end]`, and where the first thing begins that is none."""
+    """Where whole batches begin in `data[position:end]`, and where the first thing begins that is none.
+
+    As `walk_batches` of the protocol, but it looks at two fields only, which takes half the time: an eighth of decoding
+    batches of three records. `scan` looks at the other fields of all batches at once.
+    """
     view = data.data
     unpack = _LENGTH_AND_MAGIC.unpack_from
     positions: list[int] = []
@@ -158,12 +164,11 @@ def find_batch(data: Bytes, position: int, end: int, offset: int) -> int | None:
     return next((at for at, _, _ in possible_batches(content, position, end, offset) if verify_crc(content, at)), None)
 
 
-def control_type(data: Bytes, position: int, read_key: Callable[[bytes], bytes | None]) -> int:
-    """The type in the first record of a control batch; -1 where there is none. `read_key` reads unusual batches."""
-    at = position + BATCH_OVERHEAD_BYTES
-    plain = data[position + _ATTRIBUTES_AT] & _COMPRESSION_BITS == 0
-    if plain and data[at] < 0x80 and data[at + 2] < 0x80 and data[at + 3] == 0 and data[at + 4] == 8:
-        return int(data[at + 7]) << 8 | int(data[at + 8])
-    size = _LENGTH.unpack_from(data.data, position + _LENGTH_AT)[0] + LOG_OVERHEAD_BYTES
-    key = read_key(data[position : position + size].tobytes())
-    return -1 if key is None or len(key) < 4 else int.from_bytes(key[2:4], "big", signed=True)
+def control_type(data: Bytes, batches: Batches, row: int) -> int:
+    """The type in the first record of a control batch; -1 where there is none."""
+    position = int(batches.position[row])
+    batch = data[position : position + int(batches.size_bytes[row])].tobytes()
+    with suppress(CorruptBatchError):
+        for _, key, _ in decode_entries(batch):
+            return -1 if key is None or len(key) < 4 else int.from_bytes(key[2:4], "big", signed=True)
+    return -1

@@ -8,7 +8,6 @@ meanwhile are looked up again by offset.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -17,8 +16,6 @@ import numpy as np
 from kcoord.pipeline.batch_table import Batches, Scan, Walk, control_type, find_batch, scan, walk
 from kcoord.pipeline.buffers import Bytes, Gather, content_bytes
 from kcoord.pipeline.log_files import BatchPlace, LogFolder, SegmentFile
-from kcoord_protocol.errors import CorruptBatchError
-from kcoord_protocol.record_batch import decode_records
 
 Checksums: TypeAlias = Literal["active", "all", "none"]
 
@@ -145,11 +142,4 @@ def _piece(data: Bytes, batches: Batches, start: int, end: int) -> Piece:
 
 def _control_types(data: Bytes, batches: Batches) -> dict[int, int]:
     rows = np.flatnonzero(batches.is_control).tolist()
-    return {row: control_type(data, int(batches.position[row]), _first_key) for row in rows}
-
-
-def _first_key(batch: bytes) -> bytes | None:
-    with suppress(CorruptBatchError):
-        records = decode_records(batch)
-        return records[0].key if records else None
-    return None
+    return {row: control_type(data, batches, row) for row in rows}

@@ -2,8 +2,9 @@
 """The inner loops of the decoder compiled by numba: what record_split.py and offset_values.py do with numpy, some
 times faster.
 
-Same arguments, same results, for sound and for damaged bytes. The compiled code is kept on disk where that is
-possible.
+Same arguments, same results, for sound and for damaged bytes: tests/unit/pipeline/test_columnar_walk.py holds both to
+the walker of the protocol. Only the inner loops are here. The columns, the layout of values, values with unusual fields
+and the checks of a batch as a whole are those of the numpy decoder. The compiled code is kept on disk if possible.
 """
 
 from __future__ import annotations
