@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig, Listener, TopicConfig
 from kcoord.metadata.image import MetadataImage
+from kcoord.server.api.api_table import ApiTable
 from kcoord.server.api.transactional_produce import TransactionalProduce
 from kcoord.server.environment import Environment
 from kcoord.server.shards.fetch_service import FetchService
@@ -26,7 +27,6 @@ from kcoord.topics.store import TopicStore
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
-    from kcoord.server.api.api_table import ApiTable
     from kcoord.server.observe.client_telemetry import ClientTelemetry
     from kcoord.server.observe.telemetry_exporter import TelemetryExporter
 

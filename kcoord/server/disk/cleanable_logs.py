@@ -6,21 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING
 
-from kcoord.config import TopicConfig
+from kcoord.config import BrokerConfig, TopicConfig
+from kcoord.metadata.image import MetadataImage
 from kcoord.server.disk.log_cleaner import CleanableLog
+from kcoord.server.disk.shard_logs import ShardLogs
 from kcoord.storage.cleaner import CleaningRules
 from kcoord.storage.cleaning_pass import LastOfProducer
-
-if TYPE_CHECKING:
-    from kcoord.config import BrokerConfig
-    from kcoord.metadata.image import MetadataImage
-    from kcoord.server.disk.shard_logs import ShardLogs
-    from kcoord.storage.replacement import OnOwner
-    from kcoord.topics.open_log import OpenLog
-    from kcoord.topics.partition import Partition
-    from kcoord.topics.store import TopicStore
+from kcoord.storage.replacement import OnOwner
+from kcoord.topics.open_log import OpenLog
+from kcoord.topics.partition import Partition
+from kcoord.topics.store import TopicStore
 
 
 def rules_of(config: TopicConfig) -> CleaningRules:

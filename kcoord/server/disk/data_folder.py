@@ -12,11 +12,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from kcoord.config import BrokerConfig
+from kcoord.metadata.image import MetadataImage
 from kcoord.server.disk.shard_logs import ShardLogs
 from kcoord.server.errors import StartError
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.storage.errors import StorageError
-from kcoord.storage.file_system import RealFileSystem
+from kcoord.storage.file_system import FileSystem, RealFileSystem
+from kcoord.storage.journal import Journal
+from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.segment import LogConfig
 from kcoord.topics.store import TopicStore
@@ -24,12 +28,7 @@ from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC
 from kcoord_protocol.uuid import uuid_to_string
 
 if TYPE_CHECKING:
-    from kcoord.config import BrokerConfig
-    from kcoord.metadata.image import MetadataImage
     from kcoord.server.disk.log_cleaner import CleanableLog, LogCleaner
-    from kcoord.storage.file_system import FileSystem
-    from kcoord.storage.journal import Journal
-    from kcoord.storage.log import Log
 
 _logger = logging.getLogger(__name__)
 

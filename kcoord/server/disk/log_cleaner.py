@@ -16,19 +16,17 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
+from kcoord.config import BrokerConfig
 from kcoord.server.environment import share_with_loop
 from kcoord.storage.cleaner import Assessment, Cleaner, CleaningRules, assess
+from kcoord.storage.cleaning_pass import LastOfProducer
 from kcoord.storage.errors import CorruptLogError, StorageError
-
-if TYPE_CHECKING:
-    from kcoord.config import BrokerConfig
-    from kcoord.storage.cleaning_pass import LastOfProducer
-    from kcoord.storage.file_system import FileSystem
-    from kcoord.storage.log import Log
-    from kcoord.storage.log_dir import LogDir
-    from kcoord.storage.replacement import OnOwner
+from kcoord.storage.file_system import FileSystem
+from kcoord.storage.log import Log
+from kcoord.storage.log_dir import LogDir
+from kcoord.storage.replacement import OnOwner
 
 _logger = logging.getLogger(__name__)
 

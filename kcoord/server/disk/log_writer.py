@@ -24,21 +24,18 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kcoord.storage.journal import Appended, DurableAppends, JournaledLog, flush_each
+from kcoord.metrics.measures import WriteMeasures
+from kcoord.storage.journal import Appended, DurableAppends, Journal, JournaledLog, flush_each
+from kcoord.storage.log import AppendInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from concurrent.futures import Future, ThreadPoolExecutor
-
-    from kcoord.metrics.measures import WriteMeasures
-    from kcoord.storage.journal import Journal
-    from kcoord.storage.log import AppendInfo
 
 _CALL_NUMBERS: Final = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 """io_setup, io_destroy, io_getevents and io_submit."""

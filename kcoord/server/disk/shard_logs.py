@@ -29,7 +29,8 @@ from kcoord.runtime.snapshot import Snapshot
 from kcoord.server.disk.log_writer import WriteJob
 from kcoord.server.environment import NewPool, thread_pool
 from kcoord.storage.errors import CorruptLogError, LogFailedError, PartitionHeldError, StorageError
-from kcoord.storage.log import Log
+from kcoord.storage.file_system import FileSystem
+from kcoord.storage.log import AppendInfo, Log
 from kcoord.storage.log_dir import partition_folder
 from kcoord.storage.snapshot import (
     SnapshotError,
@@ -43,9 +44,6 @@ from kcoord_protocol.record_batch import BatchHeader
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
-
-    from kcoord.storage.file_system import FileSystem
-    from kcoord.storage.log import AppendInfo, Log
 
 _logger = logging.getLogger(__name__)
 

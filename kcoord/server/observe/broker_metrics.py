@@ -11,17 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from kcoord.metrics.exposition import MetricsServer, MetricsSnapshot, Timing
 from kcoord.metrics.measures import Measures, RequestMeasures
 from kcoord.server.api.api_table import DeferredResponse
+from kcoord.server.net.listener import SocketListener
 from kcoord.server.net.request_path import PathSettings, RequestPath
-
-if TYPE_CHECKING:
-    from kcoord.server.net.listener import SocketListener
-    from kcoord.server.shards.group_service import GroupService
-    from kcoord.server.shards.transaction_service import TransactionService
+from kcoord.server.shards.group_service import GroupService
+from kcoord.server.shards.transaction_service import TransactionService
 
 
 class MeasuredPath(RequestPath):

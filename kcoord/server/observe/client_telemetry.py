@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from kcoord.config import BrokerConfig
 from kcoord.metadata.client_metrics import DEFAULT_INTERVAL_MS, MetricsSubscription, subscriptions_of
+from kcoord.metadata.image import MetadataImage
 from kcoord_protocol.batch_header import crc32c
 from kcoord_protocol.compression import Compression, decompress
 from kcoord_protocol.errors import BatchTooLargeError, CorruptBatchError, Errors, KafkaError
@@ -23,10 +25,6 @@ from kcoord_protocol.messages import (
     PushTelemetryResponse,
 )
 from kcoord_protocol.uuid import ZERO_UUID, uuid_to_string
-
-if TYPE_CHECKING:
-    from kcoord.config import BrokerConfig
-    from kcoord.metadata.image import MetadataImage
 
 MOST_INSTANCES: Final = 16_384
 """Client instances that are remembered; the one that was quiet for longest goes first, as in Kafka."""

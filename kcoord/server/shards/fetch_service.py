@@ -7,15 +7,12 @@ import asyncio
 import itertools
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import TYPE_CHECKING
 
+from kcoord.server.api.replies import Reply
 from kcoord.server.random_uuids import RandomUuids
+from kcoord.topics.fetch_manager import FetchManager
 from kcoord_protocol.errors import Errors, KafkaError
-
-if TYPE_CHECKING:
-    from kcoord.server.api.replies import Reply
-    from kcoord.topics.fetch_manager import FetchManager
-    from kcoord_protocol.messages import FetchRequest, FetchResponse
+from kcoord_protocol.messages import FetchRequest, FetchResponse
 
 
 class FetchService:

@@ -5,34 +5,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kcoord.coordinator.group.consumer.assignment import ComputeTarget, TargetInput, compute, encode
 from kcoord.coordinator.group.counters import GroupCounters
+from kcoord.coordinator.group.creation_limits import CreationLimits
+from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
+from kcoord.coordinator.group.offsets.packed_fetch import PackedFetch
 from kcoord.coordinator.group.regex import ResolveRegex, resolve
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.coordinator.group.steady import SteadyHeartbeat
+from kcoord.metadata.delta import TopicDelta
+from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.outbox import Waiter
+from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer, Task
 from kcoord.runtime.serde import CoordinatorSerde
-from kcoord.runtime.shard_context import ShardState
+from kcoord.runtime.shard_context import ShardContext, ShardState
+from kcoord.runtime.shard_log import ShardLog
+from kcoord.runtime.shard_set import ShardSet
+from kcoord.runtime.timers import Timer
 from kcoord.server.environment import NewPool, thread_pool
 from kcoord.server.shards.shard_service import ShardOwner, ShardService
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
-
-    from kcoord.coordinator.group.creation_limits import CreationLimits
-    from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
-    from kcoord.coordinator.group.offsets.packed_fetch import PackedFetch
-    from kcoord.coordinator.group.steady import SteadyHeartbeat
-    from kcoord.metadata.delta import TopicDelta
-    from kcoord.metadata.image import MetadataImage
-    from kcoord.runtime.outbox import Waiter
-    from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer, Task
-    from kcoord.runtime.shard_context import ShardContext
-    from kcoord.runtime.shard_log import ShardLog
-    from kcoord.runtime.shard_set import ShardSet
-    from kcoord.runtime.timers import Timer
 
 _logger = logging.getLogger(__name__)
 

@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from kcoord_protocol.errors import Errors, KafkaError
-
-if TYPE_CHECKING:
-    from kcoord_protocol.messages import Message
+from kcoord_protocol.messages import Message
 
 
 class PeerCalls(Protocol):

@@ -16,18 +16,16 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
+from kcoord.metrics.measures import WriteMeasures
 from kcoord.runtime.outbox import DeferredReply
 from kcoord.runtime.result import StateMachine, Task
 from kcoord.runtime.shard_log import Append, Load, ShardLog
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.disk.log_writer import LogWriter, WriteJob, WriteResult, write
+from kcoord.storage.journal import Journal
 from kcoord_protocol.errors import KafkaError
-
-if TYPE_CHECKING:
-    from kcoord.metrics.measures import WriteMeasures
-    from kcoord.storage.journal import Journal
 
 M = TypeVar("M", bound=StateMachine)
 R = TypeVar("R")

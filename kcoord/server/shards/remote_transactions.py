@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 from kcoord.coordinator.transaction.metadata import Partitions
+from kcoord.runtime.result import Producer
 from kcoord.server.api.replies import map_reply
+from kcoord.server.shards.peer_calls import PeerCalls
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
+    Message,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
 
 if TYPE_CHECKING:
     from kcoord.coordinator.transaction.work import WriteMarkers
-    from kcoord.runtime.result import Producer
-    from kcoord.server.shards.peer_calls import PeerCalls
-    from kcoord_protocol.messages import Message
 
 ADD_PARTITIONS_VERSION: Final = 5
 WRITE_MARKERS_VERSION: Final = 2

@@ -12,25 +12,24 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION, Partitions, partitions_of
+from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer, Task
+from kcoord.runtime.shard_log import ShardLog
+from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.api.api_table import internal_operation_context
-from kcoord.server.api.replies import map_reply
+from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.shards.group_service import GroupService
+from kcoord.server.shards.peer_calls import PeerCalls
 from kcoord.server.shards.shard_service import ShardOwner, ShardService
 from kcoord.topics.partition import Marker
+from kcoord.topics.store import TopicStore
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
 if TYPE_CHECKING:
-    from kcoord.coordinator.group.shard import GroupCoordinatorShard
     from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
     from kcoord.coordinator.transaction.work import WriteMarkers
-    from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer, Task
-    from kcoord.runtime.shard_log import ShardLog
-    from kcoord.runtime.shard_set import ShardSet
-    from kcoord.server.api.replies import Reply
-    from kcoord.server.shards.group_service import GroupService
-    from kcoord.server.shards.peer_calls import PeerCalls
-    from kcoord.topics.store import TopicStore
 
 _logger = logging.getLogger(__name__)
 

@@ -11,10 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
+from kcoord.config import BrokerConfig
+from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
+from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.runtime.serde import MetadataSerde
+from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.workers.peer_frames import (
     FrameKind,
     decode_offset,
@@ -29,12 +33,6 @@ from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import Message
 from kcoord_protocol.record_batch import decode_entries
 from kcoord_protocol.record_walk import iter_headers
-
-if TYPE_CHECKING:
-    from kcoord.config import BrokerConfig
-    from kcoord.metadata.image import MetadataImage
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.server.shards.group_times import GroupTimes
 
 _logger = logging.getLogger(__name__)
 

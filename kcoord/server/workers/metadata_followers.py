@@ -11,20 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from kcoord.metadata.creation_order import CreationOrder
+from kcoord.metadata.machine import MetadataMachine
+from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord.runtime.shard_log import Append, Load
+from kcoord.runtime.shard_set import ShardSet
+from kcoord.server.disk.shard_logs import LocalShardLog
+from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import METADATA_SHARD, Follower, LocalMetadataService, monotonic_ms
 from kcoord.server.workers.peer_frames import FrameKind, encode_hold, encode_offset
-
-if TYPE_CHECKING:
-    from kcoord.metadata.machine import MetadataMachine
-    from kcoord.runtime.result import CoordinatorResult, OperationContext
-    from kcoord.runtime.shard_log import Append, Load
-    from kcoord.runtime.shard_set import ShardSet
-    from kcoord.server.disk.shard_logs import LocalShardLog
-    from kcoord.server.shards.group_times import GroupTimes
-    from kcoord.storage.log import Log
+from kcoord.storage.log import Log
 
 _logger = logging.getLogger(__name__)
 

@@ -11,15 +11,13 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
 from kcoord.server.workers.peer_frames import MAX_FRAME_BYTES, FrameKind, PeerRequest, decode_response, kind_of
 from kcoord_protocol.api_keys import ApiKey, response_class
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.framing import FrameReader
-
-if TYPE_CHECKING:
-    from kcoord_protocol.messages import Message
+from kcoord_protocol.messages import Message
 
 _logger = logging.getLogger(__name__)
 

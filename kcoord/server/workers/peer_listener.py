@@ -9,9 +9,12 @@ import asyncio
 import logging
 import socket
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from kcoord.server.api.api_table import Api, BoundApi, RequestContext
+from kcoord.server.broker import Broker
+from kcoord.server.shards.metadata_service import Follower
+from kcoord.server.workers.metadata_followers import MetadataFollowers
 from kcoord.server.workers.peer_frames import (
     MAX_FRAME_BYTES,
     FrameKind,
@@ -23,12 +26,7 @@ from kcoord.server.workers.peer_frames import (
 )
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.framing import FrameReader
-
-if TYPE_CHECKING:
-    from kcoord.server.broker import Broker
-    from kcoord.server.shards.metadata_service import Follower
-    from kcoord.server.workers.metadata_followers import MetadataFollowers
-    from kcoord_protocol.messages import Message
+from kcoord_protocol.messages import Message
 
 _logger = logging.getLogger(__name__)
 

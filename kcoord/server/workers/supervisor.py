@@ -17,10 +17,10 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kcoord.config import BrokerConfig, Listener
 from kcoord.config.workers import worker_count, worker_properties
@@ -34,9 +34,6 @@ from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.worker_checkpoints import write_sockets_folder
 from kcoord.storage.worker_log_dir import SharedLogDir
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _logger = logging.getLogger(__name__)
 
