@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 from kcoord.config import BrokerConfig, Listener
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.records import BrokerRegistration
-from kcoord.server.api.api_table import internal_operation_context
 from kcoord.server.broker import WRITER_SECONDS, Broker, until
 from kcoord.server.clock import Clock
 from kcoord.server.composition import compose
@@ -30,6 +29,7 @@ from kcoord.server.errors import StartError
 from kcoord.server.net.connection import KafkaConnection
 from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord.server.net.listener import SocketListener
+from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards.metadata_service import LocalMetadataService
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC

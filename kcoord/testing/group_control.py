@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from kcoord.server.api.api_table import internal_operation_context
+from kcoord.server.replies import internal_operation_context
 from kcoord.testing.arguments import Arguments
 from kcoord.testing.errors import ControlError, WaitTimeout
 from kcoord.testing.operations import ControllableShard

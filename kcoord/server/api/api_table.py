@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import itertools
 import logging
 import struct
 from collections.abc import Callable, Iterable, Mapping
@@ -35,6 +34,7 @@ from kcoord.server.api.served_versions import (
     SERVED_VERSIONS,
     UNSTABLE_VERSIONS,
 )
+from kcoord.server.replies import reply_tokens
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.framing import decode_request_header, encode_response
@@ -43,8 +43,6 @@ from kcoord_protocol.messages import Message
 
 if TYPE_CHECKING:
     from kcoord.server.observe.client_telemetry import ClientFacts
-
-_tokens = itertools.count(1)
 
 
 class Client:
@@ -144,13 +142,8 @@ class RequestContext:
             client_id=self.client_id,
             client_host=self.client_host,
             candidate_id=candidate_id,
-            token=next(_tokens),
+            token=next(reply_tokens),
         )
-
-
-def internal_operation_context(now_ms: int) -> OperationContext:
-    """The context of an operation that no client asked for."""
-    return OperationContext(now_ms=now_ms, token=next(_tokens))
 
 
 CREATION_TIME_TAG: Final = 11_000

@@ -12,8 +12,8 @@ from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.topics import auto_create_request
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.replies import map_reply
 from kcoord.server.broker import Broker
+from kcoord.server.replies import map_reply
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import CreateTopicsRequest, CreateTopicsResponse
 

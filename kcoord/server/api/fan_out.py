@@ -9,8 +9,8 @@ from typing import TypeVar
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.replies import Reply, gather_replies, map_reply
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply, gather_replies, map_reply
 from kcoord_protocol.errors import KafkaError
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.transaction.metadata import partitions_of
 from kcoord.runtime.result import Producer
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.replies import Reply
 from kcoord.server.environment import Environment
+from kcoord.server.replies import Reply
 from kcoord.server.shards.transaction_service import TransactionService
 from kcoord.topics.partition import Verified
 from kcoord.topics.store import TopicStore

@@ -8,8 +8,8 @@ import itertools
 from collections.abc import Callable, Hashable
 from functools import partial
 
-from kcoord.server.api.replies import Reply
 from kcoord.server.random_uuids import RandomUuids
+from kcoord.server.replies import Reply
 from kcoord.topics.fetch_manager import FetchManager
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import FetchRequest, FetchResponse

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from kcoord.coordinator.transaction.metadata import Partitions
 from kcoord.runtime.result import Producer
-from kcoord.server.api.replies import map_reply
+from kcoord.server.replies import map_reply
 from kcoord.server.shards.peer_calls import PeerCalls
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (

@@ -22,8 +22,7 @@ from kcoord.runtime.outbox import DeferredReply
 from kcoord.runtime.result import CoordinatorResult, OperationContext, StateMachine, Task
 from kcoord.runtime.shard_log import Load, ShardLog
 from kcoord.runtime.shard_set import ShardSet
-from kcoord.server.api.api_table import internal_operation_context
-from kcoord.server.api.replies import Reply
+from kcoord.server.replies import Reply, internal_operation_context
 from kcoord.server.shards.pump import ShardDriver
 
 R = TypeVar("R")

@@ -17,8 +17,7 @@ from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION, Parti
 from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer, Task
 from kcoord.runtime.shard_log import ShardLog
 from kcoord.runtime.shard_set import ShardSet
-from kcoord.server.api.api_table import internal_operation_context
-from kcoord.server.api.replies import Reply, map_reply
+from kcoord.server.replies import Reply, internal_operation_context, map_reply
 from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.peer_calls import PeerCalls
 from kcoord.server.shards.shard_service import ShardOwner, ShardService

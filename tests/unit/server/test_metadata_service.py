@@ -12,9 +12,9 @@ import pytest
 from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topics import auto_create_request
-from kcoord.server.api.api_table import internal_operation_context
 from kcoord.server.disk.shard_logs import LocalShardLog, ShardLogs
 from kcoord.server.random_uuids import RandomUuids
+from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService, new_metadata_shards
 from kcoord.server.shards.pump import Pump
 from kcoord.storage.log import Log

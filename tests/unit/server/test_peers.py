@@ -14,11 +14,11 @@ from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.topics import auto_create_request
 from kcoord.runtime.result import NO_CREATION_LIMIT
-from kcoord.server.api.api_table import internal_operation_context
 from kcoord.server.api.auto_create import CREATE_TOPICS_VERSION
 from kcoord.server.api.handlers.allocate_producer_ids import allocate
 from kcoord.server.disk.shard_logs import LocalShardLog, ShardLogs
 from kcoord.server.random_uuids import RandomUuids
+from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards import metadata_service
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import METADATA_SHARD, MetadataService, new_metadata_shards

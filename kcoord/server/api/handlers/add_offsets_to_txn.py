@@ -9,8 +9,8 @@ from typing import Final
 from kcoord.runtime.result import Producer
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.auto_create import ensure_internal_topic
-from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply, map_reply
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC

@@ -12,8 +12,8 @@ from typing import Final
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION, Partitions, partitions_of
 from kcoord.runtime.result import Producer
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.replies import Reply, gather_replies, map_reply
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply, gather_replies, map_reply
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse

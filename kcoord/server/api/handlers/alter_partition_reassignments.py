@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.replies import Reply
 from kcoord.server.api.timeouts import check_timeout
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse

@@ -9,8 +9,8 @@ from __future__ import annotations
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.features import GROUP_VERSION
 from kcoord.server.api.api_table import RequestContext, creation_time_tag, has_creation_time_tag
-from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply, map_reply
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse

@@ -13,8 +13,8 @@ from typing import TypeAlias
 from kcoord.metadata.image import MetadataImage
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.handlers import consumer_group_heartbeat
-from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply, map_reply
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatNewPartitionsResponse,

@@ -7,8 +7,8 @@ from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.fan_out import ask_each_shard
 from kcoord.server.api.handlers.consumer_group_describe import GROUP_OPERATIONS
-from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply, map_reply
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import DescribeGroupsRequest, DescribeGroupsResponse

@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping
 
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.replies import Reply
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply
 from kcoord.storage.file_system import FileSystem
 from kcoord.storage.segment import LOG_SUFFIX
 from kcoord_protocol.api_keys import ApiKey

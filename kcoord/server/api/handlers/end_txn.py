@@ -15,8 +15,8 @@ from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.handlers.init_producer_id import take_producer_id
-from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply, map_reply
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import EndTxnRequest, EndTxnResponse

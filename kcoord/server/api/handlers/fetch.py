@@ -8,8 +8,8 @@ from typing import Final
 
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.leader_hint import leader_endpoint
-from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply, map_reply
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import FetchRequest, FetchResponse

@@ -7,9 +7,9 @@ from kcoord.metadata.collect import duplicates
 from kcoord.metadata.image import BROKER_LOGGER_RESOURCE
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.broker import Broker
 from kcoord.server.observe import broker_loggers
+from kcoord.server.replies import Reply, map_reply
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse

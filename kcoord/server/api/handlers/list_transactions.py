@@ -12,8 +12,8 @@ from kcoord.coordinator.transaction.metadata import STATES_BY_NAME, TransactionS
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.replies import Reply, gather_replies, map_reply
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply, gather_replies, map_reply
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import ListTransactionsRequest, ListTransactionsResponse

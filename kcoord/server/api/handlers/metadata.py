@@ -15,8 +15,8 @@ from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from kcoord.server.api.auto_create import auto_create
 from kcoord.server.api.leader_hint import broker_addresses
-from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply, map_reply
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS

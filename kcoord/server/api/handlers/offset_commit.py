@@ -13,8 +13,8 @@ from copy import copy
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.server.api.api_table import RequestContext
 from kcoord.server.api.known_partitions import merge, split_topics
-from kcoord.server.api.replies import Reply, map_reply
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply, map_reply
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import OffsetCommitRequest, OffsetCommitResponse

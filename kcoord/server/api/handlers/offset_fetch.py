@@ -11,8 +11,8 @@ from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.replies import Reply, gather_replies, map_reply
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply, gather_replies, map_reply
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import OffsetFetchRequest, OffsetFetchResponse

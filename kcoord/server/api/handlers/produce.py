@@ -11,9 +11,9 @@ from typing import Final
 
 from kcoord.server.api.api_table import CloseConnection, RequestContext
 from kcoord.server.api.leader_hint import leader_endpoint
-from kcoord.server.api.replies import Reply
 from kcoord.server.api.transactional_produce import Batch, Outcome, transactional_batch
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply
 from kcoord.topics.store import ACKS_ALL, VALID_ACKS
 from kcoord.topics.validation import RecordsRejectedError, single_batch
 from kcoord_protocol.api_keys import ApiKey

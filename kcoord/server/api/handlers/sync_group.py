@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.replies import Reply
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import SyncGroupRequest, SyncGroupResponse

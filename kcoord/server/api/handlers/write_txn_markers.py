@@ -11,8 +11,8 @@ from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION
 from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer
 from kcoord.server.api.api_table import RequestContext
-from kcoord.server.api.replies import Reply, gather_replies, map_reply
 from kcoord.server.broker import Broker
+from kcoord.server.replies import Reply, gather_replies, map_reply
 from kcoord.topics.partition import Marker
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors, KafkaError

@@ -9,16 +9,26 @@ both, and make no future for what is there already.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar, cast, overload
+from typing import Final, TypeAlias, TypeVar, cast, overload
 
+from kcoord.runtime.result import OperationContext
 from kcoord_protocol.errors import KafkaError
 
 T = TypeVar("T")
 U = TypeVar("U")
 
+reply_tokens: Final = itertools.count(1)
+"""A later reply finds its future by the token of the operation's context. No two operations have the same."""
+
 Reply: TypeAlias = T | asyncio.Future[T]
 """A response, or a future of it."""
+
+
+def internal_operation_context(now_ms: int) -> OperationContext:
+    """The context of an operation that no client asked for."""
+    return OperationContext(now_ms=now_ms, token=next(reply_tokens))
 
 
 @overload
