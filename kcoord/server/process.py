@@ -26,7 +26,6 @@ from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder
 from kcoord.server.environment import Environment
 from kcoord.server.errors import StartError
-from kcoord.server.net.connection import KafkaConnection
 from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord.server.net.listener import SocketListener
 from kcoord.server.replies import internal_operation_context
@@ -114,8 +113,8 @@ class BrokerProcess:
         _logger.info("Metrics are at http://%s:%d/metrics", host, port)
         broker.pump.measure_writes(metrics.measures.writes)
         for listener in self._listeners:
-            if listener.connection_class is KafkaConnection:  # test mode looks at requests in its own way
-                listener.new_path = partial(metrics.new_path, listener.path_settings)
+            if type(listener) is SocketListener:  # test mode looks at requests in its own way
+                listener.connections.new_path = partial(metrics.new_path, listener.path_settings)
         return metrics
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
@@ -200,7 +199,7 @@ class BrokerProcess:
         self.broker.stop_waiting()
         await until(self._loop, lambda: not self.in_flight, self.answer_seconds)
         for listener in self._listeners:
-            listener.close_connections()
+            listener.connections.close()
         written = await self.broker.close()
         ended = self._cleaner is None or self._cleaner.close(WRITER_SECONDS)
         self._folder.close(self.broker.now_ms(), clean=written and ended)
@@ -208,7 +207,7 @@ class BrokerProcess:
     @property
     def in_flight(self) -> int:
         """Requests that are not answered yet."""
-        return sum(listener.in_flight for listener in self._listeners)
+        return sum(listener.connections.in_flight for listener in self._listeners)
 
 
 async def _bind(listener: SocketListener) -> Listener:

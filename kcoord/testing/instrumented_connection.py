@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from kcoord.server.api.api_table import ApiTable, BoundApi
-from kcoord.server.net.connection import KafkaConnection
+from kcoord.server.net.connection import Connections, KafkaConnection
 from kcoord.server.net.listener import SocketListener
 from kcoord.server.net.request_path import PathSettings, RequestPath
 from kcoord.testing.faults import FaultOutcome, RequestFault
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from kcoord.config import Listener
     from kcoord.server.api.api_table import Api, RequestContext
     from kcoord.server.broker import Broker
-    from kcoord.server.net.connection import ConnectionOwner
     from kcoord.server.net.connection_limits import ConnectionLimits
     from kcoord_protocol.messages import Message
 
@@ -54,26 +53,28 @@ class InstrumentedPath(RequestPath):
 class InstrumentedConnection(KafkaConnection):
     """A connection that faults can end."""
 
-    def __init__(self, owner: ConnectionOwner) -> None:
+    def __init__(self, owner: Connections) -> None:
         super().__init__(owner)
         assert isinstance(self.path, InstrumentedPath)
         self.path.abort = self.abort
 
 
+class InstrumentedConnections(Connections):
+    """Connections that faults can end."""
+
+    def open(self) -> InstrumentedConnection:
+        return InstrumentedConnection(self)
+
+
 class InstrumentedListener(SocketListener):
     """A listener of such connections. What is answered from memory would not be seen, so nothing is."""
-
-    connection_class = InstrumentedConnection
 
     def __init__(self, address: Listener, broker: Broker, limits: ConnectionLimits, monitor: Monitor) -> None:
         super().__init__(address, broker, limits)
         settings = replace(self.path_settings, has_fast_paths=False, metadata_answers=None)
-        self.new_path = partial(InstrumentedPath, settings, monitor)
-
-    def abort_connections(self) -> None:
-        """Ends all connections at once, also those that wait for an answer that is not to come."""
-        for connection in list(self._connections):
-            connection.abort()
+        self.connections = InstrumentedConnections(
+            limits, partial(InstrumentedPath, settings, monitor), self.connections.max_unread_bytes
+        )
 
 
 class InstrumentedApis(ApiTable):

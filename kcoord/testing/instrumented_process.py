@@ -63,7 +63,7 @@ class InstrumentedProcess(BrokerProcess):
 
     async def stop(self) -> None:
         for listener in self._watched:
-            listener.abort_connections()
+            listener.connections.abort()
         await super().stop()
 
 

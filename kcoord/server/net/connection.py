@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client connection: the transport, flow control and idle closing around a RequestPath.
+"""Client connections: the transport, flow control and idle closing around a RequestPath, and all connections of a
+listener.
 
 The responses that became known in one turn of the event loop leave in one write. A connection that reads its responses
 too slowly, or has too much under way, is not read from until that changes. Bytes that are no Kafka request close this
@@ -9,30 +10,134 @@ connection only, with one log line.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import TypeAlias, cast
 
+from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord.server.net.request_path import RequestPath
 
+_logger = logging.getLogger(__name__)
 
-class ConnectionOwner(Protocol):
-    """What a connection asks of its listener."""
+_REPORTS_PER_SECOND = 10
+_IDLE_SWEEPS_PER_TIMEOUT = 10
+_SHORTEST_SWEEP_SECONDS = 0.05
+_LONGEST_SWEEP_SECONDS = 30.0
+
+NewPath: TypeAlias = Callable[[Callable[[], None]], RequestPath]
+"""Makes the request path of a connection out of its `on_answer`."""
+
+
+class ReportLimiter:
+    """Log lines that strangers can cause, at most so many per second; the number of those left out is told later."""
+
+    __slots__ = ("_count", "_second", "_suppressed")
+
+    def __init__(self) -> None:
+        self._second = -1
+        self._count = 0
+        self._suppressed = 0
+
+    def report(self, now_seconds: float, text: str) -> None:
+        second = int(now_seconds)
+        if second != self._second:
+            if self._suppressed:
+                _logger.warning("%d more lines about refused connections were left out", self._suppressed)
+            self._second, self._count, self._suppressed = second, 0, 0
+        self._count += 1
+        if self._count > _REPORTS_PER_SECOND:
+            self._suppressed += 1
+        else:
+            _logger.warning("%s", text)
+
+
+class Connections:
+    """The connections of one listener: limits on their number and rate, log lines about refused bytes, the idle sweep,
+    orderly closing. `new_path` may be replaced before the first connection.
+
+    `max_unread_bytes`: responses that a client may leave unread. Muting keeps honest clients far below: this bounds
+    what was under way.
+    """
+
+    def __init__(self, limits: ConnectionLimits, new_path: NewPath, max_unread_bytes: int) -> None:
+        self.new_path = new_path
+        self.max_unread_bytes = max_unread_bytes
+        self._limits = limits
+        self._limiter = ReportLimiter()
+        self._connections: set[KafkaConnection] = set()
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def open(self) -> asyncio.Protocol:
+        """For a client whose connection was accepted."""
+        return KafkaConnection(self)
+
+    # --- what a connection asks ---------------------------------------------------------------------------------------
+
+    def admit(self, connection: KafkaConnection, host: str) -> bool:
+        """Counts the connection, unless it is one too many; one that comes too early reads nothing for a while."""
+        refusal = self._limits.refusal(host)
+        if refusal is not None:
+            self.report(f"{connection.peer}: connection refused, {refusal}")
+            return False
+        self._connections.add(connection)
+        wait_seconds = self._limits.wait_seconds(asyncio.get_running_loop().time())
+        if wait_seconds:
+            connection.hold(wait_seconds)
+        return True
+
+    def forget(self, connection: KafkaConnection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self._limits.release(connection.path.client.remote_host)
+
+    def report(self, text: str) -> None:
+        self._limiter.report(asyncio.get_running_loop().time(), text)
+
+    # --- what the listener asks ---------------------------------------------------------------------------------------
+
+    def close_idle_after(self, idle_seconds: float) -> None:
+        """Closes idle connections from now on; never if there is no such time."""
+        if idle_seconds > 0:
+            delay = min(max(idle_seconds / _IDLE_SWEEPS_PER_TIMEOUT, _SHORTEST_SWEEP_SECONDS), _LONGEST_SWEEP_SECONDS)
+            self._sweep = asyncio.get_running_loop().call_later(delay, self._close_idle, idle_seconds)
+
+    def _close_idle(self, idle_seconds: float) -> None:
+        now = asyncio.get_running_loop().time()
+        for connection in list(self._connections):
+            if connection.close_if_idle(now, idle_seconds):
+                _logger.debug("%s: closing, idle longer than connections.max.idle.ms", connection.peer)
+        self.close_idle_after(idle_seconds)
+
+    def stop_reading(self) -> None:
+        """Ends the idle sweep, and takes no further requests."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connection in self._connections:
+            connection.stop_reading()
+
+    def close(self) -> None:
+        for connection in list(self._connections):
+            connection.close()
+
+    def abort(self) -> None:
+        """Ends all connections at once, also those that wait for an answer that is not to come."""
+        for connection in list(self._connections):
+            connection.abort()
+
+    def __len__(self) -> int:
+        return len(self._connections)
 
     @property
-    def max_unread_bytes(self) -> int:
-        """Responses that a client may leave unread. Muting keeps honest clients far below: this bounds what was under
-        way.
-        """
+    def queued(self) -> int:
+        """Requests that were read and wait to be processed, for metrics."""
+        return sum(connection.path.queued for connection in self._connections)
 
-    def new_path(self, on_answer: Callable[[], None]) -> RequestPath: ...
-
-    def admit(self, connection: KafkaConnection, host: str) -> bool: ...
-
-    def forget(self, connection: KafkaConnection) -> None: ...
-
-    def report(self, text: str) -> None: ...
+    @property
+    def in_flight(self) -> int:
+        """Requests that are not answered yet."""
+        return sum(connection.path.in_flight for connection in self._connections)
 
 
 class KafkaConnection(asyncio.Protocol):
@@ -40,7 +145,7 @@ class KafkaConnection(asyncio.Protocol):
     rest.
     """
 
-    def __init__(self, owner: ConnectionOwner) -> None:
+    def __init__(self, owner: Connections) -> None:
         self._owner = owner
         self.path = owner.new_path(self._flush_soon)
         self._transport: asyncio.Transport | None = None

@@ -106,7 +106,7 @@ class BrokerMetrics:
                 await asyncio.sleep(0)
         return MetricsSnapshot(
             requests=[(key, version, Timing.of(found)) for key, version, found in measures.requests.items()],
-            connections={listener.listener_name: listener.connection_count for listener in self._listeners},
+            connections={listener.listener_name: len(listener.connections) for listener in self._listeners},
             groups=groups,
             counters=self._totals(),
             rates=measures.recent.rates(time.perf_counter()),
@@ -114,7 +114,8 @@ class BrokerMetrics:
                 "classic": counters.classic_rebalances_completed,
                 "consumer": counters.consumer_rebalances_completed,
             },
-            queue_size=self._groups.queue_size(self._now_ms()) + sum(listener.queued for listener in self._listeners),
+            queue_size=self._groups.queue_size(self._now_ms())
+            + sum(listener.connections.queued for listener in self._listeners),
             idle_ratios=measures.recent.idle_ratios(),
             shards={
                 (service.shards.name, state): count

@@ -8,13 +8,16 @@ import gc
 import socket
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from kcoord.config import BrokerConfig
 from kcoord.server.api.api_table import Api, ApiTable
-from kcoord.server.net.connection import KafkaConnection
+from kcoord.server.net.connection import Connections, KafkaConnection
+from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord.server.net.foreign_protocol import guess_protocol
 from kcoord.server.net.request_path import FRAMES_PER_TURN, MAX_IN_FLIGHT_REQUESTS, PathSettings, RequestPath
 from kcoord_protocol.api_keys import ApiKey
@@ -60,10 +63,8 @@ class FakeTransport(asyncio.Transport):
         return self.buffered
 
 
-class Owner:
+class Owner(Connections):
     """Stands for the listener. `handle` answers ListGroups; its response echoes who asked."""
-
-    max_unread_bytes = 1000
 
     def __init__(self, handle: Callable[[ListGroupsRequest], object]) -> None:
         def handler(broker: object, context: object, request: Any) -> object:
@@ -79,12 +80,11 @@ class Owner:
         self.settings = PathSettings(
             broker, "PLAINTEXT", max_frame_bytes=1000, max_request_bytes=900, has_fast_paths=True, metadata_answers=None
         )
+        limits = ConnectionLimits(BrokerConfig.from_properties({}))
+        super().__init__(limits, partial(RequestPath, self.settings), max_unread_bytes=1000)
         self.handled = 0
         self.reports: list[str] = []
         self.refuse = False
-
-    def new_path(self, on_answer: Callable[[], None]) -> RequestPath:
-        return RequestPath(self.settings, on_answer)
 
     def admit(self, connection: KafkaConnection, host: str) -> bool:
         return not self.refuse

@@ -8,13 +8,13 @@ import socket
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import cast
+from unittest import mock
 
 import pytest
 import uvloop
 
 from kcoord.config import BrokerConfig, Listener, SecurityProtocol
 from kcoord.server.broker import Broker
-from kcoord.server.net.connection import ConnectionOwner, KafkaConnection
 from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord.server.net.listener import SocketListener
 from kcoord.server.net.sockets import bind_listener
@@ -38,8 +38,8 @@ async def buffers_of_a_connection(inherits: bool, **settings: str) -> tuple[int,
             sizes = [own.getsockopt(socket.SOL_SOCKET, option) for option in (socket.SO_SNDBUF, socket.SO_RCVBUF)]
             accepted.set_result((sizes[0], sizes[1]))
 
-    listener.new_connection = cast("Callable[[ConnectionOwner], KafkaConnection]", lambda owner: Connection())
-    port = await listener.bind()
+    with mock.patch.object(listener.connections, "open", Connection):
+        port = await listener.bind()
     await listener.start_accepting()
     with socket.create_connection(("127.0.0.1", port)):
         sizes = await accepted

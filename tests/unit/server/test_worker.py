@@ -8,8 +8,8 @@ import asyncio
 import pytest
 
 from kcoord.config import BrokerConfig
+from kcoord.server.net.connection import ReportLimiter
 from kcoord.server.net.connection_limits import ConnectionLimits
-from kcoord.server.net.listener import ReportLimiter
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, ListGroupsRequest, OffsetCommitRequest
 
