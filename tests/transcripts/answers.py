@@ -134,10 +134,12 @@ class Printer:
             return self.names.producer(value)
         if field.json_name == "transactionStatus":
             return _STATES_OF_TRANSACTIONS[value]
-        if field.json_name == "metadataHash":
-            return "..."
+        if field.json_name in ("metadataHash", "version"):
+            return "..."  # these depend on topic ids, and on the length of the metadata log
         if field.json_name == "state" and isinstance(value, int):
             return MemberState(value).name
+        if field.json_name in ("memberId", "leader"):
+            self.names.learn_member(value, "made")
         if isinstance(value, bool):
             return str(value).lower()
         return self._number(value) if isinstance(value, int) else self._text(value)

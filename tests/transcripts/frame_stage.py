@@ -35,6 +35,7 @@ _FETCH_VERSION: Final = 12
 _LIST_OFFSETS_VERSION: Final = 7
 _GROUP_RESOURCE: Final = 32
 _SET, _DELETE = 0, 1
+_TIMEOUT_MS: Final = 30_000
 _LATEST: Final = -1
 _LOGS: Final = (
     ("__consumer_offsets", CoordinatorSerde()),
@@ -93,16 +94,22 @@ class FrameStage(Stage):
 
     async def set_topic(self, name: str, partitions: int) -> bytes:
         topic = CreateTopicsRequest.CreatableTopic(name=name, num_partitions=partitions, replication_factor=1)
-        (created,) = (await self.request(CreateTopicsRequest(topics=[topic]), _CREATE_TOPICS_VERSION)).topics
+        (created,) = (
+            await self.request(CreateTopicsRequest(topics=[topic], timeout_ms=_TIMEOUT_MS), _CREATE_TOPICS_VERSION)
+        ).topics
         if created.error_code == 0:
             return bytes(created.topic_id)
         more = CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=partitions, assignments=None)
-        grown = await self.request(CreatePartitionsRequest(topics=[more]), _CREATE_PARTITIONS_VERSION)
-        assert grown.results[0].error_code == 0, (created, grown)
+        grown = await self.request(
+            CreatePartitionsRequest(topics=[more], timeout_ms=_TIMEOUT_MS), _CREATE_PARTITIONS_VERSION
+        )
+        assert grown.results[0].error_code == 0, grown
         return self.names.topic_id(name)
 
     async def delete_topic(self, name: str) -> None:
-        deleted = await self.request(DeleteTopicsRequest(topic_names=[name]), _DELETE_TOPICS_VERSION)
+        deleted = await self.request(
+            DeleteTopicsRequest(topic_names=[name], timeout_ms=_TIMEOUT_MS), _DELETE_TOPICS_VERSION
+        )
         assert deleted.responses[0].error_code == 0, deleted
 
     async def set_group_config(self, group: str, configs: dict[str, str | None]) -> None:

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from typing import Final
 
-_GENERATED_MEMBER_ID: Final = re.compile(r"(?:(.*)-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[\w-]{22})")
+_GENERATED_MEMBER_ID: Final = re.compile(r"(?:(.+?)-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[\w-]{22})")
 NO_TOPIC_ID: Final = bytes(16)
 
 

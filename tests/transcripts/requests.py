@@ -71,6 +71,8 @@ _SHORT: Final = {
 _GROUP_FIELDS: Final = ("groupId", "groupIds", "groupsNames", "transactionalId", "transactionalIds")
 _OFFSET_FETCH_GROUPS_VERSION: Final = 8
 _TOPIC_ID_VERSIONS: Final = {"OffsetCommit": 10, "OffsetFetch": 10, "TxnOffsetCommit": 6}
+_NAMED_PROTOCOL_VERSION: Final = 5
+"""SyncGroup names the protocol from this version on."""
 _MEMBERS_VERSION: Final = 3
 """LeaveGroup takes several members from this version on."""
 
@@ -105,7 +107,7 @@ def parse_partitions(text: str) -> Partitions:
 def parse_offsets(text: str) -> dict[str, dict[int, int]]:
     """`foo:0@5,1@7;bar:0@3` as topics with an offset for each partition."""
     topics: dict[str, dict[int, int]] = {}
-    for part in text.split(";"):
+    for part in filter(None, text.split(";")):
         topic, _, cells = part.rpartition(":")
         for cell in cells.split(","):
             partition, _, offset = cell.partition("@")
@@ -250,7 +252,8 @@ def _sync(message: Any, version: int, arguments: Arguments, names: Names) -> Non
         )
         for member, share in shares.items()
     ]
-    _build(message, version, arguments, names)
+    defaults = {"protocolType": "consumer", "protocolName": "range"} if version >= _NAMED_PROTOCOL_VERSION else {}
+    _build(message, version, defaults | arguments, names)
 
 
 def _leave(message: Any, version: int, arguments: Arguments, names: Names) -> None:
@@ -300,7 +303,6 @@ def _commit(message: Any, version: int, arguments: Arguments, names: Names) -> N
             ],
         )
         for topic, offsets in parse_offsets(arguments.pop("offsets", "")).items()
-        if topic
     ]
     _build(message, version, arguments, names)
 

@@ -38,6 +38,8 @@ SETTINGS: Final = {
     "transaction.state.log.num.partitions": "2",
 }
 """What differs from the defaults of a broker on all stages, unless a transcript says otherwise."""
+TOPIC_MS: Final = 10
+"""How much later it is after a topic was made: groups have another creation time than their topics (KIP-1327)."""
 _UNITS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -112,7 +114,10 @@ class Player:
         """The lines of the answer."""
         lines = await self._run(command.text)
         await self._stage.settle()
-        for sent in [sent for sent in self._waiting if sent.answer is not None]:
+        answered = [sent for sent in self._waiting if sent.answer is not None]
+        for sent in answered:
+            self._learn(sent)
+        for sent in answered:
             self._waiting.remove(sent)
             first, *rest = self._show(sent)
             lines += [f"answer of {sent.request.client}: {first}", *rest]
@@ -146,15 +151,17 @@ class Player:
         if sent.answer is None:
             self._waiting.append(sent)
             return ["waits"]
+        self._learn(sent)
         return self._show(sent)
+
+    def _learn(self, sent: Sent) -> None:
+        """Names the identifiers that an answer brings."""
+        names = self._stage.names
+        names.learn_member(getattr(sent.answer, "member_id", None) or "", sent.request.client)
+        names.learn_producer(getattr(sent.answer, "producer_id", -1))
 
     def _show(self, sent: Sent) -> list[str]:
         assert sent.answer is not None
-        names = self._stage.names
-        member_id = getattr(sent.answer, "member_id", None)
-        if member_id:
-            names.learn_member(member_id, sent.request.client)
-        names.learn_producer(getattr(sent.answer, "producer_id", -1))
         return self._printer.response(sent.answer)
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.coordinator.group.timers import GroupTimer
 from kcoord.metadata.features import GROUP_VERSION, TRANSACTION_VERSION
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Producer
@@ -23,7 +24,7 @@ from kcoord.server.net.request_path import PathSettings
 from kcoord_protocol.errors import KafkaError
 from tests.support.shown_clock import ShownClock
 from tests.transcripts.path_client import MOST_BYTES, PathClient
-from tests.transcripts.stage import Sent, Stage, config_of
+from tests.transcripts.stage import TOPIC_MS, Sent, Stage, config_of
 from tests.unit.group.group_context import GroupContext, Waiting
 
 START_MS: Final = 1_700_000_000_000
@@ -83,6 +84,7 @@ class CoreStage(Stage):
         config = config_of(settings)
         self._context = GroupContext(config=config)
         self._context.now_ms = START_MS
+        self._context.restart()
         self._groups = CoreGroups(self._context)
         clock = ShownClock(lambda: self._context.now_ms)
         self._environment = Environment(asyncio.get_running_loop(), clock)
@@ -120,6 +122,7 @@ class CoreStage(Stage):
 
     async def set_topic(self, name: str, partitions: int) -> bytes:
         self._set_topics(self._context.topics | {name: partitions})
+        self._context.sleep(TOPIC_MS)
         return self._context.topic_id(name)
 
     async def delete_topic(self, name: str) -> None:
@@ -138,7 +141,8 @@ class CoreStage(Stage):
         self._broker.image = self._image()
 
     async def sleep(self, milliseconds: int) -> list[str]:
-        return [" ".join(part for part in key if part) for key in self._context.sleep(milliseconds)]
+        fired = self._context.sleep(milliseconds)
+        return [" ".join(part for part in key if part) for key in fired if key.kind != GroupTimer.OFFSETS_EXPIRATION]
 
     async def restart(self) -> None:
         self._context.restart()

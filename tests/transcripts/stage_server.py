@@ -20,9 +20,10 @@ from kcoord_protocol.messages import Message
 from tests.support.shown_clock import ShownClock
 from tests.transcripts.frame_stage import FrameStage
 from tests.transcripts.path_client import PathClient
-from tests.transcripts.stage import Sent, config_of
+from tests.transcripts.stage import TOPIC_MS, Sent, config_of
 
 START_MS = 1_700_000_000_000
+_DAY_MS = 86_400_000
 _QUIET_TURNS = 10
 """Turns of the event loop without work after which none is expected."""
 _TURN_SECONDS = 0.0005
@@ -67,11 +68,12 @@ class ServerStage(FrameStage):
         self._config = config_of(settings | own)
         self._files = MemoryFileSystem()
         # Nothing that the broker makes for itself is as young as the groups of the transcript.
-        self._now_ms = START_MS - 60_000
+        self._now_ms = START_MS - _DAY_MS
         self._clients: dict[str, PathClient] = {}
         await self._start()
         await self._open_logs()
         self._now_ms = START_MS
+        await self.settle()
 
     async def _start(self) -> None:
         environment = Environment(asyncio.get_running_loop(), ShownClock(lambda: self._now_ms))
@@ -99,6 +101,11 @@ class ServerStage(FrameStage):
 
     async def request(self, message: Message, version: int) -> Any:
         return await self._exchange(message, version)
+
+    async def set_topic(self, name: str, partitions: int) -> bytes:
+        topic_id = await super().set_topic(name, partitions)
+        await self.sleep(TOPIC_MS)
+        return topic_id
 
     async def settle(self) -> None:
         quiet = 0

@@ -12,9 +12,8 @@ from tests.transcripts.names import Names
 from tests.transcripts.stage import Stage, play
 from tests.transcripts.stage_core import CoreStage
 from tests.transcripts.stage_server import FastServerStage, ServerStage
-from tests.transcripts.transcript import Transcript
+from tests.transcripts.transcript import FOLDER, Transcript
 
-FOLDER = Path(__file__).parent
 FILES = sorted(FOLDER.glob("*/*.txt"))
 STAGES: dict[str, type[Stage]] = {stage.name: stage for stage in (CoreStage, ServerStage, FastServerStage)}
 REWRITES = bool(os.environ.get("KCOORD_REWRITE"))

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+FOLDER: Final = Path(__file__).parent
 SEPARATOR: Final = "----"
 KAFKA_SEPARATOR: Final = "---- kafka: "
 

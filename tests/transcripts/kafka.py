@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plays transcripts on Apache Kafka: `python -m tests.transcripts.kafka [FILE ...]`, all that can be played without.
+
+Files with the same settings share a broker. `--port` takes a broker that runs already, `--rewrite REASON` writes what
+Kafka answers otherwise into the files, as variants with that reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
+from difflib import unified_diff
+from pathlib import Path
+
+from tests.support.kafka_broker import KafkaBroker
+from tests.support.kafka_jars import KafkaJars
+from tests.transcripts.names import Names
+from tests.transcripts.stage import SETTINGS, play
+from tests.transcripts.stage_kafka import KafkaStage
+from tests.transcripts.transcript import FOLDER, Transcript
+
+
+def kafka_settings(transcript: Transcript) -> dict[str, str]:
+    """The settings of the transcript without those that only kcoord has."""
+    settings = SETTINGS | transcript.settings
+    return {key: value for key, value in settings.items() if not key.startswith("kcoord.")}
+
+
+def compare(transcript: Transcript, port: int, number: int, rewrite: str | None = None) -> list[str]:
+    """The differences, as lines for people."""
+    stage = KafkaStage(Names(f"t{number}."), port)
+    try:
+        answers = asyncio.run(play(transcript, stage))
+    except Exception as error:
+        return [f"{transcript.path}: {type(error).__name__}: {error}"]
+    differences = []
+    for command, answer in zip(transcript.commands, answers, strict=True):
+        expected, found = stage.mask(command.expected(stage.name)), stage.mask(answer)
+        if expected != found:
+            differences.append(f"{transcript.path}:{command.line}: {command.text}")
+            differences += list(unified_diff(expected, found, "transcript", "kafka", lineterm=""))[2:]
+            command.kafka_reason, command.kafka_answer = rewrite or "", found
+    if rewrite and differences:
+        transcript.write()
+    return differences
+
+
+def playable(paths: Iterable[Path]) -> dict[tuple[tuple[str, str], ...], list[Transcript]]:
+    """The transcripts by the settings of the broker that they need."""
+    by_settings = defaultdict(list)
+    for path in paths:
+        transcript = Transcript.read(path)
+        if KafkaStage.name not in transcript.left_out:
+            by_settings[tuple(sorted(kafka_settings(transcript).items()))].append(transcript)
+    return by_settings
+
+
+def play_all(paths: Iterable[Path], folder: Path, port: int | None = None, rewrite: str | None = None) -> int:
+    """Prints a line for each file and its differences; returns how many files have some."""
+    failed, number = 0, 0
+    for settings, transcripts in playable(paths).items():
+        broker = None
+        if port is None:
+            place = folder / f"broker-{number}"
+            broker = KafkaBroker(KafkaJars(), place, **{key.replace(".", "_"): value for key, value in settings})
+        try:
+            for transcript in transcripts:
+                number += 1
+                differences = compare(transcript, broker.port if broker else port or 0, number, rewrite)
+                failed += bool(differences)
+                name = transcript.path.relative_to(FOLDER)
+                print(f"{'DIFFERS' if differences else 'ok     '} {name}", *differences, sep="\n    ", flush=True)
+        finally:
+            if broker is not None:
+                broker.stop()
+    print(f"{number} transcripts, {failed} differ")
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("files", nargs="*", type=Path, help="transcripts; all without")
+    parser.add_argument("--port", type=int, help="of a broker on this machine that runs already")
+    parser.add_argument("--rewrite", metavar="REASON", help="write Kafka's other answers into the files")
+    arguments = parser.parse_args()
+    files = [path.resolve() for path in arguments.files] or sorted(FOLDER.glob("*/*.txt"))
+    with tempfile.TemporaryDirectory(prefix="kcoord-transcripts-") as folder:
+        return int(play_all(files, Path(folder), arguments.port, arguments.rewrite) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker of Apache Kafka, over sockets. Its answers are compared after `MASKS` have removed what has to differ.
+
+Several transcripts share a broker: their groups and transactional ids have a prefix, and their topics are deleted at
+the end. Time passes by itself here, so a request that is not answered within `WAITS_SECONDS` counts as one that waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.api_keys import response_class
+from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.messages import Message
+from tests.transcripts.frame_stage import FrameStage
+from tests.transcripts.names import Names
+from tests.transcripts.stage import Sent
+
+WAITS_SECONDS: Final = 0.5
+ANSWER_SECONDS: Final = 15.0
+SETTLE_SECONDS: Final = 0.15
+_MAY_WAIT: Final = ("JoinGroup", "SyncGroup")
+
+
+def _without_parts(*names: str) -> Callable[[list[str]], list[str]]:
+    """Removes `name: value` from each line."""
+    pattern = re.compile(rf'(?:(?<=^)|(?<=[ (])|(?<=: ))(?:{"|".join(names)}): (?:"[^"]*"|\S+)(?:  |$)')
+
+    def mask(lines: list[str]) -> list[str]:
+        return [pattern.sub("", line).rstrip() for line in lines]
+
+    return mask
+
+
+def _substitute(pattern: str, by: str) -> Callable[[list[str]], list[str]]:
+    compiled = re.compile(pattern)
+    return lambda lines: [compiled.sub(by, line) for line in lines]
+
+
+def _sort_records(lines: list[str]) -> list[str]:
+    """Kafka writes the records of several members in the order of a hash map."""
+    records = [line for line in lines if line.startswith("record ")]
+    return [line for line in lines if not line.startswith("record ")] + sorted(records)
+
+
+MASKS: Final[dict[str, Callable[[list[str]], list[str]]]] = {
+    "timers are seen in the core only": lambda lines: [line for line in lines if not line.startswith("timer ")],
+    "texts of errors are each broker's own": _without_parts("errorMessage"),
+    "creation times and reasons are kcoord's fields": _without_parts(
+        "creationTimeMs", "groupCreationTimeMs", "epochReason", "emptySince"
+    ),
+    "reasons of tombstones are kcoord's headers": _substitute(r"tombstone \(.*\)", "tombstone"),
+    "times": _substitute(r": \+\d+", ": +*"),
+    "order of records": _sort_records,
+}
+"""Why something must differ -> what removes it from the lines of both sides."""
+
+
+class KafkaClient:
+    """One connection. Kafka reads a request when the one before is answered."""
+
+    def __init__(self, client_id: str) -> None:
+        self._client_id = client_id
+        self._sent: list[Sent] = []
+        self._count = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def connect(self, port: int) -> None:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", port)
+        self._task = asyncio.create_task(self._read())
+
+    def send(self, sent: Sent) -> None:
+        request = sent.request
+        self._count += 1
+        self._sent.append(sent)
+        body = request.message.encode(request.version)
+        self._writer.write(
+            encode_request(request.message.api_key, request.version, self._count, self._client_id, body)
+        )
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                size = int.from_bytes(await self._reader.readexactly(4), "big")
+                frame = await self._reader.readexactly(size)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return
+            sent = self._sent.pop(0)
+            key, version = sent.request.message.api_key, sent.request.version
+            _, offset = decode_response_header(frame, key, version)
+            sent.answer = response_class(key).decode(frame[offset:], version)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the broker has closed the connection."""
+        return self._task is None or self._task.done()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._writer.close()
+
+
+class KafkaStage(FrameStage):
+    name = "kafka"
+
+    def __init__(self, names: Names, port: int) -> None:
+        super().__init__(names)
+        self._port = port
+        self._clients: dict[str, KafkaClient] = {}
+        self._topics: list[str] = []
+
+    async def open(self, settings: dict[str, str]) -> None:
+        """The broker runs already, with these settings."""
+        self.start_ms = int(time.time() * 1000)
+        await self._open_logs()
+
+    async def close(self) -> None:
+        for topic in list(self._topics):
+            await self.delete_topic(topic)
+        for client in self._clients.values():
+            await client.close()
+
+    async def restart(self) -> None:
+        raise NotImplementedError("a broker that others share is not restarted")
+
+    async def send(self, sent: Sent) -> None:
+        name = sent.request.client
+        if name not in self._clients:
+            self._clients[name] = KafkaClient(name)
+            await self._clients[name].connect(self._port)
+        self._clients[name].send(sent)
+        seconds = WAITS_SECONDS if sent.request.api in _MAY_WAIT else ANSWER_SECONDS
+        end = time.monotonic() + seconds
+        while sent.answer is None and time.monotonic() < end:
+            assert not self._clients[name].is_closed, f"Kafka has closed the connection: {sent.request}"
+            await asyncio.sleep(0.005)
+
+    async def request(self, message: Message, version: int) -> Any:
+        return await self._exchange(message, version)
+
+    async def settle(self) -> None:
+        await asyncio.sleep(SETTLE_SECONDS)
+
+    async def set_topic(self, name: str, partitions: int) -> bytes:
+        topic_id = await super().set_topic(name, partitions)
+        if name not in self._topics:
+            self._topics.append(name)
+        await self.settle()
+        return topic_id
+
+    async def delete_topic(self, name: str) -> None:
+        await super().delete_topic(name)
+        self._topics.remove(name)
+        await self.settle()
+
+    async def sleep(self, milliseconds: int) -> list[str]:
+        await asyncio.sleep(milliseconds / 1000)
+        return []
+
+    async def take_records(self) -> list[CoordinatorRecord]:
+        """Those of this transcript: the broker may have removed groups of earlier ones meanwhile."""
+        return [record for record in await super().take_records() if self._is_own(record)]
+
+    def _is_own(self, record: CoordinatorRecord) -> bool:
+        owners = (getattr(record.key, name, None) for name in ("group_id", "group", "transactional_id"))
+        owner = next((owner for owner in owners if owner is not None), None)
+        return owner is None or owner.startswith(self.names.prefix)
+
+    def mask(self, lines: list[str]) -> list[str]:
+        for mask in MASKS.values():
+            lines = mask(lines)
+        return [line for line in lines if line] or ["ok"]
