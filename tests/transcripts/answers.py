@@ -113,6 +113,8 @@ class Printer:
         if field.json_name in ("errorCode", "partitionErrorCode"):
             return Errors(value).name
         if field.is_array and field.struct is None:
+            if field.json_name == "subscribedTopicNames":
+                value = sorted(value)
             return f"[{', '.join(self._item(field, item) for item in value)}]"
         if field.struct is None:
             return self._item(field, value)
@@ -139,7 +141,7 @@ class Printer:
         if field.json_name == "state" and isinstance(value, int):
             return MemberState(value).name
         if field.json_name in ("memberId", "leader"):
-            self.names.learn_member(value, "made")
+            self.names.learn_member(value)
         if isinstance(value, bool):
             return str(value).lower()
         return self._number(value) if isinstance(value, int) else self._text(value)

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from difflib import unified_diff
@@ -23,16 +24,27 @@ from tests.transcripts.stage import SETTINGS, play
 from tests.transcripts.stage_kafka import KafkaStage
 from tests.transcripts.transcript import FOLDER, Transcript
 
+_RELEASE = "kcoord.release"
+VERSIONS = {"4.3": "4.3.1", "4.4": "4.4.0"}
+"""The Kafka that a transcript is compared with, by its kcoord.release."""
+
 
 def kafka_settings(transcript: Transcript) -> dict[str, str]:
-    """The settings of the transcript without those that only kcoord has."""
+    """The settings of the transcript; of those that only kcoord has the release stays, which chooses the Kafka."""
     settings = SETTINGS | transcript.settings
-    return {key: value for key, value in settings.items() if not key.startswith("kcoord.")}
+    return {key: value for key, value in settings.items() if key == _RELEASE or not key.startswith("kcoord.")}
+
+
+def start(settings: dict[str, str], folder: Path) -> KafkaBroker:
+    """The release of Kafka that the settings name, with these settings."""
+    own = {key.replace(".", "_"): value for key, value in settings.items() if key != _RELEASE}
+    return KafkaBroker(KafkaJars(VERSIONS[settings[_RELEASE]]), folder, **own)
 
 
 def compare(transcript: Transcript, port: int, number: int, rewrite: str | None = None) -> list[str]:
     """The differences, as lines for people."""
-    stage = KafkaStage(Names(f"t{number}."), port)
+    # A broker that runs already has groups of earlier runs.
+    stage = KafkaStage(Names(f"t{time.time_ns() // 1000 % 10**8}x{number}."), port)
     try:
         answers = asyncio.run(play(transcript, stage))
     except Exception as error:
@@ -65,8 +77,7 @@ def play_all(paths: Iterable[Path], folder: Path, port: int | None = None, rewri
     for settings, transcripts in playable(paths).items():
         broker = None
         if port is None:
-            place = folder / f"broker-{number}"
-            broker = KafkaBroker(KafkaJars(), place, **{key.replace(".", "_"): value for key, value in settings})
+            broker = start(dict(settings), folder / f"broker-{number}")
         try:
             for transcript in transcripts:
                 number += 1

@@ -46,12 +46,12 @@ class Names:
 
     # Members.
 
-    def learn_member(self, member_id: str, client: str) -> None:
-        """Names a member id that a response brought if a broker made it."""
+    def learn_member(self, member_id: str, owner: str = "") -> None:
+        """Names a member id if a broker made it: after the client or instance that owns it, else after its prefix."""
         match = _GENERATED_MEMBER_ID.fullmatch(member_id)
         if member_id in self._members or match is None:
             return
-        stem = (match[1] or client).removeprefix(self.prefix)
+        stem = owner or match[1] or "made"
         self._made[f"member {stem}"] += 1
         self._members[member_id] = f"{stem}-{self._made[f'member {stem}']}"
 

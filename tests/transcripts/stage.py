@@ -27,6 +27,7 @@ from tests.transcripts.transcript import Command, Transcript
 
 SETTINGS: Final = {
     "auto.create.topics.enable": "false",
+    "kcoord.release": "4.3",
     "group.consumer.assignment.interval.ms": "0",
     "group.consumer.min.assignment.interval.ms": "0",
     "group.consumer.min.session.timeout.ms": "500",
@@ -157,7 +158,8 @@ class Player:
     def _learn(self, sent: Sent) -> None:
         """Names the identifiers that an answer brings."""
         names = self._stage.names
-        names.learn_member(getattr(sent.answer, "member_id", None) or "", sent.request.client)
+        owner = getattr(sent.request.message, "group_instance_id", None) or sent.request.client
+        names.learn_member(getattr(sent.answer, "member_id", None) or "", owner)
         names.learn_producer(getattr(sent.answer, "producer_id", -1))
 
     def _show(self, sent: Sent) -> list[str]:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, cast
 
+from kcoord.coordinator.group.group import GroupTimer
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.coordinator.group.timers import GroupTimer
 from kcoord.metadata.features import GROUP_VERSION, TRANSACTION_VERSION
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Producer
