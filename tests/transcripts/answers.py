@@ -30,6 +30,7 @@ _OWN_TAGS: Final = {EPOCH_REASON_TAG: "epochReason", EMPTY_SINCE_TAG: "emptySinc
 _HIDDEN: Final = frozenset({"throttleTimeMs"})
 _SORTED_BY: Final = ("memberId", "groupId", "transactionalId", "name", "topic", "topicName", "partitionIndex")
 """Lists of structs are shown in the order of the first of these fields: their order means nothing to a client."""
+_PRODUCER_IDS: Final = ("producerId", "previousProducerId", "nextProducerId")
 _NUMBERS_OF_PARTITIONS: Final = ("partitions", "partitionIndexes")
 _STATES_OF_TRANSACTIONS: Final = {
     0: "Empty",
@@ -132,7 +133,8 @@ class Printer:
             return self._bytes(value)
         if field.element_type == "uuid":
             return self.names.topic(value)
-        if field.json_name in ("producerId", "prevProducerId", "nextProducerId") and value >= 0:
+        if field.json_name in _PRODUCER_IDS and value >= 0:
+            self.names.learn_producer(value)
             return self.names.producer(value)
         if field.json_name == "transactionStatus":
             return _STATES_OF_TRANSACTIONS[value]

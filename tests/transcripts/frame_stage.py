@@ -17,6 +17,7 @@ from kcoord_protocol.messages import (
     FetchRequest,
     FindCoordinatorRequest,
     IncrementalAlterConfigsRequest,
+    InitProducerIdRequest,
     ListOffsetsRequest,
     Message,
     MetadataRequest,
@@ -26,6 +27,7 @@ from tests.transcripts.requests import Request
 from tests.transcripts.stage import Sent, Stage
 
 _FIND_COORDINATOR_VERSION: Final = 4
+_INIT_PRODUCER_ID_VERSION: Final = 4
 _CREATE_TOPICS_VERSION: Final = 7
 _CREATE_PARTITIONS_VERSION: Final = 3
 _DELETE_TOPICS_VERSION: Final = 5
@@ -50,6 +52,8 @@ class FrameStage(Stage):
         """Has the topics of the coordinators created, and finds their ends."""
         for kind, key in enumerate(("g", "t")):
             await self._find_coordinator(kind, key)
+        # Takes producer id 0, which in some responses means that there is none.
+        await self.request(InitProducerIdRequest(transactional_id=None), _INIT_PRODUCER_ID_VERSION)
         self._ends: dict[tuple[str, int], int] = {}
         for topic, _ in _LOGS:
             for partition in range(await self._partition_count(topic)):

@@ -50,7 +50,7 @@ _SHORT: Final = {
     "group": ("groupId",),
     "groups": ("groups", "groupIds", "groupsNames"),
     "member": ("memberId",),
-    "epoch": ("memberEpoch", "generationIdOrMemberEpoch", "producerEpoch"),
+    "epoch": ("memberEpoch", "producerEpoch", "generationIdOrMemberEpoch"),
     "generation": ("generationId", "generationIdOrMemberEpoch"),
     "instance": ("instanceId", "groupInstanceId"),
     "rack": ("rackId",),

@@ -14,15 +14,17 @@ from typing import Any, Final, cast
 
 from kcoord.coordinator.group.group import GroupTimer
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.coordinator.transaction.work import WriteMarkers
 from kcoord.metadata.features import GROUP_VERSION, TRANSACTION_VERSION
-from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Producer
+from kcoord.metadata.image import MetadataImage, PartitionImage, TopicImage
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Producer, TimerKey
 from kcoord.server.api.api_table import build_api_table
 from kcoord.server.broker import Broker
 from kcoord.server.environment import Environment
 from kcoord.server.net.request_path import PathSettings
 from kcoord_protocol.errors import KafkaError
 from tests.support.shown_clock import ShownClock
+from tests.transcripts.core_transactions import CoreTopics, CoreTransactions
 from tests.transcripts.path_client import MOST_BYTES, PathClient
 from tests.transcripts.stage import TOPIC_MS, Sent, Stage, config_of
 from tests.unit.group.group_context import GroupContext, Waiting
@@ -92,12 +94,28 @@ class CoreStage(Stage):
         self._broker.apis = build_api_table(config)
         self._broker.image = self._image()
         self._broker.groups = cast("Any", self._groups)
+        self._broker.topics = cast("Any", CoreTopics())
+        self._transactions = CoreTransactions(config, START_MS, self._end_in_groups)
+        self._broker.transactions = cast("Any", self._transactions)
         self._settings = PathSettings(self._broker, "PLAINTEXT", MOST_BYTES, MOST_BYTES, False, None)
         self._clients: dict[str, PathClient] = {}
-        self._shown = 0
+        self._shown = self._shown_transactions = 0
 
     def _image(self) -> MetadataImage:
-        return replace(self._context.image, features={GROUP_VERSION: 1, TRANSACTION_VERSION: 2})
+        image = self._context.image
+        topic = TopicImage("__consumer_offsets", bytes(15) + b"1", [PartitionImage(_SHARD, 1, 0, 0, [1], [1])])
+        return replace(
+            image,
+            features={GROUP_VERSION: 1, TRANSACTION_VERSION: 2},
+            topics={**image.topics, topic.name: topic},
+        )
+
+    def _end_in_groups(self, work: WriteMarkers) -> None:
+        self._context.run(
+            lambda context: self._context.shard.end_transaction(
+                context, work.producer, work.coordinator_epoch, committed=work.committed
+            )
+        )
 
     async def close(self) -> None:
         for client in self._clients.values():
@@ -115,6 +133,7 @@ class CoreStage(Stage):
         for _ in range(5):
             self._context.sleep(0)
             self._context.run_tasks()
+            self._transactions.write_markers()
             self._groups.deliver()
             await asyncio.sleep(0)
             for client in self._clients.values():
@@ -122,7 +141,7 @@ class CoreStage(Stage):
 
     async def set_topic(self, name: str, partitions: int) -> bytes:
         self._set_topics(self._context.topics | {name: partitions})
-        self._context.sleep(TOPIC_MS)
+        await self.sleep(TOPIC_MS)
         return self._context.topic_id(name)
 
     async def delete_topic(self, name: str) -> None:
@@ -141,13 +160,24 @@ class CoreStage(Stage):
         self._broker.image = self._image()
 
     async def sleep(self, milliseconds: int) -> list[str]:
-        fired = self._context.sleep(milliseconds)
+        end_ms = self._context.now_ms + milliseconds
+        fired: list[TimerKey] = []
+        while (deadline_ms := self._transactions.next_deadline_ms()) is not None and deadline_ms <= end_ms:
+            fired += self._go_to(deadline_ms)
+        fired += self._go_to(end_ms)
         return [" ".join(part for part in key if part) for key in fired if key.kind != GroupTimer.OFFSETS_EXPIRATION]
+
+    def _go_to(self, now_ms: int) -> list[TimerKey]:
+        fired = self._context.sleep(now_ms - self._context.now_ms)
+        self._transactions.go_to(now_ms)
+        self._transactions.write_markers()
+        return fired
 
     async def restart(self) -> None:
         self._context.restart()
+        self._transactions.restart()
 
     async def take_records(self) -> list[CoordinatorRecord]:
-        records = self._context.log[self._shown :]
-        self._shown = len(self._context.log)
+        records = self._context.log[self._shown :] + self._transactions.log[self._shown_transactions :]
+        self._shown, self._shown_transactions = len(self._context.log), len(self._transactions.log)
         return records

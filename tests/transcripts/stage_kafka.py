@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord_protocol.api_keys import response_class
-from kcoord_protocol.headers import decode_response_header, encode_request
+from kcoord_protocol.framing import decode_response_header, encode_request
 from kcoord_protocol.messages import ListGroupsResponse, Message
 from tests.transcripts.frame_stage import FrameStage
 from tests.transcripts.names import Names

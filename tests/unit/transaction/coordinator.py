@@ -37,8 +37,9 @@ TIMEOUT_MS = 60_000
 class Coordinator:
     """`last` is the last result; timers and tasks are kept as the runtime would."""
 
-    def __init__(self, transaction_version: int = 2, **settings: str) -> None:
-        self.config = BrokerConfig.from_properties({key.replace("_", "."): value for key, value in settings.items()})
+    def __init__(self, transaction_version: int = 2, config: BrokerConfig | None = None, **settings: str) -> None:
+        properties = {key.replace("_", "."): value for key, value in settings.items()}
+        self.config = config or BrokerConfig.from_properties(properties)
         feature = FeatureLevelRecord(name="transaction.version", feature_level=transaction_version)
         self.image = ImageBuilder.of([CoordinatorRecord(None, feature)])
         self.now_ms = NOW_MS
@@ -140,9 +141,11 @@ class Coordinator:
     def complete(self, value: object = None) -> WriteMarkers:
         """The markers are written, or could not be."""
         work = self.take_work()
-        task = self.tasks.pop()
-        self.run(lambda context: self.shard.complete_task(context, task, value))
+        self.end_task(self.tasks.pop(), value)
         return work
+
+    def end_task(self, task: Task, value: object = None) -> None:
+        self.run(lambda context: self.shard.complete_task(context, task, value))
 
     def elapse(self, elapsed_ms: int) -> None:
         """Fires the timers that are due on the way, in order."""
