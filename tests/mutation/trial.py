@@ -102,7 +102,7 @@ class _Selection:
         )
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        _enter(self._folder, nodeid, 5 + 5 * self._seconds[nodeid])
+        _enter(self._folder, nodeid, 5 + 3 * self._seconds[nodeid])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
