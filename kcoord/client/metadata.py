@@ -45,18 +45,16 @@ class TopicMetadata:
 
 @dataclass(slots=True)
 class ClusterMetadata:
-    """The merged answers. `refreshes` counts them."""
+    """The merged answers."""
 
     cluster_id: str | None = None
     controller_id: int = NO_NODE
     brokers: dict[int, Node] = field(default_factory=dict)
     topics: dict[str, TopicMetadata] = field(default_factory=dict)
     names_by_id: dict[bytes, str] = field(default_factory=dict)
-    refreshes: int = 0
 
     def merge(self, response: MetadataResponse, *, all_topics: bool = False) -> None:
         """Takes an answer; one about all topics also says which are gone."""
-        self.refreshes += 1
         self.cluster_id = response.cluster_id
         self.controller_id = response.controller_id
         if response.brokers:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -19,8 +21,13 @@ SHARED_NAMES = {
 
 NOT_YET_RENAMED = {
     *("Api", "Append", "Client", "Clock", "Connection", "Place", "Ready", "Request"),
-    *("ShardState", "Subscription", "Worker"),
+    *("ShardState", "Subscription", "Worker", "_Reader"),
 }
+
+CALLED_BY_NAME = {"__dir__", "__getattr__", "kcoord_broker_factory", "pytest_addoption"}
+"""What Python and pytest find by its name."""
+
+NOT_YET_DELETED = {"OFFSET_FETCH_VERSION", "_RUDE_REST_MS"}
 
 
 def _classes() -> dict[str, list[str]]:
@@ -38,3 +45,28 @@ def test_no_two_classes_have_one_name() -> None:
     twice = {name: places for name, places in _classes().items() if len(places) > 1}
     assert twice.keys() - SHARED_NAMES.keys() - NOT_YET_RENAMED == set(), twice
     assert SHARED_NAMES.keys() - twice.keys() == set(), "no longer shared"
+
+
+def _module_level_names(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def test_no_name_of_a_module_is_unused() -> None:
+    """A name counts as used if its word stands anywhere else, so what this test finds is surely unused."""
+    words: Counter[str] = Counter()
+    defined: dict[str, str] = {}
+    for folder in ("kcoord", "protocol", "tests", "bench", "docs", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if path == Path(__file__):
+                continue
+            text = path.read_text()
+            words.update(re.findall(r"\w+", text))
+            if folder in ("kcoord", "protocol"):
+                defined |= dict.fromkeys(_module_level_names(ast.parse(text)), str(path.relative_to(ROOT)))
+    unused = {name: file for name, file in defined.items() if words[name] == 1}
+    assert unused.keys() - CALLED_BY_NAME - NOT_YET_DELETED == set(), unused

@@ -17,7 +17,6 @@ from kcoord_protocol.messages import FetchRequest
 
 NO_SESSION: Final = 0
 FULL_EPOCH: Final = 0
-CLOSING_EPOCH: Final = -1
 FIRST_VERSION_WITH_SESSIONS: Final = 7
 FIRST_VERSION_WITH_TOPIC_IDS: Final = 13
 

@@ -360,10 +360,6 @@ class Membership:
         """Topics of the target whose names have to be asked for."""
         return {each.topic_id for each in self.target} - set(known_topics)
 
-    @property
-    def is_step_under_way(self) -> bool:
-        return self._step is not None
-
     def _advance(self, now_ms: float) -> None:
         """What follows from there being nothing more to give up."""
         if self._step is None and not self.owned:

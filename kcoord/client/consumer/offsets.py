@@ -28,7 +28,6 @@ from kcoord_protocol.messages import (
     OffsetFetchResponse,
 )
 
-NO_EPOCH: Final = -1
 # v8 of OffsetFetch can name several groups, v9 of both names a member and its epoch.
 _FIRST_FETCH_VERSION: Final = 8
 _FIRST_MEMBER_VERSION: Final = 9

@@ -46,19 +46,6 @@ class Assignor(Protocol):
         """
 
 
-def common_subscription(members: Mapping[str, MemberSpec]) -> Collection[bytes] | None:
-    """The subscription that all members share, or None where they differ. Members sharing one object cost nothing."""
-    first: Collection[bytes] | None = None
-    first_set: frozenset[bytes] = frozenset()
-    for member in members.values():
-        topic_ids = member.subscribed_topic_ids
-        if first is None:
-            first, first_set = topic_ids, frozenset(topic_ids)
-        elif topic_ids is not first and frozenset(topic_ids) != first_set:
-            return None
-    return first
-
-
 class PartitionSpace:
     """The flat numbering of the partitions of some topics."""
 
@@ -75,10 +62,6 @@ class PartitionSpace:
             self.base_of[topic_id] = (self.total, count)
             self.total += count
             self.ends.append(self.total)
-
-    def topic_of_each(self) -> list[int]:
-        """Partition number -> index of its topic."""
-        return [index for index, count in enumerate(self.counts) for _ in range(count)]
 
     def flatten(self, assigned: Claim) -> list[int]:
         """The numbers, ascending, of those partitions of `assigned` that exist here."""

@@ -23,9 +23,7 @@ from kcoord_protocol.uuid import uuid_to_string
 
 API_KEY = ApiKey.PRODUCE
 VERSIONS = range(0, 14)
-
-_OLDEST_SERVED_VERSION: Final = 3
-"""Lower versions are listed, for old clients that refuse a broker without them, and not served (as Kafka 4 does)."""
+"""Versions below 3 are listed, for old clients that refuse a broker without them, and not served (as Kafka 4 does)."""
 _TOPIC_IDS_SINCE_VERSION: Final = 13
 _LEADER_HINTS_SINCE_VERSION: Final = 10
 
