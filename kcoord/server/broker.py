@@ -49,8 +49,7 @@ class Broker:
     transactions: TransactionService
     transactional_produce: TransactionalProduce
     pump: Pump
-    wake: Callable[[], None]
-    """Has the pump take what the coordinators have ready."""
+    """These are set once, by `compose`."""
 
     def __init__(
         self, config: BrokerConfig, environment: Environment, cluster_id: str, controller_id: int | None = None
@@ -177,10 +176,6 @@ class Broker:
         """`delete.retention.ms` of the coordinators' logs."""
         configs = self.image.topic_configs(GROUP_METADATA_TOPIC)
         return TopicConfig.resolve(self.config, configs).delete_retention_ms
-
-    def on_shards_given_up(self) -> None:
-        """The logs of a deleted internal topic are out of use: one of that name can be taken over now."""
-        self.publish_to_shards(self.image)
 
 
 async def until(loop: asyncio.AbstractEventLoop, condition: Callable[[], bool], seconds: float) -> None:

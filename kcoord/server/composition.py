@@ -93,7 +93,6 @@ def compose(
     pump = broker.pump = Pump(
         environment.loop, environment.now_ms, folder.journal, gathers=gathers, new_writer=new_writer
     )
-    broker.wake = pump.wake
     group_times = _group_times(broker)
     if new_metadata is not None:
         broker.metadata = new_metadata(broker, group_times)
@@ -110,6 +109,8 @@ def compose(
         pump.add(broker.metadata)
     pump.add(broker.groups)
     pump.add(broker.transactions)
+    for service in (broker.groups, broker.transactions):
+        service.release_observers.append(lambda: broker.publish_to_shards(broker.image))
     broker.image_observers += [
         DynamicConfigs(broker).follow,
         lambda image: folder.topics.on_metadata_update(image, environment.now_ms()),
@@ -187,11 +188,12 @@ def _group_service(
     groups = GroupService(
         shards,
         local_log(shards, logs, broker, environment.new_pool),
-        broker,
+        environment,
+        lambda: broker.image,
+        broker.pump.wake,
         background_threads=config.group_coordinator_background_threads,
         write_timeout_ms=config.offsets_commit_timeout_ms,
         creation_limits=group_times.limits,
-        new_pool=environment.new_pool,
     )
     shards.append_observers.append(partial(folder.topics.fetches.on_shard_append, GROUP_METADATA_TOPIC))
     return groups
@@ -217,7 +219,9 @@ def _transaction_service(
     return TransactionService(
         shards,
         local_log(shards, logs, broker, environment.new_pool),
-        broker,
+        environment,
+        lambda: broker.image,
+        broker.pump.wake,
         folder.topics,
         broker.groups,
         node_id=config.node_id,

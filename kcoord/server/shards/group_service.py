@@ -26,8 +26,8 @@ from kcoord.runtime.shard_context import ShardContext, ShardState
 from kcoord.runtime.shard_log import ShardLog
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.runtime.timers import Timer
-from kcoord.server.environment import NewPool, thread_pool
-from kcoord.server.shards.shard_service import ShardOwner, ShardService
+from kcoord.server.environment import Environment
+from kcoord.server.shards.shard_service import ShardService
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -102,20 +102,20 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         self,
         shards: ShardSet[GroupCoordinatorShard],
         log: ShardLog,
-        owner: ShardOwner,
+        environment: Environment,
+        image: Callable[[], MetadataImage],
+        wake: Callable[[], None],
         *,
         background_threads: int,
         write_timeout_ms: int,
         creation_limits: CreationLimits | None = None,
-        new_pool: NewPool = thread_pool,
     ) -> None:
-        super().__init__(shards, log, owner, creation_limits=creation_limits)
+        super().__init__(shards, log, environment, image, wake, creation_limits=creation_limits)
         self.counters = GroupCounters()
         """Of all shards that this process has or had."""
         self._latest_creation_time_ms = -1
         self._background_threads = background_threads
         self._write_timeout_ms = write_timeout_ms
-        self._new_pool = new_pool
         self._threads: Executor | None = None
 
     # --- what handlers use --------------------------------------------------------------------------------------------
@@ -213,14 +213,14 @@ class GroupService(ShardService[GroupCoordinatorShard]):
                 return
             future: asyncio.Future[object] = self._loop.run_in_executor(self._thread_pool(), _compute, target)
         elif isinstance(work, ResolveRegex):
-            future = self._loop.run_in_executor(self._thread_pool(), resolve, work, list(self._owner.image.topics))
+            future = self._loop.run_in_executor(self._thread_pool(), resolve, work, list(self._image().topics))
         else:
             raise AssertionError(f"unknown work {work!r}")
         future.add_done_callback(partial(self._task_done, shard_id, task))
 
     def _thread_pool(self) -> Executor:
         if self._threads is None:
-            self._threads = self._new_pool(self._background_threads, "kcoord-background")
+            self._threads = self._environment.new_pool(self._background_threads, "kcoord-background")
         return self._threads
 
     def _task_done(self, shard_id: int, task: Task, future: asyncio.Future[object]) -> None:
@@ -233,7 +233,7 @@ class GroupService(ShardService[GroupCoordinatorShard]):
 
     def tick(self) -> None:
         super().tick()
-        self.shards.expire_replies(self._owner.now_ms(), self._write_timeout_ms)
+        self.shards.expire_replies(self._now_ms(), self._write_timeout_ms)
         self.answer()
 
     def close(self) -> None:

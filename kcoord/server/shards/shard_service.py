@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol, TypeVar, cast
 
 from kcoord.coordinator.group.creation_limits import CreationLimits
@@ -22,6 +22,7 @@ from kcoord.runtime.outbox import DeferredReply
 from kcoord.runtime.result import CoordinatorResult, OperationContext, StateMachine, Task
 from kcoord.runtime.shard_log import Load, ShardLog
 from kcoord.runtime.shard_set import ShardSet
+from kcoord.server.environment import Environment
 from kcoord.server.replies import Reply, internal_operation_context
 from kcoord.server.shards.pump import ShardDriver
 
@@ -40,33 +41,30 @@ class CoordinatorMachine(StateMachine, Protocol):
 M = TypeVar("M", bound=CoordinatorMachine)
 
 
-class ShardOwner(Protocol):
-    """What the broker gives to a service."""
-
-    def now_ms(self) -> int: ...
-
-    def wake(self) -> None: ...
-
-    @property
-    def image(self) -> MetadataImage: ...
-
-    def spawn(self, coroutine: Coroutine[object, object, None]) -> object: ...
-
-    def on_shards_given_up(self) -> None:
-        """The logs of a deleted internal topic are out of use: one of that name can be taken over now."""
-
-
 class ShardService(ShardDriver[M]):
-    """See the module's text. A subclass starts tasks and hears of growing logs."""
+    """See the module's text. A subclass starts tasks and hears of growing logs. `image` returns the newest metadata
+    image, `wake` makes the pump collect what the shards have ready.
+    """
 
     def __init__(
-        self, shards: ShardSet[M], log: ShardLog, owner: ShardOwner, *, creation_limits: CreationLimits | None = None
+        self,
+        shards: ShardSet[M],
+        log: ShardLog,
+        environment: Environment,
+        image: Callable[[], MetadataImage],
+        wake: Callable[[], None],
+        *,
+        creation_limits: CreationLimits | None = None,
     ) -> None:
-        super().__init__(shards, log, owner.wake)
+        super().__init__(shards, log, wake)
+        self.release_observers: list[Callable[[], None]] = []
+        """Called when the logs of a deleted internal topic are out of use: one of that name can be taken over now."""
         self.load_times = Histogram()
         self._creation_limits = creation_limits or CreationLimits()
-        self._owner = owner
-        self._loop = asyncio.get_running_loop()
+        self._environment = environment
+        self._image = image
+        self._now_ms = environment.now_ms
+        self._loop = environment.loop
         self._followed: TopicImage | None = None
         self._published: MetadataImage | None = None
         self._loading_since: dict[int, float] = {}
@@ -124,9 +122,9 @@ class ShardService(ShardDriver[M]):
         topic_id = topic.id if topic is not None else None
         if topic_id != self.shards.topic_id:
             empty = {shard_id for shard_id in led if self.log.is_empty(shard_id)}
-            to_load = self.shards.follow(topic_id, len(partitions), led, empty, self._owner.now_ms())
+            to_load = self.shards.follow(topic_id, len(partitions), led, empty, self._now_ms())
         else:
-            to_load = self.shards.follow(topic_id, len(partitions), led, (), self._owner.now_ms())
+            to_load = self.shards.follow(topic_id, len(partitions), led, (), self._now_ms())
             for shard_id in to_load:
                 self.log.gained(shard_id)
         self._wake()
@@ -136,7 +134,7 @@ class ShardService(ShardDriver[M]):
         """Owns all of the `count` partitions of the internal topic. Returns the shards that have to be loaded."""
         empty = {shard_id for shard_id in range(count) if self.log.is_empty(shard_id)}
         self._wake()
-        return self.shards.open_shards(count, range(count), empty, self._owner.now_ms())
+        return self.shards.open_shards(count, range(count), empty, self._now_ms())
 
     async def loaded(self) -> None:
         """Ends when every shard that had to be loaded is active, or waits for its next attempt."""
@@ -161,11 +159,12 @@ class ShardService(ShardDriver[M]):
 
     def on_released(self) -> None:
         self._followed = None
-        self._owner.on_shards_given_up()
+        for observe in self.release_observers:
+            observe()
 
     def tick(self) -> None:
         """Once a second."""
-        now_ms = self._owner.now_ms()
+        now_ms = self._now_ms()
         self.log.tick(now_ms)
         self.shards.take_snapshots(now_ms)
         self._wake()
@@ -176,7 +175,7 @@ class ShardService(ShardDriver[M]):
 
     def finish(self) -> None:
         """At an orderly stop, when everything is written."""
-        self.log.finish(self.shards.snapshots.last(self._owner.now_ms()))
+        self.log.finish(self.shards.snapshots.last(self._now_ms()))
 
     # --- metadata -----------------------------------------------------------------------------------------------------
 
@@ -184,7 +183,7 @@ class ShardService(ShardDriver[M]):
         """Tells every active shard of a new image; one that is loading is told when it is through."""
         delta = TopicDelta.between(self._published, image) if self._published is not None else None
         self._published = image
-        self.shards.run_on_active(self._update, (image, delta), self._owner.now_ms())
+        self.shards.run_on_active(self._update, (image, delta), self._now_ms())
         self._wake()
 
     def _update(
@@ -195,9 +194,9 @@ class ShardService(ShardDriver[M]):
 
     def _catch_up(self, machine: M, context: OperationContext, nothing: None) -> CoordinatorResult[None]:
         """The image may have changed since the machine was made."""
-        return self._update(machine, context, (self._owner.image, None))
+        return self._update(machine, context, (self._image(), None))
 
     def task_done(self, shard_id: int, task: Task, value: object) -> None:
         """Hands the outcome of a task to its shard."""
-        self.shards.complete_task(shard_id, task, value, internal_operation_context(self._owner.now_ms()))
+        self.shards.complete_task(shard_id, task, value, internal_operation_context(self._now_ms()))
         self._wake()

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.transaction.metadata import EPOCH_BUMPING_VERSION, Partitions, partitions_of
+from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer, Task
 from kcoord.runtime.shard_log import ShardLog
 from kcoord.runtime.shard_set import ShardSet
+from kcoord.server.environment import Environment
 from kcoord.server.replies import Reply, internal_operation_context, map_reply
 from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.peer_calls import PeerCalls
-from kcoord.server.shards.shard_service import ShardOwner, ShardService
+from kcoord.server.shards.shard_service import ShardService
 from kcoord.topics.partition import Marker
 from kcoord.topics.store import TopicStore
 from kcoord_protocol.errors import Errors, KafkaError
@@ -53,14 +55,16 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
         self,
         shards: ShardSet[TransactionCoordinatorShard],
         log: ShardLog,
-        owner: ShardOwner,
+        environment: Environment,
+        image: Callable[[], MetadataImage],
+        wake: Callable[[], None],
         topics: TopicStore,
         groups: GroupService,
         *,
         node_id: int,
         peers: PeerCalls,
     ) -> None:
-        super().__init__(shards, log, owner)
+        super().__init__(shards, log, environment, image, wake)
         self._topics = topics
         self._groups = groups
         self._node_id = node_id
@@ -118,13 +122,13 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
 
     def _leader(self, topic: str, partition: int) -> int:
         """This worker also where there is no such partition: it knows what to say then."""
-        image = self._owner.image.partition(topic, partition)
+        image = self._image().partition(topic, partition)
         return image.leader if image is not None else self._node_id
 
     # --- markers ------------------------------------------------------------------------------------------------------
 
     def start_task(self, shard_id: int, task: Task) -> None:
-        self._owner.spawn(self._tell(shard_id, task))
+        self._environment.spawn(self._tell(shard_id, task))
 
     async def _tell(self, shard_id: int, task: Task) -> None:
         value: object = None
@@ -182,7 +186,7 @@ class TransactionService(ShardService["TransactionCoordinatorShard"]):
         return failed
 
     def _tell_one(self, work: WriteMarkers, topic: str, partition: int) -> Reply[None]:
-        now_ms = self._owner.now_ms()
+        now_ms = self._now_ms()
         if topic != GROUP_METADATA_TOPIC:
             bumps_epoch = work.transaction_version >= EPOCH_BUMPING_VERSION
             repeated = work.attempt > 0
