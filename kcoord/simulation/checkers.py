@@ -86,6 +86,15 @@ class AcknowledgedCommits:
     def of_group(self, group_id: str) -> dict[CommitKey, int]:
         return {key: offset for key, offset in self._acknowledged.items() if key.group_id == group_id}
 
+    def answered(self, expected: dict[CommitKey, int], response: OffsetFetchResponse.OffsetFetchResponseGroup) -> None:
+        """A client was answered. What it has read once stays, as if it had been acknowledged."""
+        self.check(expected, response)
+        for topic in response.topics:
+            for partition in topic.partitions:
+                if partition.committed_offset >= 0 and not partition.error_code:
+                    key = CommitKey(response.group_id, topic.name, partition.partition_index)
+                    self.acknowledge(key, partition.committed_offset)
+
     def check(self, expected: dict[CommitKey, int], response: OffsetFetchResponse.OffsetFetchResponseGroup) -> None:
         """`expected` are the commits that were acknowledged before the fetch was sent."""
         fetched = {

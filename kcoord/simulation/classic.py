@@ -106,7 +106,7 @@ class ClassicConsumer(Client):
         self._promises.trace.add("freeze", self.name)
         late = self._kept = self._kept | self.owned
         self._release(self.owned)
-        self.reconnect()
+        self.forget()
 
         def go_on() -> None:
             if not self._has_synced:

@@ -7,17 +7,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
 from kcoord.simulation.clock import Clock
-from kcoord.simulation.network import Network, Request
+from kcoord.simulation.network import Network
 from kcoord.simulation.options import Options
 from kcoord.simulation.trace import ViolationError
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
+from kcoord_protocol.framing import decode_response_header, encode_request
 from kcoord_protocol.messages import Message
 
 RETRIABLE = frozenset({Errors.COORDINATOR_LOAD_IN_PROGRESS, Errors.NOT_COORDINATOR, Errors.COORDINATOR_NOT_AVAILABLE})
@@ -40,14 +42,28 @@ class ModelClient(Protocol):
         """Whether the client has reached what it wants; asked after every step once faults are over."""
 
 
-@dataclass(slots=True)
-class _InFlight:
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """A request; `on_answer` is None where no answer is of interest any more."""
+
     correlation_id: int
-    on_answer: Callable[[bytes], None]
+    api_key: ApiKey
+    version: int
+    on_answer: Callable[[bytes], None] | None
+    hears_both: bool
+    copies: int = 0
+    """Answers that may still come."""
+    is_answered: bool = False
+
+    @property
+    def is_waited_for(self) -> bool:
+        return self.on_answer is not None and not self.is_answered
 
 
 class Client(ABC):
-    """Subclasses call `request` and get their callback, or `on_timeout`, and never both."""
+    """Subclasses call `request` and get their callback, or `on_timeout`, and never both. Most wait for an answer before
+    they ask again; one that does not gets its answers in the order in which it asked, and a single `on_timeout`.
+    """
 
     def __init__(self, name: str, clock: Clock, random: Random, network: Network, options: Options) -> None:
         self.name = name
@@ -56,15 +72,17 @@ class Client(ABC):
         self.options = options
         self._network = network
         self._correlation_id = 0
-        self._in_flight: _InFlight | None = None
-        self._repeated: _InFlight | None = None
-        self.answers_to_come = 0
-        """More than 0 once a request was answered that was sent twice: the second one may still do something."""
-        self._connection = network.connect(name, self._on_response)
+        self._sent: deque[_Sent] = deque()
+        self._connection = network.connect(name, self._on_data)
 
     @property
     def is_waiting(self) -> bool:
-        return self._in_flight is not None
+        return any(sent.is_waited_for for sent in self._sent)
+
+    @property
+    def answers_to_come(self) -> int:
+        """More than 0 once a request was answered that was sent twice: the second one may still do something."""
+        return sum(sent.copies for sent in self._sent if sent.hears_both)
 
     def request(
         self,
@@ -77,27 +95,28 @@ class Client(ABC):
         hears_both: bool = False,
         timeout_ms: int | None = None,
     ) -> None:
-        """`hears_both`: where the request was sent twice, each answer counts, because it may bring something new."""
-        assert self._in_flight is None, "one request at a time"
+        """Sends a request about a group. `hears_both`: where it is sent twice, each answer counts, because it may bring
+        something new.
+        """
         self._correlation_id += 1
         correlation_id = self._correlation_id
-        self._in_flight = _InFlight(correlation_id, on_answer)
-        if hears_both:
-            self._repeated = self._in_flight
-        request = Request(self._connection, correlation_id, api_key, version, group_id, message.encode(version))
-        self.answers_to_come = self._network.send(request)
+        sent = _Sent(correlation_id, api_key, version, on_answer, hears_both)
+        self._sent.append(sent)
+        data = encode_request(api_key, version, correlation_id, self.name, message.encode(version))
+        sent.copies = self._network.send(self._connection, data)
         patience_ms = self.options.request_timeout_ms if timeout_ms is None else timeout_ms
-        self.clock.after(patience_ms, lambda: self._expire(correlation_id))
+        self.clock.after(patience_ms, lambda: self._expire(sent))
 
     def reconnect(self) -> None:
         """Nothing that is under way on the old connection arrives any more, in either direction."""
         self._connection.close()
-        self._connection = self._network.connect(self.name, self._on_response)
-        self._in_flight = self._repeated = None
+        self._connection = self._network.connect(self.name, self._on_data)
+        self._sent.clear()
 
     def forget(self) -> None:
         """No answer is of interest any more; what was sent may still arrive."""
-        self._in_flight = self._repeated = None
+        for sent in self._sent:
+            sent.on_answer = None
 
     @abstractmethod
     def on_timeout(self) -> None:
@@ -107,19 +126,29 @@ class Client(ABC):
         """A client that obeys the protocol is never told this."""
         return ViolationError("I-0 no unexpected error", f"{self.name} got {Errors(error).name}: {text}")
 
-    def _on_response(self, correlation_id: int, body: bytes) -> None:
-        in_flight, repeated = self._in_flight, self._repeated
-        if in_flight is not None and in_flight.correlation_id == correlation_id:
-            self._in_flight = None
-            self.answers_to_come -= 1
-            in_flight.on_answer(body)
-        elif repeated is not None and repeated.correlation_id == correlation_id:
-            self.answers_to_come = 0
-            repeated.on_answer(body)
-        elif correlation_id > self._correlation_id:
-            raise ViolationError("I-27 answers come in order", f"{self.name} was answered {correlation_id}")
+    def _on_data(self, data: bytes) -> None:
+        position = 0
+        while position < len(data):
+            end = position + 4 + int.from_bytes(data[position : position + 4], "big")
+            self._on_response(data[position + 4 : end])
+            position = end
 
-    def _expire(self, correlation_id: int) -> None:
-        if self._in_flight is not None and self._in_flight.correlation_id == correlation_id:
+    def _on_response(self, frame: bytes) -> None:
+        """Answers come in the order of the requests; where one was sent twice, both are answered."""
+        correlation_id = int.from_bytes(frame[:4], "big")
+        while self._sent and self._sent[0].is_answered and self._sent[0].correlation_id < correlation_id:
+            self._sent.popleft()
+        sent = self._sent[0] if self._sent else None
+        if sent is None or sent.correlation_id != correlation_id:
+            text = f"{self.name} was answered {correlation_id} instead of {sent and sent.correlation_id}"
+            raise ViolationError("I-27 answers come in order", text)
+        on_answer = sent.on_answer if sent.hears_both or not sent.is_answered else None
+        sent.is_answered = True
+        sent.copies -= 1
+        if on_answer is not None:
+            on_answer(frame[decode_response_header(frame, sent.api_key, sent.version)[1] :])
+
+    def _expire(self, sent: _Sent) -> None:
+        if sent.is_waited_for and any(one is sent for one in self._sent):
             self.reconnect()
             self.on_timeout()

@@ -106,7 +106,7 @@ class Committer(Client):
         def on_answer(body: bytes) -> None:
             answer = OffsetFetchResponse.decode(body, _FETCH_VERSION).groups[0]
             if answer.error_code == Errors.NONE:
-                self._commits.check(expected, answer)
+                self._commits.answered(expected, answer)
             self._go_on(answer.error_code)
 
         self.request(ApiKey.OFFSET_FETCH, _FETCH_VERSION, self.group_id, request, on_answer)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from kcoord.simulation.apis import HEARTBEAT_VERSION, OFFSET_COMMIT_VERSION
 from kcoord.simulation.checkers import TopicPartition
 from kcoord.simulation.client import RETRIABLE, RETRY_MS, Client
 from kcoord.simulation.clock import Clock
@@ -28,6 +27,8 @@ from kcoord_protocol.messages import (
     OffsetCommitResponse,
 )
 
+HEARTBEAT_VERSION: Final = 1
+OFFSET_COMMIT_VERSION: Final = 9
 _LONGEST_REVOCATION_MS: Final = 800
 _COMMIT_PROBABILITY: Final = 0.3
 _LATE_COMMIT_PROBABILITY: Final = 0.7
@@ -136,7 +137,10 @@ class ModelConsumer(Client):
     def _give_up(self, reason: str) -> None:
         """Owns nothing until it has heard from the coordinator again, which may still take it for an owner."""
         self._promises.trace.add(reason, self.member_id)
-        self.reconnect()
+        if reason == "freeze":
+            self.forget()
+        else:
+            self.reconnect()
         self._drop_everything()
         self._is_full = True
         self._unanswered_since_ms = -1

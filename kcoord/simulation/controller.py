@@ -8,17 +8,25 @@ after some seconds.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import Final
+from typing import Final, TypeVar
 
+from kcoord.metadata import records as metadata_records
 from kcoord.metadata.creation_order import CreationOrder
-from kcoord.metadata.image import ImageBuilder
-from kcoord.runtime.result import CoordinatorRecord
-from kcoord.simulation.broker import Process, SimulatedBroker
+from kcoord.metadata.image import ImageBuilder, MetadataImage
+from kcoord.metadata.machine import MetadataMachine
+from kcoord.metadata.records import BrokerRegistration
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext
+from kcoord.simulation.broker import SimulatedBroker
+from kcoord.simulation.process import TOPICS, SimulatedProcess
 from kcoord.simulation.trace import Trace
-from kcoord_protocol.messages import Message
+from kcoord_protocol.messages import Message, PartitionRecord, TopicRecord
+
+RequestMessage = TypeVar("RequestMessage", bound=Message)
+T = TypeVar("T")
 
 _LONGEST_WAY_MS: Final = 200
 """For a message between the two processes."""
@@ -35,13 +43,19 @@ class Controller:
         self._clock = broker.clock
         self._random = random
         self._trace = trace
-        self._order: CreationOrder[Process] = CreationOrder()
+        self._order: CreationOrder[SimulatedProcess] = CreationOrder()
         self._offset_ms = random.choice((0, 1_500, -1_500))
+        self.internal_ids: dict[str, bytes] = {}
         self._is_busy = False
         self._changes: deque[Callable[[], None]] = deque()
         self._asking: tuple[int, Callable[[int], Iterable[Message]], str] | None = None
         broker.on_start = self._joined
         broker.on_end = self._lost
+        broker.metadata = lambda: RemoteMetadata(self)
+
+    @property
+    def image(self) -> MetadataImage:
+        return self._broker.image
 
     @property
     def now_ms(self) -> int:
@@ -55,6 +69,49 @@ class Controller:
     def _next(self) -> None:
         while self._changes and not self._is_busy:
             self._changes.popleft()()
+
+    def begin(self) -> None:
+        """Who the brokers are, and the topics of the coordinators, which are older than all groups."""
+        machine = MetadataMachine(self._broker.config, MetadataImage.empty())
+        registration = BrokerRegistration(1, bytes(16), [("PLAINTEXT", "broker", 9092, 0)], None, [bytes(15) + b"\1"])
+        made: list[Message] = [
+            record.value
+            for record in machine.register_brokers(OperationContext(0), [registration]).records
+            if record.value is not None
+        ]
+        options = self._broker.options
+        own = {"groups": set(options.own_shards), "transactions": set(range(options.transaction_shards))}
+        counts = {"groups": options.group_partitions, "transactions": options.transaction_shards}
+        for number, (name, topic) in enumerate(TOPICS.items(), 1):
+            topic_id = self.internal_ids[topic] = bytes([number]) * 16
+            made.append(TopicRecord(name=topic, topic_id=topic_id))
+            for partition in range(counts[name]):
+                leader = 1 if partition in own[name] else 2
+                made.append(
+                    PartitionRecord(
+                        partition_id=partition, topic_id=topic_id, replicas=[leader], isr=[leader], leader=leader
+                    )
+                )
+        self.publish(made, "begin")
+
+    def move(self, topic: str, partition: int, leader: int) -> None:
+        """Another broker leads a partition of a coordinator's topic from now on."""
+        record = metadata_records.new_leader_record(self.internal_ids[topic], partition, [leader], leader)
+        assert record.value is not None
+        self.publish([record.value], f"{topic}-{partition} is led by {leader}")
+
+    async def call(
+        self,
+        operation: Callable[[MetadataMachine, OperationContext, RequestMessage], CoordinatorResult[T]],
+        request: RequestMessage,
+        context: OperationContext,
+    ) -> T:
+        """What a broker asks for; the answer takes its way there and back."""
+        await asyncio.sleep(self._random.randint(0, _LONGEST_WAY_MS) / 1000)
+        result = operation(MetadataMachine(self._broker.config, self._broker.image), context, request)
+        self.publish([record.value for record in result.records if record.value is not None], type(request).__name__)
+        await asyncio.sleep(self._random.randint(0, _LONGEST_WAY_MS) / 1000)
+        return result.response
 
     def publish(self, records: Iterable[Message], text: str) -> None:
         """Changes the metadata at once; for all that makes no partitions."""
@@ -73,20 +130,20 @@ class Controller:
             self._send(process, lambda process=process: self._ask(process, ticket))  # type: ignore[misc]
         self._stamp_if_answered()
 
-    def _send(self, process: Process, action: Callable[[], None]) -> None:
-        self._clock.after(self._random.randint(0, _LONGEST_WAY_MS), lambda: process.run(action))
+    def _send(self, process: SimulatedProcess, action: Callable[[], None]) -> None:
+        self._clock.after(self._random.randint(0, _LONGEST_WAY_MS), lambda: process.loop.enter(action))
 
-    def _ask(self, process: Process, ticket: int) -> None:
+    def _ask(self, process: SimulatedProcess, ticket: int) -> None:
         """In the process: all of its groups have to be known."""
-        newest_ms = process.newest_creation_time_ms()
-        if newest_ms is None:
-            process.after(_LOAD_CHECK_MS, lambda: self._ask(process, ticket))
+        if process.broker.groups.is_loading:
+            process.loop.after(_LOAD_CHECK_MS, self._ask, process, ticket)
             return
-        process.creation_limits.hold(ticket, newest_ms)
+        newest_ms = process.group_times.newest_ms()
+        process.group_times.limits.hold(ticket, newest_ms)
         way_ms = self._random.randint(0, _LONGEST_WAY_MS)
         self._clock.after(way_ms, lambda: self._answered(process, ticket, newest_ms))
 
-    def _answered(self, process: Process, ticket: int, newest_ms: int) -> None:
+    def _answered(self, process: SimulatedProcess, ticket: int, newest_ms: int) -> None:
         self._order.answer(process, ticket, newest_ms, self._clock.now_ms)
         self._stamp_if_answered()
 
@@ -110,17 +167,47 @@ class Controller:
         process = self._broker.process
         if process is not None:
             # Behind the image, which takes the same way.
-            process.run(lambda: process.creation_limits.release(ticket))
+            process.loop.enter(process.group_times.limits.release, ticket)
         self._is_busy = False
         self._next()
 
-    def _joined(self, process: Process) -> None:
-        for ticket, limit_ms in self._order.join(process, process.now_ms, self._clock.now_ms).items():
+    def _joined(self, process: SimulatedProcess) -> None:
+        for ticket, limit_ms in self._order.join(process, process.group_times.newest_ms(), self._clock.now_ms).items():
             if limit_ms is None:
                 self._send(process, lambda ticket=ticket: self._ask(process, ticket))  # type: ignore[misc]
             else:
-                process.creation_limits.hold(ticket, limit_ms)
+                process.group_times.limits.hold(ticket, limit_ms)
 
-    def _lost(self, process: Process) -> None:
+    def _lost(self, process: SimulatedProcess) -> None:
         self._order.lose(process, self._clock.now_ms)
         self._stamp_if_answered()
+
+
+class RemoteMetadata:
+    """The metadata as a process of the broker has it, whose log the controller writes."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self.image = controller.image
+        self.image_observers: list[Callable[[MetadataImage], None]] = []
+
+    def take(self, image: MetadataImage) -> None:
+        """The controller has sent a new image."""
+        self.image = image
+        for observe in self.image_observers:
+            observe(image)
+
+    @property
+    def end_offset(self) -> int:
+        return 0
+
+    def call(
+        self,
+        operation: Callable[[MetadataMachine, OperationContext, RequestMessage], CoordinatorResult[T]],
+        request: RequestMessage,
+        context: OperationContext,
+    ) -> asyncio.Future[T]:
+        return asyncio.ensure_future(self._controller.call(operation, request, context))
+
+    def close(self) -> None:
+        """The controller goes on."""

@@ -52,6 +52,8 @@ _COMMIT: Final = 8
 _INIT: Final = 4
 _ADD: Final = 3
 _TXN_COMMIT: Final = 3
+_AGREED_TXN_COMMIT: Final = 5
+"""The first version that the transaction's coordinator has to agree to, whatever is configured (KIP-890)."""
 _END: Final = 3
 _FIRST_MS: Final = 1_000
 _LATER_MS: Final = 3_000
@@ -165,6 +167,8 @@ def _synced(group_id: str, joined: JoinGroupResponse, user_data: bytes | None) -
         group_id=group_id,
         generation_id=joined.generation_id,
         member_id=joined.member_id,
+        protocol_type="consumer",
+        protocol_name="range",
         assignments=given if joined.leader == joined.member_id else [],
     )
     return SyncGroupResponse.decode((yield ApiKey.SYNC_GROUP, _SYNC, group_id, request), _SYNC).error_code
@@ -287,7 +291,9 @@ def _added(transactional_id: str, producer: tuple[int, int], group_id: str) -> G
     _expect(AddOffsetsToTxnResponse.decode(body, _ADD).error_code, Errors.NONE, "AddOffsetsToTxn")
 
 
-def _committed(transactional_id: str, producer: tuple[int, int], group_id: str) -> Generator[Step, bytes, int]:
+def _committed(
+    transactional_id: str, producer: tuple[int, int], group_id: str, version: int = _TXN_COMMIT
+) -> Generator[Step, bytes, int]:
     partition = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=1)
     request = TxnOffsetCommitRequest(
         transactional_id=transactional_id,
@@ -296,8 +302,8 @@ def _committed(transactional_id: str, producer: tuple[int, int], group_id: str) 
         producer_epoch=producer[1],
         topics=[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=FIRST_TOPIC, partitions=[partition])],
     )
-    body = yield ApiKey.TXN_OFFSET_COMMIT, _TXN_COMMIT, group_id, request
-    return TxnOffsetCommitResponse.decode(body, _TXN_COMMIT).topics[0].partitions[0].error_code
+    body = yield ApiKey.TXN_OFFSET_COMMIT, version, group_id, request
+    return TxnOffsetCommitResponse.decode(body, version).topics[0].partitions[0].error_code
 
 
 def _ended(transactional_id: str, producer: tuple[int, int], *, committed: bool) -> Generator[Step, bytes, None]:
@@ -336,7 +342,7 @@ def _commits_late(shared: list[int]) -> Script:
     producer = yield from _begun(transactional_id)
     yield from _added(transactional_id, producer, group_id)
     shared += producer
-    error = yield from _committed(transactional_id, producer, group_id)
+    error = yield from _committed(transactional_id, producer, group_id, _AGREED_TXN_COMMIT)
     _expect(error, Errors.INVALID_TXN_STATE, "TxnOffsetCommit of a transaction that was ended")
 
 

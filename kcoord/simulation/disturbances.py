@@ -50,11 +50,10 @@ def draw(random: Random, options: Options, duration_ms: int) -> list[Disturbance
             if at_ms >= duration_ms:
                 break
             drawn.append(Disturbance(at_ms, random.choice(KINDS[family]), random.getrandbits(32)))
-    for kind, every_ms in (("clean", options.clean_every_ms), ("snapshot", options.snapshot_every_ms)):
-        at_ms = 0
-        while every_ms:
-            at_ms += random.randint(1, 2 * every_ms)
-            if at_ms >= duration_ms:
-                break
-            drawn.append(Disturbance(at_ms, kind, random.getrandbits(32)))
+    at_ms = 0
+    while options.clean_every_ms:
+        at_ms += random.randint(1, 2 * options.clean_every_ms)
+        if at_ms >= duration_ms:
+            break
+        drawn.append(Disturbance(at_ms, "clean", random.getrandbits(32)))
     return sorted(drawn, key=lambda one: one.at_ms)

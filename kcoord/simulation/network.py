@@ -1,53 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections that keep order and fail as a whole, as TCP's do.
+"""Connections that keep order and fail as a whole, as TCP's do; what travels are frames of the Kafka protocol.
 
 A dropped message takes everything after it on its connection along; the client finds out by its timeout and connects
 anew. A duplicated request is one that the client sent twice in a row; a held-up one arrives much later than its
 client's patience lasts. A client can be cut off in one direction, and its link can be slow, down to a byte per
-second; one that reads slowly is slow in one direction. Requests and responses travel as bytes.
+second; one that reads slowly is slow in one direction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
 from kcoord.simulation.clock import Clock
 from kcoord.simulation.options import Options
 from kcoord.simulation.trace import Trace
-from kcoord_protocol.api_keys import ApiKey
 
 _LONGEST_HOLD_UP_MS = 6_000
 
 
-@dataclass(slots=True)
-class Request:
-    """A request on its way. `group_id` is there for routing: a real broker reads it from the body."""
-
-    connection: Connection
-    correlation_id: int
-    api_key: ApiKey
-    api_version: int
-    group_id: str
-    body: bytes
-
-
 class Connection:
-    """One connection of one client. `on_response` gets correlation id and body; nothing arrives after `close`."""
+    """One connection of one client. `on_data` gets what the broker wrote; nothing arrives after `close`."""
 
-    __slots__ = ("_to_broker_ms", "_to_client_ms", "client_id", "is_open", "number", "on_response")
+    __slots__ = (
+        "_network",
+        "_to_broker_ms",
+        "_to_client_ms",
+        "client_id",
+        "is_known_to_broker",
+        "is_open",
+        "number",
+        "on_data",
+    )
 
-    def __init__(self, number: int, client_id: str, on_response: Callable[[int, bytes], None]) -> None:
+    def __init__(self, network: Network, number: int, client_id: str, on_data: Callable[[bytes], None]) -> None:
+        self._network = network
         self.number = number
         self.client_id = client_id
-        self.on_response = on_response
+        self.on_data = on_data
         self.is_open = True
+        self.is_known_to_broker = False
+        """Whether a process of the broker has, or had, the other end."""
         self._to_broker_ms = 0
         self._to_client_ms = 0
 
     def close(self) -> None:
-        self.is_open = False
+        """The broker hears of it later, behind what was sent before."""
+        if self.is_open:
+            self._network.close(self)
 
     def arrival_at_broker_ms(self, at_ms: int) -> int:
         """No message overtakes an earlier one."""
@@ -59,12 +60,22 @@ class Connection:
         return self._to_client_ms
 
 
+class BrokerSide(Protocol):
+    """Whoever takes the requests."""
+
+    def receive(self, connection: Connection, data: bytes) -> None: ...
+
+    def hang_up(self, connection: Connection) -> None:
+        """The client closed the connection."""
+
+
 class Network:
-    """Delivers, delays, drops and duplicates. `broker` is whoever takes the requests."""
+    """Delivers, delays, drops and duplicates. `broker` has to be set before the first connection."""
+
+    broker: BrokerSide
 
     def __init__(self, clock: Clock, random: Random, options: Options, trace: Trace) -> None:
         self.faults_on = True
-        self.broker: Callable[[Request], None] = lambda request: None
         self._clock = clock
         self._random = random
         self._options = options
@@ -74,13 +85,13 @@ class Network:
         self._slow: dict[str, tuple[int, int, bool]] = {}
         self._open: dict[int, Connection] = {}
 
-    def connect(self, client_id: str, on_response: Callable[[int, bytes], None]) -> Connection:
+    def connect(self, client_id: str, on_data: Callable[[bytes], None]) -> Connection:
         self._connections += 1
-        connection = self._open[self._connections] = Connection(self._connections, client_id, on_response)
+        connection = self._open[self._connections] = Connection(self, self._connections, client_id, on_data)
         return connection
 
     def cut_off(self, client_id: str, until_ms: int, *, requests: bool, responses: bool) -> None:
-        """What the client sends, or what is sent to it, gets lost until then; connections stay half open."""
+        """What the client sends, or what is sent to it, gets lost until then, and the broker does not hear of it."""
         self._trace.add("cut-off", f"{client_id} {requests} {responses}")
         self._cut_off[client_id] = until_ms, requests, responses
 
@@ -92,52 +103,60 @@ class Network:
     def reset_all(self) -> None:
         """All connections break at once, and all clients come back at once."""
         self._trace.add("reset-all")
-        for connection in self._open.values():
-            connection.close()
-        self._open.clear()
+        for connection in list(self._open.values()):
+            self.close(connection)
 
-    def send(self, request: Request) -> int:
+    def send(self, connection: Connection, data: bytes) -> int:
         """Returns how many times it was sent."""
-        connection = request.connection
-        if not connection.is_open or self._is_cut_off(connection.client_id, is_request=True):
+        if self._is_lost(connection, is_request=True):
             return 1
         copies = 2 if self._happens(self._options.duplicate_probability, "duplicate", connection) else 1
         for _ in range(copies):
             if self._happens(self._options.drop_probability, "drop", connection):
-                self._close(connection)
+                self.close(connection)
                 return copies
-            at_ms = self._arrival_ms() + self._transfer_ms(connection.client_id, len(request.body), is_request=True)
+            at_ms = self._arrival_ms() + self._transfer_ms(connection.client_id, len(data), is_request=True)
             if self._happens(self._options.delay_probability, "hold-up", connection):
                 at_ms += self._random.randint(0, _LONGEST_HOLD_UP_MS)
-            self._clock.at(connection.arrival_at_broker_ms(at_ms), lambda: self._arrive(request))
+            self._clock.at(connection.arrival_at_broker_ms(at_ms), lambda: self._arrive(connection, data))
         return copies
 
-    def respond(self, request: Request, body: bytes) -> None:
-        connection = request.connection
-        if not connection.is_open or self._is_cut_off(connection.client_id, is_request=False):
+    def respond(self, connection: Connection, data: bytes) -> None:
+        if self._is_lost(connection, is_request=False):
             return
         if self._happens(self._options.drop_probability, "drop-response", connection):
-            self._close(connection)
+            self.close(connection)
             return
 
         def deliver() -> None:
             if connection.is_open:
-                connection.on_response(request.correlation_id, body)
+                connection.on_data(data)
 
-        at_ms = self._arrival_ms() + self._transfer_ms(connection.client_id, len(body), is_request=False)
+        at_ms = self._arrival_ms() + self._transfer_ms(connection.client_id, len(data), is_request=False)
         self._clock.at(connection.arrival_at_client_ms(at_ms), deliver)
 
-    def _close(self, connection: Connection) -> None:
-        connection.close()
+    def close(self, connection: Connection) -> None:
+        """Nothing that is under way arrives any more, in either direction."""
+        self.lose(connection)
+        self._clock.at(connection.arrival_at_broker_ms(self._arrival_ms()), lambda: self.broker.hang_up(connection))
+
+    def lose(self, connection: Connection) -> None:
+        """From here on everything is lost, and neither side hears of it."""
+        connection.is_open = False
         self._open.pop(connection.number, None)
 
-    def _arrive(self, request: Request) -> None:
-        if request.connection.is_open:
-            self.broker(request)
+    def _arrive(self, connection: Connection, data: bytes) -> None:
+        if connection.is_open:
+            self.broker.receive(connection, data)
 
-    def _is_cut_off(self, client_id: str, *, is_request: bool) -> bool:
-        until_ms, requests, responses = self._cut_off.get(client_id, (0, False, False))
-        return self.faults_on and self._clock.now_ms < until_ms and (requests if is_request else responses)
+    def _is_lost(self, connection: Connection, *, is_request: bool) -> bool:
+        """Where a client is cut off, all that follows on the connection is lost with the message, and nobody hears of
+        it.
+        """
+        until_ms, requests, responses = self._cut_off.get(connection.client_id, (0, False, False))
+        if self.faults_on and self._clock.now_ms < until_ms and (requests if is_request else responses):
+            self.lose(connection)
+        return not connection.is_open
 
     def _transfer_ms(self, client_id: str, size: int, *, is_request: bool) -> int:
         until_ms, bytes_per_s, reads_only = self._slow.get(client_id, (0, 1, False))

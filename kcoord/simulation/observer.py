@@ -7,27 +7,26 @@ It also knows the order of the log: which commit of a partition came after which
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Final, NamedTuple
 
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.offsets.expiration import GROUP_RETENTION_KEY
+from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.transaction.metadata import LEGAL_PREDECESSORS, TransactionState
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext
-from kcoord.simulation.network import Request
+from kcoord.runtime.result import CoordinatorRecord, OperationContext
 from kcoord.simulation.trace import Trace, ViolationError
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.control_records import ControlRecordType
-from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
-    ConsumerGroupHeartbeatRequest,
-    ConsumerGroupHeartbeatResponse,
     ConsumerGroupMetadataKey,
     ConsumerGroupMetadataValue,
     ControlRecordTypeSchema,
@@ -42,6 +41,8 @@ from kcoord_protocol.messages import (
 )
 
 _RETENTION_MS: Final = 60_000
+_CELL: Final = Struct(">qi")
+"""Offset and leader epoch of a partition."""
 
 
 class CommitKey(NamedTuple):
@@ -58,6 +59,8 @@ class Commits:
 
     places: dict[int, int] = field(default_factory=dict)
     """Offset -> the place of its last record."""
+    ends: dict[int, tuple[GroupCoordinatorShard, int]] = field(default_factory=dict)
+    """Offset -> who took it first, and how far its log has to be durable at least; not for transactions."""
     counted: set[int] = field(default_factory=set)
     """Offsets that were committed, outside of a transaction or by the end of one."""
     latest: tuple[int, int] | None = None
@@ -71,6 +74,8 @@ class Observer:
     def __init__(self, trace: Trace) -> None:
         self.image: Callable[[], MetadataImage] = MetadataImage.empty
         self.now_ms: Callable[[], int] = lambda: 0
+        self.log_offsets: Callable[[str], tuple[int, int]] = lambda group_id: (0, 0)
+        """Up to where the log of a group's shard is durable, and where it ends."""
         self.shard_of: Callable[[str], int] = lambda group_id: 0
         self.on_group_gone: Callable[[str], None] = lambda group_id: None
         self.transitions: Counter[str] = Counter()
@@ -80,9 +85,8 @@ class Observer:
         self._trace = trace
         self._commits: dict[CommitKey, Commits] = {}
         self._place = 0
-        self._before_request = 0
         self._message: object = None
-        self._written: list[CoordinatorRecord] = []
+        self.written: list[CoordinatorRecord] = []
         self._open: dict[int, list[tuple[CommitKey, int]]] = {}
         self._creation_times: dict[str, int] = {}
         self._given_creation_times: dict[str, set[int]] = {}
@@ -90,12 +94,16 @@ class Observer:
 
     # Watching shards.
 
-    def _guard(self, check: Callable[[], None]) -> None:
-        """The runtime takes an exception in a replay for a broken shard, and would go on."""
+    def violated(self, error: ViolationError) -> None:
+        self.violation = self.violation or error
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """The server takes an exception of its parts for a broken part, and would go on."""
         try:
-            check()
+            yield
         except ViolationError as error:
-            self.violation = self.violation or error
+            self.violated(error)
 
     def watch_groups(self, shard_id: int, machine: GroupCoordinatorShard) -> None:
         """From here on the shard is live: its log was replayed."""
@@ -115,10 +123,21 @@ class Observer:
             commits.latest = offset.commit_timestamp_ms, offset.expire_timestamp_ms
 
         def observed(record: CoordinatorRecord) -> None:
-            self._guard(lambda: self._before(machine, record))
+            with self.guard():
+                self._before(machine, record)
             replay(record)
 
         setattr(machine, "replay", observed)  # noqa: B010
+        commit_packed = machine.commit_packed
+
+        def observed_commit(plan: CommitPlan, cells: Sequence[bytes], now_ms: int) -> bool:
+            if not commit_packed(plan, cells, now_ms):
+                return False
+            with self.guard():
+                self._packed(machine, plan, cells, now_ms)
+            return True
+
+        setattr(machine, "commit_packed", observed_commit)  # noqa: B010
 
     def watch_transactions(self, shard_id: int, machine: TransactionCoordinatorShard) -> None:
         replay = machine.replay
@@ -126,7 +145,8 @@ class Observer:
             self._transactions[transactional_id] = metadata.state
 
         def observed(record: CoordinatorRecord) -> None:
-            self._guard(lambda: self._transaction(record))
+            with self.guard():
+                self._transaction(record)
             replay(record)
 
         setattr(machine, "replay", observed)  # noqa: B010
@@ -154,12 +174,13 @@ class Observer:
     def _before(self, machine: GroupCoordinatorShard, record: CoordinatorRecord) -> None:
         self._place += 1
         if self._message is not None:
-            self._written.append(record)
+            self.written.append(record)
         match record.key, record.value:
             case OffsetCommitKey() as key, OffsetCommitValue() as value:
                 commit_key = CommitKey(key.group, key.topic, key.partition)
                 if record.producer is None:
                     self._check_zombie(machine, commit_key, value.topic_id)
+                    self._note_end(machine, commit_key, value.offset, self.log_offsets(commit_key.group_id)[1])
                 self._commit(commit_key, value, record)
             case OffsetCommitKey() as key, None:
                 self._offset_deleted(machine, CommitKey(key.group, key.topic, key.partition), record.reason)
@@ -173,6 +194,45 @@ class Observer:
                 self._marker(record, committed=key.type == ControlRecordType.COMMIT)
             case _:
                 pass
+
+    def _note_end(self, machine: GroupCoordinatorShard, key: CommitKey, offset: int, end: int) -> None:
+        ends = self._commits.setdefault(key, Commits()).ends
+        if offset not in ends or ends[offset][0] is not machine:
+            ends[offset] = machine, end
+
+    def check_durable(self, machine: GroupCoordinatorShard, key: CommitKey, offset: int) -> None:
+        """I-11: nothing is read that a crash would take away."""
+        commits = self._commits.get(key)
+        taken_by, end = commits.ends.get(offset, (None, 0)) if commits is not None else (None, 0)
+        durable = self.log_offsets(key.group_id)[0]
+        if taken_by is machine and durable < end:
+            text = f"{key}: {offset} is answered, the log is durable up to {durable}, and has it before {end}"
+            raise ViolationError("I-11 what is read is durable", text)
+
+    def _packed(self, machine: GroupCoordinatorShard, plan: CommitPlan, cells: Sequence[bytes], now_ms: int) -> None:
+        """A commit that goes to the log without becoming records: those that it stands for."""
+        request = self._message
+        assert isinstance(request, OffsetCommitRequest)
+        numbers = iter(cells)
+        for topic in request.topics:
+            known = machine.image.topics_by_id.get(topic.topic_id)
+            name = topic.name or (known.name if known is not None else "")
+            image = machine.image.topics[name]
+            for partition in topic.partitions:
+                offset, leader_epoch = _CELL.unpack(next(numbers))
+                key = OffsetCommitKey(group=request.group_id, topic=name, partition=partition.partition_index)
+                value = OffsetCommitValue(
+                    offset=offset,
+                    leader_epoch=leader_epoch,
+                    metadata="",
+                    commit_timestamp=now_ms,
+                    expire_timestamp=-1,
+                    topic_id=image.id,
+                )
+                # It is appended after this.
+                end = self.log_offsets(request.group_id)[1] + 1
+                self._note_end(machine, CommitKey(request.group_id, name, partition.partition_index), offset, end)
+                self._before(machine, CoordinatorRecord(key, value))
 
     def _commit(self, key: CommitKey, value: OffsetCommitValue, record: CoordinatorRecord) -> None:
         commits = self._commits.setdefault(key, Commits())
@@ -277,9 +337,8 @@ class Observer:
 
     def begin(self, message: object) -> None:
         """A request is about to run."""
-        self._before_request = self._place
         self._message = message
-        self._written = []
+        self.written = []
 
     def end(self) -> None:
         self._message = None
@@ -300,48 +359,19 @@ class Observer:
             if member is None or (epoch != member.member_epoch and (since is None or epoch < since)):
                 raise ViolationError("I-13 no commit of a zombie", f"{text}: {member}")
 
-    def refused(self, request: Request, value: object) -> None:
-        """I-13: a refused request has no effect."""
-        if isinstance(value, KafkaError) and value.error in _REFUSALS and self._place != self._before_request:
-            text = f"{request.api_key.name} was refused with {value.error.name} and wrote records"
-            raise ViolationError("I-13 a refused request leaves no trace", text)
-
-    def check_steady(
-        self, request: Request, body: bytes, machine: GroupCoordinatorShard, context: OperationContext
-    ) -> None:
-        """I-9: an answer from memory is the one that the shard would give."""
-        message = ConsumerGroupHeartbeatRequest.decode(request.body, request.api_version)
-        try:
-            result = machine.consumer_group_heartbeat(context, message)
-        except KafkaError as error:
-            text = f"{request.connection.client_id} should be told {error.error.name}"
-            raise ViolationError("I-9 a repeated answer is still true", text) from error
-        if result.records or result.response.encode(request.api_version) != body:
-            said = ConsumerGroupHeartbeatResponse.decode(body, request.api_version)
-            text = f"{request.connection.client_id} is told {said}, not {result.response}"
-            raise ViolationError("I-9 a repeated answer is still true", text)
-
-    def check_repeated(self, request: Request, repeat: Callable[[], CoordinatorResult[object]]) -> None:
-        """I-9: the same request again, from a client that missed the answer, makes no difference. Nothing of what the
-        shard says to it is carried out. What wrote nothing may have been refused.
-        """
-        if not self._written:
-            return
-        try:
-            again = repeat().records
-        except KafkaError:
-            return
-        if request.api_key is ApiKey.CONSUMER_GROUP_HEARTBEAT:
+    def check_repeated(self, api_key: ApiKey, again: Sequence[CoordinatorRecord]) -> None:
+        """I-9: the same request again, from a client that missed the answer, makes no difference."""
+        more: Sequence[CoordinatorRecord]
+        if api_key is ApiKey.CONSUMER_GROUP_HEARTBEAT:
             # A member that left for a while may say so again, and gets the same record again.
             more = [record for record in again if not isinstance(record.key, ConsumerGroupCurrentMemberAssignmentKey)]
-        elif request.api_key is ApiKey.OFFSET_COMMIT:
-            before = [_committed(record) for record in self._written]
+        elif api_key is ApiKey.OFFSET_COMMIT:
+            before = [_committed(record) for record in self.written]
             more = [record for record in again if _committed(record) not in before]
         else:
             more = again
         if more:
-            who = f"{request.connection.client_id}, {request.api_key.name}"
-            text = f"{who} wrote {self._written}, and another time would write {more}"
+            text = f"{api_key.name} wrote {self.written}, and another time would write {more}"
             raise ViolationError("I-9 a repeated request makes no difference", text)
 
     # The order of the log.
@@ -365,21 +395,3 @@ def _committed(record: CoordinatorRecord) -> tuple[object, object]:
     """What a commit is but for its time."""
     value = record.value
     return record.key, (value.offset, value.metadata) if isinstance(value, OffsetCommitValue) else value
-
-
-REPEATABLE: Final = frozenset(
-    {ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_DELETE, ApiKey.DELETE_GROUPS}
-)
-"""Operations that change nothing but by their records, so that asking again costs nothing."""
-
-_REFUSALS: Final[Mapping[Errors, None]] = dict.fromkeys(
-    (
-        Errors.STALE_MEMBER_EPOCH,
-        Errors.ILLEGAL_GENERATION,
-        Errors.UNKNOWN_MEMBER_ID,
-        Errors.FENCED_INSTANCE_ID,
-        Errors.FENCED_MEMBER_EPOCH,
-        Errors.GROUP_ID_NOT_FOUND,
-        Errors.INVALID_REQUEST,
-    )
-)

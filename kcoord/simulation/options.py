@@ -9,8 +9,17 @@ from random import Random
 from typing import Final
 
 from kcoord.config import BrokerConfig
+from kcoord.runtime.hashing import partition_for
 
 MEMBERS_PER_GROUP = 3
+TOMBSTONES_KEPT_MS: Final = 5_000
+RUDE_GROUPS: Final = ("rude-0", "rude-1", "rude-2")
+COMMITTER_GROUP: Final = "committers"
+PRODUCER_GROUP: Final = "producers"
+PIPELINE_GROUP: Final = "pipeline"
+_GROUPS: Final = ("group-0", "group-1", COMMITTER_GROUP, PRODUCER_GROUP, PIPELINE_GROUP, *RUDE_GROUPS)
+"""Groups whose coordinator has to be here."""
+_SHARED_SHARDS: Final = 6
 
 FAULTS: Final = (
     "network",
@@ -53,7 +62,8 @@ class Options:
     static_share: float
     producers: int
     clean_every_ms: int
-    snapshot_every_ms: int
+    snapshot_bytes: int
+    """By how much a log grows from one snapshot to the next; 0 for none but at a stop."""
     most_members: int
     expiration_policy: str
     migration_policy: str
@@ -67,6 +77,12 @@ class Options:
     """Of one shard."""
     migration_policies: tuple[str, ...] = ()
     """The policies of successive processes in turn; none if all have `migration_policy`."""
+    turn_ms: int = 0
+    """How long a process takes what comes in together; with 0 everything is a turn of its own."""
+    fast_paths: bool = True
+    has_foreign_shards: bool = False
+    """Whether another broker leads some of the group coordinator's partitions: who asks here is misrouted."""
+    transaction_shards: int = 2
     request_timeout_ms: int = 2_000
     retention_check_ms: int = 5_000
 
@@ -113,13 +129,16 @@ class Options:
             static_share=choice((0.0, 0.3, 1.0)),
             producers=choice((0, 1, 2)),
             clean_every_ms=choice((0, 1_500, 6_000)),
-            snapshot_every_ms=choice((0, 3_000, 9_000)),
+            snapshot_bytes=choice((0, 3_000, 9_000)),
             most_members=choice((3, 4, 200)),
             expiration_policy=choice(("kip211", "kafka")),
             migration_policy=choice(("bidirectional", "bidirectional", "bidirectional", "disabled")),
             verification=choice((True, True, False)),
             inline_ms=choice((0, 10)),
             hop_ms=choice((0, 0, 20)),
+            turn_ms=choice((0, 0, 1)),
+            fast_paths=choice((True, True, True, True, False)),
+            has_foreign_shards=choice((False, False, True)),
         )
         SCENARIOS[scenario](options)
         if "mixed" in options.protocols:
@@ -127,6 +146,18 @@ class Options:
         if faults is not None:
             options._keep_only(faults)
         return options
+
+    @property
+    def group_partitions(self) -> int:
+        """Of the group coordinator's topic."""
+        return _SHARED_SHARDS if self.has_foreign_shards else self.shards
+
+    @property
+    def own_shards(self) -> list[int]:
+        """Those that the broker leads."""
+        if not self.has_foreign_shards:
+            return list(range(self.shards))
+        return sorted({partition_for(group_id, _SHARED_SHARDS) for group_id in _GROUPS})
 
     def _keep_only(self, faults: frozenset[str]) -> None:
         if "network" not in faults:
@@ -141,6 +172,16 @@ class Options:
         """Limits far below Kafka's defaults, so that timeouts happen within a short run."""
         return BrokerConfig.from_properties(
             {
+                "node.id": "1",
+                "log.dirs": "data",
+                "listeners": "PLAINTEXT://broker:9092",
+                "auto.create.topics.enable": "false",
+                "offsets.topic.num.partitions": str(self.group_partitions),
+                "offsets.topic.segment.bytes": str(self.segment_bytes),
+                "transaction.state.log.num.partitions": str(self.transaction_shards),
+                "transaction.state.log.segment.bytes": str(self.segment_bytes),
+                "log.cleaner.delete.retention.ms": str(TOMBSTONES_KEPT_MS),
+                "kcoord.fast.paths.enable": str(self.fast_paths).lower(),
                 "group.consumer.session.timeout.ms": str(self.session_timeout_ms),
                 "group.consumer.min.session.timeout.ms": "5000",
                 "group.consumer.heartbeat.interval.ms": str(self.heartbeat_interval_ms),
@@ -188,7 +229,7 @@ def _transactions(options: Options) -> None:
 
 
 def _compaction(options: Options) -> None:
-    options.segment_bytes, options.clean_every_ms, options.snapshot_every_ms = 2_048, 700, 1_500
+    options.segment_bytes, options.clean_every_ms, options.snapshot_bytes = 2_048, 700, 1_500
     options.every_ms = {**options.every_ms, "broker": 6_000}
 
 
@@ -206,6 +247,7 @@ def _corners(options: Options) -> None:
     options.protocols, options.shards, options.producers = ("consumer",), 3, 0
     options.network_delay_ms, options.disk_delay_ms, options.hop_ms, options.most_groups = 2, 2, 200, 100
     options.migration_policy, options.verification = "bidirectional", False
+    options.has_foreign_shards, options.turn_ms, options.fast_paths = False, 0, True
 
 
 SCENARIOS: Final[Mapping[str, Callable[[Options], None]]] = {

@@ -7,7 +7,7 @@ the fault is planted. Product code knows nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -19,18 +19,26 @@ from kcoord.coordinator.group.consumer import heartbeat, removal
 from kcoord.coordinator.group.consumer.assignment import CurrentAssignmentBuilder
 from kcoord.coordinator.group.consumer.group import ConsumerGroup, ConsumerGroupMember
 from kcoord.coordinator.group.consumer.heartbeat import ConsumerHeartbeat, MemberTransition
+from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.creation_limits import CreationLimits
+from kcoord.coordinator.group.group import Group
 from kcoord.coordinator.group.offsets import operations as offset_operations
-from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
+from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset, CommittedOffsets
 from kcoord.coordinator.group.offsets.expiration import Aging
 from kcoord.coordinator.group.offsets.operations import PartitionCheck
+from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
+from kcoord.coordinator.group.offsets.packed_fetch import PackedFetch
 from kcoord.coordinator.group.offsets.transactional_offsets import OffsetKey, PendingOffsets, TransactionalOffsets
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.group.steady import SteadyHeartbeat
 from kcoord.metadata.creation_order import CreationOrder
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Schedule
-from kcoord.simulation import shards
+from kcoord.runtime.shard_context import ShardContext
+from kcoord.server.api.api_table import DeferredResponse
+from kcoord.server.disk import shard_logs
+from kcoord.server.fast.metadata import MetadataAnswers
+from kcoord.server.net.request_path import RequestPath
 from kcoord.storage import journal
 from kcoord.storage.journal import DurableAppends
 from kcoord.storage.offset_map import OffsetMap
@@ -53,9 +61,8 @@ _SKIPPED_OF: Final = 40
 class Fault:
     """A fault to plant; what is not given is as it should be."""
 
-    make_machine: Callable[[BrokerConfig, MetadataImage], GroupCoordinatorShard] = GroupCoordinatorShard
+    make_machine: Callable[[BrokerConfig, MetadataImage, GroupCounters], GroupCoordinatorShard] = GroupCoordinatorShard
     early_replies: bool = False
-    is_current: Callable[[SteadyHeartbeat, int], bool] = SteadyHeartbeat.is_current
     patches: Sequence[tuple[object, str, object]] = ()
     """Attributes of product code, with what is in their place while the fault is planted."""
 
@@ -77,8 +84,8 @@ NO_FAULT: Final = Fault()
 class ForgetfulShard(GroupCoordinatorShard):
     """Skips some replays of live results; what it loads, it loads whole."""
 
-    def __init__(self, config: BrokerConfig, image: MetadataImage) -> None:
-        super().__init__(config, image)
+    def __init__(self, config: BrokerConfig, image: MetadataImage, counters: GroupCounters) -> None:
+        super().__init__(config, image, counters)
         self._is_loaded = False
         self._replayed = 0
 
@@ -110,44 +117,37 @@ class ClingingShard(GroupCoordinatorShard):
             super().replay(record)
 
 
-class CarelessShard(GroupCoordinatorShard):
-    """Deletes offsets of topics that are subscribed to."""
-
-    def delete_offsets(
-        self, context: OperationContext, request: OffsetDeleteRequest
-    ) -> CoordinatorResult[OffsetDeleteResponse]:
-        result = super().delete_offsets(context, request)
-        group = self.group(request.group_id)
-        for topic in request.topics:
-            if group is not None and group.is_subscribed_to(topic.name):
-                result.records += (
-                    records.new_offset_commit_tombstone(
-                        request.group_id,
-                        topic.name,
-                        partition.partition_index,
-                        records.TombstoneReason.OFFSET_DELETE,
-                    )
-                    for partition in topic.partitions
-                )
-        return result
-
-
-class RuthlessShard(GroupCoordinatorShard):
-    """Deletes groups that have members."""
-
-    def delete_groups(
-        self, context: OperationContext, group_ids: list[str]
-    ) -> CoordinatorResult[list[DeleteGroupsResponse.DeletableGroupResult]]:
-        result = super().delete_groups(context, group_ids)
-        for answer in result.response:
-            group = self.group(answer.group_id)
-            if group is not None and answer.error_code:
-                answer.error_code = 0
-                result.records += self._deletion.of_group(group)
-        return result
-
-
 # Replacements of product functions.
+
+
+def _deletes_subscribed(
+    self: GroupCoordinatorShard, context: OperationContext, request: OffsetDeleteRequest
+) -> CoordinatorResult[OffsetDeleteResponse]:
+    """Deletes offsets of topics that are subscribed to, too."""
+    result = _delete_offsets(self, context, request)
+    group = self.group(request.group_id)
+    for topic in request.topics:
+        if group is not None and group.is_subscribed_to(topic.name):
+            result.records += (
+                records.new_offset_commit_tombstone(
+                    request.group_id, topic.name, partition.partition_index, records.TombstoneReason.OFFSET_DELETE
+                )
+                for partition in topic.partitions
+            )
+    return result
+
+
+def _deletes_every_group(
+    self: GroupCoordinatorShard, context: OperationContext, group_ids: list[str]
+) -> CoordinatorResult[list[DeleteGroupsResponse.DeletableGroupResult]]:
+    """Deletes groups that have members, too."""
+    result = _delete_groups(self, context, group_ids)
+    for answer in result.response:
+        group = self.group(answer.group_id)
+        if group is not None and answer.error_code:
+            answer.error_code = 0
+            result.records += self._deletion.of_group(group)
+    return result
 
 
 def _every_commit(member: ConsumerGroupMember, epoch: int, stale: Errors | None = None) -> PartitionCheck | None:
@@ -263,7 +263,54 @@ def _nothing(*arguments: object) -> None:
     """Checks nothing."""
 
 
+def _outlives(
+    self: CommitPlan,
+    groups: Mapping[str, Group],
+    offsets: CommittedOffsets,
+    image: MetadataImage,
+    cells: Sequence[bytes],
+    now_ms: int,
+) -> bool:
+    """Once accepted, a member may commit as long as its group is there."""
+    group = groups.get(self.group_id)
+    if group is not None and group is self._group:
+        self._group_version = group.version
+    return _prepare(self, groups, offsets, image, cells, now_ms)
+
+
+def _of_first_image(
+    self: PackedFetch, group: Group | None, offsets: CommittedOffsets, image: MetadataImage
+) -> bytes | None:
+    """Looks topics up in the image that it saw first."""
+    return _encode(self, group, offsets, _first_images.setdefault(self, image))
+
+
+def _overtakes(self: RequestPath, frame: bytes, answer: bytes | DeferredResponse) -> None:
+    """What is known leaves at once."""
+    if isinstance(answer, bytes):
+        self._output.append(answer)
+    else:
+        _send(self, frame, answer)
+
+
+def _forgets_the_image(self: SteadyHeartbeat, image_epoch: int) -> bool:
+    """Takes no notice of topics and configs."""
+    return self.group.version == self.version
+
+
+def _of_any_image(self: MetadataAnswers, frame: bytes, image: MetadataImage) -> bytes | None:
+    """Repeats what was answered out of the image before, too."""
+    return _metadata_answer(self, frame, self._image or image)
+
+
+_first_images: Final[dict[PackedFetch, MetadataImage]] = {}
+_prepare = CommitPlan.prepare
+_encode = PackedFetch.encode
+_send = RequestPath._send
+_metadata_answer = MetadataAnswers.answer
 _answer = CreationOrder.answer
+_delete_groups = GroupCoordinatorShard.delete_groups
+_delete_offsets = GroupCoordinatorShard.delete_offsets
 _remove_members = removal.remove_members
 _expires_at_ms = Aging.expires_at_ms
 _get = OffsetMap.get
@@ -275,13 +322,14 @@ _end = PendingOffsets.end
 _find_member = ConsumerHeartbeat._find_member
 
 FAULTS: Final = {
+    "answer-overtakes": Fault(patches=[(RequestPath, "_send", _overtakes)]),
     "aborted-transaction-counts": Fault(patches=[(PendingOffsets, "end", _aborted_too)]),
     "clocks-of-workers-not-compared": Fault(patches=[(CreationOrder, "answer", _hears_nothing)]),
     "compaction-loses-the-newest-value": Fault(
         patches=[(OffsetMap, "get", _lost_newest), (OffsetMap, "last_offsets", _lost_newest_of_all)]
     ),
-    "deletes-a-group-with-members": Fault(RuthlessShard),
-    "deletes-subscribed-offsets": Fault(CarelessShard),
+    "deletes-a-group-with-members": Fault(patches=[(GroupCoordinatorShard, "delete_groups", _deletes_every_group)]),
+    "deletes-subscribed-offsets": Fault(patches=[(GroupCoordinatorShard, "delete_offsets", _deletes_subscribed)]),
     "downgrade-forgotten-by-a-load": Fault(patches=[(migration, "unfinished", _rebalances_only)]),
     "downgrade-without-rebalance-after-a-load": Fault(patches=[(migration, "unfinished", _converts_only)]),
     "downgrade-resets-the-epoch": Fault(patches=[(migration, "downgrade", _from_one)]),
@@ -295,12 +343,17 @@ FAULTS: Final = {
     "join-counts-twice": Fault(patches=[(ConsumerHeartbeat, "_find_member", _joins_anew)]),
     "journal-begun-anew-too-early": Fault(patches=[(DurableAppends, "renew", _flushes_nothing)]),
     "journal-not-read": Fault(patches=[(journal, "_restore", _restores_nothing)]),
-    "memo-not-invalidated": Fault(is_current=_always),
+    "memo-not-invalidated": Fault(patches=[(SteadyHeartbeat, "is_current", _always)]),
     "no-limit-of-members": Fault(patches=[(MemberTransition, "check_size", _nothing)]),
-    "old-snapshot-is-used": Fault(patches=[(shards, "may_miss_deletions", _never)]),
+    "old-snapshot-is-used": Fault(patches=[(shard_logs, "may_miss_deletions", _never)]),
     "pending-offsets-count-as-stable": Fault(patches=[(PendingOffsets, "is_pending", _at_once)]),
     "reply-before-durable": Fault(early_replies=True),
+    "plan-outlives-a-fenced-member": Fault(patches=[(CommitPlan, "prepare", _outlives)]),
+    "repeated-heartbeat-of-an-old-config": Fault(patches=[(SteadyHeartbeat, "is_current", _forgets_the_image)]),
+    "repeated-metadata-of-an-old-image": Fault(patches=[(MetadataAnswers, "answer", _of_any_image)]),
+    "row-visible-before-durable": Fault(patches=[(ShardContext, "is_behind", False)]),
     "skipped-replay": Fault(ForgetfulShard),
+    "stale-image-in-a-packed-fetch": Fault(patches=[(PackedFetch, "encode", _of_first_image)]),
     "static-member-not-fenced": Fault(patches=[(MemberTransition, "_replace_static_member", _keeps_predecessor)]),
     "zombie-commit": Fault(patches=[(offset_operations, "_epoch_check", _every_commit)]),
 }

@@ -231,7 +231,7 @@ class TransactionalProducer(Client):
                 return
             if answer.error_code:
                 raise self.unexpected(answer.error_code, "OffsetFetch")
-            self._commits.check(expected, answer)
+            self._commits.answered(expected, answer)
             self.committed += 1
             self._after(self.random.randint(0, _PAUSE_MS), self._begin)
 

@@ -24,6 +24,7 @@ _COMMIT_REFUSED: Final = frozenset(
         Errors.REBALANCE_IN_PROGRESS,
         Errors.FENCED_INSTANCE_ID,
         Errors.GROUP_ID_NOT_FOUND,
+        Errors.UNKNOWN_TOPIC_OR_PARTITION,
     }
 )
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""'Sometimes' assertions: which error branches of the coordinator a run has been through.
+"""'Sometimes' assertions: which error branches a run has been through: of the coordinators, of the handlers
+of the APIs that model clients use, and of their services.
 
-An error branch is an expression `Errors.X` inside a function of the coordinator, other than in a comparison. While
+An error branch is an expression `Errors.X` inside a function of these, other than in a comparison. While
 `Reached` is in use, the functions that have such branches run code in which each of them reports itself; production
 code knows nothing of it, and gets its own code back at the end.
 """
@@ -19,7 +20,19 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-PACKAGES: Final = ("kcoord.coordinator.group", "kcoord.runtime", "kcoord.coordinator.transaction")
+PACKAGES: Final = ("kcoord.coordinator.group", "kcoord.runtime", "kcoord.coordinator.transaction", "kcoord.server.fast")
+HANDLERS: Final = (
+    *("consumer_group_heartbeat", "join_group", "sync_group", "heartbeat", "leave_group", "consumer_group_describe"),
+    *("offset_commit", "offset_fetch", "offset_delete", "delete_groups", "list_groups", "describe_groups", "metadata"),
+    *("init_producer_id", "add_offsets_to_txn", "txn_offset_commit", "end_txn", "describe_transactions"),
+)
+"""Of the APIs that model clients use."""
+MODULES: Final = (
+    *(f"kcoord.server.api.handlers.{name}" for name in HANDLERS),
+    *("kcoord.server.api.fan_out", "kcoord.server.api.known_partitions"),
+    *("kcoord.server.shards.group_service", "kcoord.server.shards.shard_service"),
+    "kcoord.server.shards.transaction_service",
+)
 EXCUSED: Final = {
     "group.classic.join.ClassicJoin._join_existing UNKNOWN_MEMBER_ID": "an Empty group has no member that could ask",
     "group.classic.operations.heartbeat UNKNOWN_MEMBER_ID": "an Empty group has no member that could ask",
@@ -37,10 +50,17 @@ EXCUSED: Final = {
         "a marker of an epoch before: no transaction begins before the markers of the last one are written, so only "
         "WriteTxnMarkers from elsewhere brings one"
     ),
+    "api.handlers.consumer_group_heartbeat.check_consumer_protocol UNSUPPORTED_VERSION": "the protocol is on",
+    "api.handlers.init_producer_id.handle TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "of version 6, which is not served",
+    "api.handlers.init_producer_id.handle UNSUPPORTED_VERSION": "of version 6, which is not served",
+    "api.handlers.metadata._partition LEADER_NOT_AVAILABLE": "every partition has a leader",
+    "api.handlers.offset_commit.error_response INVALID_COMMIT_OFFSET_SIZE": (
+        "more partitions than a topic of a run has"
+    ),
 }
 """Branches that no run can be asked to reach, and why; unit tests reach them."""
 _REPORTER: Final = "__reached__"
-_PREFIX: Final = "kcoord.coordinator."
+_PREFIXES: Final = ("kcoord.coordinator.", "kcoord.server.")
 
 
 class _Instrument(ast.NodeTransformer):
@@ -48,7 +68,7 @@ class _Instrument(ast.NodeTransformer):
 
     def __init__(self, module: str) -> None:
         self.places: list[str] = []
-        self._module = module.removeprefix(_PREFIX)
+        self._module = module.removeprefix(_PREFIXES[0]).removeprefix(_PREFIXES[1])
         self._path: list[str] = []
         self._functions = 0
 
@@ -142,6 +162,8 @@ def _modules() -> Iterator[ModuleType]:
         yield root
         for found in pkgutil.walk_packages(root.__path__, f"{package}."):
             yield importlib.import_module(found.name)
+    for name in MODULES:
+        yield importlib.import_module(name)
 
 
 def _functions_of(code: CodeType) -> Iterator[tuple[str, CodeType]]:

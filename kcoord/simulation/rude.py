@@ -16,7 +16,7 @@ from kcoord.simulation import rude_transactions
 from kcoord.simulation.client import Client
 from kcoord.simulation.clock import Clock
 from kcoord.simulation.network import Network
-from kcoord.simulation.options import Options
+from kcoord.simulation.options import RUDE_GROUPS, Options
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.messages import (
     ConsumerGroupDescribeRequest,
@@ -32,14 +32,13 @@ from kcoord_protocol.messages import (
     LeaveGroupRequest,
     ListGroupsRequest,
     Message,
+    MetadataRequest,
     OffsetCommitRequest,
     OffsetDeleteRequest,
     OffsetFetchRequest,
     SyncGroupRequest,
 )
 
-OWN_GROUPS: Final = ("rude-0", "rude-1", "rude-2")
-MISROUTED: Final = "misrouted"
 _TOPICS: Final = ("topic-0", "topic-1", "no-topic")
 _INSTANCES: Final = ("rude-i0", "rude-i1", "no-instance")
 _TIMEOUT_MS: Final = 1_500
@@ -64,7 +63,7 @@ class RudeClient(Client):
         super().__init__(f"rude-{number}", clock, random, network, options)
         self._groups = groups
         self._members_of = members_of
-        self._known: dict[str, list[tuple[str, int]]] = {group_id: [] for group_id in OWN_GROUPS}
+        self._known: dict[str, list[tuple[str, int]]] = {group_id: [] for group_id in RUDE_GROUPS}
         self._producer = -1, -1
         self.asked = 0
 
@@ -93,20 +92,20 @@ class RudeClient(Client):
                 self._delete_offsets,
                 self._delete_groups,
                 self._look,
+                self._look_at_topics,
                 self._transaction,
                 self._transaction,
             )
         )
-        group_id = self.random.choice(OWN_GROUPS) if self.random.random() < _GENEROUS else self._foreign_group()
+        group_id = self.random.choice(RUDE_GROUPS) if self.random.random() < _GENEROUS else self._foreign_group()
         if self.random.random() < 0.05:
             group_id = self.random.choice(("g" * 2_000, f"rude-new-{self.random.randrange(100)}"))
         api_key, version, message = make(group_id)
         self.asked += 1
-        routed = MISROUTED if self.random.random() < 0.01 else group_id
         self.request(
             api_key,
             version,
-            routed,
+            group_id,
             message,
             lambda body: self._learn(api_key, version, group_id, body),
             timeout_ms=_TIMEOUT_MS,
@@ -183,8 +182,8 @@ class RudeClient(Client):
             generation_id=generation,
             member_id=member_id,
             group_instance_id=self._instance(),
-            protocol_type=self.random.choice((None, None, "consumer", "connect")),
-            protocol_name=self.random.choice((None, None, "range", "sticky")),
+            protocol_type=self.random.choice((None, "consumer", "consumer", "consumer", "connect")),
+            protocol_name=self.random.choice((None, "range", "range", "range", "sticky")),
             assignments=[
                 SyncGroupRequest.SyncGroupRequestAssignment(member_id=known, assignment=data)
                 for known, _ in self._known.get(group_id, [])
@@ -213,7 +212,7 @@ class RudeClient(Client):
 
     def _heartbeat(self, group_id: str) -> Trick:
         random = self.random
-        if group_id == OWN_GROUPS[-1] and random.random() < 0.95:
+        if group_id == RUDE_GROUPS[-1] and random.random() < 0.95:
             # One of its groups mostly stays a classic one.
             return random.choice((self._join, self._sync, self._commit))(group_id)
         member_id, epoch = self._member(group_id)
@@ -312,8 +311,20 @@ class RudeClient(Client):
             )
         )
 
+    def _look_at_topics(self, group_id: str) -> Trick:
+        names = self.random.choice((["topic-0", "no-topic"], ["bad name"], [None], ["topic-1"]))
+        topic_id = self.random.choice((bytes(16), b"\7" * 16))
+        version = self.random.choice((9, 10, 12, 12))
+        topics = [
+            MetadataRequest.MetadataRequestTopic(name=name if name is not None or version >= 10 else "")
+            for name in names
+        ]
+        if version >= 10:
+            topics[0].topic_id = topic_id
+        return ApiKey.METADATA, version, MetadataRequest(topics=topics)
+
     def _transaction(self, group_id: str) -> Trick:
         if group_id not in self._known:
-            group_id = self.random.choice(OWN_GROUPS)
+            group_id = self.random.choice(RUDE_GROUPS)
         member_id, epoch = self._member(group_id)
         return rude_transactions.trick(self.random, group_id, member_id, epoch, self._producer)

@@ -17,6 +17,7 @@ from kcoord_protocol.messages import (
     TxnOffsetCommitRequest,
 )
 
+_MEMBERS_SINCE: Final = 3
 _INIT_VERSION: Final = 4
 _IDS: Final = ("rude-tx", "rude-tx", "rude-tx", "no-tx", "")
 
@@ -41,7 +42,7 @@ def trick(
             request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=timeout_ms)
             if random.random() < 0.3:
                 request.producer_id, request.producer_epoch = producer_id, producer_epoch
-            return ApiKey.INIT_PRODUCER_ID, _INIT_VERSION, request
+            return ApiKey.INIT_PRODUCER_ID, random.choice((3, _INIT_VERSION)), request
         case "add":
             added = AddOffsetsToTxnRequest(
                 transactional_id=transactional_id,
@@ -49,7 +50,7 @@ def trick(
                 producer_epoch=producer_epoch,
                 group_id=group_id,
             )
-            return ApiKey.ADD_OFFSETS_TO_TXN, 3, added
+            return ApiKey.ADD_OFFSETS_TO_TXN, random.choice((1, 3)), added
         case "commit":
             return _commit(random, transactional_id, group_id, member_id, epoch, (producer_id, producer_epoch))
         case "end":
@@ -59,7 +60,7 @@ def trick(
                 producer_epoch=producer_epoch,
                 committed=random.random() < 0.5,
             )
-            return ApiKey.END_TXN, random.choice((3, 5)), end
+            return ApiKey.END_TXN, random.choice((1, 3, 5)), end
         case _:
             ids = [transactional_id, "no-tx", ""]
             return ApiKey.DESCRIBE_TRANSACTIONS, 0, DescribeTransactionsRequest(transactional_ids=ids)
@@ -80,6 +81,9 @@ def _commit(
         producer_epoch=producer[1],
         topics=[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name="topic-0", partitions=[partition])],
     )
-    if names_member:
+    version = random.choice((1, 3, 3, 5, 5))
+    if random.random() < 0.05:
+        request.group_id = ""
+    if names_member and version >= _MEMBERS_SINCE:
         request.member_id, request.generation_id_or_member_epoch = member_id, epoch
-    return ApiKey.TXN_OFFSET_COMMIT, random.choice((3, 5)), request
+    return ApiKey.TXN_OFFSET_COMMIT, version, request

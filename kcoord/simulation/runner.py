@@ -5,11 +5,9 @@ of it after shrinking, and the latest events: that is all that is needed to run 
 
 from __future__ import annotations
 
-import logging
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kcoord.simulation.clock import START_MS
@@ -46,7 +44,7 @@ def run(setup: Setup, fault: Fault = NO_FAULT) -> Outcome:
     """Runs one setup to its end, or to the first violation. Any other exception counts as one."""
     world = World(setup, fault)
     failure = invariant = ""
-    with fault.planted(), _without_log_lines():
+    with fault.planted(), world.surroundings():
         try:
             world.run()
         except ViolationError as error:
@@ -123,15 +121,3 @@ def report(outcome: Outcome) -> str:
         again += f" --faults {','.join(sorted(setup.faults)) or 'none'}"
     lines.append(f"  again: {again}")
     return "\n".join(lines)
-
-
-@contextmanager
-def _without_log_lines() -> Iterator[None]:
-    """The coordinator reports its misfortunes; here they are expected."""
-    logger = logging.getLogger("kcoord")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -18,9 +18,10 @@ from kcoord.metadata.image import MetadataImage, metadata_hash
 from kcoord.runtime.result import OperationContext
 from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
 from kcoord.runtime.shard_set import ShardSet
-from kcoord.simulation.broker import Process, SimulatedBroker
+from kcoord.simulation.broker import SimulatedBroker
 from kcoord.simulation.checkers import AcknowledgedCommits, TopicPartition
-from kcoord.simulation.shards import TOMBSTONES_KEPT_MS
+from kcoord.simulation.options import TOMBSTONES_KEPT_MS
+from kcoord.simulation.process import TOPICS, SimulatedProcess
 from kcoord.simulation.trace import ViolationError
 from kcoord.storage.snapshot import SnapshotError, may_miss_deletions, read_snapshot
 from kcoord_protocol.messages import OffsetCommitKey, OffsetFetchRequest
@@ -28,7 +29,7 @@ from kcoord_protocol.messages import OffsetCommitKey, OffsetFetchRequest
 _REBUILD_EVERY_STEPS: Final = 300
 _COMMITS_EVERY_STEPS: Final = 10
 
-_Seen: TypeAlias = tuple[Process, int, int]
+_Seen: TypeAlias = tuple[SimulatedProcess, int, int]
 
 
 class BrokerChecks:
@@ -51,8 +52,8 @@ class BrokerChecks:
         process = self._broker.process
         if process is None:
             return
-        runtime = process.groups.runtime
-        if runtime.statistics.operations_failed or process.transactions.runtime.statistics.operations_failed:
+        runtime = process.broker.groups.shards
+        if runtime.statistics.operations_failed or process.broker.transactions.shards.statistics.operations_failed:
             raise ViolationError("I-0 no unexpected error", "an operation, timer or task raised an exception")
         for group_id in self._group_ids:
             shard_id = self._broker.group_shard(group_id)
@@ -71,7 +72,7 @@ class BrokerChecks:
     def group(self, group_id: str) -> Group | None:
         """The group as its shard has it, None while that is not active."""
         process = self._broker.process
-        machine = process.groups.runtime.machine(self._broker.group_shard(group_id)) if process is not None else None
+        machine = process.machine_of(group_id) if process is not None else None
         return machine.group(group_id) if machine is not None else None
 
     def _check_group(self, machine: GroupCoordinatorShard, group: Group | None, group_id: str) -> None:
@@ -117,7 +118,11 @@ class BrokerChecks:
         Until then a timer is armed for the next step, also after a crash.
         """
         process = self._broker.process
-        shard = process.groups.runtime.active(self._broker.group_shard(group.group_id)) if process is not None else None
+        shard = (
+            process.broker.groups.shards.active(self._broker.group_shard(group.group_id))
+            if process is not None
+            else None
+        )
         if shard is None or not isinstance(group, ConsumerGroup | ClassicGroup):
             return
         timer = unfinished(self._broker.config, group, 0)
@@ -147,8 +152,8 @@ class BrokerChecks:
         process = self._broker.process
         if process is None or not process.is_quiet:
             return
-        for shard_id in process.groups.runtime.active_shards():
-            machine = process.groups.runtime.machine(shard_id)
+        for shard_id in process.broker.groups.shards.active_shards():
+            machine = process.broker.groups.shards.machine(shard_id)
             assert machine is not None
             live = machine.hard_state()
             self._check_counts(process, shard_id, machine)
@@ -156,18 +161,19 @@ class BrokerChecks:
             for name, rebuilt in self._rebuilt(process, shard_id):
                 if rebuilt.hard_state() != live:
                     raise ViolationError("I-17 live state is the log's state", _difference(name, live, rebuilt))
-        for shard_id in process.transactions.runtime.active_shards():
-            transactions = process.transactions.runtime.machine(shard_id)
+        for shard_id in process.broker.transactions.shards.active_shards():
+            transactions = process.broker.transactions.shards.machine(shard_id)
             assert transactions is not None
             if self._rebuilt_transactions(process, shard_id) != transactions.hard_state():
                 raise ViolationError("I-17 live state is the log's state", f"transactions {shard_id}")
 
-    def _check_counts(self, process: Process, shard_id: int, machine: GroupCoordinatorShard) -> None:
+    def _check_counts(self, process: SimulatedProcess, shard_id: int, machine: GroupCoordinatorShard) -> None:
         """I-29: the counts that metrics show add up."""
-        durable, following = process.groups.runtime.offsets(shard_id)
-        log = process.groups.logs[shard_id]
-        if not durable == following == log.end_offset:
-            text = f"shard {shard_id}: {durable} durable, {following} next, the log ends at {log.end_offset}"
+        durable, following = process.broker.groups.shards.offsets(shard_id)
+        log = process.log(TOPICS["groups"], shard_id)
+        end_offset = log.end_offset if log is not None else 0
+        if not durable == following == end_offset:
+            text = f"shard {shard_id}: {durable} durable, {following} next, the log ends at {end_offset}"
             raise ViolationError("I-29 counts add up", text)
         context = OperationContext(0)
         groups = machine.list_groups(context, [], []).response
@@ -175,9 +181,11 @@ class BrokerChecks:
         if len(groups) != sum(map(len, by_type)):
             raise ViolationError("I-29 counts add up", f"{len(groups)} groups, by type {list(map(len, by_type))}")
 
-    def _rebuilt(self, process: Process, shard_id: int) -> list[tuple[str, GroupCoordinatorShard]]:
+    def _rebuilt(self, process: SimulatedProcess, shard_id: int) -> list[tuple[str, GroupCoordinatorShard]]:
         """Fresh state machines, without any planted fault: of the whole log, and of the snapshot where there is one."""
-        log = process.groups.logs[shard_id]
+        log = process.log(TOPICS["groups"], shard_id)
+        if log is None:
+            return []
         config = self._broker.config
         runtime: ShardSet[GroupCoordinatorShard] = ShardSet(
             lambda _: GroupCoordinatorShard(config, MetadataImage.empty()), CoordinatorSerde()
@@ -189,18 +197,21 @@ class BrokerChecks:
         except (OSError, SnapshotError):
             snapshot = None
         fits = snapshot is not None and log.start_offset <= snapshot.offset <= snapshot.end_offset <= log.end_offset
-        if snapshot and fits and not may_miss_deletions(snapshot, log, process.now_ms, TOMBSTONES_KEPT_MS):
+        if snapshot and fits and not may_miss_deletions(snapshot, log, process.broker.now_ms(), TOMBSTONES_KEPT_MS):
             runtime.load(1, log.batches(snapshot.offset), 0, log.end_offset, snapshot.chunks)
             found.append(("the snapshot", runtime.machine(1)))
         return [(f"shard {shard_id}, {name}", machine) for name, machine in found if machine is not None]
 
-    def _rebuilt_transactions(self, process: Process, shard_id: int) -> Mapping[str, object]:
-        log = process.transactions.logs[shard_id]
+    def _rebuilt_transactions(self, process: SimulatedProcess, shard_id: int) -> Mapping[str, object]:
+        log = process.log(TOPICS["transactions"], shard_id)
         runtime: ShardSet[TransactionCoordinatorShard] = ShardSet(
             lambda _: TransactionCoordinatorShard(self._broker.config, MetadataImage.empty(), 0),
             CoordinatorSerde(TRANSACTION_RECORDS),
         )
-        runtime.load(0, log.batches(log.start_offset), 0, log.end_offset)
+        if log is None:
+            runtime.load(0, (), 0)
+        else:
+            runtime.load(0, log.batches(log.start_offset), 0, log.end_offset)
         machine = runtime.machine(0)
         assert machine is not None
         return machine.hard_state()

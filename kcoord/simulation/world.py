@@ -8,8 +8,8 @@ second nothing fails any more, and all clients have to settle within a time that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from math import ceil
 from random import Random
 from typing import Final
@@ -28,19 +28,27 @@ from kcoord.simulation.consumer import ModelConsumer
 from kcoord.simulation.controller import Controller
 from kcoord.simulation.disturbances import Disturbance, draw
 from kcoord.simulation.network import Network
-from kcoord.simulation.options import MEMBERS_PER_GROUP, Options
+from kcoord.simulation.options import (
+    COMMITTER_GROUP,
+    MEMBERS_PER_GROUP,
+    PIPELINE_GROUP,
+    PRODUCER_GROUP,
+    RUDE_GROUPS,
+    Options,
+)
+from kcoord.simulation.pipeliner import Pipeliner
 from kcoord.simulation.planted import NO_FAULT, Fault
+from kcoord.simulation.process import TOPICS
 from kcoord.simulation.producer import TransactionalProducer
 from kcoord.simulation.promises import Promises, Subscription
-from kcoord.simulation.rude import OWN_GROUPS, RudeClient
+from kcoord.simulation.rude import RudeClient
 from kcoord.simulation.state_checks import BrokerChecks, partitions_of
+from kcoord.simulation.surroundings import around
 from kcoord.simulation.topics import FIRST_TOPIC, LATER_TOPIC, Topics
 from kcoord.simulation.trace import Trace, ViolationError
 
 DEFAULT_STEPS: Final = 2_500
 _LONGEST_FAULT_PHASE_MS: Final = 240_000
-_COMMITTER_GROUP: Final = "committers"
-_PRODUCER_GROUP: Final = "producers"
 _LONGEST_BROKER_PAUSE_MS: Final = 3_000
 _LONGEST_MEMBER_PAUSE_MS: Final = 4_000
 _LULL_MS: Final = 75_000
@@ -87,16 +95,20 @@ class World:
         self.broker = SimulatedBroker(self.clock, self.stream("broker"), self.options, self.trace, self.network, fault)
         self.commits = AcknowledgedCommits(self.broker.observer)
         self.ownership = Ownership()
-        self.topics = Topics(self.broker, self.options, Controller(self.broker, self.stream("times"), self.trace))
+        self.controller = Controller(self.broker, self.stream("times"), self.trace)
+        self.topics = Topics(self.broker, self.options, self.controller)
         self.promises = Promises(
             self.trace, self.ownership, ToldEpochs(), self.commits, lambda: self.broker.image, self.topics.names
         )
         self.group_ids = [f"group-{number}" for number in range(len(self.options.protocols))]
-        watched = [*self.group_ids, *OWN_GROUPS, _COMMITTER_GROUP, _PRODUCER_GROUP]
+        watched = [*self.group_ids, *RUDE_GROUPS, COMMITTER_GROUP, PRODUCER_GROUP, PIPELINE_GROUP]
         self.checks = BrokerChecks(self.broker, watched, self.commits)
         self.slots = list(self._make_slots())
         self.committer = self._make_committer()
-        self.clients: list[ModelClient] = [self.committer, *self._make_producers()]
+        self.pipeliner = Pipeliner(
+            self.clock, self.stream("pipeliner"), self.network, self.options, self.commits, self.promises
+        )
+        self.clients: list[ModelClient] = [self.committer, self.pipeliner, *self._make_producers()]
         if setup.scenario == "corners":
             shard_of = self.broker.group_shard
             self.clients += corners.actors(self.clock, self.stream, self.network, self.options, self.trace, shard_of)
@@ -137,7 +149,7 @@ class World:
 
     def _make_committer(self) -> Committer:
         return Committer(
-            _COMMITTER_GROUP,
+            COMMITTER_GROUP,
             FIRST_TOPIC,
             self.clock,
             self.stream("committer"),
@@ -150,7 +162,7 @@ class World:
         return [
             TransactionalProducer(
                 number,
-                _PRODUCER_GROUP,
+                PRODUCER_GROUP,
                 FIRST_TOPIC,
                 self.clock,
                 self.stream(f"producer-{number}"),
@@ -168,6 +180,9 @@ class World:
             for slot in self.slots
             if slot.group_id == group_id and slot.member is not None and slot.member.member_id
         ]
+
+    def surroundings(self) -> AbstractContextManager[None]:
+        return around(self.options, self.trace, self.broker.observer)
 
     def run(self) -> None:
         """Raises ViolationError where an invariant does not hold."""
@@ -187,10 +202,14 @@ class World:
 
     def _begin(self) -> None:
         self.broker.observer.image = lambda: self.broker.image
-        self.broker.observer.now_ms = lambda: self.broker.process.now_ms if self.broker.process is not None else 0
+        self.broker.observer.now_ms = lambda: (
+            self.broker.process.broker.now_ms() if self.broker.process is not None else 0
+        )
+        self.broker.observer.log_offsets = self.broker.log_offsets
         self.broker.observer.shard_of = self.broker.group_shard
         self.broker.observer.on_group_gone = self.promises.epochs.forget
         random = self.stream("begin")
+        self.controller.begin()
         self.topics.begin(random)
         self.broker.start()
         for client in self.clients:
@@ -225,14 +244,11 @@ class World:
             case "config":
                 self.topics.configure(random, self.group_ids)
             case "admin":
-                self.admin.act(random, [*self.group_ids, *OWN_GROUPS, _COMMITTER_GROUP])
+                self.admin.act(random, [*self.group_ids, *RUDE_GROUPS, COMMITTER_GROUP])
             case "rude":
                 self.rude[random.randrange(_RUDE_CLIENTS)].trick(disturbance.seed)
             case "clean":
-                self.broker.clean(random.randrange(self.options.shards), may_lose_power=random.random() < 0.1)
-            case "snapshot":
-                if self.broker.process is not None:
-                    self.broker.process.groups.take_snapshot(random.randrange(self.options.shards))
+                self.broker.clean(random.choice(self.options.own_shards), may_lose_power=random.random() < 0.1)
             case "lull":
                 self._lull(random)
             case _:
@@ -241,26 +257,34 @@ class World:
     def _end_process(self, kind: str, random: Random) -> None:
         if self.broker.process is None:
             return
-        if kind == "stop":
-            self.broker.stop()
-        else:
-            self.broker.crash(whole_machine=kind == "machine-crash")
         offset_ms = random.choice((0, 0, 0, 1_500, -1_500))
         # A clock that runs fast would end sessions before clients can know: no protocol with timeouts stands that.
         clock_rate = random.choice((1.0, 1.0, 1.0, 0.5))
-        self.clock.after(
-            random.randint(1, _LONGEST_BROKER_PAUSE_MS),
-            lambda: self.broker.start(offset_ms, clock_rate) if self.broker.process is None else None,
-        )
+        pause_ms = random.randint(1, _LONGEST_BROKER_PAUSE_MS)
+
+        def start() -> None:
+            if self.broker.process is None:
+                self.broker.start(offset_ms, clock_rate)
+
+        if kind == "stop":
+            self.broker.stop(lambda: self.clock.after(pause_ms, start))
+        else:
+            self.broker.crash(whole_machine=kind == "machine-crash")
+            self.clock.after(pause_ms, start)
 
     def _give_up_shard(self, random: Random) -> None:
-        process = self.broker.process
-        if process is None:
-            return
-        shards = random.choice((process.groups, process.groups, process.transactions))
-        shard_id = random.randrange(shards.count)
-        if shards.give_up(shard_id):
-            process.after(random.randint(1, 2_000), lambda: shards.load(shard_id))
+        """Another broker leads the shard for a while: this one says so, and leaves the log to it."""
+        name = random.choice(("groups", "groups", "transactions"))
+        shard_id = random.choice(self._shards(name))
+        self.trace.add("give-up-shard", f"{name} {shard_id}")
+        self._lead_elsewhere(name, shard_id, random.randint(1, 2_000))
+
+    def _shards(self, name: str) -> list[int]:
+        return self.options.own_shards if name == "groups" else list(range(self.options.transaction_shards))
+
+    def _lead_elsewhere(self, name: str, shard_id: int, duration_ms: int) -> None:
+        self.controller.move(TOPICS[name], shard_id, 2)
+        self.clock.after(duration_ms, lambda: self.controller.move(TOPICS[name], shard_id, 1))
 
     def _cut_off(self, random: Random) -> None:
         slot = random.choice(self.slots)
@@ -280,20 +304,19 @@ class World:
 
     def _lose_worker(self, random: Random) -> None:
         """One of two workers is gone: all its shards stop in the middle of what they did, and the other takes them."""
-        process = self.broker.process
-        if process is None:
+        if self.broker.process is None:
             return
         number = random.randrange(2)
         self.trace.add("worker-loss", str(number))
-        lost = [(shards, each) for shards in (process.groups, process.transactions) for each in range(shards.count)]
-        for shards, shard_id in lost:
-            if shard_id % 2 == number and shards.lose(shard_id):
-                process.after(random.randint(1, 2_000), partial(shards.load, shard_id))
+        lost = [(name, each) for name in TOPICS for each in self._shards(name) if each % 2 == number]
+        self.broker.lose_worker(lost)
+        for name, shard_id in lost:
+            self._lead_elsewhere(name, shard_id, random.randint(1, 2_000))
 
     def _lull(self, random: Random) -> None:
         """Everybody rests for longer than offsets are kept."""
         self.trace.add("lull")
-        self.committer.resting_until_ms = self.clock.now_ms + _LULL_MS
+        self.committer.resting_until_ms = self.pipeliner.resting_until_ms = self.clock.now_ms + _LULL_MS
         for slot in self.slots:
             if slot.member is not None:
                 slot.member.leave(stay_static=False)
@@ -385,7 +408,7 @@ class World:
             + 20_000
         )
         if self.broker.process is not None:
-            longest_ms = ceil(longest_ms / self.broker.process.clock_rate)
+            longest_ms = ceil(longest_ms / self.broker.process.loop.clock_rate)
         while self.clock.now_ms < began_ms + longest_ms:
             self._step()
             if all(client.is_settled() for client in self.clients) and all(map(self._is_settled, self.group_ids)):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from random import Random
@@ -12,15 +13,18 @@ import pytest
 from kcoord.simulation.checkers import Ownership, ToldEpochs
 from kcoord.simulation.client import Client
 from kcoord.simulation.clock import START_MS, Clock
-from kcoord.simulation.network import Network, Request
+from kcoord.simulation.loop import SimulatedLoop
+from kcoord.simulation.network import Connection, Network
 from kcoord.simulation.options import Options
 from kcoord.simulation.planted import FAULTS
+from kcoord.simulation.process import TOPICS
 from kcoord.simulation.runner import report, run, shrink
 from kcoord.simulation.summary import FAULT_EVENTS
 from kcoord.simulation.trace import Trace, ViolationError
 from kcoord.simulation.world import Setup, World
 from kcoord.storage.memory_file_system import Operation, keep_nothing, no_fault
 from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.framing import encode_response
 from kcoord_protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 from kcoord_protocol.record_batch import Record, encode_batch
 
@@ -45,33 +49,126 @@ def network_of(seed: int, drop: float, duplicate: float) -> tuple[Clock, Network
     return clock, Network(clock, Random(seed), options, Trace(clock))
 
 
+class Receiver:
+    """A broker that notes what it gets, and answers with `answer` if that is not empty."""
+
+    def __init__(self, network: Network, answer: bytes = b"") -> None:
+        self.arrived: list[int] = []
+        self.hung_up = 0
+        self._network = network
+        self._answer = answer
+        network.broker = self
+
+    def receive(self, connection: Connection, data: bytes) -> None:
+        self.arrived.append(data[0])
+        if self._answer:
+            self._network.respond(connection, self._answer)
+
+    def hang_up(self, connection: Connection) -> None:
+        self.hung_up += 1
+
+
+def ignore(data: bytes) -> None:
+    """Of no interest."""
+
+
 def test_a_connection_keeps_order_and_breaks_as_a_whole() -> None:
     lost = 0
     for seed in range(20):
         clock, network = network_of(seed, drop=0.05, duplicate=0.0)
-        arrived: list[int] = []
-        network.broker = lambda request, arrived=arrived: arrived.append(request.correlation_id)  # type: ignore[misc]
-        connection = network.connect("c", lambda correlation_id, body: None)
+        receiver = Receiver(network)
+        connection = network.connect("c", ignore)
         for number in range(10):
-            network.send(Request(connection, number, ApiKey.OFFSET_COMMIT, 9, "g", b""))
+            network.send(connection, bytes([number]))
         while clock.step():
             pass
+        arrived = receiver.arrived
         assert arrived == list(range(len(arrived)))
+        assert receiver.hung_up == (len(arrived) < 10)
         lost += len(arrived) < 10
     assert 0 < lost < 20
 
 
 def test_a_duplicate_follows_its_original() -> None:
     clock, network = network_of(1, drop=0.0, duplicate=0.5)
-    arrived: list[int] = []
-    network.broker = lambda request: arrived.append(request.correlation_id)
-    connection = network.connect("c", lambda correlation_id, body: None)
+    receiver = Receiver(network)
+    connection = network.connect("c", ignore)
     for number in range(20):
-        network.send(Request(connection, number, ApiKey.OFFSET_COMMIT, 9, "g", b""))
+        network.send(connection, bytes([number]))
     while clock.step():
         pass
-    assert arrived == sorted(arrived)
-    assert len(arrived) > 20
+    assert receiver.arrived == sorted(receiver.arrived)
+    assert len(receiver.arrived) > 20
+
+
+def test_who_is_cut_off_loses_the_rest_of_the_connection() -> None:
+    clock, network = network_of(1, drop=0.0, duplicate=0.0)
+    receiver = Receiver(network)
+    connection = network.connect("c", ignore)
+    network.send(connection, b"\1")
+    network.cut_off("c", START_MS + 10, requests=True, responses=False)
+    network.send(connection, b"\2")
+
+    def send_later() -> None:
+        network.send(connection, b"\3")
+
+    clock.after(1_000, send_later)
+    while clock.step():
+        pass
+    assert receiver.arrived == []
+    assert receiver.hung_up == 0
+
+
+class Asker(Client):
+    """Asks twice without waiting, and notes the answers."""
+
+    def __init__(self, clock: Clock, network: Network) -> None:
+        super().__init__("asker", clock, Random(1), network, Options.draw(Random(1)))
+        self.answers: list[int] = []
+        self.timeouts = 0
+
+    def ask(self, number: int) -> None:
+        request = ConsumerGroupDescribeRequest(group_ids=["group-0"])
+        self.request(ApiKey.CONSUMER_GROUP_DESCRIBE, 1, "group-0", request, lambda body: self.answers.append(number))
+
+    def on_timeout(self) -> None:
+        self.timeouts += 1
+
+
+def answer_to(correlation_id: int) -> bytes:
+    body = ConsumerGroupDescribeResponse(groups=[]).encode(1)
+    return encode_response(correlation_id, ApiKey.CONSUMER_GROUP_DESCRIBE, 1, body)
+
+
+def test_answers_of_one_write_belong_to_their_requests() -> None:
+    clock, network = network_of(1, drop=0.0, duplicate=0.0)
+    asker = Asker(clock, network)
+    asker.ask(1)
+    asker.ask(2)
+    asker._on_data(answer_to(1) + answer_to(2))
+    assert asker.answers == [1, 2]
+    assert not asker.is_waiting
+
+
+def test_an_answer_that_overtakes_another_is_noticed() -> None:
+    clock, network = network_of(1, drop=0.0, duplicate=0.0)
+    asker = Asker(clock, network)
+    asker.ask(1)
+    asker.ask(2)
+    with pytest.raises(ViolationError, match=r"^I-27 "):
+        asker._on_data(answer_to(2))
+
+
+def test_requests_without_answer_are_one_timeout() -> None:
+    clock, network = network_of(1, drop=0.0, duplicate=0.0)
+    Receiver(network)
+    asker = Asker(clock, network)
+    asker.ask(1)
+    asker.ask(2)
+    while clock.step():
+        pass
+    assert asker.timeouts == 1
+    assert asker.answers == []
 
 
 def test_a_partition_has_one_owner() -> None:
@@ -165,14 +262,14 @@ def test_the_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str
 def test_what_a_slow_link_carries_takes_time_by_its_size() -> None:
     clock, network = network_of(1, drop=0.0, duplicate=0.0)
     answered: list[int] = []
-    network.broker = lambda request: network.respond(request, bytes(30))
-    connection = network.connect("c", lambda correlation_id, body: answered.append(clock.now_ms - START_MS))
+    Receiver(network, answer=bytes(30))
+    connection = network.connect("c", lambda data: answered.append(clock.now_ms - START_MS))
     network.slow_down("c", START_MS + 100_000, 1, reads_only=True)
-    network.send(Request(connection, 1, ApiKey.OFFSET_COMMIT, 9, "g", bytes(50)))
+    network.send(connection, bytes(50))
     while clock.step():
         pass
     network.slow_down("c", START_MS + 100_000, 1, reads_only=False)
-    network.send(Request(connection, 2, ApiKey.OFFSET_COMMIT, 9, "g", bytes(50)))
+    network.send(connection, bytes(50))
     while clock.step():
         pass
     reading, both = answered[0], answered[1] - answered[0]
@@ -186,26 +283,110 @@ def test_clients_of_a_users_own_take_part() -> None:
     assert outcome.trace_hash != run(Setup(2, steps=500)).trace_hash
 
 
+def loop_of(clock: Clock, turn_ms: int = 0, clock_rate: float = 1.0) -> tuple[SimulatedLoop, list[str]]:
+    errors: list[str] = []
+    loop = SimulatedLoop(  # type: ignore[abstract]
+        clock, clock_rate, turn_ms, lambda executor: (5, None), lambda message, error: errors.append(message)
+    )
+    return loop, errors
+
+
+def run_all(clock: Clock) -> None:
+    while clock.step():
+        pass
+
+
+def test_the_loop_runs_coroutines_in_virtual_time() -> None:
+    clock = Clock()
+    loop, errors = loop_of(clock, clock_rate=0.5)
+    seen: list[tuple[str, int]] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0.1)
+        seen.append(("slept", clock.now_ms - START_MS))
+        seen.append((await loop.run_in_executor(None, lambda: "worked"), clock.now_ms - START_MS))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await loop.create_future()
+        seen.append(("gave up", clock.now_ms - START_MS))
+
+    loop.enter(lambda: loop.create_task(work()))
+    run_all(clock)
+    # Its clock has half the speed of the others'.
+    assert seen == [("slept", 200), ("worked", 210), ("gave up", 2210)]
+    assert not errors
+
+
+def test_a_loop_takes_what_came_while_it_stood_still_in_that_order() -> None:
+    clock = Clock()
+    loop, _ = loop_of(clock)
+    seen: list[str] = []
+    loop.after(10, seen.append, "timer")
+    loop.paused_until_ms = START_MS + 50
+    clock.after(5, lambda: loop.enter(seen.append, "early"))
+    clock.after(20, lambda: loop.enter(seen.append, "late"))
+    clock.after(40, lambda: seen.append("still"))
+    run_all(clock)
+    assert seen == ["still", "early", "timer", "late"]
+
+
+def test_a_busy_loop_takes_together_what_came_in_one_turn() -> None:
+    clock = Clock()
+    loop, _ = loop_of(clock, turn_ms=1)
+    seen: list[tuple[str, int]] = []
+    for name in ("one", "two"):
+        clock.after(3, lambda name=name: loop.enter(lambda: seen.append((name, loop.turns))))  # type: ignore[misc]
+    run_all(clock)
+    assert seen == [("one", 1), ("two", 1)]
+
+
+def test_nothing_of_a_loop_that_has_ended_happens() -> None:
+    clock = Clock()
+    loop, errors = loop_of(clock)
+    seen: list[str] = []
+    loop.call_later(0.01, seen.append, "later")
+    loop.has_ended = True
+    loop.enter(seen.append, "now")
+    loop.call_exception_handler({"message": "lost"})
+    run_all(clock)
+    assert seen == errors == []
+
+
+def test_what_nobody_takes_care_of_is_told() -> None:
+    clock = Clock()
+    loop, errors = loop_of(clock)
+    loop.create_future().set_exception(ValueError())
+    assert errors == ["Future exception was never retrieved"]
+
+
 def test_a_log_whose_close_fails_is_written_again_when_it_is_opened() -> None:
     """A failed sync may drop what it should write. Programs see that, and no later sync writes it (D-3)."""
-    broker = World(Setup(1, faults=frozenset())).broker
-    broker.start()
-    assert broker.process is not None
-    shards = broker.process.groups
-    path = f"{shards.logs[0].directory}/00000000000000000000.log"
-    batch = encode_batch([Record(b"key", b"value", timestamp_ms=START_MS)], base_offset=shards.logs[0].end_offset)
-    shards.logs[0].append(batch, now_ms=START_MS)
+    world = World(Setup(1, faults=frozenset()))
+    broker = world.broker
+    world.controller.begin()
+    with world.surroundings():
+        broker.start()
+        run_some(world, 10)
+        process = broker.process
+        assert process is not None
+        logs = process.folder._shard_logs[TOPICS["groups"]]
+        log = logs.open(0)
+        path = f"{log.directory}/00000000000000000000.log"
+        batch = encode_batch([Record(b"key", b"value", timestamp_ms=START_MS)], base_offset=log.end_offset)
+        log.append(batch, now_ms=START_MS)
 
-    def fails_to_sync(operation: Operation) -> BaseException | None:
-        return OSError(5, "simulated") if (operation.kind, operation.path) == ("datasync", path) else None
+        def fails_to_sync(operation: Operation) -> BaseException | None:
+            return OSError(5, "simulated") if (operation.kind, operation.path) == ("datasync", path) else None
 
-    assert shards.give_up(0)
-    broker.disk.fault = fails_to_sync
-    shards.load(0)
-    assert 0 not in shards.logs
-    broker.disk.fault = no_fault
-    shards.load(0)
-    assert shards.logs[0].end_offset == 1
-    broker.disk.crash(keep_nothing)
+        broker.disk.fault = fails_to_sync
+        logs.close(0)
+        broker.disk.fault = no_fault
+        assert logs.open(0).end_offset == 1
+        broker.disk.crash(keep_nothing)
     file = broker.disk.open_read(path)
     assert file.read_at(0, file.size()) == batch
+
+
+def run_some(world: World, steps: int) -> None:
+    for _ in range(steps):
+        world.clock.step()

@@ -9,10 +9,11 @@ from kcoord.simulation.planted import FAULTS
 from kcoord.simulation.runner import run
 from kcoord.simulation.world import Setup
 
-MOST_SEEDS = 40
+MOST_SEEDS = 25
 
 FOUND_BY = {
     "aborted-transaction-counts": {"I-18"},
+    "answer-overtakes": {"I-27"},
     "clocks-of-workers-not-compared": {"I-31"},
     "compaction-loses-the-newest-value": {"I-17", "I-11", "I-1", "I-8", "I-2", "I-21", "I-0"},
     "creation-time-without-limit": {"I-31"},
@@ -30,12 +31,17 @@ FOUND_BY = {
     "join-counts-twice": {"I-9"},
     "journal-begun-anew-too-early": {"I-11", "I-17", "I-29"},
     "journal-not-read": {"I-11", "I-17", "I-29"},
-    "memo-not-invalidated": {"I-9"},
+    "memo-not-invalidated": {"I-9", "I-1"},
     "no-limit-of-members": {"I-26"},
     "old-snapshot-is-used": {"I-1", "I-17", "I-21", "I-5", "I-8"},
+    "plan-outlives-a-fenced-member": {"I-13"},
+    "repeated-heartbeat-of-an-old-config": {"I-25", "I-9"},
+    "repeated-metadata-of-an-old-image": {"I-9"},
+    "row-visible-before-durable": {"I-11"},
+    "stale-image-in-a-packed-fetch": {"I-9"},
     "pending-offsets-count-as-stable": {"I-11"},
     "reply-before-durable": {"I-11", "I-17", "I-29"},
-    "skipped-replay": {"I-11", "I-17", "I-0", "I-1", "I-2", "I-7"},
+    "skipped-replay": {"I-11", "I-17", "I-0", "I-1", "I-2", "I-5", "I-7"},
     "static-member-not-fenced": {"I-1", "I-2"},
     "zombie-commit": {"I-13"},
 }

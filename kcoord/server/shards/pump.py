@@ -54,6 +54,7 @@ class ShardDriver(Generic[M]):
             return
         if isinstance(value, KafkaError):
             future.set_exception(value)
+            future.exception()  # seen: who asked several shards may have given up at the error of another
         else:
             future.set_result(cast("T", value))
 

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The event loop of one simulated process: an asyncio loop on virtual time, without sockets and threads.
+
+Callbacks run in the order in which they were given, one turn of the loop after the other. What comes from outside
+(arrivals, the disk, timers) enters by `enter`: where the process stands still it waits, in the order in which it came,
+and where the process has ended it never happens. Work for threads is done by the loop itself, some time later. Contexts
+(contextvars) are not kept apart: nothing that runs here uses them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from math import ceil
+from typing import Any, TypeVar
+
+from kcoord.simulation.clock import Clock
+
+T = TypeVar("T")
+
+
+class Handle(asyncio.TimerHandle):
+    """A callback that can be cancelled; `when` matters to timers alone."""
+
+    __slots__ = ()
+
+    def __init__(self, when: float, callback: Callable[..., object], args: tuple[object, ...]) -> None:
+        self._callback: Callable[..., object] | None = callback
+        self._args = args
+        self._when = when
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = None
+        self._args = ()
+
+    def run(self) -> None:
+        callback = self._callback
+        if callback is not None:
+            callback(*self._args)
+
+
+class SimulatedLoop(asyncio.AbstractEventLoop):
+    """See the module's text. `turn_ms` is how long the process is busy before it takes what came meanwhile; with 0 all
+    that follows from an event happens in the same step. `begin_work` draws how long work takes that is for an
+    executor, and the error that it ends with, and `on_error` is told of what nobody took care of.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        clock_rate: float,
+        turn_ms: int,
+        begin_work: Callable[[object], tuple[int, Exception | None]],
+        on_error: Callable[[str, BaseException | None], None],
+    ) -> None:
+        self.has_ended = False
+        self.paused_until_ms = 0
+        self._clock = clock
+        self.clock_rate = clock_rate
+        self._turn_ms = turn_ms
+        self._begin_work = begin_work
+        self._on_error = on_error
+        self._started_ms = clock.now_ms
+        self._ready: deque[Handle] = deque()
+        self._is_turn_due = False
+        self._is_running = False
+        self.turns = 0
+
+    # Time.
+
+    def elapsed_ms(self) -> int:
+        """By the clock of the process, which may be a slow one."""
+        return int((self._clock.now_ms - self._started_ms) * self.clock_rate)
+
+    def time(self) -> float:
+        return self.elapsed_ms() / 1000
+
+    def after(self, delay_ms: int, action: Callable[..., object], *args: object) -> None:
+        """The delay is by the clock of the process."""
+        self._clock.after(ceil(delay_ms / self.clock_rate), lambda: self.enter(action, *args))
+
+    # What comes from outside.
+
+    def enter(self, action: Callable[..., object], *args: object) -> None:
+        """Runs `action` as soon as the process can, and all that follows from it."""
+        if self.has_ended:
+            return
+        if self._is_running or self._turn_ms or self._ready or self._clock.now_ms < self.paused_until_ms:
+            self.call_soon(action, *args)
+            return
+        asyncio._set_running_loop(self)
+        self._is_running = True
+        try:
+            action(*args)
+            while self._ready and not self.has_ended:
+                self._turn()
+        finally:
+            self._is_running = False
+            asyncio._set_running_loop(None)
+
+    def _schedule_turn(self) -> None:
+        self._is_turn_due = True
+        self._clock.at(max(self._clock.now_ms + self._turn_ms, self.paused_until_ms), self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._is_turn_due = False
+        if self.has_ended or not self._ready:
+            return
+        if self._clock.now_ms < self.paused_until_ms:
+            self._schedule_turn()
+            return
+        asyncio._set_running_loop(self)
+        self._is_running = True
+        try:
+            self._turn()
+            while self._ready and not self._turn_ms and not self.has_ended:
+                self._turn()
+        finally:
+            self._is_running = False
+            asyncio._set_running_loop(None)
+        if self._ready and not self._is_turn_due:
+            self._schedule_turn()
+
+    def _turn(self) -> None:
+        self.turns += 1
+        ready = self._ready
+        for _ in range(len(ready)):
+            ready.popleft().run()
+            if self.has_ended:
+                return
+
+    # What asyncio asks of a loop.
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: object = None
+    ) -> Handle:
+        handle = Handle(0.0, callback, args)
+        self._ready.append(handle)
+        if not self._is_turn_due and not self._is_running and not self.has_ended:
+            self._schedule_turn()
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: object = None
+    ) -> Handle:
+        return self.call_soon(callback, *args)
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: object = None
+    ) -> Handle:
+        handle = Handle(self.time() + delay, callback, args)
+        self.after(ceil(delay * 1000), handle.run)
+        return handle
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: object = None
+    ) -> Handle:
+        return self.call_later(max(when - self.time(), 0.0), callback, *args)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, T], *, name: object = None, context: object = None
+    ) -> asyncio.Task[T]:
+        return asyncio.Task(coro, loop=self)
+
+    def run_in_executor(self, executor: object, func: Callable[..., T], *args: object) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self.create_future()
+        work_ms, failure = self._begin_work(executor)
+
+        def work() -> None:
+            if future.cancelled():
+                return
+            try:
+                if failure is not None:
+                    raise failure
+                value = func(*args)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(value)
+
+        self.after(work_ms, work)
+        return future
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self.has_ended:
+            self._on_error(context["message"], context.get("exception"))
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return self._is_running
+
+    def is_closed(self) -> bool:
+        return self.has_ended

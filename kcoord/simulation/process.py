@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One life of the broker: the server's own process, composed as a real one is, on simulated time and disk.
+
+What a crash takes away is here. What differs from a real process: frames come from the simulated network, the log
+writer is the simulated one, and the metadata log is at the controller, which is another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
+from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.result import CoordinatorResult, OperationContext
+from kcoord.server.broker import Broker
+from kcoord.server.clock import Clock
+from kcoord.server.composition import compose, new_transaction_shard
+from kcoord.server.disk import cleanable_logs
+from kcoord.server.disk.data_folder import DataFolder
+from kcoord.server.disk.log_writer import WriteResult
+from kcoord.server.environment import Environment
+from kcoord.server.net.connection import KafkaConnection
+from kcoord.server.process import BrokerProcess
+from kcoord.server.replies import Reply
+from kcoord.server.shards.group_service import GroupService
+from kcoord.server.shards.group_times import GroupTimes
+from kcoord.server.shards.metadata_service import MetadataService
+from kcoord.server.shards.pump import Writer
+from kcoord.simulation.log_writer import SimulatedLogWriter
+from kcoord.simulation.loop import SimulatedLoop
+from kcoord.simulation.trace import ViolationError
+from kcoord.storage.cleaner import Cleaner, assess
+from kcoord.storage.errors import PartitionHeldError, StorageError
+from kcoord.storage.journal import Journal
+from kcoord.storage.log import Log
+from kcoord.storage.log_dir import LogDir
+from kcoord.storage.segment import LogConfig
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from kcoord_protocol.messages import Message
+
+if TYPE_CHECKING:
+    from kcoord.simulation.broker import SimulatedBroker
+
+_MAP_BYTES: Final = 64 << 10
+_AWAY_MS: Final = 50
+
+
+class PowerLost(BaseException):
+    """The machine stops in the middle of a file operation."""
+
+
+class SimulatedLogDir(LogDir):
+    """A data folder whose logs are opened without faults: a failed sync would leave nobody who knows what reached the
+    disk. What cannot be opened all the same is damaged, and no crash may do that.
+    """
+
+    broker: ClassVar[SimulatedBroker]
+
+    def open_log(self, topic: str, partition: int, config: LogConfig, now_ms: int, *, repair: bool = False) -> Log:
+        broker = self.broker
+        broker.opening += 1
+        try:
+            return super().open_log(topic, partition, config, now_ms, repair=repair)
+        except PartitionHeldError:
+            raise
+        except StorageError as error:
+            broker.observer.violated(ViolationError("D-1 a crash only tears the tail", f"{topic}-{partition}: {error}"))
+            raise
+        finally:
+            broker.opening -= 1
+
+
+class Threads:
+    """Where the server asks for a thread of its own."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+
+    def submit(self, work: Callable[..., object], *args: object) -> object:
+        return self._loop.run_in_executor(self, work, *args)
+
+    def shutdown(self, **how: object) -> None:
+        """There is no thread to be ended."""
+
+
+class _AbsentPeers:
+    """The other broker, which never answers."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+
+    def ask(
+        self, broker_id: int, request: Message, version: int, *, client_id: str = "", client_host: str = ""
+    ) -> asyncio.Future[Message]:
+        future: asyncio.Future[Message] = self._loop.create_future()
+        error = KafkaError(Errors.BROKER_NOT_AVAILABLE, f"Broker {broker_id} is not there.")
+        self._loop.after(_AWAY_MS, lambda: None if future.done() else future.set_exception(error))
+        return future
+
+
+class SimulatedProcess(BrokerProcess):
+    """See the module's text."""
+
+    group_times: GroupTimes
+
+    def __init__(self, simulated: SimulatedBroker, loop: SimulatedLoop, offset_ms: int) -> None:
+        self.simulated = simulated
+        self.loop = loop
+        started_ms = simulated.clock.now_ms + offset_ms
+
+        def now_ns() -> int:
+            return (started_ms + loop.elapsed_ms()) * 1_000_000
+
+        environment = Environment(
+            loop,
+            Clock(wall_ns=now_ns, monotonic_ns=now_ns),
+            uuids=simulated.uuids,
+            new_pool=lambda size, name: cast("Any", Threads(loop)),
+        )
+        self.folder = DataFolder(
+            simulated.config,
+            environment.now_ms(),
+            simulated.disk,
+            log_dir=simulated.open_log_dir,
+            owns_metadata=False,
+            uuids=simulated.uuids,
+        )
+        broker = compose(
+            simulated.config,
+            environment,
+            self.folder,
+            new_metadata=self._new_metadata,
+            peers=_AbsentPeers(loop),
+            new_group_shard=self._new_group_shard,
+            new_transaction_shard=self._new_transaction_shard,
+            new_writer=self._new_writer,
+        )
+        super().__init__(broker, environment, self.folder)
+        if simulated.options.hop_ms:
+            broker.transactions.agree = self._over_a_hop(broker.transactions.agree)  # type: ignore[method-assign]
+
+    # The parts that differ.
+
+    def _new_metadata(self, broker: Broker, group_times: GroupTimes) -> MetadataService:
+        self.group_times = group_times
+        self.metadata = self.simulated.metadata()
+        return self.metadata
+
+    def _new_writer(
+        self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[WriteResult]], None], journal: Journal
+    ) -> Writer:
+        self.writer = SimulatedLogWriter(self.simulated, self.loop, deliver, journal)
+        return self.writer
+
+    def _new_group_shard(self, broker: Broker, shard_id: int) -> GroupCoordinatorShard:
+        simulated = self.simulated
+        machine = simulated.fault.make_machine(broker.config, broker.image, broker.groups.counters)
+        simulated.trace.add("load", f"groups {shard_id}")
+        _on_loaded(machine, lambda: simulated.observer.watch_groups(shard_id, machine))
+        return machine
+
+    def _new_transaction_shard(self, broker: Broker, shard_id: int) -> TransactionCoordinatorShard:
+        machine = new_transaction_shard(broker, shard_id)
+        self.simulated.trace.add("load", f"transactions {shard_id}")
+        _on_loaded(machine, lambda: self.simulated.observer.watch_transactions(shard_id, machine))
+        return machine
+
+    def _over_a_hop(self, agree: Callable[..., Reply[Any]]) -> Callable[..., Reply[Any]]:
+        """The transaction's coordinator may be on another worker: its answer takes its way."""
+
+        def agree_there(*args: Any, **more: Any) -> Reply[Any]:
+            reply, future = agree(*args, **more), self.loop.create_future()
+
+            def arrive() -> None:
+                error = reply.exception() if asyncio.isfuture(reply) else None
+                if future.done():
+                    return
+                if error is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(reply.result() if asyncio.isfuture(reply) else reply)
+
+            if asyncio.isfuture(reply):
+                reply.add_done_callback(lambda _: self.loop.after(self.simulated.options.hop_ms, arrive))
+            else:
+                self.loop.after(self.simulated.options.hop_ms, arrive)
+            return future
+
+        return agree_there
+
+    # Its life.
+
+    def begin(self) -> None:
+        """Takes the shards over, as far as the image says so; after that clients may come."""
+        for address in self.broker.config.open_listeners:
+            self.broker.endpoints[address.name] = address
+        self.broker.begin()
+
+    def publish(self, image: MetadataImage) -> None:
+        """The controller has sent a new image."""
+        self.metadata.take(image)
+
+    def connect(self) -> KafkaConnection:
+        (listener,) = self._listeners
+        return cast("KafkaConnection", listener.connections.open())
+
+    # What the simulation looks at.
+
+    @property
+    def groups(self) -> GroupService:
+        return self.broker.groups
+
+    def machine_of(self, group_id: str) -> GroupCoordinatorShard | None:
+        """The state machine that has the group, if it is active."""
+        return self.broker.groups.shards.machine(self.simulated.group_shard(group_id))
+
+    def log(self, topic: str, shard_id: int) -> Log | None:
+        return self.folder._internal_log(topic, shard_id)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the logs hold all that the shards do."""
+        return self.broker.pump.is_quiet and all(
+            service.shards.is_idle() for service in (self.broker.groups, self.broker.transactions)
+        )
+
+    def clean(self, topic: str, shard_id: int) -> str:
+        """One pass of the real cleaner over the closed segments of a shard, after the active one is closed."""
+        logs = self.folder._shard_logs[topic]
+        found = cleanable_logs.of_coordinator(
+            topic, logs, self.broker.config, self.broker.image, lambda shard, offsets: None
+        )
+        for cleanable in found:
+            log = cleanable.log
+            if cleanable.partition != shard_id or log.is_closed or log.failure is not None:
+                continue
+            now_ms = self.broker.now_ms()
+            if log.end_offset > log.segments[-1].base_offset:
+                log.roll(now_ms)
+            log_dir = self.folder.log_dir
+            rules = cleanable.rules
+            rules.min_cleanable_dirty_ratio = 0.0
+            assessment = assess(log, log_dir.cleaned_offset(topic, shard_id), rules, log.end_offset, now_ms)
+            if not assessment.is_due(rules):
+                return ""
+            cleaner = Cleaner(self.simulated.disk, max_map_bytes=_MAP_BYTES, pause=lambda size: None)
+            done = cleaner.clean(log, assessment, rules, cleanable.on_owner, now_ms, stable_offset=log.end_offset)
+            log_dir.note_cleaned(topic, shard_id, done.next_dirty_offset)
+            return f"{topic} {shard_id} {done.next_dirty_offset} {done.records_kept}/{done.records_read}"
+        return ""
+
+
+def _on_loaded(machine: Any, watch: Callable[[], None]) -> None:
+    """Calls `watch` when the machine holds what its log does, and begins to live."""
+    on_loaded = machine.on_loaded
+
+    def loaded(context: OperationContext) -> CoordinatorResult[None]:
+        watch()
+        result: CoordinatorResult[None] = on_loaded(context)
+        return result
+
+    machine.on_loaded = loaded
+
+
+TOPICS: Final = {"groups": GROUP_METADATA_TOPIC, "transactions": TRANSACTION_STATE_TOPIC}

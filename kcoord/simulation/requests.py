@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holds every answer to what the state allowed when its request arrived: in order, true if it was from memory, without
+effect if it refused, from an owner of the shard, and by the configs of the group.
+
+The broker is not asked how it came to an answer. What another way would have answered is asked of the state machine
+itself, right after the request was taken; nothing of what that says is carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+from kcoord.coordinator.group.shard import GroupCoordinatorShard
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext
+from kcoord.server.api.api_table import KEY_AND_VERSION, RequestContext
+from kcoord.simulation.observer import CommitKey
+from kcoord.simulation.trace import ViolationError
+from kcoord_protocol.api_keys import ApiKey, request_class, response_class
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.framing import decode_request_header, decode_response_header
+from kcoord_protocol.messages import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    DeleteGroupsRequest,
+    Message,
+    OffsetFetchResponse,
+)
+
+if TYPE_CHECKING:
+    from kcoord.server.broker import Broker
+    from kcoord.simulation.broker import Link, SimulatedBroker
+    from kcoord.simulation.process import SimulatedProcess
+
+_REPEATED_SHARE: Final = 0.1
+_UNAVAILABLE: Final = frozenset(
+    (
+        Errors.NOT_COORDINATOR,
+        Errors.COORDINATOR_LOAD_IN_PROGRESS,
+        Errors.COORDINATOR_NOT_AVAILABLE,
+        Errors.UNSUPPORTED_VERSION,
+    )
+)
+_REFUSALS: Final = frozenset(
+    (
+        Errors.STALE_MEMBER_EPOCH,
+        Errors.ILLEGAL_GENERATION,
+        Errors.UNKNOWN_MEMBER_ID,
+        Errors.FENCED_INSTANCE_ID,
+        Errors.FENCED_MEMBER_EPOCH,
+        Errors.GROUP_ID_NOT_FOUND,
+        Errors.INVALID_REQUEST,
+    )
+)
+_OF_A_GROUP: Final = frozenset(
+    (
+        ApiKey.CONSUMER_GROUP_HEARTBEAT,
+        ApiKey.JOIN_GROUP,
+        ApiKey.SYNC_GROUP,
+        ApiKey.HEARTBEAT,
+        ApiKey.LEAVE_GROUP,
+        ApiKey.OFFSET_COMMIT,
+        ApiKey.OFFSET_DELETE,
+    )
+)
+
+Operation: TypeAlias = Callable[[GroupCoordinatorShard, OperationContext, Any], CoordinatorResult[Any]]
+
+_HEARTBEAT: Final = ApiKey.CONSUMER_GROUP_HEARTBEAT
+_REPEATABLE: Final = frozenset({_HEARTBEAT, ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_DELETE, ApiKey.DELETE_GROUPS})
+"""Operations that change nothing but by their records, so that asking again costs nothing."""
+_FROM_MEMORY: Final = frozenset({_HEARTBEAT, ApiKey.HEARTBEAT, ApiKey.OFFSET_FETCH, ApiKey.METADATA})
+"""What may be answered on a short cut."""
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request that was taken and is not answered yet."""
+
+    correlation_id: int
+    api_key: ApiKey
+    version: int
+    message: Message
+    is_active: bool
+    """Whether the shard was there."""
+    has_written: bool = False
+    interval_ms: int = 0
+    expected: bytes | None = None
+    """The answer that its handler would give; None if nobody asked it."""
+    would_write: Sequence[CoordinatorRecord] = ()
+
+
+class AnswerChecks:
+    """`ask` hands a request to its connection, `answer` takes what the broker writes there."""
+
+    def __init__(self, broker: SimulatedBroker) -> None:
+        self._broker = broker
+        self._made = 0
+        self._repeats = Random(0)
+
+    def ask(self, link: Link, data: bytes) -> None:
+        frame = data[4:]
+        header, body_at = decode_request_header(frame)
+        api_key, version = ApiKey(header.request_api_key), header.request_api_version
+        message = request_class(api_key).decode(frame[body_at:], version)
+        process, observer = link.process, self._broker.observer
+        machine = self._machine(process, message)
+        asked = Asked(header.correlation_id, api_key, version, message, machine is not None)
+        link.asked.append(asked)
+        if isinstance(message, ConsumerGroupHeartbeatRequest):
+            asked.interval_ms = self._interval_ms(process, message.group_id)
+        observer.begin(message)
+        link.protocol.data_received(data)
+        asked.has_written = bool(observer.written)
+        observer.end()
+        if not link.is_closing():
+            self._ask_again(link, asked)
+
+    def _machine(self, process: SimulatedProcess, message: Message) -> GroupCoordinatorShard | None:
+        group_id = (
+            message.groups_names[0] if isinstance(message, DeleteGroupsRequest) else getattr(message, "group_id", None)
+        )
+        return process.machine_of(group_id) if group_id is not None else None
+
+    def _interval_ms(self, process: SimulatedProcess, group_id: str) -> int:
+        own = process.broker.image.group_configs(group_id).get("consumer.heartbeat.interval.ms")
+        return self._broker.options.heartbeat_interval_ms if own is None else int(own)
+
+    # The same request again.
+
+    def _ask_again(self, link: Link, asked: Asked) -> None:
+        """I-9. What wrote records must have nothing more to write; what wrote none must be answered the same again."""
+        # Who leaves the choice of its member id to the coordinator joins twice (version 0).
+        if asked.api_key is _HEARTBEAT and not getattr(asked.message, "member_id", ""):
+            return
+        if asked.has_written:
+            if asked.api_key in _REPEATABLE and self._repeats.random() < _REPEATED_SHARE:
+                self._broker.observer.check_repeated(asked.api_key, self._handled_alone(link, asked)[1])
+        elif asked.api_key in _FROM_MEMORY:
+            asked.expected, asked.would_write = self._handled_alone(link, asked)
+
+    def _handled_alone(self, link: Link, asked: Asked) -> tuple[bytes, list[CoordinatorRecord]]:
+        """The answer of the handler, were it alone with the state machines, and what it would write."""
+        path = link.protocol.path
+        bound = path.apis.bound(KEY_AND_VERSION.pack(asked.api_key, asked.version))
+        assert bound is not None
+        context = RequestContext(
+            asked.api_key,
+            asked.version,
+            asked.correlation_id,
+            link.connection.client_id,
+            path.client.address,
+            "PLAINTEXT",
+            "User:ANONYMOUS",
+            link.process.broker.now_ms(),
+            path.client,
+        )
+        alone = _Alone(link.process)
+        response = bound.respond(cast("Broker", alone), context, asked.message)
+        return bound.encode(asked.correlation_id, response, asked.message), alone.groups.records
+
+    # Answers.
+
+    def answer(self, link: Link, data: bytes) -> None:
+        position = 0
+        while position < len(data):
+            end = position + 4 + int.from_bytes(data[position : position + 4], "big")
+            self._check(link, data[position + 4 : end])
+            position = end
+
+    def _check(self, link: Link, frame: bytes) -> None:
+        correlation_id = int.from_bytes(frame[:4], "big")
+        if not link.asked or link.asked[0].correlation_id != correlation_id:
+            asked_ids = [asked.correlation_id for asked in link.asked]
+            text = f"{link.connection.client_id} is answered {correlation_id}, asked were {asked_ids}"
+            raise ViolationError("I-27 answers come in order", text)
+        asked = link.asked.popleft()
+        _, body_at = decode_response_header(frame, asked.api_key, asked.version)
+        response = response_class(asked.api_key).decode(frame[body_at:], asked.version)
+        error = _error_of(response)
+        self._check_owner(asked, error)
+        if error in _REFUSALS and asked.has_written and asked.api_key in _REPEATABLE:
+            text = f"{asked.api_key.name} was refused with {error} and wrote records"
+            raise ViolationError("I-13 a refused request leaves no trace", text)
+        self._check_interval(asked, response)
+        if isinstance(response, OffsetFetchResponse):
+            self._check_durable(link.process, response)
+        if asked.expected is not None and error not in _UNAVAILABLE:
+            self._check_expected(link, asked, frame, response)
+
+    def _check_owner(self, asked: Asked, error: int) -> None:
+        """I-19: who does not own a shard, or has not loaded it, does not answer for it."""
+        if asked.api_key in _OF_A_GROUP and not asked.is_active and error == Errors.NONE:
+            raise ViolationError("I-19 no answer without the shard", f"{asked.message}")
+
+    def _check_interval(self, asked: Asked, response: Message) -> None:
+        """I-25: a config of the group is what its members are told."""
+        if not isinstance(response, ConsumerGroupHeartbeatResponse) or response.error_code or response.member_epoch < 0:
+            return
+        if response.heartbeat_interval_ms != asked.interval_ms:
+            text = f"{response.heartbeat_interval_ms} ms are told, {asked.interval_ms} are configured"
+            raise ViolationError("I-25 group configs take effect", text)
+
+    def _check_durable(self, process: SimulatedProcess, response: OffsetFetchResponse) -> None:
+        for group in response.groups:
+            machine = process.machine_of(group.group_id)
+            if machine is None:
+                continue
+            for topic in group.topics:
+                known = process.broker.image.topics_by_id.get(topic.topic_id)
+                name = topic.name or (known.name if known is not None else "")
+                for partition in topic.partitions:
+                    key = CommitKey(group.group_id, name, partition.partition_index)
+                    self._broker.observer.check_durable(machine, key, partition.committed_offset)
+
+    def _check_expected(self, link: Link, asked: Asked, frame: bytes, response: Message) -> None:
+        """I-9: whatever way a request took, the answer is the one that its handler would give."""
+        assert asked.expected is not None
+        if asked.would_write:
+            text = f"{asked.message} wrote nothing, and another time would write {asked.would_write}"
+            raise ViolationError("I-9 a repeated request makes no difference", text)
+        if frame != asked.expected[4:]:
+            body_at = decode_response_header(asked.expected[4:], asked.api_key, asked.version)[1]
+            expected = response_class(asked.api_key).decode(asked.expected[4 + body_at :], asked.version)
+            text = f"{link.connection.client_id} is told {response}, not {expected}"
+            raise ViolationError("I-9 a repeated answer is still true", text)
+
+
+class _Alone:
+    """A broker whose groups are asked directly, and change nothing."""
+
+    def __init__(self, process: SimulatedProcess) -> None:
+        self._broker = process.broker
+        self.groups = _GroupsAlone(process)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._broker, name)
+
+
+class _GroupsAlone:
+    def __init__(self, process: SimulatedProcess) -> None:
+        self.records: list[CoordinatorRecord] = []
+        self._process = process
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._process.groups, name)
+
+    def call(self, group_id: str, operation: Operation, request: object, context: OperationContext) -> object:
+        return self.call_shard(self._process.groups.shard_of(group_id), operation, request, context)
+
+    def call_shard(self, shard_id: int, operation: Operation, request: object, context: OperationContext) -> object:
+        machine = self._process.broker.groups.shards.machine(shard_id)
+        if machine is None:
+            raise KafkaError(Errors.NOT_COORDINATOR)
+        context.creation_limit_ms = self._process.group_times.limits.limit_ms
+        result = operation(machine, context, request)
+        self.records += result.records
+        return result.response
+
+
+def _error_of(response: Message) -> int:
+    """The first error that it tells."""
+    error = getattr(response, "error_code", 0)
+    parts = getattr(response, "groups", ()) or getattr(response, "results", ()) or getattr(response, "topics", ())
+    for part in parts:
+        error = error or getattr(part, "error_code", 0)
+        for partition in getattr(part, "partitions", ()):
+            error = error or getattr(partition, "error_code", 0)
+    return int(error)
