@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offsets within transactions: pending until the marker, with the facts recorded from Kafka 4.3.1."""
+"""Offsets within transactions beside `tests/transcripts/transactions`: agreements, and any order of events."""
 
 from __future__ import annotations
 
@@ -85,74 +85,7 @@ def fetch(context: GroupContext, *partitions: int, stable: bool = True, group: s
     return [Errors(p.error_code) if p.error_code else p.committed_offset for p in answer.topics[0].partitions]
 
 
-def fetch_all(context: GroupContext) -> dict[int, int | Errors]:
-    wanted = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=GROUP, topics=None)
-    answer = context.run(lambda ctx: context.shard.fetch_offsets(ctx, wanted, True))
-    return {
-        p.partition_index: Errors(p.error_code) if p.error_code else p.committed_offset
-        for topic in answer.topics
-        for p in topic.partitions
-    }
-
-
 UNSTABLE = Errors.UNSTABLE_OFFSET_COMMIT
-
-
-def test_an_offset_is_pending_until_the_commit(context: GroupContext) -> None:
-    assert commit(context, P, {0: 10, 1: 11}) is Errors.NONE
-    assert fetch(context, 0, 1, 2) == [UNSTABLE, UNSTABLE, -1]
-    assert fetch(context, 0, 1, stable=False) == [-1, -1]
-    assert fetch_all(context) == {}
-    context.restart()
-    assert fetch(context, 0) == [UNSTABLE]
-    end(context, P)
-    assert fetch(context, 0, 1, 2) == [10, 11, -1]
-    assert fetch_all(context) == {0: 10, 1: 11}
-
-
-def test_an_abort_drops_what_was_pending(context: GroupContext) -> None:
-    context.commit(GROUP, {"t3": {0: 5}})
-    commit(context, P, {0: 10})
-    assert fetch_all(context) == {0: UNSTABLE}
-    end(context, P, committed=False)
-    assert fetch(context, 0) == [5]
-
-
-def test_the_last_commit_of_a_transaction_counts(context: GroupContext) -> None:
-    commit(context, P, {0: 10})
-    commit(context, P, {0: 12})
-    end(context, P)
-    assert fetch(context, 0) == [12]
-
-
-def test_a_later_commit_outlives_the_transaction(context: GroupContext) -> None:
-    commit(context, P, {0: 10, 1: 11})
-    context.commit(GROUP, {"t3": {0: 300}})
-    assert fetch(context, 0) == [UNSTABLE]
-    assert fetch(context, 0, stable=False) == [300]
-    end(context, P)
-    assert fetch(context, 0, 1) == [300, 11]
-
-
-@pytest.mark.parametrize("first", [P, Q])
-def test_of_two_transactions_the_later_offset_counts(context: GroupContext, first: Producer) -> None:
-    commit(context, P, {0: 10})
-    commit(context, Q, {0: 20})
-    end(context, first)
-    assert fetch(context, 0) == [UNSTABLE]
-    end(context, Q if first is P else P)
-    assert fetch(context, 0) == [20]
-
-
-def test_only_what_is_committed_decides_between_two_transactions(context: GroupContext) -> None:
-    commit(context, P, {0: 10})
-    commit(context, Q, {0: 20})
-    end(context, Q, committed=False)
-    end(context, P)
-    assert fetch(context, 0) == [10]
-
-
-# --- who may ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_first_commit_needs_an_agreement_that_no_marker_has_voided(context: GroupContext) -> None:
@@ -173,51 +106,6 @@ def test_a_first_commit_needs_an_agreement_that_no_marker_has_voided(context: Gr
     assert commit(context, Producer(1, -1), {0: 1}) is Errors.INVALID_PRODUCER_EPOCH
 
 
-def test_a_marker_of_an_older_epoch_is_refused(context: GroupContext) -> None:
-    commit(context, Q, {0: 1})
-    with pytest.raises(KafkaError) as caught:
-        end(context, Producer(2, 4))
-    assert caught.value.error is Errors.INVALID_PRODUCER_EPOCH
-    end(context, Producer(2, 6))
-    assert fetch(context, 0) == [1]
-
-
-def test_a_marker_for_nothing_writes_nothing(context: GroupContext) -> None:
-    end(context, P)
-    assert context.log == []
-
-
-def test_groups_without_members_and_simple_ones(context: GroupContext) -> None:
-    assert commit(context, P, {0: 1}, generation=1) is Errors.ILLEGAL_GENERATION
-    assert commit(context, P, {0: 1}, member="m", instance="i") is Errors.NONE
-    assert commit(context, P, {0: 1}, member="m") is Errors.NONE
-    assert commit(context, P, {0: 1}, generation=1) is Errors.UNKNOWN_MEMBER_ID
-
-
-def test_members_of_consumer_groups(context: GroupContext) -> None:
-    context.join(GROUP, "a", ["t3"])
-    epoch = context.describe(GROUP).members[0].member_epoch
-    assert commit(context, P, {0: 1}, generation=epoch, member="a") is Errors.NONE
-    assert commit(context, P, {0: 1}) is Errors.NONE
-    for generation in (epoch - 1, epoch + 1, -1):
-        assert commit(context, P, {0: 1}, generation=generation, member="a") is Errors.ILLEGAL_GENERATION
-    assert commit(context, P, {0: 1}, generation=epoch, member="b") is Errors.UNKNOWN_MEMBER_ID
-    assert commit(context, P, {0: 1}, instance="i") is Errors.UNKNOWN_MEMBER_ID
-
-
-def test_metadata_has_a_limit() -> None:
-    context = GroupContext({"t3": 3}, {"offset.metadata.max.bytes": "3"})
-    request = request_of(P, {0: 1, 1: 2}, GROUP, -1, "", None)
-    request.topics[0].partitions[0].committed_metadata = "äö"
-    ticket = context.shard.start_verification(P)
-    response = context.run(lambda ctx: context.shard.commit_transactional_offsets(ctx, request, ticket))
-    codes = [partition.error_code for partition in response.topics[0].partitions]
-    assert codes == [Errors.OFFSET_METADATA_TOO_LARGE, Errors.NONE]
-
-
-# --- deletion ---------------------------------------------------------------------------------------------------------
-
-
 def delete(context: GroupContext, *partitions: int) -> None:
     topic = OffsetDeleteRequest.OffsetDeleteRequestTopic(
         name="t3", partitions=[OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=p) for p in partitions]
@@ -225,82 +113,6 @@ def delete(context: GroupContext, *partitions: int) -> None:
     request = OffsetDeleteRequest(group_id=GROUP, topics=[topic])
     context.run(lambda ctx: context.shard.delete_offsets(ctx, request))
 
-
-def test_deleting_an_offset_deletes_what_is_pending(context: GroupContext) -> None:
-    context.commit(GROUP, {"t3": {0: 5}})
-    commit(context, P, {0: 10, 1: 11, 2: 12})
-    delete(context, 0, 1)
-    assert fetch(context, 0, 1, 2) == [-1, -1, UNSTABLE]
-    end(context, P)
-    assert fetch(context, 0, 1, 2) == [-1, -1, 12]
-
-
-def test_deleting_a_group_deletes_what_is_pending(context: GroupContext) -> None:
-    context.commit(GROUP, {"t3": {0: 5}})
-    commit(context, P, {0: 10, 1: 11})
-    (answer,) = context.run(lambda ctx: context.shard.delete_groups(ctx, [GROUP]))
-    assert answer.error_code == 0
-    assert len(context.records) == 3
-    end(context, P)
-    assert fetch(context, 0, 1) == [-1, -1]
-    (answer,) = context.run(lambda ctx: context.shard.delete_groups(ctx, [GROUP]))
-    assert answer.error_code == Errors.GROUP_ID_NOT_FOUND
-
-
-def test_deleting_a_topic_deletes_what_is_pending(context: GroupContext) -> None:
-    context.commit(GROUP, {"t3": {0: 5}})
-    commit(context, P, {0: 10, 1: 11})
-    context.update_metadata({"t6": 6})
-    end(context, P)
-    assert fetch(context, 0, 1) == [-1, -1]
-
-
-def test_pending_offsets_neither_expire_nor_let_their_group_go(context: GroupContext) -> None:
-    context.commit(GROUP, {"t3": {0: 5, 1: 6}})
-    commit(context, P, {0: 10})
-    context.restart()
-    context.sleep(8 * 24 * 3600 * 1000)
-    assert fetch(context, 0, 1, stable=False) == [5, -1]
-    end(context, P, committed=False)
-    context.sleep(24 * 3600 * 1000)
-    assert fetch(context, 0, stable=False) == [-1]
-
-
-def test_errors_of_consumer_groups_since_v6(context: GroupContext) -> None:
-    """Observed in Kafka 4.4.0 (KIP-1319)."""
-    for version, unknown, stale in (
-        (5, Errors.ILLEGAL_GENERATION, Errors.ILLEGAL_GENERATION),
-        (6, Errors.GROUP_ID_NOT_FOUND, Errors.STALE_MEMBER_EPOCH),
-    ):
-        group = f"g{version}"
-        assert commit(context, P, {0: 1}, group=group, generation=3, member="a", api_version=version) is unknown
-        epoch = context.join(group, "a", ["t3"]).member_epoch
-        for generation in (epoch - 1, epoch + 1, -1):
-            error = commit(context, P, {0: 1}, group=group, generation=generation, member="a", api_version=version)
-            assert error is stale, generation
-        missing = commit(context, P, {0: 1}, group=group, generation=epoch, member="b", api_version=version)
-        assert missing is Errors.UNKNOWN_MEMBER_ID
-
-
-def test_an_older_epoch_is_good_for_partitions_that_the_member_has_kept(context: GroupContext) -> None:
-    """As for OffsetCommit; observed in Kafka 4.4.0."""
-    context.join(GROUP, "a", ["t3"])
-    context.join(GROUP, "b", ["t3"])
-    context.heartbeat(GROUP, "a", 2)
-    assert context.heartbeat(GROUP, "a", 2, owned={"t3": [0, 1]}).member_epoch == 3
-    for version, stale in ((5, Errors.ILLEGAL_GENERATION), (6, Errors.STALE_MEMBER_EPOCH)):
-        for offsets, generation, error in (
-            ({0: 1}, 2, Errors.NONE),
-            ({0: 1, 2: 1}, 2, stale),
-            ({0: 1, 2: 1}, 3, Errors.NONE),
-            ({0: 1}, 1, stale),
-            ({0: 1}, -1, stale),
-        ):
-            answer = commit(context, P, offsets, generation=generation, member="a", api_version=version)
-            assert answer is error, (version, offsets, generation)
-
-
-# --- any order --------------------------------------------------------------------------------------------------------
 
 STEPS = st.lists(
     st.one_of(
