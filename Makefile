@@ -24,7 +24,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-versio
 export KCOORD_SHARED := $(abspath $(SHARED))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients peersuite check lint types imports shape format generate generate-check simulate model-check soak fuzz mutate conformance vectors schemas-check bench bench-check bench-peers \
+.PHONY: help run test test-clients peersuite check lint types imports shape format generate generate-check simulate model-check soak fuzz mutate conformance transcripts vectors schemas-check bench bench-check bench-peers \
 	docker docker-test lock env clean
 
 help: ## this list
@@ -42,6 +42,9 @@ test-clients: $(DEV) ## Kafka's Java client (Maven) and franz-go (Go's module pr
 
 peersuite: $(DEV) ## Kafka 4.3.1's own integration tests against kcoord, an hour (ARGS="--suite wire --classes JoinGroup"; needs SHARED=../shared)
 	$(BIN)/python -m tests.conformance.peersuite $(ARGS)
+
+transcripts: $(DEV) ## the transcripts of tests/transcripts on Apache Kafka, five minutes (ARGS="tests/transcripts/classic/rejoin.txt" for some; needs SHARED=../shared)
+	$(BIN)/python -m tests.transcripts.kafka $(ARGS)
 
 check: lint types imports generate-check shape ## everything but tests: lint, types, rings, generated files, shape
 

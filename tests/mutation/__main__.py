@@ -24,6 +24,7 @@ BROKER_PACKAGES = ("coordinator", "metadata", "runtime", "storage")
 PACKAGES = (*BROKER_PACKAGES, "client")
 BROKER_TESTS = (
     "tests/storage",
+    "tests/transcripts",
     "tests/unit/assignor",
     "tests/unit/client/test_membership.py",
     "tests/unit/group",
