@@ -77,8 +77,8 @@ def split_records(data: Bytes, at: Ints, end: Ints, count: Ints) -> Split:
         active = active[good & (counts[active] > step)]
     for batch in active.tolist():
         rows = slice(int(first_row[batch]) + step, int(first_row[batch] + counts[batch]))
-        if _rest(data, result, int(position[batch]), int(end[batch]), rows):
-            position[batch] = end[batch]
+        result.ok[batch] &= _rest(data, result, int(position[batch]), int(end[batch]), rows)
+        position[batch] = end[batch]
     result.ok &= position == end
     return result
 

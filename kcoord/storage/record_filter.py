@@ -126,12 +126,12 @@ def _alike(values: Sequence[bytes]) -> int:
 
 def _offset_deltas(encoded: Sequence[bytes]) -> list[int] | None:
     joined = b"".join(encoded)
-    if len(joined) == len(encoded):
+    if len(joined) == len(encoded) and joined.isascii():
         doubled = list(joined)
-    elif len(joined) == 2 * len(encoded):
+    elif len(joined) == 2 * len(encoded) and joined[1::2].isascii() and min(joined[::2]) >= 0x80:
         doubled = [low & 0x7F | high << 7 for low, high in zip(joined[::2], joined[1::2], strict=True)]
     else:
-        doubled = [decode_uvarint(delta, 0)[0] for delta in encoded]
+        return None  # larger ones are rare, and a number that ends early belongs to another layout
     return None if any(map((1).__and__, doubled)) else [delta >> 1 for delta in doubled]
 
 

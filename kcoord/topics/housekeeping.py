@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from kcoord.config import BrokerConfig
 from kcoord.storage.errors import StorageError
 from kcoord.storage.log_dir import LogDir
 from kcoord.storage.segment import DELETED_SUFFIX
@@ -23,9 +24,6 @@ from kcoord.topics.partition import Partition
 from kcoord.topics.retention import delete_below_start, delete_expired
 from kcoord.topics.schedule import Every
 from kcoord_protocol.errors import KafkaError
-
-if TYPE_CHECKING:
-    from kcoord.config import BrokerConfig
 
 Background: TypeAlias = Callable[[Callable[[], None]], object]
 """Has something done in another thread, some time."""

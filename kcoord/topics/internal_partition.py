@@ -7,19 +7,15 @@ A log is None while nothing was written to it: it reads like an empty one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kcoord.storage.errors import MalformedCheckpointError, StorageError
+from kcoord.storage.log import Log
+from kcoord.storage.log_dir import LogDir
 from kcoord.topics.fetch_manager import ReadResult
 from kcoord.topics.leader_epochs import EpochEntry, LeaderEpochs
 from kcoord.topics.offset_queries import EARLIEST, LATEST, NOT_FOUND, FoundOffset, find_offset
 from kcoord.topics.open_log import replay
 from kcoord.topics.producer_state import ProducerState
 from kcoord_protocol.errors import Errors, KafkaError
-
-if TYPE_CHECKING:
-    from kcoord.storage.log import Log
-    from kcoord.storage.log_dir import LogDir
 
 
 class InternalProducers:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from kcoord.config import TopicConfig
+from kcoord.metadata.image import PartitionImage
 from kcoord.runtime.result import Producer
 from kcoord.storage.errors import CorruptLogError, PartitionHeldError, StorageError
 from kcoord.storage.log import Log
@@ -30,10 +32,6 @@ from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import encode_control_batch
 from kcoord_protocol.record_walk import walk_batches
-
-if TYPE_CHECKING:
-    from kcoord.config import TopicConfig
-    from kcoord.metadata.image import PartitionImage
 
 HIGH_WATERMARK: Final = -1
 """As an offset to delete records up to."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from kcoord.config import TopicConfig
+from kcoord.config import BrokerConfig, TopicConfig
+from kcoord.metadata.image import MetadataImage, PartitionImage, TopicImage
 from kcoord.runtime.result import Producer
 from kcoord.storage.file_system import FileSystem
 from kcoord.storage.log import Log
@@ -24,17 +25,13 @@ from kcoord.topics.housekeeping import Background, Housekeeping
 from kcoord.topics.internal_partition import InternalProducers
 from kcoord.topics.leader_epochs import UNDEFINED_EPOCH
 from kcoord.topics.offset_queries import FoundOffset
+from kcoord.topics.open_log import OpenLog
 from kcoord.topics.partition import AppendResult, Marker, Partition, Verified
 from kcoord.topics.producer_ids import ProducerIds
 from kcoord.topics.producer_state import ProducerEntry
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC
 from kcoord_protocol.uuid import ZERO_UUID
-
-if TYPE_CHECKING:
-    from kcoord.config import BrokerConfig
-    from kcoord.metadata.image import MetadataImage, PartitionImage, TopicImage
-    from kcoord.topics.open_log import OpenLog
 
 ACKS_ALL: Final = -1
 VALID_ACKS: Final = (ACKS_ALL, 0, 1)

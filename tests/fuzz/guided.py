@@ -23,7 +23,7 @@ MOST_KEPT_BYTES = 32 * 1024
 def run_target(name: str, arguments: list[str]) -> None:
     """In a process of its own, which atheris ends."""
     atheris = importlib.import_module("atheris")  # an extra, and without type hints
-    with atheris.instrument_imports(include=["kcoord", "protocol"]):
+    with atheris.instrument_imports(include=["kcoord", "kcoord_protocol"]):
         targets = importlib.import_module("tests.fuzz.targets")
     target, _ = targets.TARGETS[name]
     if name in ("requests", "subscriptions"):

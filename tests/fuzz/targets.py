@@ -12,6 +12,7 @@ from typing import Final
 from kcoord.coordinator.group import regex
 from kcoord.coordinator.group.classic import consumer_protocol
 from kcoord.server.api.served_versions import SERVED_VERSIONS
+from kcoord.storage.record_filter import iter_raw
 from kcoord.topics.validation import BatchRules, single_batch, stamp_batch
 from kcoord_protocol.api_keys import ApiKey, request_class
 from kcoord_protocol.batch_header import crc32c
@@ -20,7 +21,8 @@ from kcoord_protocol.errors import DecodeError, KafkaError
 from kcoord_protocol.framing import decode_request_header, encode_request
 from kcoord_protocol.message import Decoder, Message
 from kcoord_protocol.messages import ConsumerProtocolAssignment, ConsumerProtocolSubscription
-from kcoord_protocol.record_batch import Record, encode_batch
+from kcoord_protocol.record_batch import Record, decode_entries, decode_records, encode_batch, records_of
+from kcoord_protocol.record_walk import iter_headers
 from tests.fuzz.corpus import findings, recorded
 from tests.protocol.samples import full_sample
 from tests.protocol.test_malformed import decodes_alike
@@ -60,9 +62,24 @@ def batches(data: bytes) -> None:
         data = data[:17] + crc32c(data[_CRC_END:]).to_bytes(4, "big") + data[_CRC_END:]
     for rules in _RULES:
         try:
-            stamp_batch(single_batch(data, 9), rules, base_offset=7, leader_epoch=1, now_ms=1_700_000_000_000)
+            stored = stamp_batch(single_batch(data, 9), rules, base_offset=7, leader_epoch=1, now_ms=1_700_000_000_000)
         except KafkaError:
             continue
+        ((_, header),) = iter_headers(stored.data)
+        assert (header.base_offset, header.records_count) == (7, stored.records_count)
+    readers(data)
+
+
+def readers(data: bytes) -> None:
+    """All that read batches which they did not check before: each gives the records, or a DecodeError."""
+    try:
+        for position, header in iter_headers(data):
+            offsets = [offset for offset, _, _ in decode_entries(data, position, max_bytes=1 << 24)]
+            assert [record.offset for record in decode_records(data, position, max_bytes=1 << 24)] == offsets
+            raw = iter_raw(records_of(data, position, header, 1 << 24), header.records_count)
+            assert [header.base_offset + record.offset_delta for record in raw] == offsets
+    except DecodeError:
+        return
 
 
 def subscriptions(data: bytes) -> None:

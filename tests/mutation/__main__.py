@@ -32,6 +32,7 @@ BROKER_TESTS = (
     "tests/unit/metadata",
     "tests/unit/runtime",
     "tests/unit/server",
+    "tests/unit/test_record_walk.py",
     "tests/unit/test_service.py",
     "tests/unit/topics",
     "tests/unit/transaction",

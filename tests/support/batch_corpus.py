@@ -28,7 +28,7 @@ from kcoord_protocol.record_batch import (
     encode_control_batch,
     records_of,
 )
-from kcoord_protocol.record_walk import iter_headers
+from kcoord_protocol.record_walk import iter_headers, walk_records
 
 NOW_MS: Final = 1_700_000_000_000
 _FUZZED: Final = Path(__file__).parent.parent / "fuzz" / "inputs" / "guided" / "batches.txt"
@@ -174,10 +174,21 @@ def bodies() -> list[tuple[bytes, int]]:
         for _ in range(6):
             at = rng.randrange(len(body) + 1) if len(body) < 400 else rng.randrange(400)
             made.append((body[:at] + rng.choice(_HOSTILE_VARINTS) + body[at + 1 :], header.records_count))
+        made += [(lie, header.records_count) for lie in _with_longer_deltas(body, header.records_count)]
         made += [(body, header.records_count + 1), (body, max(header.records_count - 1, 0)), (body + b"\0", 1)]
     for content in _contents():
         made.append((encode_varint(len(content)) + content, 1))
     return made
+
+
+def _with_longer_deltas(body: bytes, count: int) -> Iterator[bytes]:
+    """In one of several records the offset delta does not end where those of its neighbours do, or ends earlier."""
+    starts = [0, *(place[0] for place in walk_records(body, count))][:count]
+    for start in starts[1 :: max(count // 4, 1)]:
+        at = start + (1 if body[start] < 0x80 else 2) + 2  # most have a timestamp delta of one byte
+        yield body[:at] + bytes((body[at] | 0x80,)) + body[at + 1 :]
+        yield body[:at] + bytes((body[at] & 0x7F,)) + body[at + 1 :]
+        yield body[: at + 1] + bytes((body[at + 1] | 0x80,)) + body[at + 2 :]
 
 
 def _contents() -> Iterator[bytes]:

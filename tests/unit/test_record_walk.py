@@ -210,15 +210,15 @@ def test_checksums_are_checked_once_and_name_the_batch() -> None:
         positions, stop, is_impossible = plain_batches(data)
         ends = [*positions[1:], stop]
         bad = [at for at, end in zip(positions, ends, strict=False) if not is_sound(data[at:end])]
-        found, error = walked_batches(data, verify=True)
+        seen, error = walked_batches(data, verify=True)
         if bad:
             assert error is not None
             assert (error.position, error.base_offset) == (bad[0], unpack_from(">q", data, bad[0])[0])
             assert "CRC" in str(error)
-            assert found == positions[: positions.index(bad[0])]
+            assert seen == positions[: positions.index(bad[0])]
             wrong += 1
         else:
-            assert found == positions
+            assert seen == positions
             assert (error is not None) == is_impossible
     assert wrong > 100
 
@@ -237,17 +237,17 @@ def test_a_batch_may_be_walked_by_its_header_alone() -> None:
 def test_headers_are_those_of_the_walk() -> None:
     for data in ALL:
         positions, error = walked_batches(data)
-        found = []
+        seen = []
         try:
             for position, header in iter_headers(data):
-                found.append(position)
+                seen.append(position)
                 assert header == decode_header(data, position)
         except CorruptBatchError as refusal:
             is_cut_message = len(data) > 16 and error is None
             assert is_cut_message or str(refusal) == str(error)
         else:
             assert error is None
-        assert found == positions
+        assert seen == positions
 
 
 def test_message_sets_are_named() -> None:
@@ -267,19 +267,19 @@ def test_storage_stops_where_the_walk_does() -> None:
         write_all(fs.open_append("/d/x"), data)
         file = fs.open_read("/d/x")
         positions, error = walked_batches(data, verify=True)
-        found, offset = [], 0
+        seen, offset = [], 0
         try:
             for frame in walk(file, 0, len(data), 0):
                 assert frame.batch == data[frame.position : frame.position + frame.size_bytes]
                 assert frame.base_offset >= offset
                 offset = frame.last_offset + 1
-                found.append(frame.position)
+                seen.append(frame.position)
         except Damage as damage:
             kinds.add(damage.kind)
-            assert found == positions[: len(found)]
+            assert seen == positions[: len(seen)]
             assert damage.offset == offset
             if damage.kind is DamageKind.MISPLACED:
-                assert damage.position == positions[len(found)]
+                assert damage.position == positions[len(seen)]
             else:
                 stop = error.position if error is not None else plain_batches(data)[1]
                 assert damage.position == stop
@@ -289,7 +289,7 @@ def test_storage_stops_where_the_walk_does() -> None:
             )
         else:
             assert error is None
-            assert found == positions
+            assert seen == positions
     assert kinds == set(DamageKind)
 
 
@@ -367,7 +367,7 @@ def test_the_cleaner_reads_as_the_walk_does() -> None:
         places = places_of(data, count, check_headers=False)
         is_sound = isinstance(places, list)
         try:
-            found = list(iter_raw(data, count))
+            seen = list(iter_raw(data, count))
         except CorruptBatchError:
             assert not is_sound
             continue
@@ -375,15 +375,15 @@ def test_the_cleaner_reads_as_the_walk_does() -> None:
         assert isinstance(places, list)
         plain = walked(data, places)
         starts = [0, *(place[0] for place in places)]
-        assert [record.start for record in found] == starts[: len(found)]
-        assert [(record.end, record.offset_delta, record.key) for record in found] == [
+        assert [record.start for record in seen] == starts[: len(seen)]
+        assert [(record.end, record.offset_delta, record.key) for record in seen] == [
             (end, delta, key) for end, _, delta, key, _, _ in plain
         ]
-        assert [record.has_value for record in found] == [place[5] >= 0 for place in places]
+        assert [record.has_value for record in seen] == [place[5] >= 0 for place in places]
         runs = read_runs(data, count)
-        if runs is not None and found:
+        if runs is not None and seen:
             in_runs += 1
-            assert [run.record(number) for run in runs for number in range(len(run.keys))] == found
+            assert [run.record(number) for run in runs for number in range(len(run.keys))] == seen
     assert in_runs > 3
 
 

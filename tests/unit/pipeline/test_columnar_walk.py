@@ -12,6 +12,7 @@ from kcoord.pipeline.kernels import DecoderName, Kernels, kernels
 from kcoord.pipeline.record_split import Split
 from kcoord_protocol.batch_header import BatchHeader, decode_header, verify_crc
 from kcoord_protocol.errors import CorruptBatchError
+from kcoord_protocol.record_batch import Record, encode_batch, records_of
 from kcoord_protocol.record_walk import RecordPlace, walk_batches, walk_records
 from tests.support.batch_corpus import bodies, broken_batches, segments, sound_batches
 
@@ -37,12 +38,12 @@ def test_batches_are_those_of_the_walk(loops: Kernels, verify: bool) -> None:
     for content in [*sound_batches(), *broken_batches(), *segments()]:
         data = padded_copy(content)
         positions, error = walked(content, verify=verify)
-        found = scan(data, len(content), loops.walk, verify=verify)
-        assert found.positions.tolist() == positions
-        assert bool(found.error) == (error is not None)
+        result = scan(data, len(content), loops.walk, verify=verify)
+        assert result.positions.tolist() == positions
+        assert bool(result.error) == (error is not None)
         if error is not None:
-            assert found.end == error.position
-        batches = Batches.read(Gather(data), found.positions)
+            assert result.end == error.position
+        batches = Batches.read(Gather(data), result.positions)
         headers = [decode_header(content, position) for position in positions]
         for name, attribute in FIELDS.items():
             assert getattr(batches, name).tolist() == [getattr(header, attribute) for header in headers]
@@ -116,6 +117,20 @@ def test_records_are_those_of_the_walk(loops: Kernels, copies: int) -> None:
                 expected = [expected_rows(copy * len(content), place) for place in places]
                 assert rows_of(split, range(copy * count, (copy + 1) * count)) == expected
     assert sound > len(sound_batches()) // 2
+
+
+def test_a_batch_is_finished_record_by_record_behind_shorter_ones(loops: Kernels) -> None:
+    """Its first record goes in lockstep with those of thirty other batches, which have one record each."""
+    short = records_of(sound := encode_batch([Record(b"k", b"v")]), 0, decode_header(sound))
+    for content, count in bodies():
+        places = places_of(content, count)
+        data = padded_copy(content, *[short] * 30)
+        ends = np.cumsum([len(content), *[len(short)] * 30])
+        split = loops.split_records(data, np.array([0, *ends[:-1]]), ends, np.array([count, *[1] * 30]))
+        is_sound = places is not None and count * 7 <= len(content)
+        assert split.ok.tolist() == [is_sound, *[True] * 30]
+        if is_sound and places is not None:
+            assert rows_of(split, range(count)) == [expected_rows(0, place) for place in places]
 
 
 def test_the_next_batch_behind_damage_is_found() -> None:

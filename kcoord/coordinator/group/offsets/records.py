@@ -24,7 +24,7 @@ from kcoord.coordinator.group.offsets.committed_offsets import (
     TopicOffsets,
 )
 from kcoord.coordinator.group.offsets.transactional_offsets import TransactionalOffsets
-from kcoord_protocol.primitives import decode_uvarint
+from kcoord_protocol.primitives import decode_uvarint, encode_varint
 from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES
 from kcoord_protocol.uuid import ZERO_UUID
 
@@ -194,7 +194,7 @@ class OffsetCommitReader:
         None where it is not the key of an offset commit.
         """
         prefix = key[size_bytes:]
-        if prefix[:2] not in _KEY_TYPES or decode_uvarint(key, 0)[0] != (len(prefix) + _PARTITION_BYTES) << 1:
+        if prefix[:2] not in _KEY_TYPES or key[:size_bytes] != encode_varint(len(prefix) + _PARTITION_BYTES):
             return None
         group_end = 4 + int.from_bytes(prefix[2:4], "big")
         topic_start = group_end + 2
@@ -211,14 +211,17 @@ class OffsetCommitReader:
 
 
 def _last_delta(deltas: Sequence[bytes], previous: int) -> int | None:
-    """The last of these offset deltas; None where they do not grow, or are negative (odd, in zigzag)."""
+    """The last of these offset deltas; None where they do not grow, are negative (odd, in zigzag) or end elsewhere."""
     if not deltas:
         return previous
-    if len(deltas[0]) == 1:
-        joined = b"".join(deltas)
-        is_sound = joined[0] >> 1 > previous and sorted(set(joined)) == list(joined)
+    size = len(deltas[0])
+    joined = b"".join(deltas)
+    if size == 1:
+        is_sound = joined[0] >> 1 > previous and joined.isascii() and sorted(set(joined)) == list(joined)
         is_sound = is_sound and len(joined.translate(None, _ODD_BYTES)) == len(joined)
         return joined[-1] >> 1 if is_sound else None
+    if not joined[size - 1 :: size].isascii() or any(min(joined[at::size]) < 0x80 for at in range(size - 1)):
+        return None
     for delta in deltas:
         number, _ = decode_uvarint(delta, 0)
         if number & 1 or number >> 1 <= previous:
