@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from kcoord.config import BROKER_KEYS, BrokerConfig, ConfigError, merge_properties
 
 if TYPE_CHECKING:
-    from kcoord.server.process import Ready
+    from kcoord.server.process import ReadyLine
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _CONTROL_HOST = "127.0.0.1"
@@ -131,7 +131,7 @@ def _failed(reason: str) -> int:
     return 1
 
 
-def _print_ready(ready: Ready, control_url: str | None = None) -> None:
+def _print_ready(ready: ReadyLine, control_url: str | None = None) -> None:
     addresses = ", ".join(ready.addresses)
     last = ready.node_id + ready.nodes - 1
     nodes = f"node {ready.node_id}" if ready.nodes == 1 else f"nodes {ready.node_id} to {last}"
@@ -140,7 +140,7 @@ def _print_ready(ready: Ready, control_url: str | None = None) -> None:
     print(f"kcoord is ready: {addresses}, {identity}, {milliseconds_since_exec()} ms{control}", flush=True)
 
 
-def _print_ready_json(ready: Ready, control_url: str | None = None) -> None:
+def _print_ready_json(ready: ReadyLine, control_url: str | None = None) -> None:
     start_ms = milliseconds_since_exec()
     print(json.dumps({**asdict(ready), "start_ms": start_ms, "control_url": control_url}), flush=True)
 

@@ -54,7 +54,7 @@ them.
 
 
 @dataclass(slots=True)
-class Ready:
+class ReadyLine:
     """What the ready line tells."""
 
     addresses: list[str]
@@ -64,7 +64,7 @@ class Ready:
     """Workers, whose ids begin with `node_id`."""
 
 
-async def run_process(config: BrokerConfig, on_ready: Callable[[Ready], None]) -> None:
+async def run_process(config: BrokerConfig, on_ready: Callable[[ReadyLine], None]) -> None:
     """Runs a broker that is one process until a signal ends it. Raises StartError if it cannot start."""
     environment = Environment(asyncio.get_running_loop(), Clock(), owns_heap=True)
     folder = DataFolder(config, environment.now_ms(), uuids=environment.uuids)
@@ -117,7 +117,7 @@ class BrokerProcess:
                 listener.connections.new_path = partial(metrics.new_path, listener.path_settings)
         return metrics
 
-    async def run(self, on_ready: Callable[[Ready], None]) -> None:
+    async def run(self, on_ready: Callable[[ReadyLine], None]) -> None:
         """Serves until a signal. Raises StartError if the broker cannot start."""
         try:
             self.stop_on_signals()
@@ -183,9 +183,9 @@ class BrokerProcess:
             log_dirs=[uuid_from_string(self._folder.directory_id)],
         )
 
-    def ready(self) -> Ready:
+    def ready(self) -> ReadyLine:
         addresses = [str(one) for one in self.broker.endpoints.values()]
-        return Ready(addresses, self.broker.node_id, self.broker.cluster_id)
+        return ReadyLine(addresses, self.broker.node_id, self.broker.cluster_id)
 
     async def until_signal(self) -> None:
         await self._stop_requested.wait()

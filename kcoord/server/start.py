@@ -9,10 +9,10 @@ import uvloop
 
 from kcoord.config import BrokerConfig
 from kcoord.config.workers import worker_count, worker_properties
-from kcoord.server.process import Ready, run_process
+from kcoord.server.process import ReadyLine, run_process
 
 
-def run(config: BrokerConfig, on_ready: Callable[[Ready], None]) -> None:
+def run(config: BrokerConfig, on_ready: Callable[[ReadyLine], None]) -> None:
     """Runs a broker until a signal ends it. Raises StartError if it cannot start."""
     if worker_count(config) > 1:
         # Most brokers are one process, and do not load what several need.

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from kcoord.server.errors import StartError
-from kcoord.server.process import Ready
+from kcoord.server.process import ReadyLine
 from kcoord.testing.controller import BrokerController
 from kcoord.testing.host import BrokerHost
 from kcoord.testing.http_control import HttpControl
 
 if TYPE_CHECKING:
-    OnReady = Callable[[Ready, str], None]
+    OnReady = Callable[[ReadyLine, str], None]
 
 
 def run(settings: Mapping[str, str], control_host: str, control_port: int, on_ready: OnReady) -> None:

@@ -31,7 +31,7 @@ from unittest import mock
 import uvloop
 
 from kcoord.config import BrokerConfig
-from kcoord.server.process import Ready
+from kcoord.server.process import ReadyLine
 from kcoord.server.start import run
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
@@ -129,7 +129,7 @@ def joining_heartbeat() -> Way:
     ways: list[Way] = []
     failures: list[BaseException] = []
 
-    def join(ready: Ready) -> None:
+    def join(ready: ReadyLine) -> None:
         sys.setprofile(None)  # the client is not part of the way
         try:
             ways.extend(_join_groups(int(ready.addresses[0].rpartition(":")[2]), recorder))
@@ -138,7 +138,7 @@ def joining_heartbeat() -> Way:
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def on_ready(ready: Ready) -> None:
+    def on_ready(ready: ReadyLine) -> None:
         threading.Thread(target=join, args=(ready,), daemon=True).start()
 
     # The transport of uvloop is compiled, and a profiler hook does not see calls of its methods in every CPython.

@@ -20,8 +20,7 @@ SHARED_NAMES = {
 """Names that two classes may have, with the reason."""
 
 NOT_YET_RENAMED = {
-    *("Api", "Append", "Client", "Clock", "Connection", "Place", "Ready", "Request"),
-    *("ShardState", "Subscription", "Worker", "_Reader"),
+    *("Api", "Client", "Clock", "Connection", "Request", "Subscription"),
 }
 
 CALLED_BY_NAME = {"__dir__", "__getattr__", "kcoord_broker_factory", "pytest_addoption"}

@@ -73,12 +73,12 @@ def read_commit(frame: bytes, body_at: int, version: int) -> CommitFrame | None:
     if version < FIRST_VERSION:
         return None
     try:
-        return _Reader(frame, body_at, version).read()
+        return _CommitReader(frame, body_at, version).read()
     except (_Unusual, IndexError, UnicodeDecodeError, error):
         return None
 
 
-class _Reader:
+class _CommitReader:
     __slots__ = ("_at", "_flexible", "_frame", "_version")
 
     def __init__(self, frame: bytes, at: int, version: int) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Coroutine, Mapping
-from typing import Final, Protocol, cast
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Final, TypeAlias, cast
 
 from kcoord.server.workers.peer_frames import MAX_FRAME_BYTES, FrameKind, PeerRequest, decode_response, kind_of
 from kcoord_protocol.api_keys import ApiKey, response_class
@@ -25,10 +25,8 @@ ANSWER_SECONDS: Final = 30.0
 """Longer than anything that a worker is asked for can take; a worker that hangs is not waited for for ever."""
 
 
-class Spawn(Protocol):
-    """Starts a task that is not lost."""
-
-    def __call__(self, coroutine: Coroutine[object, object, Message]) -> asyncio.Future[Message]: ...
+Spawn: TypeAlias = Callable[[Coroutine[object, object, Message]], asyncio.Future[Message]]
+"""Starts a task that is not lost."""
 
 
 class PeerConnection(asyncio.Protocol):

@@ -27,7 +27,7 @@ from kcoord.config.workers import worker_count, worker_properties
 from kcoord.server.disk.data_folder import candidate_identity
 from kcoord.server.errors import StartError
 from kcoord.server.net.sockets import bind_listener, bound_port
-from kcoord.server.process import Ready
+from kcoord.server.process import ReadyLine
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.workers.worker_process import Launch, Worker, close_inherited, run_worker
 from kcoord.storage.errors import StorageError
@@ -81,7 +81,7 @@ class Supervisor:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
 
-    def run(self, on_ready: Callable[[Ready], None]) -> None:
+    def run(self, on_ready: Callable[[ReadyLine], None]) -> None:
         """Until a signal. Raises StartError where one of the workers cannot start."""
         folder = self._open_folder()
         sockets_folder = tempfile.mkdtemp(prefix="kcoord-")
@@ -185,7 +185,7 @@ class Supervisor:
 
     # --- watching -----------------------------------------------------------------------------------------------------
 
-    def _watch(self, folder: SharedLogDir, on_ready: Callable[[Ready], None]) -> None:
+    def _watch(self, folder: SharedLogDir, on_ready: Callable[[ReadyLine], None]) -> None:
         while not self._stopping:
             for child in self._listen():
                 self._hear(child)
@@ -243,9 +243,9 @@ class Supervisor:
         child.restart_at = time.monotonic() + child.pause_seconds
         child.pause_seconds = min(max(child.pause_seconds * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
 
-    def _ready(self, folder: SharedLogDir) -> Ready:
+    def _ready(self, folder: SharedLogDir) -> ReadyLine:
         addresses = [str(one) for worker in self._workers for one in worker.endpoints]
-        return Ready(addresses, self._config.node_id, folder.identity.cluster_id, self._count)
+        return ReadyLine(addresses, self._config.node_id, folder.identity.cluster_id, self._count)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
