@@ -11,7 +11,8 @@ from __future__ import annotations
 from struct import Struct as FixedStruct
 from typing import Final
 
-from kcoord_protocol.primitives import MAX_STRING_BYTES, RunStructs, encode_tags, encode_uvarint
+from kcoord_protocol.message import encode_tags
+from kcoord_protocol.primitives import MAX_STRING_BYTES, RunStructs, encode_uvarint
 from kcoord_protocol.schema import FIXED_TYPES, FieldSchema, MessageSchema, StructSchema
 from kcoord_protocol.source import Source
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from operator import attrgetter
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from operator import attrgetter, itemgetter
 from typing import Any, ClassVar, Self, TypeAlias
 
 from kcoord_protocol.errors import DecodeError, EncodeError, UnsupportedVersionError
+from kcoord_protocol.primitives import encode_uvarint
 from kcoord_protocol.schema import MessageSchema, StructSchema
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -24,6 +26,9 @@ Encoder: TypeAlias = Callable[[Any], bytes]
 
 # What generated code runs into on malformed bytes or wrong values; a slow second pass then finds the field.
 _CODEC_FAILURES = (struct.error, IndexError, ValueError, TypeError, AttributeError, OverflowError)
+
+# The tags and sizes of one program are few.
+_uvarint = lru_cache(maxsize=1024)(encode_uvarint)
 
 # The slow pass stops here, so that a hostile frame cannot buy much more time than an honest one of its size.
 _EXPLAINED_VALUES = 100_000
@@ -85,6 +90,19 @@ class Struct:
         if self.unknown_tagged_fields:
             names.append("unknown_tagged_fields")
         return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+def encode_tags(known: Iterable[tuple[int, bytes]], unknown: Iterable[tuple[int, bytes]]) -> bytes:
+    """Write a tagged section, in the order of the tags."""
+    fields = sorted([*known, *unknown], key=itemgetter(0))
+    pieces = [_uvarint(len(fields))]
+    last = -1
+    for tag, data in fields:
+        if tag == last:
+            raise ValueError(f"tag {tag} is used twice")
+        last = tag
+        pieces += (_uvarint(tag), _uvarint(len(data)), data)
+    return b"".join(pieces)
 
 
 class _Decoders(dict[int, Decoder]):

@@ -7,7 +7,6 @@ input; whoever calls them turns that into a DecodeError that knows the field.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from struct import Struct
 from typing import Final
 
@@ -86,19 +85,6 @@ def encode_uvarint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-def encode_tags(known: Iterable[tuple[int, bytes]], unknown: Iterable[tuple[int, bytes]]) -> bytes:
-    """Write a tagged section, in the order of the tags."""
-    fields = sorted([*known, *unknown], key=lambda field: field[0])
-    pieces = [encode_uvarint(len(fields))]
-    last = -1
-    for tag, data in fields:
-        if tag == last:
-            raise ValueError(f"tag {tag} is used twice")
-        last = tag
-        pieces += (encode_uvarint(tag), encode_uvarint(len(data)), data)
-    return b"".join(pieces)
 
 
 def encode_varint(value: int) -> bytes:

@@ -12,14 +12,13 @@ import sys
 from typing import Any, Final, TypeVar
 
 from kcoord_protocol.errors import DecodeError, EncodeError, UnsupportedFieldError
-from kcoord_protocol.message import Message, Struct
+from kcoord_protocol.message import Message, Struct, encode_tags
 from kcoord_protocol.primitives import (
     MAX_ARRAY_ELEMENTS,
     MAX_LENGTH,
     MAX_STRING_BYTES,
     MAX_TAGGED_FIELDS,
     decode_uvarint,
-    encode_tags,
     encode_uvarint,
 )
 from kcoord_protocol.schema import FIXED_TYPES, INT_RANGES, FieldSchema, StructSchema
