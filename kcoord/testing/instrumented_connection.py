@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from kcoord.server.api.api_table import ApiTable, BoundApi
+from kcoord.server.broker import Broker
 from kcoord.server.net.connection import Connections, KafkaConnection
 from kcoord.server.net.listener import SocketListener
 from kcoord.server.net.request_path import PathSettings, RequestPath
@@ -25,7 +26,6 @@ from kcoord_protocol.messages import ProduceRequest
 if TYPE_CHECKING:
     from kcoord.config import Listener
     from kcoord.server.api.api_table import Api, RequestContext
-    from kcoord.server.broker import Broker
     from kcoord.server.net.connection_limits import ConnectionLimits
     from kcoord_protocol.messages import Message
 
