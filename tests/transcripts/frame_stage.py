@@ -53,7 +53,9 @@ class FrameStage(Stage):
         for kind, key in enumerate(("g", "t")):
             await self._find_coordinator(kind, key)
         # Takes producer id 0, which in some responses means that there is none.
-        await self.request(InitProducerIdRequest(transactional_id=None), _INIT_PRODUCER_ID_VERSION)
+        request = InitProducerIdRequest(transactional_id=None)
+        while (await self.request(request, _INIT_PRODUCER_ID_VERSION)).error_code:
+            await self.settle()
         self._ends: dict[tuple[str, int], int] = {}
         for topic, _ in _LOGS:
             for partition in range(await self._partition_count(topic)):

@@ -16,7 +16,7 @@ from typing import Any, Final
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord_protocol.api_keys import response_class
 from kcoord_protocol.framing import decode_response_header, encode_request
-from kcoord_protocol.messages import ListGroupsResponse, Message
+from kcoord_protocol.messages import ListGroupsResponse, ListTransactionsResponse, Message
 from tests.transcripts.frame_stage import FrameStage
 from tests.transcripts.names import Names
 from tests.transcripts.stage import Sent
@@ -65,6 +65,9 @@ MASKS: Final[dict[str, Callable[[list[str]], list[str]]]] = {
     ),
     "partition metadata is deleted that no release since 4.1 writes": _without_lines(
         "record ConsumerGroupPartitionMetadata .*: tombstone"
+    ),
+    "Kafka's records of transactional offsets have no topic id": _substitute(
+        r"^(record \[.*\] OffsetCommit .*)  topicId: \S+$", r"\1"
     ),
     "times": _substitute(r": \+\d+", ": +*"),
     "order of records": _sort_records,
@@ -152,6 +155,12 @@ class KafkaStage(FrameStage):
         if isinstance(sent.answer, ListGroupsResponse):
             prefix = self.names.prefix
             sent.answer.groups = [group for group in sent.answer.groups if group.group_id.startswith(prefix)]
+        elif isinstance(sent.answer, ListTransactionsResponse):
+            sent.answer.transaction_states = [
+                state
+                for state in sent.answer.transaction_states
+                if state.transactional_id.startswith(self.names.prefix)
+            ]
 
     async def request(self, message: Message, version: int) -> Any:
         return await self._exchange(message, version)

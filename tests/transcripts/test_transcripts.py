@@ -12,10 +12,13 @@ from tests.transcripts.names import Names
 from tests.transcripts.stage import Stage, play
 from tests.transcripts.stage_core import CoreStage
 from tests.transcripts.stage_server import FastServerStage, ServerStage
+from tests.transcripts.stage_simulation import SimulationStage
 from tests.transcripts.transcript import FOLDER, Transcript
 
 FILES = sorted(FOLDER.glob("*/*.txt"))
-STAGES: dict[str, type[Stage]] = {stage.name: stage for stage in (CoreStage, ServerStage, FastServerStage)}
+STAGES: dict[str, type[Stage]] = {
+    stage.name: stage for stage in (CoreStage, ServerStage, FastServerStage, SimulationStage)
+}
 REWRITES = bool(os.environ.get("KCOORD_REWRITE"))
 
 PLAYS = [
