@@ -92,6 +92,8 @@ def sound_batches() -> list[bytes]:
     different = [pair for number in range(9) for pair in commit_pairs(3, b"g" * (1 + number * 20))]
     made.append(encode_batch_from_parts([*different, (b"\0\1", None)], timestamp_ms=NOW_MS))
     made.append(encode_batch(_coordinator_like(rng)))
+    many: list[tuple[str, bytes | None]] = [(f"name-{number}", b"v" * number) for number in range(130)]
+    made.append(encode_batch([Record(b"k", b"v", many[:64]), Record(b"k", b"v" * 8192, many)]))
     return made
 
 

@@ -5,6 +5,7 @@ against the walker, on one corpus.
 
 from __future__ import annotations
 
+import struct
 from struct import unpack_from
 
 import pytest
@@ -24,8 +25,8 @@ from kcoord.storage.segment import LogConfig
 from kcoord.topics.record_scan import ScanRules, scan_records
 from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, crc32c, decode_header, verify_crc
 from kcoord_protocol.errors import CorruptBatchError, DecodeError
-from kcoord_protocol.record_batch import decode_entries, decode_records
-from kcoord_protocol.record_walk import RecordPlace, iter_headers, walk_batches, walk_records
+from kcoord_protocol.record_batch import Record, decode_entries, decode_records, encode_batch
+from kcoord_protocol.record_walk import RecordPlace, iter_headers, possible_batches, walk_batches, walk_records
 from tests.support.batch_corpus import (
     NOW_MS,
     batch_around,
@@ -254,6 +255,32 @@ def test_message_sets_are_named() -> None:
     for data in message_sets():
         with pytest.raises(CorruptBatchError, match=r"record format [01] is not supported"):
             list(iter_headers(data))
+
+
+def test_what_may_be_a_batch_is_seen_at_every_byte() -> None:
+    whole = encode_batch([Record(b"k", b"v" * 70)], base_offset=5)
+    empty = encode_batch([], base_offset=5)  # its last offset delta is -1
+    seen = 0
+    for data in [whole, whole[:61], whole[:60], empty, b"\2" + whole, bytes(40) + whole + whole, *segments()[:60]]:
+        for end in (len(data) - 1, len(data), len(data) + 10_000):
+            for offset in (0, 5, 6):
+                expected = [at for at in range(len(data) - 60) if may_begin(data, at, end, offset)]
+                places = [*possible_batches(data, 0, end, offset)]
+                assert [at for at, _, _ in places] == expected
+                assert [(data[at : at + 8], size) for at, size, _ in places] == [
+                    (struct.pack(">q", base_offset), 12 + unpack_from(">i", data, at + 8)[0])
+                    for at, _, base_offset in places
+                ]
+                assert [at for at, _, _ in possible_batches(data, 1, end, offset)] == [at for at in expected if at > 0]
+                seen += len(expected)
+    assert seen > 500
+
+
+def may_begin(data: bytes, at: int, end: int, offset: int) -> bool:
+    base_offset, length = unpack_from(">qi", data, at)
+    (last_delta,) = unpack_from(">i", data, at + 23)
+    is_possible = data[at + 16] == 2 and length >= 49 and last_delta >= 0
+    return bool(is_possible and base_offset >= offset and at + 12 + length <= end)
 
 
 # -- the readers that call the walker ----------------------------------------------------------------------------------
