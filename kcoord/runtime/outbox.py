@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shards of one set have for the outside: replies, now or once the disk has what they rest on, tasks,
-appends for their logs, and counts.
+"""What the shards of one set have for the outside: their states, replies, now or once the log has what they rest on,
+tasks, requests of their logs, and counts.
 """
 
 from __future__ import annotations
@@ -9,10 +9,21 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from kcoord.runtime.result import Task
 from kcoord.runtime.shard_log import Append, Load, Release, Save
 from kcoord_protocol.errors import KafkaError
+
+
+class ShardState(Enum):
+    """The life of a shard; operations run in ACTIVE alone."""
+
+    INITIAL = "Initial"
+    LOADING = "Loading"
+    ACTIVE = "Active"
+    FAILED = "Failed"
+    CLOSED = "Closed"
 
 
 class Waiter(ABC):

@@ -13,10 +13,9 @@ import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable
-from enum import Enum
 from typing import Final, Generic, TypeVar
 
-from kcoord.runtime.outbox import DeferredReplies, DeferredReply, Outbox, Refusal, Statistics, Waiter
+from kcoord.runtime.outbox import DeferredReplies, DeferredReply, Outbox, Refusal, ShardState, Statistics, Waiter
 from kcoord.runtime.result import (
     PENDING,
     CoordinatorRecord,
@@ -28,7 +27,6 @@ from kcoord.runtime.result import (
     StateMachine,
     Task,
     TimerKey,
-    TimerKind,
 )
 from kcoord.runtime.serde import (
     BatchStamp,
@@ -42,7 +40,7 @@ from kcoord.runtime.serde import (
     stamp_of,
 )
 from kcoord.runtime.shard_log import Append
-from kcoord.runtime.timers import ShardTimers, TimerQueue
+from kcoord.runtime.timers import ShardTimer, ShardTimers, TimerQueue
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ControlRecordTypeSchema
@@ -55,14 +53,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class ShardTimer(TimerKind):
-    """The timers of a shard's own, which no state machine hears of."""
-
-    LINGER = "shard-linger"
-    RELOAD = "shard-reload"
-    SNAPSHOT = "shard-snapshot"
-
-
 _TIMER_RETRY_MS: Final = 500
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 _FIRST_REFUSAL_MS: Final = 1000
@@ -72,16 +62,6 @@ _MAX_TASK_BYTES: Final = 64 * 1024 * 1024
 """The most that the result of a task may take in the log. It is one batch, however many members a group has whose
 target changes; Kafka's limit of a message is one for requests of clients.
 """
-
-
-class ShardState(Enum):
-    """The life of a shard; operations run in ACTIVE alone."""
-
-    INITIAL = "Initial"
-    LOADING = "Loading"
-    ACTIVE = "Active"
-    FAILED = "Failed"
-    CLOSED = "Closed"
 
 
 _NEXT_STATES: Final = {
@@ -100,19 +80,19 @@ class ShardContext(Generic[M]):
         "_buffer",
         "_deferred",
         "_deferred_tasks",
-        "_durable_offset",
         "_full_until_ms",
         "_in_flight",
         "_linger_ms",
         "_max_batch_bytes",
-        "_next_offset",
         "_outbox",
         "_pending",
         "_refusal_ms",
         "_running_tasks",
         "_serde",
         "_statistics",
+        "durable_offset",
         "machine",
+        "next_offset",
         "shard_id",
         "state",
         "timers",
@@ -143,8 +123,10 @@ class ShardContext(Generic[M]):
         self._pending: dict[Hashable, DeferredReply] = {}
         self._running_tasks: dict[TimerKey, Task] = {}
         self._buffer = WriteBuffer(max_batch_bytes, compression)
-        self._next_offset = 0
-        self._durable_offset = 0
+        self.next_offset = 0
+        """The offset of the next record."""
+        self.durable_offset = 0
+        """Everything before it is durable."""
         self._in_flight: Append | None = None
         self._full_until_ms = 0
         self._refusal_ms = 0
@@ -152,19 +134,9 @@ class ShardContext(Generic[M]):
     # State.
 
     @property
-    def next_offset(self) -> int:
-        """The offset of the next record."""
-        return self._next_offset
-
-    @property
-    def durable_offset(self) -> int:
-        """Everything before it is on disk."""
-        return self._durable_offset
-
-    @property
     def is_behind(self) -> bool:
         """Whether the disk is behind the state."""
-        return self._next_offset != self._durable_offset
+        return self.next_offset != self.durable_offset
 
     @property
     def running_tasks(self) -> int:
@@ -193,7 +165,7 @@ class ShardContext(Generic[M]):
         """
         self.move_to(ShardState.ACTIVE)
         self.machine = machine
-        self._next_offset = self._durable_offset = next_offset
+        self.next_offset = self.durable_offset = next_offset
         if self._run_internal(machine.on_loaded, OperationContext(now_ms)):
             return True
         if self.machine is not None:
@@ -269,10 +241,10 @@ class ShardContext(Generic[M]):
             self._apply_effects(result)
             return reply
         self._apply_effects(result)
-        if self._next_offset == self._durable_offset:
+        if self.next_offset == self.durable_offset:
             return response
         reply = DeferredReply(response)
-        self._deferred.add(self._next_offset, reply)
+        self._deferred.add(self.next_offset, reply)
         return reply
 
     def append_packed(self, packed: PackedRecords, waiter: Waiter) -> bool:
@@ -281,7 +253,7 @@ class ShardContext(Generic[M]):
         """
         if self.machine is None or not self._pack(packed):
             return False
-        self._deferred.add(self._next_offset, waiter)
+        self._deferred.add(self.next_offset, waiter)
         try:
             packed.replay()
         except Exception as error:
@@ -294,17 +266,17 @@ class ShardContext(Generic[M]):
 
     def defer(self, waiter: Waiter) -> bool:
         """Whether an answer that was read off the state must wait for the disk; `waiter` hears when it need not."""
-        if self._next_offset == self._durable_offset:
+        if self.next_offset == self.durable_offset:
             return False
-        self._deferred.add(self._next_offset, waiter)
+        self._deferred.add(self.next_offset, waiter)
         return True
 
     def _answer_error(self, error: KafkaError) -> DeferredReply:
         """An error may rest on records that are not durable yet, so it waits for them like any answer."""
-        if self._next_offset == self._durable_offset:
+        if self.next_offset == self.durable_offset:
             raise error
         reply = DeferredReply(error)
-        self._deferred.add(self._next_offset, reply)
+        self._deferred.add(self.next_offset, reply)
         return reply
 
     def _refuse_write(self, *, is_refusable: bool) -> DeferredReply:
@@ -391,7 +363,7 @@ class ShardContext(Generic[M]):
         if encoded is None:
             self._append(serialized, stamp_of(records), now_ms)
         else:
-            batch = PackedBatch(self._next_offset, now_ms)
+            batch = PackedBatch(self.next_offset, now_ms)
             batch.add(encoded.body, encoded.count)
             batch.add(encode_records(serialized, batch.count), len(serialized))
             self._buffer.add_batch(batch)
@@ -415,8 +387,8 @@ class ShardContext(Generic[M]):
             else:
                 timers.cancel(effect.key)
         for task in result.tasks:
-            if task.when_durable and self._next_offset != self._durable_offset:
-                self._deferred_tasks.append((self._next_offset, task))
+            if task.when_durable and self.next_offset != self.durable_offset:
+                self._deferred_tasks.append((self.next_offset, task))
             else:
                 self._start(task)
         for completion in result.completions:
@@ -424,10 +396,10 @@ class ShardContext(Generic[M]):
             if reply is None:
                 continue
             reply.value = completion.response
-            if self._next_offset == self._durable_offset:
+            if self.next_offset == self.durable_offset:
                 self._outbox.replies.append(reply)
             else:
-                self._deferred.add(self._next_offset, reply)
+                self._deferred.add(self.next_offset, reply)
 
     def _start(self, task: Task) -> None:
         if task.key not in self._running_tasks:
@@ -437,13 +409,13 @@ class ShardContext(Generic[M]):
     # The log.
 
     def _append(self, records: list[SerializedRecord], stamp: BatchStamp | None, now_ms: int) -> None:
-        if self._buffer.add(records, stamp, self._next_offset, now_ms):
+        if self._buffer.add(records, stamp, self.next_offset, now_ms):
             self._batch_began(now_ms)
         self._appended(len(records))
 
     def _pack(self, packed: PackedRecords) -> bool:
         """False where no batch has room."""
-        has_begun = self._buffer.pack(packed, self._next_offset)
+        has_begun = self._buffer.pack(packed, self.next_offset)
         if has_begun is None:
             return False
         if has_begun:
@@ -452,7 +424,7 @@ class ShardContext(Generic[M]):
         return True
 
     def _appended(self, count: int) -> None:
-        self._next_offset += count
+        self.next_offset += count
         self._statistics.records_appended += count
 
     def _batch_began(self, now_ms: int) -> None:
@@ -475,7 +447,7 @@ class ShardContext(Generic[M]):
         if not buffer or self._in_flight is not None:
             return None
         self._statistics.batches_appended += len(buffer)
-        append = Append(self.shard_id, buffer.base_offset, self._next_offset, buffer.take())
+        append = Append(self.shard_id, buffer.base_offset, self.next_offset, buffer.take())
         self._statistics.bytes_appended += len(append.data)
         self._in_flight = append
         return append
@@ -487,7 +459,7 @@ class ShardContext(Generic[M]):
         if self.state is not ShardState.ACTIVE:
             self._offer_load()
             return
-        self._durable_offset = offset
+        self.durable_offset = offset
         self._deferred.release(offset, self._outbox.replies)
         while self._deferred_tasks and self._deferred_tasks[0][0] <= offset:
             self._start(self._deferred_tasks.popleft()[1])
@@ -530,5 +502,5 @@ class ShardContext(Generic[M]):
         """Refuses who has waited for the log longer than the timeout. What they asked for may still happen; Kafka
         gives its clients the same error.
         """
-        waiters = self._deferred.overdue(self._durable_offset, self._next_offset, now_ms, now_ms - timeout_ms)
+        waiters = self._deferred.overdue(self.durable_offset, self.next_offset, now_ms, now_ms - timeout_ms)
         self._outbox.replies += (Refusal(waiter, KafkaError(Errors.COORDINATOR_NOT_AVAILABLE)) for waiter in waiters)

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from kcoord.runtime.loader import Loader, LoadError
-from kcoord.runtime.outbox import Outbox, Ready, Statistics
+from kcoord.runtime.outbox import Outbox, Ready, ShardState, Statistics
 from kcoord.runtime.result import MAX_BATCH_BYTES, CoordinatorResult, OperationContext, StateMachine, TimerKey
 from kcoord.runtime.serde import RecordSerde
-from kcoord.runtime.shard_context import ShardContext, ShardState, ShardTimer
+from kcoord.runtime.shard_context import ShardContext
 from kcoord.runtime.shard_log import Append, Load, OpenedLog, Release
 from kcoord.runtime.shard_snapshots import ShardSnapshots
 from kcoord.runtime.snapshot import Chunk
-from kcoord.runtime.timers import ShardTimers, TimerQueue
+from kcoord.runtime.timers import ShardTimer, ShardTimers, TimerQueue
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.record_batch import BatchHeader
@@ -229,7 +229,7 @@ class ShardLoads(Generic[M]):
             if not is_end:
                 return
             self._activate(shard, loader, now_ms)
-        except LoadError as error:
+        except Exception as error:
             self._not_loaded(loading, error, now_ms)
             return
         del self._loads[load.shard_id]
@@ -279,6 +279,8 @@ class ShardLoads(Generic[M]):
         """Nothing of a failed shard is under way any more. A full disk can be read: there the shard is loaded at once,
         but not again and again.
         """
+        if self._shards[shard_id].state is not ShardState.FAILED:
+            return
         self._closes.append(shard_id)
         if self._is_closing:
             return
@@ -317,7 +319,7 @@ class ShardLoads(Generic[M]):
                 size_bytes += len(chunk.data)
                 if size_bytes >= LOAD_SLICE_BYTES:
                     return None
-        except LoadError as error:
+        except Exception as error:
             self._not_loaded(loading, error, now_ms)
             return None
         loading.is_asked = True

@@ -37,11 +37,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final, TypeVar
 
 from kcoord.runtime.hashing import partition_for
-from kcoord.runtime.outbox import DeferredReply, Ready, Waiter
+from kcoord.runtime.outbox import DeferredReply, Ready, ShardState, Waiter
 from kcoord.runtime.result import CoordinatorResult, OperationContext, StateMachine, Task, TimerKey
-from kcoord.runtime.shard_context import ShardState, ShardTimer
 from kcoord.runtime.shard_loads import SET_TIMERS, ShardLoads
 from kcoord.runtime.shard_log import Append, Load, Release, Save
+from kcoord.runtime.timers import ShardTimer
 from kcoord_protocol.errors import Errors, KafkaError
 
 _logger = logging.getLogger(__name__)
@@ -212,6 +212,7 @@ class ShardSet(ShardLoads[M]):
     def close(self) -> None:
         """The process ends: nothing is loaded any more, and no snapshot is begun."""
         self._is_closing = True
+        self._timers.cancel(_SNAPSHOT)
         for shard_id in [*self._queued, *self._loads]:
             self._drop_load(shard_id)
 
@@ -266,7 +267,7 @@ class ShardSet(ShardLoads[M]):
 
     def _arm_snapshots(self) -> None:
         due_ms = self.snapshots.step_due_ms
-        if due_ms is not None:
+        if due_ms is not None and not self._is_closing:
             self._timers.schedule(_SNAPSHOT, due_ms)
 
     # Time.

@@ -11,10 +11,18 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from kcoord.runtime.result import TimerKey
+from kcoord.runtime.result import TimerKey, TimerKind
 
 _DISARMED: Final = -1
 _SLACK: Final = 64
+
+
+class ShardTimer(TimerKind):
+    """The timers of a shard's own, which no state machine hears of."""
+
+    LINGER = "shard-linger"
+    RELOAD = "shard-reload"
+    SNAPSHOT = "shard-snapshot"
 
 
 class Timer:

@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from kcoord.runtime.loader import LoadError
+from kcoord.runtime.outbox import ShardState
 from kcoord.runtime.serde import CoordinatorSerde
-from kcoord.runtime.shard_context import ShardState
 from kcoord.runtime.shard_log import OpenedLog
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import Record, encode_batch

@@ -12,9 +12,9 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.loader import LoadError
+from kcoord.runtime.outbox import ShardState
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.runtime.serde import CoordinatorSerde
-from kcoord.runtime.shard_context import ShardState
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.runtime.snapshot import RECORDS, Chunk, PackedState, SnapshotPart, make_chunks
 from kcoord_protocol.errors import KafkaError

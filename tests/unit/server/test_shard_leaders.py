@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from kcoord.metadata.image import PartitionImage, TopicImage
-from kcoord.runtime.shard_context import ShardState
+from kcoord.runtime.outbox import ShardState
 from kcoord.runtime.shard_log import Load
 from kcoord.storage.errors import PartitionHeldError
 from kcoord.storage.log import Log
