@@ -74,6 +74,7 @@ def test_offsets_behind_the_tombstone_of_their_group_are_listed_and_can_be_delet
     (described,) = context.run(lambda ctx: context.shard.describe_groups(ctx, ["g"]))
     assert (described.error_code, described.group_state, described.protocol_type) == (0, "Empty", "")
     assert delete_offset(context, 0) == 0
+    assert delete_offset(context, 3) == Errors.UNKNOWN_TOPIC_OR_PARTITION
     assert context.fetch("g") == {("t3", 1): (41, "")}
     (deleted,) = context.run(lambda ctx: context.shard.delete_groups(ctx, ["g"]))
     assert deleted.error_code == Errors.NONE
