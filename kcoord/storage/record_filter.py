@@ -68,7 +68,7 @@ class Run(NamedTuple):
 def read_runs(data: bytes, count: int) -> list[Run] | None:
     """All records in few steps, which coordinators' batches allow; None where they are too different for that.
 
-    This is not `walk_records` because it takes a tenth of its time. It accepts nothing that the walker refuses.
+    From about 60 records on it takes half the time of `walk_records`. It accepts nothing that the walker refuses.
     """
     runs: list[Run] = []
     position = 0
