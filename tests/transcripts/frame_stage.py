@@ -46,7 +46,7 @@ _LOGS: Final = (
 
 
 class FrameStage(Stage):
-    """`own` names are those of the transcript: a broker that several transcripts share has records of other groups."""
+    """See the module's text. Subclasses carry requests to the broker and decide how time passes."""
 
     async def _open_logs(self) -> None:
         """Has the topics of the coordinators created, and finds their ends."""
@@ -64,24 +64,24 @@ class FrameStage(Stage):
     async def _find_coordinator(self, kind: int, key: str) -> None:
         request = FindCoordinatorRequest(key_type=kind, coordinator_keys=[key])
         while True:
-            (found,) = (await self.request(request, _FIND_COORDINATOR_VERSION)).coordinators
-            if found.error_code == 0:
+            (answer,) = (await self.request(request, _FIND_COORDINATOR_VERSION)).coordinators
+            if answer.error_code == 0:
                 return
             await self.settle()
 
     async def _partition_count(self, topic: str) -> int:
         asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=topic)])
-        (found,) = (await self.request(asked, _METADATA_VERSION)).topics
-        return len(found.partitions)
+        (answer,) = (await self.request(asked, _METADATA_VERSION)).topics
+        return len(answer.partitions)
 
     async def _end_offset(self, topic: str, partition: int) -> int:
         asked = ListOffsetsRequest.ListOffsetsPartition(partition_index=partition, timestamp=_LATEST)
         request = ListOffsetsRequest(
             replica_id=-1, topics=[ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=[asked])]
         )
-        (found,) = (await self.request(request, _LIST_OFFSETS_VERSION)).topics[0].partitions
-        assert found.error_code == 0, found
-        return int(found.offset)
+        (answer,) = (await self.request(request, _LIST_OFFSETS_VERSION)).topics[0].partitions
+        assert answer.error_code == 0, answer
+        return int(answer.offset)
 
     @abc.abstractmethod
     async def request(self, message: Message, version: int) -> Any:
@@ -142,17 +142,17 @@ class FrameStage(Stage):
         return records
 
     async def _fetch(self, topic: str, partition: int) -> bytes:
-        wanted = FetchRequest.FetchPartition(
+        partition_request = FetchRequest.FetchPartition(
             partition=partition, fetch_offset=self._ends[topic, partition], partition_max_bytes=10_000_000
         )
         request = FetchRequest(
             max_wait_ms=0,
             min_bytes=0,
-            topics=[FetchRequest.FetchTopic(topic=topic, partitions=[wanted])],
+            topics=[FetchRequest.FetchTopic(topic=topic, partitions=[partition_request])],
         )
-        (found,) = (await self.request(request, _FETCH_VERSION)).responses[0].partitions
-        assert found.error_code == 0, found
-        return bytes(found.records or b"")
+        (answer,) = (await self.request(request, _FETCH_VERSION)).responses[0].partitions
+        assert answer.error_code == 0, answer
+        return bytes(answer.records or b"")
 
 
 def _records_of(data: bytes, position: int, header: BatchHeader, serde: CoordinatorSerde) -> list[CoordinatorRecord]:

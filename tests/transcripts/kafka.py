@@ -51,11 +51,11 @@ def compare(transcript: Transcript, port: int, number: int, rewrite: str | None 
         return [f"{transcript.path}: {type(error).__name__}: {error}"]
     differences = []
     for command, answer in zip(transcript.commands, answers, strict=True):
-        expected, found = stage.mask(command.expected(stage.name)), stage.mask(answer)
-        if expected != found:
+        expected, played = stage.mask(command.expected(stage.name)), stage.mask(answer)
+        if expected != played:
             differences.append(f"{transcript.path}:{command.line}: {command.text}")
-            differences += list(unified_diff(expected, found, "transcript", "kafka", lineterm=""))[2:]
-            command.kafka_reason, command.kafka_answer = rewrite or "", found
+            differences += list(unified_diff(expected, played, "transcript", "kafka", lineterm=""))[2:]
+            command.kafka_reason, command.kafka_answer = rewrite or "", played
     if rewrite and differences:
         transcript.write()
     return differences
