@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from tests.mutation.call_map import CallMap, make_call_map
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--limit", type=float, help="percent that must be killed (default 95; for the client alone 90)")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one per core")
+    parser.add_argument("--minutes", type=float, default=inf, help="begin no trial later than that")
     parser.add_argument("--list", action="store_true", help="print the drawn mutants and try none")
     parser.add_argument("--only", metavar="FILE[:LINE]", help="try all mutants of a file or a line instead of a draw")
     parser.add_argument(
@@ -107,10 +109,12 @@ def _try_all(mutants: Sequence[Mutant], options: argparse.Namespace) -> list[tup
     unchanged = _try([replace(quickest, new=quickest.old)], call_map, 1)
     if unchanged[0][1].verdict is not Verdict.SURVIVED:
         sys.exit(f"the tests fail without a mutant: {unchanged[0][1]}")
-    return _try(mutants, call_map, options.processes)
+    return _try(mutants, call_map, options.processes, time.monotonic() + 60 * options.minutes)
 
 
-def _try(mutants: Sequence[Mutant], call_map: CallMap, processes: int) -> list[tuple[Mutant, Outcome]]:
+def _try(
+    mutants: Sequence[Mutant], call_map: CallMap, processes: int, until: float = inf
+) -> list[tuple[Mutant, Outcome]]:
     outcomes: list[tuple[Mutant, Outcome]] = []
 
     def finished(mutant: Mutant, exit_code: int, folder: Path) -> None:
@@ -122,6 +126,8 @@ def _try(mutants: Sequence[Mutant], call_map: CallMap, processes: int) -> list[t
 
     with ForkedProcesses(processes) as forks:
         for mutant in mutants:
+            if time.monotonic() > until:
+                break
             trial = partial(run_trial, mutant, call_map.tests_of(mutant), not _is_of_client(mutant))
             forks.run(trial, partial(finished, mutant))
     return outcomes

@@ -104,7 +104,8 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
 def draw(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
     """Draws places of the code, and one of the changes of each.
 
-    The order is that of a hash of seed, file and text: code that changes elsewhere changes nothing here.
+    They come in the order of a hash of seed, file and text, so code that changes elsewhere changes nothing, and the
+    first of them are a smaller random draw.
     """
     changes: dict[tuple[str, int, str], list[Mutant]] = defaultdict(list)
     for mutant in mutants:
@@ -117,7 +118,7 @@ def draw(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
         rank = hashlib.sha256("\0".join((str(seed), *text, str(occurrences[text]))).encode()).digest()
         ranked.append((rank, alternatives[rank[-1] % len(alternatives)]))
     ranked.sort(key=lambda pair: pair[0])
-    return sorted((mutant for _, mutant in ranked[:count]), key=lambda mutant: (mutant.file, mutant.start))
+    return [mutant for _, mutant in ranked[:count]]
 
 
 class _Finder(ast.NodeVisitor):
