@@ -56,6 +56,15 @@ def delete_offsets(context: GroupContext, *partitions: int) -> None:
     context.run(lambda ctx: context.shard.delete_offsets(ctx, request), 0)
 
 
+def test_each_new_group_epoch_is_a_rebalance_of_a_consumer_group() -> None:
+    context = started()
+    for number, member_id in enumerate(("a", "b"), 1):
+        context.join("g", member_id, ["t3"])
+        assert context.shard.counters.consumer_group_rebalances == number
+    context.restart()
+    assert context.shard.counters.consumer_group_rebalances == 0, "a load counts nothing"
+
+
 def test_every_committed_partition_counts_once_in_a_transaction_too() -> None:
     context = started()
     context.commit("g", {"t3": {0: 1, 1: 1, 2: 1}})

@@ -106,6 +106,12 @@ def test_a_first_commit_needs_an_agreement_that_no_marker_has_voided(context: Gr
     assert commit(context, Producer(1, -1), {0: 1}) is Errors.INVALID_PRODUCER_EPOCH
 
 
+def test_a_generation_without_a_group_is_refused(context: GroupContext) -> None:
+    for generation in (0, 1):
+        assert commit(context, P, {0: 1}, generation=generation) is Errors.ILLEGAL_GENERATION
+        assert commit(context, P, {0: 1}, generation=generation, api_version=6) is Errors.GROUP_ID_NOT_FOUND
+
+
 def delete(context: GroupContext, *partitions: int) -> None:
     topic = OffsetDeleteRequest.OffsetDeleteRequestTopic(
         name="t3", partitions=[OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=p) for p in partitions]

@@ -103,7 +103,9 @@ def test_the_last_epoch_ends_its_transaction_and_the_producer_goes_on_with_a_new
     assert coordinator.complete().producer == (100, EXHAUSTED_EPOCH + 1)
     assert coordinator.metadata.producer == after
     assert coordinator.end(producer) == after
-    assert error_of(lambda: coordinator.end(producer, committed=False)) is Errors.INVALID_TXN_STATE
+    with pytest.raises(KafkaError, match="is CompleteCommit and cannot abort") as refusal:
+        coordinator.end(producer, committed=False)
+    assert refusal.value.error is Errors.INVALID_TXN_STATE
     coordinator.add(after, ("t", 0))
 
 
@@ -290,6 +292,7 @@ def test_describe_and_list() -> None:
         return [state.transactional_id for state in answer]
 
     assert listed() == ["other", ID]
+    assert listed(duration_ms=0) == ["other"], "it has just begun"
     assert listed(states=frozenset({TransactionState.ONGOING})) == [ID]
     assert listed(ids=frozenset({101})) == ["other"]
     coordinator.now_ms += 500
