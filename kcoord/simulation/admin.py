@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from random import Random
 
-from kcoord.simulation.client import Client
-from kcoord.simulation.clock import Clock
+from kcoord.simulation.client import SimulatedClient
+from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.network import Network
 from kcoord.simulation.options import Options
 from kcoord.simulation.topics import FIRST_TOPIC, LATER_TOPIC
@@ -24,10 +24,10 @@ from kcoord_protocol.messages import (
 )
 
 
-class Admin(Client):
+class Admin(SimulatedClient):
     """One request at a time; the broker, not the operator, has to see that nothing is deleted that is in use."""
 
-    def __init__(self, clock: Clock, random: Random, network: Network, options: Options, trace: Trace) -> None:
+    def __init__(self, clock: VirtualClock, random: Random, network: Network, options: Options, trace: Trace) -> None:
         super().__init__("admin", clock, random, network, options)
         self._trace = trace
 

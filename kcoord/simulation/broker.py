@@ -18,9 +18,9 @@ from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.hashing import partition_for
 from kcoord.server.random_uuids import RandomUuids
-from kcoord.simulation.clock import Clock
+from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.loop import SimulatedLoop
-from kcoord.simulation.network import Connection, Network
+from kcoord.simulation.network import Network, SimulatedConnection
 from kcoord.simulation.observer import Observer
 from kcoord.simulation.options import Options
 from kcoord.simulation.planted import Fault
@@ -44,7 +44,7 @@ _MOST_CLEANING_OPERATIONS: Final = 40
 class Link(asyncio.Transport):
     """The broker's end of a connection: what asyncio calls a transport."""
 
-    def __init__(self, broker: SimulatedBroker, process: SimulatedProcess, connection: Connection) -> None:
+    def __init__(self, broker: SimulatedBroker, process: SimulatedProcess, connection: SimulatedConnection) -> None:
         self.connection = connection
         self.process = process
         self.protocol = process.connect()
@@ -108,7 +108,7 @@ class SimulatedBroker:
     """See the module's text."""
 
     def __init__(
-        self, clock: Clock, random: Random, options: Options, trace: Trace, network: Network, fault: Fault
+        self, clock: VirtualClock, random: Random, options: Options, trace: Trace, network: Network, fault: Fault
     ) -> None:
         self.clock = clock
         self.random = random
@@ -290,7 +290,7 @@ class SimulatedBroker:
         assert self.process is not None
         return self.process.broker.groups.shards.offsets(self.group_shard(group_id))
 
-    def receive(self, connection: Connection, data: bytes) -> None:
+    def receive(self, connection: SimulatedConnection, data: bytes) -> None:
         """Bytes arrive. While the process is down they are lost, and the client finds out by its timeout."""
         process = self.process
         if process is None:
@@ -298,7 +298,7 @@ class SimulatedBroker:
         else:
             process.loop.enter(self._receive, process, connection, data)
 
-    def _receive(self, process: SimulatedProcess, connection: Connection, data: bytes) -> None:
+    def _receive(self, process: SimulatedProcess, connection: SimulatedConnection, data: bytes) -> None:
         link = self._links.get(connection.number)
         if link is None:
             if self._is_stopping or connection.is_known_to_broker:
@@ -310,16 +310,16 @@ class SimulatedBroker:
         self.trace.add("request", f"{connection.client_id} {zlib.crc32(data)}")
         link.receive(data)
 
-    def hang_up(self, connection: Connection) -> None:
+    def hang_up(self, connection: SimulatedConnection) -> None:
         process, link = self.process, self._links.pop(connection.number, None)
         if process is not None and link is not None:
             process.loop.enter(link.hang_up)
 
-    def respond(self, connection: Connection, data: bytes) -> None:
+    def respond(self, connection: SimulatedConnection, data: bytes) -> None:
         self.trace.add("response", f"{connection.client_id} {zlib.crc32(data)}")
         self._network.respond(connection, data)
 
-    def refused(self, connection: Connection) -> None:
+    def refused(self, connection: SimulatedConnection) -> None:
         """The broker has closed the connection, or does not know it: what the client sends there is lost."""
         if connection.is_open:
             self.trace.add("refused", connection.client_id)

@@ -11,11 +11,11 @@ from typing import Final
 
 from kcoord.coordinator.group.classic import consumer_protocol
 from kcoord.simulation.checkers import TopicPartition
-from kcoord.simulation.client import RETRIABLE, RETRY_MS, Client
-from kcoord.simulation.clock import Clock
+from kcoord.simulation.client import RETRIABLE, RETRY_MS, SimulatedClient
+from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.network import Network
 from kcoord.simulation.options import Options
-from kcoord.simulation.promises import Promises, Subscription
+from kcoord.simulation.promises import PromisedSubscription, Promises
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
@@ -42,7 +42,7 @@ _REJOIN: Final = frozenset({Errors.REBALANCE_IN_PROGRESS, Errors.ILLEGAL_GENERAT
 _START_ANEW: Final = frozenset({Errors.UNKNOWN_MEMBER_ID})
 
 
-class ClassicConsumer(Client):
+class ClassicConsumer(SimulatedClient):
     """One incarnation of a member, from join to stop."""
 
     def __init__(
@@ -50,9 +50,9 @@ class ClassicConsumer(Client):
         name: str,
         group_id: str,
         instance_id: str | None,
-        subscription: Subscription,
+        subscription: PromisedSubscription,
         is_cooperative: bool,
-        clock: Clock,
+        clock: VirtualClock,
         random: Random,
         network: Network,
         options: Options,
@@ -82,7 +82,7 @@ class ClassicConsumer(Client):
     def start(self) -> None:
         self._after(0, self._join)
 
-    def subscribe(self, subscription: Subscription) -> None:
+    def subscribe(self, subscription: PromisedSubscription) -> None:
         self.subscription = subscription
         if not self.is_waiting:
             self._after(0, self._rejoin)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from kcoord.simulation.clock import Clock
+from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.network import Network
 from kcoord.simulation.options import Options
 from kcoord.simulation.trace import ViolationError
@@ -60,12 +60,12 @@ class _Sent:
         return self.on_answer is not None and not self.is_answered
 
 
-class Client(ABC):
+class SimulatedClient(ABC):
     """Subclasses call `request` and get their callback, or `on_timeout`, and never both. Most wait for an answer before
     they ask again; one that does not gets its answers in the order in which it asked, and a single `on_timeout`.
     """
 
-    def __init__(self, name: str, clock: Clock, random: Random, network: Network, options: Options) -> None:
+    def __init__(self, name: str, clock: VirtualClock, random: Random, network: Network, options: Options) -> None:
         self.name = name
         self.clock = clock
         self.random = random

@@ -10,7 +10,7 @@ from typing import Final
 START_MS: Final = 1_000_000
 
 
-class Clock:
+class VirtualClock:
     """Events in order of time; those of the same time in the order in which they were added."""
 
     __slots__ = ("_events", "_sequence", "now_ms")

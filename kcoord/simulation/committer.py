@@ -7,8 +7,8 @@ from random import Random
 from typing import Final
 
 from kcoord.simulation.checkers import AcknowledgedCommits
-from kcoord.simulation.client import RETRIABLE, RETRY_MS, Client
-from kcoord.simulation.clock import Clock
+from kcoord.simulation.client import RETRIABLE, RETRY_MS, SimulatedClient
+from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.network import Network
 from kcoord.simulation.observer import CommitKey
 from kcoord.simulation.options import Options
@@ -30,7 +30,7 @@ _RETENTION_PROBABILITY: Final = 0.3
 _LONGEST_RETENTION_MS: Final = 12_000
 
 
-class Committer(Client):
+class Committer(SimulatedClient):
     """Commits growing offsets for the partitions of one topic, one request at a time. Some of them, of a second group,
     with a short life of their own (retention_time_ms of old clients).
     """
@@ -39,7 +39,7 @@ class Committer(Client):
         self,
         group_id: str,
         topic: str,
-        clock: Clock,
+        clock: VirtualClock,
         random: Random,
         network: Network,
         options: Options,

@@ -12,11 +12,11 @@ from random import Random
 from typing import Final
 
 from kcoord.simulation.checkers import TopicPartition
-from kcoord.simulation.client import RETRIABLE, RETRY_MS, Client
-from kcoord.simulation.clock import Clock
+from kcoord.simulation.client import RETRIABLE, RETRY_MS, SimulatedClient
+from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.network import Network
 from kcoord.simulation.options import Options
-from kcoord.simulation.promises import Promises, Subscription
+from kcoord.simulation.promises import PromisedSubscription, Promises
 from kcoord.simulation.trace import ViolationError
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
@@ -35,7 +35,7 @@ _LATE_COMMIT_PROBABILITY: Final = 0.7
 _REJOIN: Final = frozenset({Errors.FENCED_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID, Errors.GROUP_ID_NOT_FOUND})
 
 
-class ModelConsumer(Client):
+class ModelConsumer(SimulatedClient):
     """One incarnation of a member, from join to stop."""
 
     def __init__(
@@ -43,9 +43,9 @@ class ModelConsumer(Client):
         member_id: str,
         group_id: str,
         instance_id: str | None,
-        subscription: Subscription,
+        subscription: PromisedSubscription,
         assignor: str | None,
-        clock: Clock,
+        clock: VirtualClock,
         random: Random,
         network: Network,
         options: Options,
@@ -79,7 +79,7 @@ class ModelConsumer(Client):
     def start(self) -> None:
         self._beat_after(0)
 
-    def subscribe(self, subscription: Subscription) -> None:
+    def subscribe(self, subscription: PromisedSubscription) -> None:
         """Changes the subscription, which the next heartbeat tells."""
         self.subscription = subscription
         self._is_full = True

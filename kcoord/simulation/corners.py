@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator, Iterator
 from random import Random
 from typing import Final, TypeAlias
 
-from kcoord.simulation.client import Client
-from kcoord.simulation.clock import Clock
+from kcoord.simulation.client import SimulatedClient
+from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.network import Network
 from kcoord.simulation.options import Options
 from kcoord.simulation.topics import FIRST_TOPIC
@@ -63,11 +63,18 @@ _LIMIT_OF_GROUPS: Final = 100
 _TOO_LARGE: Final = 2 << 20
 
 
-class Actor(Client):
+class Actor(SimulatedClient):
     """Plays one script, once."""
 
     def __init__(
-        self, script: Script, name: str, clock: Clock, random: Random, network: Network, options: Options, trace: Trace
+        self,
+        script: Script,
+        name: str,
+        clock: VirtualClock,
+        random: Random,
+        network: Network,
+        options: Options,
+        trace: Trace,
     ) -> None:
         super().__init__(name, clock, random, network, options)
         self._script = script
@@ -103,7 +110,7 @@ class Actor(Client):
 
 
 def actors(
-    clock: Clock,
+    clock: VirtualClock,
     stream: Callable[[str], Random],
     network: Network,
     options: Options,

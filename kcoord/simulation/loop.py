@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from math import ceil
 from typing import Any, TypeVar
 
-from kcoord.simulation.clock import Clock
+from kcoord.simulation.clock import VirtualClock
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def __init__(
         self,
-        clock: Clock,
+        clock: VirtualClock,
         clock_rate: float,
         turn_ms: int,
         begin_work: Callable[[object], tuple[int, Exception | None]],

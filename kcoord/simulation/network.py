@@ -13,14 +13,14 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
-from kcoord.simulation.clock import Clock
+from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.options import Options
 from kcoord.simulation.trace import Trace
 
 _LONGEST_HOLD_UP_MS = 6_000
 
 
-class Connection:
+class SimulatedConnection:
     """One connection of one client. `on_data` gets what the broker wrote; nothing arrives after `close`."""
 
     __slots__ = (
@@ -63,9 +63,9 @@ class Connection:
 class BrokerSide(Protocol):
     """Whoever takes the requests."""
 
-    def receive(self, connection: Connection, data: bytes) -> None: ...
+    def receive(self, connection: SimulatedConnection, data: bytes) -> None: ...
 
-    def hang_up(self, connection: Connection) -> None:
+    def hang_up(self, connection: SimulatedConnection) -> None:
         """The client closed the connection."""
 
 
@@ -74,7 +74,7 @@ class Network:
 
     broker: BrokerSide
 
-    def __init__(self, clock: Clock, random: Random, options: Options, trace: Trace) -> None:
+    def __init__(self, clock: VirtualClock, random: Random, options: Options, trace: Trace) -> None:
         self.faults_on = True
         self._clock = clock
         self._random = random
@@ -83,11 +83,11 @@ class Network:
         self._connections = 0
         self._cut_off: dict[str, tuple[int, bool, bool]] = {}
         self._slow: dict[str, tuple[int, int, bool]] = {}
-        self._open: dict[int, Connection] = {}
+        self._open: dict[int, SimulatedConnection] = {}
 
-    def connect(self, client_id: str, on_data: Callable[[bytes], None]) -> Connection:
+    def connect(self, client_id: str, on_data: Callable[[bytes], None]) -> SimulatedConnection:
         self._connections += 1
-        connection = self._open[self._connections] = Connection(self, self._connections, client_id, on_data)
+        connection = self._open[self._connections] = SimulatedConnection(self, self._connections, client_id, on_data)
         return connection
 
     def cut_off(self, client_id: str, until_ms: int, *, requests: bool, responses: bool) -> None:
@@ -106,7 +106,7 @@ class Network:
         for connection in list(self._open.values()):
             self.close(connection)
 
-    def send(self, connection: Connection, data: bytes) -> int:
+    def send(self, connection: SimulatedConnection, data: bytes) -> int:
         """Returns how many times it was sent."""
         if self._is_lost(connection, is_request=True):
             return 1
@@ -121,7 +121,7 @@ class Network:
             self._clock.at(connection.arrival_at_broker_ms(at_ms), lambda: self._arrive(connection, data))
         return copies
 
-    def respond(self, connection: Connection, data: bytes) -> None:
+    def respond(self, connection: SimulatedConnection, data: bytes) -> None:
         if self._is_lost(connection, is_request=False):
             return
         if self._happens(self._options.drop_probability, "drop-response", connection):
@@ -135,21 +135,21 @@ class Network:
         at_ms = self._arrival_ms() + self._transfer_ms(connection.client_id, len(data), is_request=False)
         self._clock.at(connection.arrival_at_client_ms(at_ms), deliver)
 
-    def close(self, connection: Connection) -> None:
+    def close(self, connection: SimulatedConnection) -> None:
         """Nothing that is under way arrives any more, in either direction."""
         self.lose(connection)
         self._clock.at(connection.arrival_at_broker_ms(self._arrival_ms()), lambda: self.broker.hang_up(connection))
 
-    def lose(self, connection: Connection) -> None:
+    def lose(self, connection: SimulatedConnection) -> None:
         """From here on everything is lost, and neither side hears of it."""
         connection.is_open = False
         self._open.pop(connection.number, None)
 
-    def _arrive(self, connection: Connection, data: bytes) -> None:
+    def _arrive(self, connection: SimulatedConnection, data: bytes) -> None:
         if connection.is_open:
             self.broker.receive(connection, data)
 
-    def _is_lost(self, connection: Connection, *, is_request: bool) -> bool:
+    def _is_lost(self, connection: SimulatedConnection, *, is_request: bool) -> bool:
         """Where a client is cut off, all that follows on the connection is lost with the message, and nobody hears of
         it.
         """
@@ -168,7 +168,7 @@ class Network:
         delay_ms = self._options.network_delay_ms if self.faults_on else 1
         return self._clock.now_ms + self._random.randint(1, max(delay_ms, 1))
 
-    def _happens(self, probability: float, kind: str, connection: Connection) -> bool:
+    def _happens(self, probability: float, kind: str, connection: SimulatedConnection) -> bool:
         if not self.faults_on or not probability or self._random.random() >= probability:
             return False
         self._trace.add(kind, f"{connection.client_id}#{connection.number}")

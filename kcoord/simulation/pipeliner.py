@@ -10,8 +10,8 @@ from random import Random
 from typing import Final
 
 from kcoord.simulation.checkers import AcknowledgedCommits
-from kcoord.simulation.client import RETRIABLE, RETRY_MS, Client
-from kcoord.simulation.clock import Clock
+from kcoord.simulation.client import RETRIABLE, RETRY_MS, SimulatedClient
+from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.network import Network
 from kcoord.simulation.observer import CommitKey
 from kcoord.simulation.options import PIPELINE_GROUP, Options
@@ -37,12 +37,12 @@ _REFRESH_PROBABILITY: Final = 0.2
 _OF_THE_TOPIC: Final = frozenset({Errors.UNKNOWN_TOPIC_ID, Errors.UNKNOWN_TOPIC_OR_PARTITION})
 
 
-class Pipeliner(Client):
+class Pipeliner(SimulatedClient):
     """Sends a burst, waits for all of its answers, rests, and sends the next one."""
 
     def __init__(
         self,
-        clock: Clock,
+        clock: VirtualClock,
         random: Random,
         network: Network,
         options: Options,

@@ -10,8 +10,8 @@ from random import Random
 from typing import Final
 
 from kcoord.simulation.checkers import AcknowledgedCommits
-from kcoord.simulation.client import RETRIABLE, RETRY_MS, Client
-from kcoord.simulation.clock import Clock
+from kcoord.simulation.client import RETRIABLE, RETRY_MS, SimulatedClient
+from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.network import Network
 from kcoord.simulation.observer import CommitKey
 from kcoord.simulation.options import Options
@@ -51,7 +51,7 @@ _START_ANEW: Final = frozenset(
 )
 
 
-class TransactionalProducer(Client):
+class TransactionalProducer(SimulatedClient):
     """One transactional id; it begins anew with InitProducerId whenever it does not know where it stands."""
 
     def __init__(
@@ -59,7 +59,7 @@ class TransactionalProducer(Client):
         number: int,
         group_id: str,
         topic: str,
-        clock: Clock,
+        clock: VirtualClock,
         random: Random,
         network: Network,
         options: Options,

@@ -10,7 +10,7 @@ from typing import Final
 
 from kcoord.metadata.image import MetadataImage
 from kcoord.simulation.checkers import AcknowledgedCommits, Ownership, ToldEpochs
-from kcoord.simulation.client import RETRIABLE, Client
+from kcoord.simulation.client import RETRIABLE, SimulatedClient
 from kcoord.simulation.observer import CommitKey
 from kcoord.simulation.trace import Trace
 from kcoord_protocol.errors import Errors
@@ -30,7 +30,7 @@ _COMMIT_REFUSED: Final = frozenset(
 
 
 @dataclass(slots=True)
-class Subscription:
+class PromisedSubscription:
     """Topic names, or a regular expression ("" for none)."""
 
     names: list[str]
@@ -63,12 +63,12 @@ class Promises:
         topic = self.image().topics.get(name)
         return len(topic.partitions) if topic is not None else 0
 
-    def topics_of(self, subscription: Subscription) -> dict[str, int]:
+    def topics_of(self, subscription: PromisedSubscription) -> dict[str, int]:
         """The existing topics that it covers, with their numbers of partitions."""
         topics = self.image().topics
         return {name: len(topic.partitions) for name, topic in sorted(topics.items()) if subscription.covers(name)}
 
-    def on_committed(self, client: Client, group_id: str, response: OffsetCommitResponse, offset: int) -> None:
+    def on_committed(self, client: SimulatedClient, group_id: str, response: OffsetCommitResponse, offset: int) -> None:
         """Takes the answer to a member's commit of that offset."""
         for topic in response.topics:
             for partition in topic.partitions:

@@ -13,8 +13,8 @@ from typing import Final, TypeAlias
 
 from kcoord.coordinator.group.classic import consumer_protocol
 from kcoord.simulation import rude_transactions
-from kcoord.simulation.client import Client
-from kcoord.simulation.clock import Clock
+from kcoord.simulation.client import SimulatedClient
+from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.network import Network
 from kcoord.simulation.options import RUDE_GROUPS, Options
 from kcoord_protocol.api_keys import ApiKey
@@ -47,14 +47,14 @@ _GENEROUS: Final = 0.75
 Trick: TypeAlias = tuple[ApiKey, int, Message]
 
 
-class RudeClient(Client):
+class RudeClient(SimulatedClient):
     """`trick` does one thing; it may be asked for the next while an answer is still to come, and then starts anew."""
 
     def __init__(
         self,
         number: int,
         groups: list[str],
-        clock: Clock,
+        clock: VirtualClock,
         random: Random,
         network: Network,
         options: Options,

@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter, deque
 from typing import Final
 
-from kcoord.simulation.clock import Clock
+from kcoord.simulation.clock import VirtualClock
 
 _KEPT_EVENTS: Final = 60
 
@@ -23,7 +23,7 @@ class ViolationError(Exception):
 class Trace:
     """Every event of a run goes through `add`, so that equal hashes mean equal runs."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: VirtualClock) -> None:
         self.counts: Counter[str] = Counter()
         self._clock = clock
         self._digest = hashlib.sha256()

@@ -22,7 +22,7 @@ from kcoord.simulation.broker import SimulatedBroker
 from kcoord.simulation.checkers import AcknowledgedCommits, Ownership, ToldEpochs, TopicPartition
 from kcoord.simulation.classic import ClassicConsumer
 from kcoord.simulation.client import ModelClient
-from kcoord.simulation.clock import START_MS, Clock
+from kcoord.simulation.clock import START_MS, VirtualClock
 from kcoord.simulation.committer import Committer
 from kcoord.simulation.consumer import ModelConsumer
 from kcoord.simulation.controller import Controller
@@ -40,7 +40,7 @@ from kcoord.simulation.pipeliner import Pipeliner
 from kcoord.simulation.planted import NO_FAULT, Fault
 from kcoord.simulation.process import TOPICS
 from kcoord.simulation.producer import TransactionalProducer
-from kcoord.simulation.promises import Promises, Subscription
+from kcoord.simulation.promises import PromisedSubscription, Promises
 from kcoord.simulation.rude import RudeClient
 from kcoord.simulation.state_checks import BrokerChecks, partitions_of
 from kcoord.simulation.surroundings import around
@@ -53,7 +53,6 @@ _LONGEST_BROKER_PAUSE_MS: Final = 3_000
 _LONGEST_MEMBER_PAUSE_MS: Final = 4_000
 _LULL_MS: Final = 75_000
 _RUDE_CLIENTS: Final = 3
-_RUDE_REST_MS: Final = 45_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class World:
     def __init__(self, setup: Setup, fault: Fault = NO_FAULT) -> None:
         self.setup = setup
         self.options = Options.draw(self.stream("options"), setup.scenario, setup.faults)
-        self.clock = Clock()
+        self.clock = VirtualClock()
         self.trace = Trace(self.clock)
         self.network = Network(self.clock, self.stream("network"), self.options, self.trace)
         self.broker = SimulatedBroker(self.clock, self.stream("broker"), self.options, self.trace, self.network, fault)
@@ -448,6 +447,6 @@ class World:
         }
 
 
-def _draw_subscription(random: Random) -> Subscription:
-    both = Subscription([FIRST_TOPIC, LATER_TOPIC])
-    return random.choice((both, both, Subscription([FIRST_TOPIC]), Subscription([], "topic-.*")))
+def _draw_subscription(random: Random) -> PromisedSubscription:
+    both = PromisedSubscription([FIRST_TOPIC, LATER_TOPIC])
+    return random.choice((both, both, PromisedSubscription([FIRST_TOPIC]), PromisedSubscription([], "topic-.*")))

@@ -11,10 +11,10 @@ from random import Random
 import pytest
 
 from kcoord.simulation.checkers import Ownership, ToldEpochs
-from kcoord.simulation.client import Client
-from kcoord.simulation.clock import START_MS, Clock
+from kcoord.simulation.client import SimulatedClient
+from kcoord.simulation.clock import START_MS, VirtualClock
 from kcoord.simulation.loop import SimulatedLoop
-from kcoord.simulation.network import Connection, Network
+from kcoord.simulation.network import Network, SimulatedConnection
 from kcoord.simulation.options import Options
 from kcoord.simulation.planted import FAULTS
 from kcoord.simulation.process import TOPICS
@@ -32,7 +32,7 @@ TOPIC = bytes(range(16))
 
 
 def test_time_jumps_and_keeps_order() -> None:
-    clock = Clock()
+    clock = VirtualClock()
     seen: list[tuple[str, int]] = []
     clock.after(50, lambda: seen.append(("late", clock.now_ms)))
     clock.after(5, lambda: seen.append(("first", clock.now_ms)))
@@ -42,8 +42,8 @@ def test_time_jumps_and_keeps_order() -> None:
     assert seen == [("first", START_MS + 5), ("second", START_MS + 5), ("late", START_MS + 50)]
 
 
-def network_of(seed: int, drop: float, duplicate: float) -> tuple[Clock, Network]:
-    clock = Clock()
+def network_of(seed: int, drop: float, duplicate: float) -> tuple[VirtualClock, Network]:
+    clock = VirtualClock()
     options = Options.draw(Random(seed))
     options.drop_probability, options.duplicate_probability, options.network_delay_ms = drop, duplicate, 300
     return clock, Network(clock, Random(seed), options, Trace(clock))
@@ -59,12 +59,12 @@ class Receiver:
         self._answer = answer
         network.broker = self
 
-    def receive(self, connection: Connection, data: bytes) -> None:
+    def receive(self, connection: SimulatedConnection, data: bytes) -> None:
         self.arrived.append(data[0])
         if self._answer:
             self._network.respond(connection, self._answer)
 
-    def hang_up(self, connection: Connection) -> None:
+    def hang_up(self, connection: SimulatedConnection) -> None:
         self.hung_up += 1
 
 
@@ -119,10 +119,10 @@ def test_who_is_cut_off_loses_the_rest_of_the_connection() -> None:
     assert receiver.hung_up == 0
 
 
-class Asker(Client):
+class Asker(SimulatedClient):
     """Asks twice without waiting, and notes the answers."""
 
-    def __init__(self, clock: Clock, network: Network) -> None:
+    def __init__(self, clock: VirtualClock, network: Network) -> None:
         super().__init__("asker", clock, Random(1), network, Options.draw(Random(1)))
         self.answers: list[int] = []
         self.timeouts = 0
@@ -235,7 +235,7 @@ class Watcher:
         return self._client.answers > 0
 
 
-class WatchingClient(Client):
+class WatchingClient(SimulatedClient):
     answers = 0
 
     def ask(self) -> None:
@@ -283,7 +283,7 @@ def test_clients_of_a_users_own_take_part() -> None:
     assert outcome.trace_hash != run(Setup(2, steps=500)).trace_hash
 
 
-def loop_of(clock: Clock, turn_ms: int = 0, clock_rate: float = 1.0) -> tuple[SimulatedLoop, list[str]]:
+def loop_of(clock: VirtualClock, turn_ms: int = 0, clock_rate: float = 1.0) -> tuple[SimulatedLoop, list[str]]:
     errors: list[str] = []
     loop = SimulatedLoop(  # type: ignore[abstract]
         clock, clock_rate, turn_ms, lambda executor: (5, None), lambda message, error: errors.append(message)
@@ -291,13 +291,13 @@ def loop_of(clock: Clock, turn_ms: int = 0, clock_rate: float = 1.0) -> tuple[Si
     return loop, errors
 
 
-def run_all(clock: Clock) -> None:
+def run_all(clock: VirtualClock) -> None:
     while clock.step():
         pass
 
 
 def test_the_loop_runs_coroutines_in_virtual_time() -> None:
-    clock = Clock()
+    clock = VirtualClock()
     loop, errors = loop_of(clock, clock_rate=0.5)
     seen: list[tuple[str, int]] = []
 
@@ -318,7 +318,7 @@ def test_the_loop_runs_coroutines_in_virtual_time() -> None:
 
 
 def test_a_loop_takes_what_came_while_it_stood_still_in_that_order() -> None:
-    clock = Clock()
+    clock = VirtualClock()
     loop, _ = loop_of(clock)
     seen: list[str] = []
     loop.after(10, seen.append, "timer")
@@ -331,7 +331,7 @@ def test_a_loop_takes_what_came_while_it_stood_still_in_that_order() -> None:
 
 
 def test_a_busy_loop_takes_together_what_came_in_one_turn() -> None:
-    clock = Clock()
+    clock = VirtualClock()
     loop, _ = loop_of(clock, turn_ms=1)
     seen: list[tuple[str, int]] = []
     for name in ("one", "two"):
@@ -341,7 +341,7 @@ def test_a_busy_loop_takes_together_what_came_in_one_turn() -> None:
 
 
 def test_nothing_of_a_loop_that_has_ended_happens() -> None:
-    clock = Clock()
+    clock = VirtualClock()
     loop, errors = loop_of(clock)
     seen: list[str] = []
     loop.call_later(0.01, seen.append, "later")
@@ -353,7 +353,7 @@ def test_nothing_of_a_loop_that_has_ended_happens() -> None:
 
 
 def test_what_nobody_takes_care_of_is_told() -> None:
-    clock = Clock()
+    clock = VirtualClock()
     loop, errors = loop_of(clock)
     loop.create_future().set_exception(ValueError())
     assert errors == ["Future exception was never retrieved"]

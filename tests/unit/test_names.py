@@ -14,19 +14,13 @@ ROOT = Path(__file__).parents[2]
 SHARED_NAMES = {
     "Group": "kcoord.testing shows a group to users; the coordinator's base class has Kafka's name",
     "Record": "kcoord.testing shows a record to users; the codec's record has Kafka's name",
-    "Member": "kcoord.testing shows a member to users; the model check has members of its own",
     "Producer": "kcoord.client offers it to users; in a coordinator's result it is Kafka's producer id and epoch",
 }
 """Names that two classes may have, with the reason."""
 
-NOT_YET_RENAMED = {
-    *("Api", "Client", "Clock", "Connection", "Request", "Subscription"),
-}
 
 CALLED_BY_NAME = {"__dir__", "__getattr__", "kcoord_broker_factory", "pytest_addoption"}
 """What Python and pytest find by its name."""
-
-NOT_YET_DELETED = {"OFFSET_FETCH_VERSION", "_RUDE_REST_MS"}
 
 
 def _classes() -> dict[str, list[str]]:
@@ -42,7 +36,7 @@ def _classes() -> dict[str, list[str]]:
 
 def test_no_two_classes_have_one_name() -> None:
     twice = {name: places for name, places in _classes().items() if len(places) > 1}
-    assert twice.keys() - SHARED_NAMES.keys() - NOT_YET_RENAMED == set(), twice
+    assert twice.keys() - SHARED_NAMES.keys() == set(), twice
     assert SHARED_NAMES.keys() - twice.keys() == set(), "no longer shared"
 
 
@@ -68,4 +62,4 @@ def test_no_name_of_a_module_is_unused() -> None:
             if folder in ("kcoord", "protocol"):
                 defined |= dict.fromkeys(_module_level_names(ast.parse(text)), str(path.relative_to(ROOT)))
     unused = {name: file for name, file in defined.items() if words[name] == 1}
-    assert unused.keys() - CALLED_BY_NAME - NOT_YET_DELETED == set(), unused
+    assert unused.keys() - CALLED_BY_NAME == set(), unused

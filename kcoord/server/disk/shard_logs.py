@@ -206,7 +206,7 @@ VERIFY_REST_SECONDS: Final = 0.002
 
 
 @dataclass(slots=True)
-class _Reader:
+class _LogReader:
     """A log that is being read. Because of a snapshot, what lies before `unread_offset` is not."""
 
     log: Log
@@ -238,7 +238,7 @@ class LocalShardLog:
         self._tombstones_kept_ms = tombstones_kept_ms
         self._new_pool = new_pool
         self._loop = asyncio.get_running_loop()
-        self._readers: dict[int, _Reader] = {}
+        self._readers: dict[int, _LogReader] = {}
         """By shard; the one of a load that was given up stays until the next load."""
         self._index_store = Every(INDEX_STORE_INTERVAL_MS)
         self._threads: Executor | None = None
@@ -267,7 +267,7 @@ class LocalShardLog:
             self._shards.opened(load, opened)
             start_offset = log.start_offset if snapshot is None else snapshot.offset
             unread_offset = None if snapshot is None else snapshot.offset
-            self._readers[load.shard_id] = _Reader(log, log.batches(start_offset), unread_offset)
+            self._readers[load.shard_id] = _LogReader(log, log.batches(start_offset), unread_offset)
 
     def _usable_snapshot(self, log: Log) -> Snapshot | None:
         """The snapshot to begin with, if there is one that fits the log."""

@@ -14,9 +14,9 @@ from kcoord.simulation.model_check import coordinator
 from kcoord.simulation.model_check.model import (
     NOTHING,
     Budget,
-    Client,
+    CheckedClient,
     Log,
-    Request,
+    ModelRequest,
     Response,
     State,
     Status,
@@ -47,7 +47,7 @@ def steps(state: State, shard: GroupCoordinatorShard) -> Iterator[Step]:
         yield Step("grow", -1, False, state._replace(partitions=state.partitions + 1, budget=budget))
 
 
-def with_client(state: State, number: int, client: Client, **changes: object) -> State:
+def with_client(state: State, number: int, client: CheckedClient, **changes: object) -> State:
     clients = (*state.clients[:number], client, *state.clients[number + 1 :])
     return state._replace(clients=clients, **changes)  # type: ignore[arg-type]
 
@@ -59,10 +59,10 @@ def _spent(budget: Budget, name: str) -> Budget:
 # What a client does by itself.
 
 
-def _own_steps(state: State, number: int, client: Client) -> Iterator[Step]:
+def _own_steps(state: State, number: int, client: CheckedClient) -> Iterator[Step]:
     budget = state.budget
     if client.status is Status.OUT and budget.joins and client.late is None:
-        joined = Client(Status.IN)
+        joined = CheckedClient(Status.IN)
         yield Step("join", number, False, with_client(state, number, joined, budget=_spent(budget, "joins")))
     if client.status is not Status.IN:
         return
@@ -74,27 +74,27 @@ def _own_steps(state: State, number: int, client: Client) -> Iterator[Step]:
         taken = client._replace(owned=client.target, has_news=True)
         yield Step("reconcile", number, True, with_client(state, number, taken))
     if client.epoch > 0 and budget.leaves and client.request is None:
-        gone = Client(Status.OUT, late=Request(-1, False, None))
+        gone = CheckedClient(Status.OUT, late=ModelRequest(-1, False, None))
         yield Step("leave", number, False, with_client(state, number, gone, budget=_spent(budget, "leaves")))
 
 
-def _contradicts(client: Client) -> bool:
+def _contradicts(client: CheckedClient) -> bool:
     """Whether the client has said that it owns less than it would then, without a good answer since. The coordinator
     may believe it and give the rest to others, so a client takes nothing before that answer (docs/simulation.md).
     """
     return client.claimed is not None and not client.target <= client.claimed
 
 
-def _sending(client: Client) -> Client:
+def _sending(client: CheckedClient) -> CheckedClient:
     owned = client.owned if client.is_full or client.has_news else None
-    request = Request(client.epoch, client.is_full, owned)
+    request = ModelRequest(client.epoch, client.is_full, owned)
     claimed = client.claimed if owned is None else owned
     return client._replace(request=request, is_full=False, has_news=False, claimed=claimed)
 
 
-def _received(client: Client, response: Response) -> Client:
+def _received(client: CheckedClient, response: Response) -> CheckedClient:
     if response.error in (Errors.FENCED_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID, Errors.GROUP_ID_NOT_FOUND):
-        return Client(Status.IN, late=client.late)
+        return CheckedClient(Status.IN, late=client.late)
     assert response.error is Errors.NONE, f"a client that obeys is answered {response.error.name}"
     target = client.target if response.assignment is None else response.assignment
     return client._replace(epoch=response.epoch, target=target, response=None, claimed=None)
@@ -103,7 +103,9 @@ def _received(client: Client, response: Response) -> Client:
 # What the coordinator does.
 
 
-def _coordinator_steps(state: State, shard: GroupCoordinatorShard, number: int, client: Client) -> Iterator[Step]:
+def _coordinator_steps(
+    state: State, shard: GroupCoordinatorShard, number: int, client: CheckedClient
+) -> Iterator[Step]:
     name = member_id(number)
     if client.request is not None:
         response, log = coordinator.heartbeat(shard, name, client.request, state.log)
@@ -134,7 +136,7 @@ def _expiry(action: str, state: State, number: int, log: Log, is_gone: bool) -> 
     return Step(action, number, False, expired)
 
 
-def _gave_up(client: Client) -> Client:
+def _gave_up(client: CheckedClient) -> CheckedClient:
     """Owns nothing and starts a new connection; what it had sent may still arrive."""
     late = client.request if client.late is None else client.late
     return client._replace(
@@ -152,12 +154,12 @@ def _gave_up(client: Client) -> Client:
 # What goes wrong.
 
 
-def _faults(state: State, number: int, client: Client) -> Iterator[Step]:
+def _faults(state: State, number: int, client: CheckedClient) -> Iterator[Step]:
     budget = state.budget
     if client.status is not Status.IN:
         return
     if budget.crashes:
-        crashed = Client(Status.CRASHED, late=client.request if client.late is None else client.late)
+        crashed = CheckedClient(Status.CRASHED, late=client.request if client.late is None else client.late)
         yield Step("crash", number, False, with_client(state, number, crashed, budget=_spent(budget, "crashes")))
     if not budget.losses:
         return

@@ -21,8 +21,8 @@ from kcoord.simulation.model_check.model import (
     TOPIC_ID,
     Entry,
     Log,
+    ModelRequest,
     Partitions,
-    Request,
     Response,
 )
 from kcoord_protocol.errors import Errors, KafkaError
@@ -71,7 +71,7 @@ def restore(log: Log, partitions: int) -> GroupCoordinatorShard:
     return shard
 
 
-def heartbeat(shard: GroupCoordinatorShard, member_id: str, request: Request, log: Log) -> tuple[Response, Log]:
+def heartbeat(shard: GroupCoordinatorShard, member_id: str, request: ModelRequest, log: Log) -> tuple[Response, Log]:
     """The answer, and the log after it."""
     message = ConsumerGroupHeartbeatRequest(group_id=GROUP_ID, member_id=member_id, member_epoch=request.epoch)
     if request.full:

@@ -29,7 +29,7 @@ class Status(IntEnum):
     CRASHED = 2
 
 
-class Request(NamedTuple):
+class ModelRequest(NamedTuple):
     """A heartbeat on its way. `owned` is None where the client does not say; `full` repeats the whole subscription."""
 
     epoch: int
@@ -45,7 +45,7 @@ class Response(NamedTuple):
     assignment: Partitions | None
 
 
-class Client(NamedTuple):
+class CheckedClient(NamedTuple):
     """One incarnation of a member. `late` is a request that it no longer waits for, but which may still arrive."""
 
     status: Status = Status.OUT
@@ -56,9 +56,9 @@ class Client(NamedTuple):
     has_news: bool = False
     claimed: Partitions | None = None
     """What it has said it owns, until a good answer comes."""
-    request: Request | None = None
+    request: ModelRequest | None = None
     response: Response | None = None
-    late: Request | None = None
+    late: ModelRequest | None = None
 
     @property
     def is_quiet(self) -> bool:
@@ -91,7 +91,7 @@ class State(NamedTuple):
     """See the module's text."""
 
     log: Log
-    clients: tuple[Client, ...]
+    clients: tuple[CheckedClient, ...]
     partitions: int
     budget: Budget
 

@@ -16,7 +16,7 @@ _METADATA: Final = "ConsumerGroupMemberMetadataKey"
 _STATES: Final = frozenset(int(state) for state in MemberState) - {int(MemberState.UNKNOWN)}
 
 
-class Member:
+class MemberView:
     """What the log says of a member."""
 
     __slots__ = ("assigned", "epoch", "pending", "state", "target")
@@ -43,10 +43,10 @@ def epochs_of(log: Log) -> tuple[int, int]:
     return group, target
 
 
-def members_of(state: State) -> dict[int, Member]:
+def members_of(state: State) -> dict[int, MemberView]:
     """By the number of the client."""
     return {
-        number: Member(state.log, member_id(number))
+        number: MemberView(state.log, member_id(number))
         for number in range(len(state.clients))
         if (_METADATA, member_id(number)) in state.log
     }
@@ -63,7 +63,7 @@ def check_state(state: State) -> None:
     _check_member_epochs(members, assignment_epoch)
 
 
-def _check_types(state: State, members: dict[int, Member], group_epoch: int, assignment_epoch: int) -> None:
+def _check_types(state: State, members: dict[int, MemberView], group_epoch: int, assignment_epoch: int) -> None:
     """TypeOK. A client is between joining and being fenced, and epochs are in the order member, assignment, group."""
     if not assignment_epoch <= group_epoch:
         raise ViolationError("TypeOK", f"assignment epoch {assignment_epoch} is beyond group epoch {group_epoch}")
@@ -79,7 +79,7 @@ def _check_types(state: State, members: dict[int, Member], group_epoch: int, ass
             raise ViolationError("TypeOK", f"client {number} is {client.status.name} and still {client}")
 
 
-def _check_target(state: State, members: dict[int, Member], group_epoch: int, assignment_epoch: int) -> None:
+def _check_target(state: State, members: dict[int, MemberView], group_epoch: int, assignment_epoch: int) -> None:
     """LegalTargetAssignment: every partition is meant for exactly one member, unless a new target is due."""
     seen: set[int] = set()
     for member in members.values():
@@ -112,7 +112,7 @@ def _check_clients(state: State) -> None:
         seen |= client.owned
 
 
-def _check_partition_epochs(members: dict[int, Member], group_epoch: int) -> None:
+def _check_partition_epochs(members: dict[int, MemberView], group_epoch: int) -> None:
     """ValidPartitionEpoch: a partition is with one member at most, since an epoch that has been."""
     seen: set[int] = set()
     for number, member in members.items():
@@ -126,7 +126,7 @@ def _check_partition_epochs(members: dict[int, Member], group_epoch: int) -> Non
             seen.add(partition)
 
 
-def _check_member_epochs(members: dict[int, Member], assignment_epoch: int) -> None:
+def _check_member_epochs(members: dict[int, MemberView], assignment_epoch: int) -> None:
     """ValidMemberEpoch: a member at the target's epoch owns nothing that is meant for another."""
     for number, member in members.items():
         if member.epoch > assignment_epoch:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from kcoord.simulation.model_check.actions import Step, steps
 from kcoord.simulation.model_check.coordinator import restore
-from kcoord.simulation.model_check.model import Budget, Client, State, fingerprint
+from kcoord.simulation.model_check.model import Budget, CheckedClient, State, fingerprint
 from kcoord.simulation.model_check.properties import check_state, check_step, has_converged
 from kcoord.simulation.trace import ViolationError
 
@@ -76,7 +76,7 @@ class Search:
 
     def run(self) -> Report:
         configuration, report = self._configuration, self._report
-        initial = State({}, (Client(),) * configuration.clients, configuration.partitions, configuration.budget)
+        initial = State({}, (CheckedClient(),) * configuration.clients, configuration.partitions, configuration.budget)
         self._number_of(initial, -1, "", 0)
         try:
             while self._queue and report.states < configuration.max_states:
