@@ -12,9 +12,9 @@ from typing import Any, Final
 from kcoord.config import BrokerConfig
 from kcoord.metadata.image import GROUP_RESOURCE
 from kcoord.simulation.broker import DATA_FOLDER, SimulatedBroker
-from kcoord.simulation.clock import Clock
+from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.controller import Controller
-from kcoord.simulation.network import Connection, Network
+from kcoord.simulation.network import Network, SimulatedConnection
 from kcoord.simulation.options import Options
 from kcoord.simulation.planted import NO_FAULT
 from kcoord.simulation.surroundings import around
@@ -63,7 +63,7 @@ class SimulationClient:
     def __init__(self, network: Network, client_id: str) -> None:
         self._network = network
         self._client_id = client_id
-        self._connection: Connection = network.connect(client_id, self._on_data)
+        self._connection: SimulatedConnection = network.connect(client_id, self._on_data)
         self._frames = FrameReader(MOST_BYTES, MOST_BYTES)
         self._sent: list[Sent] = []
         self._count = 0
@@ -95,7 +95,7 @@ class SimulationStage(FrameStage):
     async def open(self, settings: dict[str, str]) -> None:
         config = config_of(settings)
         options = _calm_options(config)
-        self._clock = Clock()
+        self._clock = VirtualClock()
         self._clock.now_ms = START_MS
         trace = Trace(self._clock)
         network = self._network = Network(self._clock, NoChance(0), options, trace)
