@@ -147,19 +147,24 @@ class Outbox:
     writable: list[int] = field(default_factory=list)
 
 
-@dataclass(slots=True)
 class Ready:
-    """What the owner has to do now: requests of the log, answers that may leave, and tasks to start."""
+    """What the owner has to do now: requests of the log, answers that may leave, and tasks to start. It is made anew in
+    each turn, so what is rare is an attribute of the class until there is some.
+    """
 
-    replies: list[Waiter]
-    tasks: list[tuple[int, Task]]
-    appends: list[Append] = field(default_factory=list)
+    saves: Sequence[Save] = ()
+    has_log_work = False
+    """Whether any of the following may be there."""
     closes: Sequence[int] = ()
     releases: Sequence[Release] = ()
     opens: Sequence[Load] = ()
     reads: Sequence[Load] = ()
-    saves: Sequence[Save] = ()
-    has_released: bool = False
+    has_released = False
     """Shards were given away: a topic of that name, or the same shards, can be owned again (`ShardSet.follow`)."""
     active: Sequence[Load] = ()
     """Loads that ended well; their shards answer from now on."""
+
+    def __init__(self, replies: list[Waiter], tasks: list[tuple[int, Task]], appends: list[Append]) -> None:
+        self.replies = replies
+        self.tasks = tasks
+        self.appends = appends

@@ -91,6 +91,7 @@ class ShardContext(Generic[M]):
         "_serde",
         "_statistics",
         "durable_offset",
+        "grown_bytes",
         "machine",
         "next_offset",
         "shard_id",
@@ -127,6 +128,8 @@ class ShardContext(Generic[M]):
         """The offset of the next record."""
         self.durable_offset = 0
         """Everything before it is durable."""
+        self.grown_bytes = 0
+        """By how much the log has grown, durably, since the last snapshot."""
         self._in_flight: Append | None = None
         self._full_until_ms = 0
         self._refusal_ms = 0
@@ -429,10 +432,12 @@ class ShardContext(Generic[M]):
 
     def _batch_began(self, now_ms: int) -> None:
         """The first batch of a write may linger, for more results to join it. When a second one begins, it is full."""
-        is_first = len(self._buffer) == 1
-        if is_first and self._linger_ms > 0:
-            self.timers.schedule(_LINGER, now_ms + self._linger_ms)
-        elif is_first or self.timers.deadline_ms(_LINGER) is not None:
+        if len(self._buffer) == 1:
+            if self._linger_ms > 0:
+                self.timers.schedule(_LINGER, now_ms + self._linger_ms)
+            else:
+                self._offer_write()
+        elif self.timers.deadline_ms(_LINGER) is not None:
             self.timers.cancel(_LINGER)
             self._offer_write()
 
@@ -456,6 +461,7 @@ class ShardContext(Generic[M]):
         """The append that was under way is durable: its replies may leave, and what came meanwhile is written next."""
         offset = self._end_append(append)
         self._refusal_ms = 0
+        self.grown_bytes += len(append.data)
         if self.state is not ShardState.ACTIVE:
             self._offer_load()
             return

@@ -119,6 +119,8 @@ class ShardLoads(Generic[M]):
         self._last_failed_ms: dict[int, int] = {}
         self._closes: list[int] = []
         self._active: list[Load] = []
+        self._may_have_log_work = False
+        """False if there are no loads, closes or releases. Whoever adds some sets it; `has_ready` asks in each turn."""
 
     def state(self, shard_id: int) -> ShardState:
         shard = self._shards.get(shard_id)
@@ -153,6 +155,7 @@ class ShardLoads(Generic[M]):
                     shard.begin_load()
                 self._timers.cancel(_reload_key(shard_id))
                 self._queued.setdefault(shard_id, shard_id not in self._distrusted)
+                self._may_have_log_work = True
 
     # Loading.
 
@@ -236,6 +239,7 @@ class ShardLoads(Generic[M]):
         self._reload_ms.pop(load.shard_id, None)
         self.snapshots.loaded(load.shard_id, opened)
         self._active.append(load)
+        self._may_have_log_work = True
         if self.catch_up is not None:
             self._run_unanswered(shard, self.catch_up, None, now_ms)
 
@@ -264,6 +268,7 @@ class ShardLoads(Generic[M]):
         """The shard is FAILED if its log was open; before, clients still hear that it is being loaded."""
         load = loading.load
         self._loads.pop(load.shard_id, None)
+        self._may_have_log_work = True
         if isinstance(error, LoadError) and loading.opened is not None and loading.opened.snapshot is not None:
             _logger.warning("A snapshot of %s is not used, the whole log is read: %s", self.name, error)
             self._queued[load.shard_id] = False
@@ -282,6 +287,7 @@ class ShardLoads(Generic[M]):
         if self._shards[shard_id].state is not ShardState.FAILED:
             return
         self._closes.append(shard_id)
+        self._may_have_log_work = True
         if self._is_closing:
             return
         since_ms = now_ms - self._last_failed_ms.get(shard_id, now_ms - self.longest_reload_ms)

@@ -180,6 +180,7 @@ class ShardSet(ShardLoads[M]):
         for shard_id in release.shard_ids:
             self.close_shard(shard_id)
         self._releasing.append(release)
+        self._may_have_log_work = True
 
     def close_shard(self, shard_id: int) -> None:
         """Ends a shard: who waits gets NOT_COORDINATOR, and so does every later operation."""
@@ -192,7 +193,7 @@ class ShardSet(ShardLoads[M]):
         """The logs are given away: a topic of that name, or the same shards, can be owned again."""
         self._releasing.remove(release)
         self._offered.discard(release)
-        self._has_released = True
+        self._has_released = self._may_have_log_work = True
         if release.deleted_topic_id is not None:
             _logger.warning(
                 "The topic of the %s was deleted: %d shards are given up", self.name, len(release.shard_ids)
@@ -225,7 +226,6 @@ class ShardSet(ShardLoads[M]):
                 observe(append)
             except Exception:
                 _logger.exception("Publishing what shard %d of %s wrote failed", append.shard_id, self.name)
-        self.snapshots.grown(append.shard_id, len(append.data))
         self._shards[append.shard_id].written(append)
 
     def unknown(self, append: Append, error: OSError, now_ms: int) -> None:
@@ -244,6 +244,7 @@ class ShardSet(ShardLoads[M]):
         _logger.warning("Shard %d of %s has another owner now", ticket.shard_id, self.name)
         self.close_shard(ticket.shard_id)
         self._closes.append(ticket.shard_id)
+        self._may_have_log_work = True
 
     def saved(self, save: Save, now_ms: int, *, succeeded: bool) -> bool:
         """See `ShardSnapshots.saved`."""
@@ -274,24 +275,24 @@ class ShardSet(ShardLoads[M]):
 
     def poll(self, now_ms: int) -> Ready:
         """Fires the timers that are due, then hands out everything there is to do."""
-        saves: list[Save] = []
-        self._fire_timers(now_ms, saves)
+        saves = self._fire_timers(now_ms) if self._timer_queue.may_have_before(now_ms + 1) else ()
         outbox = self._outbox
         if outbox.failed:
             failed, outbox.failed = outbox.failed, []
             for shard_id in failed:
                 self._on_failed(shard_id, now_ms)
-        ready = Ready(self.take_replies(), outbox.tasks, saves=saves)
-        for shard_id in outbox.writable:
-            append = self._shards[shard_id].take_append()
-            if append is not None:
-                ready.appends.append(append)
-        outbox.tasks, outbox.writable = [], []
-        if self._has_log_work():
+        appends = [self._shards[shard_id].take_append() for shard_id in outbox.writable]
+        ready = Ready(outbox.replies, outbox.tasks, [append for append in appends if append is not None])
+        outbox.replies, outbox.tasks, outbox.writable = [], [], []
+        if saves:
+            ready.saves = saves
+        if self._may_have_log_work:
+            ready.has_log_work = True
             ready.has_released, self._has_released = self._has_released, False
             ready.releases = self._releasable()
             self._offered.update(ready.releases)
             self._collect_loads(ready, now_ms)
+            self._may_have_log_work = bool(self._queued or self._loads or self._closes or self._releasing)
         return ready
 
     def take_replies(self) -> list[Waiter]:
@@ -300,10 +301,6 @@ class ShardSet(ShardLoads[M]):
         replies, outbox.replies = outbox.replies, []
         return replies
 
-    def _has_log_work(self) -> bool:
-        is_loading = self._queued or self._loads or self._closes or self._active
-        return bool(is_loading or self._releasing or self._has_released)
-
     def has_ready(self, now_ms: int) -> bool:
         """Whether `poll` would give something, or find a timer due."""
         outbox = self._outbox
@@ -311,7 +308,7 @@ class ShardSet(ShardLoads[M]):
             return True
         if self._timer_queue.may_have_before(now_ms + 1):
             return True
-        return self._has_log_work() and (self._can_load() or self._has_released or bool(self._releasable()))
+        return self._may_have_log_work and (self._can_load() or self._has_released or bool(self._releasable()))
 
     def next_deadline_ms(self) -> int | None:
         """When `poll` has to be called at the latest, if nothing else happens."""
@@ -321,12 +318,15 @@ class ShardSet(ShardLoads[M]):
         """False where no timer is due before; True may turn out to be one that moved on."""
         return self._timer_queue.may_have_before(deadline_ms)
 
-    def _fire_timers(self, now_ms: int, saves: list[Save]) -> None:
-        """A burst of timers is spread over several polls: those left over are due at once."""
+    def _fire_timers(self, now_ms: int) -> list[Save]:
+        """Returns the snapshots that are whole. A burst of timers is spread over several polls: those left over are due
+        at once.
+        """
+        saves: list[Save] = []
         for _ in range(_MAX_TIMERS_PER_POLL):
             timer = self._timer_queue.pop_due(now_ms)
             if timer is None:
-                return
+                break
             if timer.shard_id != SET_TIMERS:
                 self._shards[timer.shard_id].fire(timer.key, now_ms)
                 continue
@@ -334,8 +334,10 @@ class ShardSet(ShardLoads[M]):
             if timer.key.kind is ShardTimer.RELOAD:
                 shard_id = int(timer.key.group_id)
                 self._queued[shard_id] = shard_id not in self._distrusted
+                self._may_have_log_work = True
                 continue
             save = self.snapshots.step(now_ms)
             if save is not None:
                 saves.append(save)
             self._arm_snapshots()
+        return saves

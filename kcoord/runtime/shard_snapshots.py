@@ -51,7 +51,6 @@ class ShardSnapshots(Generic[M]):
         """When `step` is to be called next."""
         self._shards = shards
         self._serde = serde
-        self._growth_bytes: dict[int, int] = {}
         self._postponed_bytes: dict[int, int] = {}
         self._size_bytes: dict[int, int] = {}
         self._taking: _Taking[M] | None = None
@@ -60,14 +59,10 @@ class ShardSnapshots(Generic[M]):
     def loaded(self, shard_id: int, opened: OpenedLog) -> None:
         """The shard is active."""
         if opened.snapshot is None:
-            self._growth_bytes[shard_id] = opened.size_bytes
+            self._shards[shard_id].grown_bytes = opened.size_bytes
         else:
             self._size_bytes[shard_id] = opened.snapshot.size_bytes
-            self._growth_bytes[shard_id] = opened.unread_bytes
-
-    def grown(self, shard_id: int, size_bytes: int) -> None:
-        """Batches were appended to the log of a shard, durably."""
-        self._growth_bytes[shard_id] = self._growth_bytes.get(shard_id, 0) + size_bytes
+            self._shards[shard_id].grown_bytes = opened.unread_bytes
 
     @property
     def is_taking(self) -> bool:
@@ -90,11 +85,11 @@ class ShardSnapshots(Generic[M]):
 
     def due(self) -> int | None:
         """The shard that needs a snapshot most, if one does. A larger one has to pay off."""
-        shard_id = max(self._growth_bytes, key=self._growth_bytes.__getitem__, default=None)
-        if shard_id is None:
+        shard = max(self._shards.values(), key=lambda shard: shard.grown_bytes, default=None)
+        if shard is None:
             return None
-        least = max(LEAST_GROWTH_BYTES, self._size_bytes.get(shard_id, 0))
-        return shard_id if self._growth_bytes[shard_id] >= least else None
+        least = max(LEAST_GROWTH_BYTES, self._size_bytes.get(shard.shard_id, 0))
+        return shard.shard_id if shard.grown_bytes >= least else None
 
     def take(self, shard_id: int, now_ms: int) -> bool:
         """Begins a snapshot of an active shard; False if none can be made now, or another one is being taken."""
@@ -102,8 +97,8 @@ class ShardSnapshots(Generic[M]):
             return False
         # Whatever happens, it is another shard's turn until this one has grown again.
         self._postponed_bytes[shard_id] = self._unsaved_bytes(shard_id)
-        self._growth_bytes[shard_id] = 0
         shard = self._shards[shard_id]
+        shard.grown_bytes = 0
         slices = self.slices(shard_id)
         if slices is None or shard.machine is None:
             return False
@@ -162,12 +157,12 @@ class ShardSnapshots(Generic[M]):
         self._take_next(now_ms)
 
     def _unsaved_bytes(self, shard_id: int) -> int:
-        return self._growth_bytes.get(shard_id, 0) + self._postponed_bytes.get(shard_id, 0)
+        return self._shards[shard_id].grown_bytes + self._postponed_bytes.get(shard_id, 0)
 
     def last(self, now_ms: int) -> Iterator[Save]:
         """At an orderly stop: a snapshot of each shard whose log has grown, the most first, each taken in one go."""
         saving = self._taking.shard_id if self._taking is not None and self._taking.save is not None else None
-        for shard_id in sorted(self._growth_bytes, key=self._unsaved_bytes, reverse=True):
+        for shard_id in sorted(self._shards, key=self._unsaved_bytes, reverse=True):
             if self._unsaved_bytes(shard_id) < LEAST_GROWTH_AT_STOP_BYTES:
                 return
             shard = self._shards[shard_id]

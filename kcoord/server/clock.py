@@ -36,12 +36,17 @@ class Clock:
         elapsed_ns = monotonic_ns - self._last_monotonic_ns
         if elapsed_ns > 0:
             self._last_monotonic_ns = monotonic_ns
-            behind_ns = self._wall_ns() - self._now_ns - elapsed_ns
+            lean_ns = self._wall_ns() - self._now_ns - elapsed_ns
             most_ns = elapsed_ns // _LARGEST_LEAN
-            lean_ns = max(-most_ns, min(most_ns, behind_ns))
+            # Compared, because calls of min and max would be most of what a reading costs.
+            if lean_ns > most_ns:
+                lean_ns = most_ns
+            elif lean_ns < -most_ns:
+                lean_ns = -most_ns
             self._now_ns += elapsed_ns + lean_ns
             self._lead_ns += lean_ns
-            self._least_lead_ns = min(self._least_lead_ns, self._lead_ns)
+            if self._lead_ns < self._least_lead_ns:
+                self._least_lead_ns = self._lead_ns
         return self._now_ns // _NS_PER_MS
 
     @property

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from kcoord.metrics.measures import WriteMeasures
-from kcoord.runtime.outbox import DeferredReply
+from kcoord.runtime.outbox import DeferredReply, Ready
 from kcoord.runtime.result import StateMachine, Task
 from kcoord.runtime.shard_log import Append, Load, ShardLog
 from kcoord.runtime.shard_set import ShardSet
@@ -69,6 +69,12 @@ class ShardDriver(Generic[M]):
             waiter.settle()
         for shard_id, task in ready.tasks:
             self.start_task(shard_id, task)
+        for save in ready.saves:
+            self.log.save(save)
+        if ready.has_log_work:
+            self._collect_log_work(ready)
+
+    def _collect_log_work(self, ready: Ready) -> None:
         for shard_id in ready.closes:
             self.log.close(shard_id)
             self.on_failed(shard_id)
@@ -81,8 +87,6 @@ class ShardDriver(Generic[M]):
             self.log.open(load)
         for load in ready.reads:
             self.log.read(load)
-        for save in ready.saves:
-            self.log.save(save)
         if ready.has_released:
             self.on_released()
         if ready.opens or ready.reads or ready.releases:
@@ -261,17 +265,22 @@ class Pump:
             except Exception:
                 _logger.exception("Completing a write of shard %d of %s failed", shard_id, name)
         for driver in self._all_drivers:
-            driver.answer()
             if driver.shards.has_ready(now_ms):
-                self.wake()
+                driver.answer()
+                if driver.shards.has_ready(now_ms):
+                    self.wake()
 
     def _arm_timer(self, now_ms: int) -> None:
         """Keeps a handle that is early enough: heartbeats move deadlines away all the time, and a needless pump is
         cheap.
         """
         armed_ms = self._timer_deadline_ms if self._timer is not None else None
-        if armed_ms is not None and not any(driver.shards.has_timer_before(armed_ms) for driver in self._all_drivers):
-            return
+        if armed_ms is not None:
+            for driver in self._all_drivers:
+                if driver.shards.has_timer_before(armed_ms):
+                    break
+            else:
+                return
         deadline_ms = self.next_deadline_ms()
         if deadline_ms is None or (armed_ms is not None and armed_ms <= deadline_ms):
             return
