@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from struct import Struct as FixedStruct
 from typing import Final
 
-from kcoord_protocol.message import Message, Struct
 from kcoord_protocol.primitives import (
     MAX_ARRAY_ELEMENTS,
     MAX_TAGGED_FIELDS,
@@ -31,32 +30,14 @@ _UUID_BYTES: Final = 16
 _RUNS: Final = {code: RunStructs(code) for code in "?bhHiIqd"}
 
 
-def decode_unknown_tags(data: bytes, position: int, target: Struct) -> int:
-    """Read the tagged section of a struct that has no tagged fields of its own."""
-    count, position = decode_uvarint(data, position)
-    end = len(data)
-    if count * 2 > end - position or count > MAX_TAGGED_FIELDS:
-        raise ValueError("too many tagged fields")
-    unknown = {}
-    for _ in range(count):
-        tag, position = decode_uvarint(data, position)
-        size, position = decode_uvarint(data, position)
-        if size > end - position or tag in unknown:
-            raise ValueError("invalid tagged field")
-        unknown[tag] = data[position : position + size]
-        position += size
-    target.unknown_tagged_fields = tuple(sorted(unknown.items()))
-    return position
-
-
 def _uuids(data: bytes, position: int, end: int) -> list[bytes]:
     return [data[at : at + _UUID_BYTES] for at in range(position, end, _UUID_BYTES)]
 
 
 def decoder_source(
-    schema: MessageSchema, version: int, cls: type[Message], structs: Mapping[str, type[Struct]]
+    schema: MessageSchema, version: int, cls: type[object], structs: Mapping[str, type[object]]
 ) -> tuple[str, dict[str, object]]:
-    """The source of `decode(b, p)`, and the names it refers to."""
+    """The source of `decode(b, p)`, and the names it refers to; the caller adds `unknown_tags`."""
     source = _DecoderSource(schema, version, cls, structs)
     source.generate()
     return source.text(), source.constants
@@ -66,7 +47,7 @@ class _DecoderSource(Source):
     # In generated code: b the bytes, e their length, p the position, n a length, o0 o1 ... structs, l1 l2 ... lists.
 
     def __init__(
-        self, schema: MessageSchema, version: int, cls: type[Message], structs: Mapping[str, type[Struct]]
+        self, schema: MessageSchema, version: int, cls: type[object], structs: Mapping[str, type[object]]
     ) -> None:
         super().__init__(schema, version)
         self._run: list[tuple[str, str]] = []
@@ -75,7 +56,7 @@ class _DecoderSource(Source):
         self.constants.update(
             new=object.__new__, Root=cls, uvarint=decode_uvarint, compact_string=decode_compact_string,
             compact_bytes=decode_compact_bytes, compact_nullable_string=decode_compact_nullable_string,
-            compact_nullable_bytes=decode_compact_nullable_bytes, unknown_tags=decode_unknown_tags, uuids=_uuids,
+            compact_nullable_bytes=decode_compact_nullable_bytes, uuids=_uuids,
         )  # fmt: skip
         self.constants |= {f"C_{name}": struct for name, struct in structs.items()}
 

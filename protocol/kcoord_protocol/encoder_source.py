@@ -11,7 +11,6 @@ from __future__ import annotations
 from struct import Struct as FixedStruct
 from typing import Final
 
-from kcoord_protocol.message import encode_tags
 from kcoord_protocol.primitives import MAX_STRING_BYTES, RunStructs, encode_uvarint
 from kcoord_protocol.schema import FIXED_TYPES, FieldSchema, MessageSchema, StructSchema
 from kcoord_protocol.source import Source
@@ -27,7 +26,7 @@ def _joined_uuids(uuids: list[bytes]) -> bytes:
 
 
 def encoder_source(schema: MessageSchema, version: int) -> tuple[str, dict[str, object]]:
-    """The source of `encode(o0)`, and the names it refers to."""
+    """The source of `encode(o0)`, and the names it refers to; the caller adds `encode_tags`."""
     source = _EncoderSource(schema, version)
     source.generate()
     return source.text(), source.constants
@@ -42,7 +41,7 @@ class _EncoderSource(Source):
         self._packers: dict[str, str] = {}
         self._variables = 0
         self.constants.update(
-            join=b"".join, uvarint=encode_uvarint, encode_tags=encode_tags, joined_uuids=_joined_uuids,
+            join=b"".join, uvarint=encode_uvarint, joined_uuids=_joined_uuids,
             byte=tuple(bytes((value,)) for value in range(128)),
         )  # fmt: skip
 

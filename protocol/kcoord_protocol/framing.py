@@ -16,8 +16,8 @@ from struct import Struct
 from typing import Final
 
 from kcoord_protocol.api_keys import ApiKey, request_class, response_class
-from kcoord_protocol.decoder_source import decode_unknown_tags
 from kcoord_protocol.errors import DecodeError, FramingError, ProtocolError
+from kcoord_protocol.message import decode_unknown_tags
 from kcoord_protocol.messages import RequestHeader
 
 LENGTH_BYTES: Final = 4

@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base classes of all messages and of the structs in them.
+"""Message classes, made from schemas, with constructors, decoders and encoders that are compiled for them.
 
-A class has one slot per schema field and serves all versions. Its constructor and its codecs are compiled on first
-use, so that importing a message costs little. `compiler.make_class` makes the classes and gives them a `Codecs`, so
-that this module needs neither the compiler nor the slow reference codec.
+A class has one slot per schema field and serves all versions. Its constructor and its codecs are Python source of their
+own, compiled on first use, so that importing a message costs little. Generic code that walks a schema costs three to
+five times as much per message as code written out for one version.
 """
 
 from __future__ import annotations
 
-import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from operator import attrgetter, itemgetter
-from typing import Any, ClassVar, Self, TypeAlias
+from struct import error as StructError
+from typing import Any, ClassVar, Final, Self, TypeAlias, cast
 
+from kcoord_protocol.decoder_source import decoder_source
+from kcoord_protocol.encoder_source import encoder_source
 from kcoord_protocol.errors import DecodeError, EncodeError, UnsupportedVersionError
-from kcoord_protocol.primitives import encode_uvarint
-from kcoord_protocol.schema import MessageSchema, StructSchema
+from kcoord_protocol.primitives import MAX_TAGGED_FIELDS, decode_uvarint, encode_uvarint
+from kcoord_protocol.schema import FieldSchema, MessageSchema, StructSchema
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 TaggedFields: TypeAlias = tuple[tuple[int, bytes], ...]
@@ -25,7 +27,7 @@ Decoder: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
 Encoder: TypeAlias = Callable[[Any], bytes]
 
 # What generated code runs into on malformed bytes or wrong values; a slow second pass then finds the field.
-_CODEC_FAILURES = (struct.error, IndexError, ValueError, TypeError, AttributeError, OverflowError)
+_CODEC_FAILURES = (StructError, IndexError, ValueError, TypeError, AttributeError, OverflowError)
 
 # The tags and sizes of one program are few.
 _uvarint = lru_cache(maxsize=1024)(encode_uvarint)
@@ -33,19 +35,21 @@ _uvarint = lru_cache(maxsize=1024)(encode_uvarint)
 # The slow pass stops here, so that a hostile frame cannot buy much more time than an honest one of its size.
 _EXPLAINED_VALUES = 100_000
 
+_MODULE: Final = "kcoord_protocol.messages"
 
-class Codecs(ABC):
-    """Makes what message classes need on first use, and explains their failures."""
 
-    @abstractmethod
-    def constructor(self, cls: type[Struct]) -> Callable[..., None]:
-        """The constructor of a class: every field a keyword argument with the schema's default."""
+class _Missing:
+    """The default of a constructor argument whose real default has to be made afresh."""
 
-    @abstractmethod
-    def decoder(self, cls: type[Message], version: int) -> Decoder: ...
+    def __repr__(self) -> str:
+        return "<default>"
 
-    @abstractmethod
-    def encoder(self, cls: type[Message], version: int) -> Encoder: ...
+
+_MISSING: Final = _Missing()
+
+
+class Explainer(ABC):
+    """Finds out what is wrong where compiled code has failed."""
 
     @abstractmethod
     def explain_decode(self, cls: type[Message], data: bytes, offset: int, version: int, max_values: int) -> int:
@@ -63,14 +67,13 @@ class Struct:
 
     schema: ClassVar[StructSchema]
     _structs: ClassVar[dict[str, type[Struct]]]
-    _codecs: ClassVar[Codecs]
     _field_values: ClassVar[Callable[[Struct], object] | None] = None
 
     unknown_tagged_fields: TaggedFields
 
     def __init__(self, **fields: object) -> None:
         cls = type(self)
-        constructor = cls._codecs.constructor(cls)
+        constructor = _compile_constructor(cls.schema, cls._structs)
         cls.__init__ = constructor  # type: ignore[method-assign]
         constructor(self, **fields)
 
@@ -105,6 +108,24 @@ def encode_tags(known: Iterable[tuple[int, bytes]], unknown: Iterable[tuple[int,
     return b"".join(pieces)
 
 
+def decode_unknown_tags(data: bytes, position: int, target: Struct) -> int:
+    """Read the tagged section of a struct that has no tagged fields of its own."""
+    count, position = decode_uvarint(data, position)
+    end = len(data)
+    if count * 2 > end - position or count > MAX_TAGGED_FIELDS:
+        raise ValueError("too many tagged fields")
+    unknown = {}
+    for _ in range(count):
+        tag, position = decode_uvarint(data, position)
+        size, position = decode_uvarint(data, position)
+        if size > end - position or tag in unknown:
+            raise ValueError("invalid tagged field")
+        unknown[tag] = data[position : position + size]
+        position += size
+    target.unknown_tagged_fields = tuple(sorted(unknown.items()))
+    return position
+
+
 class _Decoders(dict[int, Decoder]):
     """Version -> compiled decoder."""
 
@@ -115,7 +136,7 @@ class _Decoders(dict[int, Decoder]):
     def __missing__(self, version: int) -> Decoder:
         cls = self._cls
         cls.check_version(version)
-        decoder = self[version] = cls._codecs.decoder(cls, version)
+        decoder = self[version] = _compile_decoder(cls, version)
         return decoder
 
 
@@ -129,7 +150,7 @@ class _Encoders(dict[int, Encoder]):
     def __missing__(self, version: int) -> Encoder:
         cls = self._cls
         cls.check_version(version)
-        encoder = self[version] = cls._codecs.encoder(cls, version)
+        encoder = self[version] = _compile_encoder(cls, version)
         return encoder
 
 
@@ -146,6 +167,7 @@ class Message(Struct):
     valid_versions: ClassVar[range]
     flexible_versions: ClassVar[range]
     message_schema: ClassVar[MessageSchema]
+    _explainer: ClassVar[Explainer]
     _decoders: ClassVar[_Decoders]
     _encoders: ClassVar[_Encoders]
 
@@ -203,7 +225,7 @@ class Message(Struct):
     @classmethod
     def _explain_decode(cls, data: bytes, offset: int, version: int, *, whole: bool) -> DecodeError:
         try:
-            end = cls._codecs.explain_decode(cls, data, offset, version, _EXPLAINED_VALUES)
+            end = cls._explainer.explain_decode(cls, data, offset, version, _EXPLAINED_VALUES)
         except DecodeError as e:
             return e
         if whole and end != len(data):
@@ -212,7 +234,87 @@ class Message(Struct):
 
     def _explain_encode(self, version: int, failure: Exception) -> EncodeError:
         try:
-            self._codecs.explain_encode(self, version)
+            self._explainer.explain_encode(self, version)
         except EncodeError as e:
             return e
         return EncodeError(f"{self.message_name}: {failure}")
+
+
+def make_class(schema: MessageSchema, explainer: Explainer) -> type[Message]:
+    """Create the class of a message, and those of its structs as attributes of it. Compiles nothing yet."""
+    structs: dict[str, type[Struct]] = {}
+    for struct in schema.structs.values():
+        namespace = _namespace(struct, f"{schema.name}.{struct.name}", structs)
+        structs[struct.name] = type(struct.name, (Struct,), namespace)
+    namespace = _namespace(schema.root, schema.name, structs)
+    namespace |= structs
+    namespace["_explainer"] = explainer
+    namespace["message_schema"] = schema
+    namespace["message_name"] = schema.name
+    if "name" not in namespace["__slots__"]:
+        namespace["name"] = schema.name
+    namespace["api_key"] = schema.api_key
+    namespace["valid_versions"] = schema.valid_versions
+    namespace["flexible_versions"] = schema.flexible_versions
+    cls = cast(type[Message], type(schema.name, (Message,), namespace))
+    cls._decoders = _Decoders(cls)
+    cls._encoders = _Encoders(cls)
+    return cls
+
+
+def _namespace(struct: StructSchema, qualified_name: str, structs: dict[str, type[Struct]]) -> dict[str, Any]:
+    return {
+        "__slots__": tuple(field.attribute for field in struct.fields),
+        "__module__": _MODULE,
+        "__qualname__": qualified_name,
+        "schema": struct,
+        "_structs": structs,
+    }
+
+
+def _compile_decoder(cls: type[Message], version: int) -> Decoder:
+    source, constants = decoder_source(cls.message_schema, version, cls, cls._structs)
+    constants["unknown_tags"] = decode_unknown_tags
+    return cast(Decoder, _compile(source, constants, f"{cls.message_name} v{version} decoder", "decode"))
+
+
+def _compile_encoder(cls: type[Message], version: int) -> Encoder:
+    source, constants = encoder_source(cls.message_schema, version)
+    constants["encode_tags"] = encode_tags
+    return cast(Encoder, _compile(source, constants, f"{cls.message_name} v{version} encoder", "encode"))
+
+
+def _compile_constructor(struct: StructSchema, structs: Mapping[str, type[Struct]]) -> Callable[..., None]:
+    """The constructor of a struct's class: every field a keyword argument with the schema's default."""
+    constants: dict[str, object] = {"MISSING": _MISSING}
+    parameters = ["self", "*"]
+    lines = []
+    for field in struct.fields:
+        name = field.attribute
+        fresh = _fresh_default(field, structs, constants)
+        if fresh:
+            parameters.append(f"{name}=MISSING")
+            lines.append(f"    self.{name} = {fresh} if {name} is MISSING else {name}")
+        else:
+            parameters.append(f"{name}={field.default!r}")
+            lines.append(f"    self.{name} = {name}")
+    parameters.append("unknown_tagged_fields=()")
+    lines.append("    self.unknown_tagged_fields = unknown_tagged_fields")
+    source = "\n".join([f"def __init__({', '.join(parameters)}):", *lines])
+    return _compile(source, constants, f"{struct.name} constructor", "__init__")
+
+
+def _fresh_default(field: FieldSchema, structs: Mapping[str, type[Struct]], constants: dict[str, object]) -> str:
+    if field.default_is_null:
+        return ""
+    if field.is_array:
+        return "[]"
+    if field.is_struct:
+        constants[field.element_type] = structs[field.element_type]
+        return f"{field.element_type}()"
+    return ""
+
+
+def _compile(source: str, constants: dict[str, object], title: str, function: str) -> Callable[..., Any]:
+    exec(compile(source, f"<{title}>", "exec"), constants)  # the source is built from our own schema files alone
+    return cast(Callable[..., Any], constants[function])

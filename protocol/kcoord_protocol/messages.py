@@ -7,9 +7,27 @@ Structs inside a message are attributes of the message's class. The stub beside 
 
 from __future__ import annotations
 
-from kcoord_protocol.compiler import make_class
-from kcoord_protocol.message import Message, Struct
+from typing import Final
+
+from kcoord_protocol.message import Explainer, Message, Struct, make_class
 from kcoord_protocol.schema import load_schema, schema_names
+
+
+class _Reference(Explainer):
+    """Explains with the slow reference codec, which is imported when something is wrong."""
+
+    def explain_decode(self, cls: type[Message], data: bytes, offset: int, version: int, max_values: int) -> int:
+        from kcoord_protocol.reference import decode_message
+
+        return decode_message(cls, data, offset, version, max_values)[1]
+
+    def explain_encode(self, message: Message, version: int) -> None:
+        from kcoord_protocol.reference import encode_message
+
+        encode_message(message, version)
+
+
+_REFERENCE: Final = _Reference()
 
 
 def message_names() -> list[str]:
@@ -22,7 +40,7 @@ def message_class(name: str) -> type[Message]:
     cls = _classes.get(name)
     if cls is None:
         # A client and a broker may live in two threads of one process: both must get the same class.
-        cls = _classes.setdefault(name, make_class(load_schema(name)))
+        cls = _classes.setdefault(name, make_class(load_schema(name), _REFERENCE))
         globals()[name] = cls
     return cls
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kcoord_protocol import messages as messages_module
-from kcoord_protocol.compiler import make_class
 from kcoord_protocol.errors import EncodeError, UnsupportedFieldError, UnsupportedVersionError
+from kcoord_protocol.message import make_class
 from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupMemberMetadataValue,
@@ -79,7 +79,7 @@ def test_equality_repr_copy_pickle() -> None:
 
 
 def test_nothing_is_compiled_before_use() -> None:
-    cls = make_class(load_schema("OffsetCommitRequest"))
+    cls = make_class(load_schema("OffsetCommitRequest"), OffsetCommitRequest._explainer)
     assert not cls._decoders
     assert not cls._encoders
     assert "__init__" not in vars(cls)

@@ -9,7 +9,7 @@ Every recorded join has to enter the same files; a file that only some of them e
 left out.
 
 A function that was compiled from a string counts for the module that defined it (the `__init__` of a dataclass), and
-each codec of a message counts for `kcoord_protocol/compiler.py`, which generates it.
+each codec of a message counts for `kcoord_protocol/message.py`, which compiles it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tests.integration.wire import WireClient
 
 JOINS: Final = 5
 TOPIC: Final = "topic"
-CODECS: Final = "kcoord_protocol/compiler.py"
+CODECS: Final = "kcoord_protocol/message.py"
 
 _READY_SECONDS: Final = 30.0
 _PACKAGES: Final = ("kcoord", "kcoord_protocol")
