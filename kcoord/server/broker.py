@@ -21,7 +21,7 @@ from kcoord.server.environment import Environment
 from kcoord.server.shards.fetch_service import FetchService
 from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.metadata_service import MetadataService
-from kcoord.server.shards.pump import Pump
+from kcoord.server.shards.shard_service import Pump
 from kcoord.server.shards.transaction_service import TransactionService
 from kcoord.topics.store import TopicStore
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC

@@ -38,7 +38,7 @@ from kcoord.server.shards.metadata_service import (
     new_metadata_shards,
 )
 from kcoord.server.shards.peer_calls import NoPeers, PeerCalls
-from kcoord.server.shards.pump import NewWriter, Pump
+from kcoord.server.shards.shard_service import NewWriter, Pump
 from kcoord.server.shards.transaction_service import TransactionService
 from kcoord.storage.errors import StorageError
 from kcoord.storage.segment import LogConfig

@@ -28,7 +28,7 @@ from kcoord.server.replies import Reply
 from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import MetadataService
-from kcoord.server.shards.pump import Writer
+from kcoord.server.shards.shard_service import Writer
 from kcoord.simulation.log_writer import SimulatedLogWriter
 from kcoord.simulation.loop import SimulatedLoop
 from kcoord.simulation.trace import ViolationError

@@ -24,7 +24,7 @@ from kcoord.runtime.shard_log import Append, Load
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.disk.shard_logs import LocalShardLog
 from kcoord.server.shards.group_times import GroupTimes
-from kcoord.server.shards.pump import ShardDriver
+from kcoord.server.shards.shard_service import ShardDriver
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import CreatePartitionsRequest, CreateTopicsRequest, Message
 

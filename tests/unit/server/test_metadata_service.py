@@ -16,7 +16,7 @@ from kcoord.server.disk.shard_logs import LocalShardLog, ShardLogs
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards.metadata_service import METADATA_SHARD, LocalMetadataService, new_metadata_shards
-from kcoord.server.shards.pump import Pump
+from kcoord.server.shards.shard_service import Pump
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem, no_fault
 from kcoord.storage.segment import LogConfig

@@ -22,7 +22,7 @@ from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards import metadata_service
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import METADATA_SHARD, MetadataService, new_metadata_shards
-from kcoord.server.shards.pump import Pump
+from kcoord.server.shards.shard_service import Pump
 from kcoord.server.workers import metadata_followers
 from kcoord.server.workers.metadata_follower import MetadataFollower, OutOfStep
 from kcoord.server.workers.metadata_followers import ControllerMetadataService

@@ -8,7 +8,7 @@ import gc
 from typing import Any, cast
 
 from kcoord.runtime.outbox import DeferredReply
-from kcoord.server.shards.pump import ShardDriver
+from kcoord.server.shards.shard_service import ShardDriver
 from kcoord_protocol.errors import Errors, KafkaError
 
 
