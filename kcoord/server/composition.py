@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kcoord.config import BrokerConfig
@@ -195,7 +194,7 @@ def _group_service(
         write_timeout_ms=config.offsets_commit_timeout_ms,
         creation_limits=group_times.limits,
     )
-    shards.append_observers.append(partial(folder.topics.fetches.on_shard_append, GROUP_METADATA_TOPIC))
+    folder.topics.fetches.follow_shards(GROUP_METADATA_TOPIC, shards.append_observers)
     return groups
 
 
@@ -215,7 +214,7 @@ def _transaction_service(
         configured_shards=config.transaction_state_log_num_partitions,
     )
     logs = folder.shard_logs(TRANSACTION_STATE_TOPIC, log_config, broker.now_ms)
-    shards.append_observers.append(partial(folder.topics.fetches.on_shard_append, TRANSACTION_STATE_TOPIC))
+    folder.topics.fetches.follow_shards(TRANSACTION_STATE_TOPIC, shards.append_observers)
     return TransactionService(
         shards,
         local_log(shards, logs, broker, environment.new_pool),

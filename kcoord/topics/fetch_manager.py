@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -105,6 +106,25 @@ class _ParkedFetch:
     """
 
 
+@dataclass(slots=True)
+class _ShardFeed:
+    """The appends to the logs of a coordinator's topic: `observe` is among `observers` while requests wait there."""
+
+    observers: list[Callable[[Append], None]]
+    observe: Callable[[Append], None]
+    waiting: int = 0
+
+    def join(self) -> None:
+        if self.waiting == 0:
+            self.observers.append(self.observe)
+        self.waiting += 1
+
+    def leave(self) -> None:
+        self.waiting -= 1
+        if self.waiting == 0:
+            self.observers.remove(self.observe)
+
+
 class FetchManager:
     """See the module's text. `wake`, if set, is called when `poll` has something to do before the next deadline."""
 
@@ -115,6 +135,7 @@ class FetchManager:
         self._max_bytes = max_bytes
         self._parked: dict[Hashable, _ParkedFetch] = {}
         self._watchers: dict[tuple[str, int], dict[Hashable, _ParkedFetch]] = {}
+        self._shard_feeds: dict[str, _ShardFeed] = {}
         self._deadlines: list[tuple[int, int, Hashable]] = []
         self._sequence = 0
         self._touched: dict[Hashable, None] = {}
@@ -179,8 +200,13 @@ class FetchManager:
             if parked.available_bytes >= parked.parameters.min_bytes:
                 self._touch(parked)
 
-    def on_shard_append(self, topic: str, append: Append) -> None:
-        """The log of a coordinator's shard grew."""
+    def follow_shards(self, topic: str, observers: list[Callable[[Append], None]]) -> None:
+        """The logs of `topic` are those of a coordinator's shards, which tell `observers` of their appends. While no
+        request waits there, which is nearly always, an append has nobody to tell.
+        """
+        self._shard_feeds[topic] = _ShardFeed(observers, partial(self._on_shard_append, topic))
+
+    def _on_shard_append(self, topic: str, append: Append) -> None:
         self.on_append(topic, append.shard_id, len(append.data))
 
     def on_change(self, topic: str, partition: int) -> None:
@@ -200,6 +226,9 @@ class FetchManager:
         self._parked[parked.token] = parked
         for key in parked.watched:
             self._watchers.setdefault(key, {})[parked.token] = parked
+            feed = self._shard_feeds.get(key[0])
+            if feed is not None:
+                feed.join()
         self._sequence += 1
         heappush(self._deadlines, (parked.deadline_ms, self._sequence, parked.token))
 
@@ -210,6 +239,9 @@ class FetchManager:
             del watchers[parked.token]
             if not watchers:
                 del self._watchers[key]
+            feed = self._shard_feeds.get(key[0])
+            if feed is not None:
+                feed.leave()
 
     def _retry(self, parked: _ParkedFetch, now_ms: int) -> list[CompletedFetch]:
         reading = self._read(parked.context, parked.parameters, now_ms)

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
+from kcoord.runtime.shard_log import Append
 from kcoord.topics.fetch_manager import CompletedFetch
 from kcoord.topics.fetch_session import next_epoch
 from kcoord_protocol.errors import Errors
@@ -190,6 +191,29 @@ def test_a_fetch_waits_for_data(cluster: Cluster) -> None:
     assert (completion.token, sizes(completion.response)) == (1, [0, 1])
     assert cluster.store.fetches.next_deadline_ms() is None
     assert client.poll() == []
+
+
+def test_appends_to_a_shard_are_told_while_a_fetch_waits_there(cluster: Cluster) -> None:
+    client = Client(cluster)
+    observers: list[Callable[[Append], None]] = []
+    fetches = cluster.store.fetches
+    fetches.follow_shards(TOPIC, observers)
+    for token in (1, 2):
+        assert client.send(client.request([(TOPIC, 0, 0), (TOPIC, 1, 0)], wait_ms=500)) is None
+        assert (fetches.parked_count, len(observers)) == (token, 1)
+    cluster.append(batch_of("x"))
+    client.poll()
+    assert (fetches.parked_count, observers) == (0, [])
+    # What a shard appends is not told by the store of topics.
+    assert client.send(client.request([(TOPIC, 1, 0)], wait_ms=500)) is None
+    observers[0](Append(0, 0, 1, b"x"))
+    assert client.poll() == []
+    woken: list[int] = []
+    fetches.wake = lambda: woken.append(1)
+    observers[0](Append(1, 0, 1, b"x"))
+    assert woken == [1]
+    fetches.cancel(3)
+    assert observers == []
 
 
 def test_a_fetch_waits_for_enough_data(cluster: Cluster) -> None:
