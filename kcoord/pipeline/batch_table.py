@@ -22,8 +22,7 @@ from kcoord_protocol.batch_header import (
     verify_crc,
 )
 from kcoord_protocol.errors import CorruptBatchError
-from kcoord_protocol.record_batch import decode_entries
-from kcoord_protocol.record_walk import possible_batches
+from kcoord_protocol.record_batch import decode_entries, possible_batches
 
 Walk: TypeAlias = Callable[[Bytes, int, int], tuple[Ints, int]]
 _LENGTH: Final = Struct(">i")

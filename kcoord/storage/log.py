@@ -26,7 +26,7 @@ from kcoord.storage.recovery import Recovery, RecoveryReport
 from kcoord.storage.segment import BatchPlace, LogConfig, Segment
 from kcoord_protocol.batch_header import LOG_OVERHEAD_BYTES
 from kcoord_protocol.errors import CorruptBatchError
-from kcoord_protocol.record_walk import walk_batches
+from kcoord_protocol.record_batch import walk_batches
 
 _OWN_FILES = 8
 

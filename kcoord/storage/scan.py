@@ -23,7 +23,7 @@ from kcoord_protocol.batch_header import (
     verify_crc,
 )
 from kcoord_protocol.errors import CorruptBatchError
-from kcoord_protocol.record_walk import possible_batches, walk_batches
+from kcoord_protocol.record_batch import possible_batches, walk_batches
 
 CHUNK_BYTES = 1 << 20
 _LEGACY_CRC_POSITION = 12

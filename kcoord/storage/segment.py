@@ -25,8 +25,7 @@ from kcoord.storage.scan import BatchFrame, Damage, DamageKind, corrupt, walk
 from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX, SegmentIndexes, stored_tail
 from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, HEADER, LOG_OVERHEAD_BYTES
 from kcoord_protocol.errors import CorruptBatchError
-from kcoord_protocol.record_batch import Record, decode_header, decode_records
-from kcoord_protocol.record_walk import walk_batches
+from kcoord_protocol.record_batch import Record, decode_header, decode_records, walk_batches
 
 LOG_SUFFIX = ".log"
 DELETED_SUFFIX = ".deleted"

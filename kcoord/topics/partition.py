@@ -30,8 +30,7 @@ from kcoord.topics.validation import batch_rules, stamp_batch
 from kcoord_protocol.batch_header import BatchHeader, crc32c, decode_header
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.record_batch import encode_control_batch
-from kcoord_protocol.record_walk import walk_batches
+from kcoord_protocol.record_batch import encode_control_batch, walk_batches
 
 HIGH_WATERMARK: Final = -1
 """As an offset to delete records up to."""

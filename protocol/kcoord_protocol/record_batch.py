@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kafka's record batches, format 2: the unit that is stored, sent and checksummed.
 
+`walk_batches` goes from one to the next; record_walk.py goes through the records of one.
 Nothing read from a batch is believed: lengths, counts and sizes are checked against the bytes that are there.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Final
+from typing import Final, TypeAlias
 
 from kcoord_protocol.batch_header import (
     ATTRIBUTES_POSITION,
@@ -17,13 +18,16 @@ from kcoord_protocol.batch_header import (
     COMPRESSION_BITS,
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
+    HEADER,
     LOG_APPEND_TIME_BIT,
     LOG_OVERHEAD_BYTES,
     MAGIC,
+    MAGIC_POSITION,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     NO_TIMESTAMP,
+    SMALLEST_BATCH_LENGTH,
     TRANSACTIONAL_BIT,
     BatchHeader,
     Buffer,
@@ -31,6 +35,7 @@ from kcoord_protocol.batch_header import (
     crc32c,
     decode_header,
     rewrite_header,
+    unsupported_magic,
     verify_crc,
 )
 from kcoord_protocol.compression import Compression, compress, decompress
@@ -43,7 +48,7 @@ from kcoord_protocol.control_records import (
 )
 from kcoord_protocol.errors import BatchTooLargeError, CorruptBatchError, EncodeError, UnsupportedMagicError
 from kcoord_protocol.primitives import encode_varint, encode_varlong
-from kcoord_protocol.record_walk import SMALLEST_RECORD_BYTES, decode_headers, iter_headers, walk_records
+from kcoord_protocol.record_walk import SMALLEST_RECORD_BYTES, decode_headers, walk_records
 
 __all__ = [
     "BATCH_OVERHEAD_BYTES",
@@ -74,9 +79,14 @@ __all__ = [
     "end_txn_marker",
     "iter_headers",
     "iter_records",
+    "possible_batches",
     "rewrite_header",
     "verify_crc",
+    "walk_batches",
 ]
+
+HeaderFields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+"""The fields of BatchHeader, in order."""
 
 _PREFIX: Final = Struct(">qiibI")
 """The header up to the checksum."""
@@ -95,6 +105,73 @@ class Record:
     headers: list[tuple[str, bytes | None]] = field(default_factory=list)
     timestamp_ms: int = NO_TIMESTAMP
     offset: int = -1
+
+
+def walk_batches(
+    data: Buffer, position: int = 0, end: int | None = None, *, verify: bool = False
+) -> Iterator[tuple[int, HeaderFields]]:
+    """Yield (position, header fields) of each whole batch from `position` on.
+
+    Checks what every reader relies on: the format, the length, offsets that are not negative. Ends silently before a
+    batch that the data cuts off, because fetch responses and files under way end like that.
+
+    `end` may lie beyond the data: then a batch counts as whole although only its header is in the data. `verify` checks
+    the checksums, for which each whole batch has to be in the data.
+    """
+    if end is None:
+        end = len(data)
+    last = len(data) - BATCH_OVERHEAD_BYTES
+    unpack = HEADER.unpack_from
+    view = memoryview(data) if verify else None
+    while position <= last:
+        fields = unpack(data, position)
+        following = position + LOG_OVERHEAD_BYTES + fields[1]
+        if fields[3] != MAGIC or fields[1] < SMALLEST_BATCH_LENGTH or fields[0] < 0 or fields[6] < 0:
+            raise _impossible(fields, position)
+        if following > end:
+            return
+        if view is not None and crc32c(view[position + ATTRIBUTES_POSITION : following]) != fields[4]:
+            raise CorruptBatchError(
+                "the CRC of the batch does not match its content", position=position, base_offset=fields[0]
+            )
+        yield position, fields
+        position = following
+
+
+def _impossible(fields: HeaderFields, position: int) -> CorruptBatchError:
+    base_offset, length, _, magic, _, _, last_delta, *_ = fields
+    if magic != MAGIC:
+        return unsupported_magic(magic, position)
+    if length < SMALLEST_BATCH_LENGTH:
+        reason = f"a batch length of {length} is less than its header"
+    else:
+        reason = f"impossible batch header: base offset {base_offset}, last offset delta {last_delta}"
+    return CorruptBatchError(reason, position=position, base_offset=base_offset)
+
+
+def iter_headers(data: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield (position, header) of each whole batch in `data`, as objects. Skips a last batch that is cut off."""
+    for start, fields in walk_batches(data, position):
+        yield start, BatchHeader(*fields)
+        position = start + LOG_OVERHEAD_BYTES + fields[1]
+    if len(data) - position > MAGIC_POSITION and data[position + MAGIC_POSITION] != MAGIC:
+        raise unsupported_magic(data[position + MAGIC_POSITION], position)
+
+
+def possible_batches(data: bytes, position: int, end: int, offset: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (position, bytes, base offset) of whatever looks like a batch header with at least `offset`, byte by byte.
+
+    This is how a reader finds the next batch after damage. The batch has to end at or before `end`, which may lie
+    beyond the data, and its checksum is for the caller to check.
+    """
+    magic_at = data.find(MAGIC, position + MAGIC_POSITION)
+    while 0 <= magic_at <= len(data) - BATCH_OVERHEAD_BYTES + MAGIC_POSITION:
+        start = magic_at - MAGIC_POSITION
+        base_offset, length, _, _, _, _, last_delta, *_ = HEADER.unpack_from(data, start)
+        size = LOG_OVERHEAD_BYTES + length
+        if base_offset >= offset and last_delta >= 0 and size >= BATCH_OVERHEAD_BYTES and start + size <= end:
+            yield start, size, base_offset
+        magic_at = data.find(MAGIC, magic_at + 1)
 
 
 def decode_records(data: Buffer, position: int = 0, *, max_bytes: int | None = None) -> list[Record]:

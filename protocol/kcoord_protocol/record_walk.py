@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The walker over record batches and over the records in a batch. It yields positions and numbers, never objects.
+"""The walker over the records in a batch. It yields positions and numbers, never objects.
 
-Theory of operation. `walk_batches` goes from batch header to batch header. It checks what every reader relies on: the
-format, the length, offsets that are not negative, and the checksum on request. It ends silently before a batch that
-the data cuts off, because fetch responses and files under way end like that. `walk_records` goes through the
-uncompressed records of one batch. It checks that all lengths add up to the record, and all records to the batch. A
-record is length, attributes (without meaning), timestamp delta, offset delta, key, value and headers. Numbers of one or
-two bytes are read in place: a call for each would double the time.
+Theory of operation. `walk_batches` of record_batch.py goes from batch header to batch header; `walk_records` goes
+through the uncompressed records of one batch. It checks that all lengths add up to the record, and all records to the
+batch. A record is length, attributes (without meaning), timestamp delta, offset delta, key, value and headers. Numbers
+of one or two bytes are read in place: a call for each would double the time.
 
 Errors are CorruptBatchError. `position` is the byte where the bad batch or record begins, in the data that was given.
 `base_offset` is the base offset of the bad batch, as far as the walker knows it.
 
 All other readers of batches and records call these two. Readers that need another form for speed say so in their text,
-and tests/unit/test_record_walk.py holds them to this module: the vectorized readers of the data pipeline
+and tests/unit/test_record_walk.py holds them to the two: the vectorized readers of the data pipeline
 (kcoord/pipeline/batch_table.py, record_split.py, numba_kernels.py), the runs of equal records in the cleaner
 (kcoord/storage/record_filter.py) and in the loader of committed offsets (kcoord/coordinator/group/offsets/records.py).
 """
@@ -22,96 +20,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
-from kcoord_protocol.batch_header import (
-    ATTRIBUTES_POSITION,
-    BATCH_OVERHEAD_BYTES,
-    HEADER,
-    LOG_OVERHEAD_BYTES,
-    MAGIC,
-    MAGIC_POSITION,
-    SMALLEST_BATCH_LENGTH,
-    BatchHeader,
-    Buffer,
-    crc32c,
-    unsupported_magic,
-)
 from kcoord_protocol.errors import CorruptBatchError
 from kcoord_protocol.primitives import decode_uvarint, decode_uvarlong
 
 SMALLEST_RECORD_BYTES: Final = 7
-
-HeaderFields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
-"""The fields of BatchHeader, in order."""
 
 RecordPlace: TypeAlias = tuple[int, int, int, int, int, int, int]
 """End of the record (the next one begins there), timestamp delta and offset delta (both zigzag-encoded), start and end
 of the key, start of the value, and its end, where the headers begin. A key or value that is null starts at -1. A record
 without headers ends one byte after its value.
 """
-
-
-def walk_batches(
-    data: Buffer, position: int = 0, end: int | None = None, *, verify: bool = False
-) -> Iterator[tuple[int, HeaderFields]]:
-    """Yield (position, header fields) of each whole batch from `position` on.
-
-    `end` may lie beyond the data: then a batch counts as whole although only its header is in the data. `verify` checks
-    the checksums, for which each whole batch has to be in the data.
-    """
-    if end is None:
-        end = len(data)
-    last = len(data) - BATCH_OVERHEAD_BYTES
-    unpack = HEADER.unpack_from
-    view = memoryview(data) if verify else None
-    while position <= last:
-        fields = unpack(data, position)
-        following = position + LOG_OVERHEAD_BYTES + fields[1]
-        if fields[3] != MAGIC or fields[1] < SMALLEST_BATCH_LENGTH or fields[0] < 0 or fields[6] < 0:
-            raise _impossible(fields, position)
-        if following > end:
-            return
-        if view is not None and crc32c(view[position + ATTRIBUTES_POSITION : following]) != fields[4]:
-            raise CorruptBatchError(
-                "the CRC of the batch does not match its content", position=position, base_offset=fields[0]
-            )
-        yield position, fields
-        position = following
-
-
-def _impossible(fields: HeaderFields, position: int) -> CorruptBatchError:
-    base_offset, length, _, magic, _, _, last_delta, *_ = fields
-    if magic != MAGIC:
-        return unsupported_magic(magic, position)
-    if length < SMALLEST_BATCH_LENGTH:
-        reason = f"a batch length of {length} is less than its header"
-    else:
-        reason = f"impossible batch header: base offset {base_offset}, last offset delta {last_delta}"
-    return CorruptBatchError(reason, position=position, base_offset=base_offset)
-
-
-def iter_headers(data: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield (position, header) of each whole batch in `data`, as objects. Skips a last batch that is cut off."""
-    for start, fields in walk_batches(data, position):
-        yield start, BatchHeader(*fields)
-        position = start + LOG_OVERHEAD_BYTES + fields[1]
-    if len(data) - position > MAGIC_POSITION and data[position + MAGIC_POSITION] != MAGIC:
-        raise unsupported_magic(data[position + MAGIC_POSITION], position)
-
-
-def possible_batches(data: bytes, position: int, end: int, offset: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (position, bytes, base offset) of whatever looks like a batch header with at least `offset`, byte by byte.
-
-    This is how a reader finds the next batch after damage. The batch has to end at or before `end`, which may lie
-    beyond the data, and its checksum is for the caller to check.
-    """
-    magic_at = data.find(MAGIC, position + MAGIC_POSITION)
-    while 0 <= magic_at <= len(data) - BATCH_OVERHEAD_BYTES + MAGIC_POSITION:
-        start = magic_at - MAGIC_POSITION
-        base_offset, length, _, _, _, _, last_delta, *_ = HEADER.unpack_from(data, start)
-        size = LOG_OVERHEAD_BYTES + length
-        if base_offset >= offset and last_delta >= 0 and size >= BATCH_OVERHEAD_BYTES and start + size <= end:
-            yield start, size, base_offset
-        magic_at = data.find(MAGIC, magic_at + 1)
 
 
 def walk_records(

@@ -21,8 +21,7 @@ from kcoord_protocol.errors import DecodeError, KafkaError
 from kcoord_protocol.framing import decode_request_header, encode_request
 from kcoord_protocol.message import Decoder, Message
 from kcoord_protocol.messages import ConsumerProtocolAssignment, ConsumerProtocolSubscription
-from kcoord_protocol.record_batch import Record, decode_entries, decode_records, encode_batch, records_of
-from kcoord_protocol.record_walk import iter_headers
+from kcoord_protocol.record_batch import Record, decode_entries, decode_records, encode_batch, iter_headers, records_of
 from tests.fuzz.corpus import findings, recorded
 from tests.protocol.samples import full_sample
 from tests.protocol.test_malformed import decodes_alike

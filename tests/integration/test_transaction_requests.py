@@ -44,8 +44,7 @@ from kcoord_protocol.messages import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from kcoord_protocol.record_batch import Record, encode_batch
-from kcoord_protocol.record_walk import iter_headers
+from kcoord_protocol.record_batch import Record, encode_batch, iter_headers
 from tests.integration.conftest import MakeServer
 from tests.integration.wire import WireClient
 from tests.support.kcoord_process import KcoordProcess

@@ -26,9 +26,10 @@ from kcoord_protocol.record_batch import (
     encode_batch,
     encode_batch_from_parts,
     encode_control_batch,
+    iter_headers,
     records_of,
 )
-from kcoord_protocol.record_walk import iter_headers, walk_records
+from kcoord_protocol.record_walk import walk_records
 
 NOW_MS: Final = 1_700_000_000_000
 _FUZZED: Final = Path(__file__).parent.parent / "fuzz" / "inputs" / "guided" / "batches.txt"

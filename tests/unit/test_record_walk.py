@@ -25,8 +25,16 @@ from kcoord.storage.segment import LogConfig
 from kcoord.topics.record_scan import ScanRules, scan_records
 from kcoord_protocol.batch_header import BATCH_OVERHEAD_BYTES, crc32c, decode_header, verify_crc
 from kcoord_protocol.errors import CorruptBatchError, DecodeError
-from kcoord_protocol.record_batch import Record, decode_entries, decode_records, encode_batch
-from kcoord_protocol.record_walk import RecordPlace, iter_headers, possible_batches, walk_batches, walk_records
+from kcoord_protocol.record_batch import (
+    Record,
+    decode_entries,
+    decode_records,
+    encode_batch,
+    iter_headers,
+    possible_batches,
+    walk_batches,
+)
+from kcoord_protocol.record_walk import RecordPlace, walk_records
 from tests.support.batch_corpus import (
     NOW_MS,
     batch_around,

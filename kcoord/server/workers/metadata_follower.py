@@ -31,8 +31,7 @@ from kcoord.server.workers.peer_frames import (
 from kcoord.server.workers.peer_link import PeerConnection, Peers
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import Message
-from kcoord_protocol.record_batch import decode_entries
-from kcoord_protocol.record_walk import iter_headers
+from kcoord_protocol.record_batch import decode_entries, iter_headers
 
 _logger = logging.getLogger(__name__)
 

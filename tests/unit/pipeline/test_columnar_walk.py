@@ -12,8 +12,8 @@ from kcoord.pipeline.kernels import DecoderName, Kernels, kernels
 from kcoord.pipeline.record_split import Split
 from kcoord_protocol.batch_header import BatchHeader, decode_header, verify_crc
 from kcoord_protocol.errors import CorruptBatchError
-from kcoord_protocol.record_batch import Record, encode_batch, records_of
-from kcoord_protocol.record_walk import RecordPlace, walk_batches, walk_records
+from kcoord_protocol.record_batch import Record, encode_batch, records_of, walk_batches
+from kcoord_protocol.record_walk import RecordPlace, walk_records
 from tests.support.batch_corpus import bodies, broken_batches, segments, sound_batches
 
 

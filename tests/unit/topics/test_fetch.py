@@ -12,7 +12,7 @@ from kcoord.topics.fetch_manager import CompletedFetch
 from kcoord.topics.fetch_session import next_epoch
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import FetchRequest, FetchResponse
-from kcoord_protocol.record_walk import iter_headers
+from kcoord_protocol.record_batch import iter_headers
 from tests.unit.topics.helpers import TOPIC, Cluster, batch_of, image_of, topic_id_of
 
 NEWEST = 18

@@ -14,8 +14,7 @@ from kcoord.topics.partition import AppendResult
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.record_batch import decode_records, encode_control_batch
-from kcoord_protocol.record_walk import iter_headers
+from kcoord_protocol.record_batch import decode_records, encode_control_batch, iter_headers
 from tests.unit.topics.helpers import NOW_MS, TOPIC, Cluster, batch_of, image_of
 
 EVERYTHING = 1 << 20

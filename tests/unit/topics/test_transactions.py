@@ -9,8 +9,7 @@ from kcoord.runtime.result import Producer
 from kcoord.topics.partition import Marker, Verified
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
 from kcoord_protocol.errors import Errors
-from kcoord_protocol.record_batch import decode_entries
-from kcoord_protocol.record_walk import iter_headers
+from kcoord_protocol.record_batch import decode_entries, iter_headers
 from tests.unit.topics.helpers import TOPIC, Cluster, batch_of
 from tests.unit.topics.test_fetch import Client
 from tests.unit.topics.test_partition import error_of, read, values

@@ -15,8 +15,7 @@ from kcoord.runtime.result import Producer, Task
 from kcoord.topics.fetch_session import FetchPartition
 from kcoord.topics.partition import Marker
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.record_batch import decode_records
-from kcoord_protocol.record_walk import iter_headers
+from kcoord_protocol.record_batch import decode_records, iter_headers
 from tests.unit.group.group_context import GroupContext
 from tests.unit.group.test_transactional_offsets import GROUP, commit
 from tests.unit.topics.helpers import TOPIC, Cluster, batch_of, image_of
