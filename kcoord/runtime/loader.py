@@ -12,10 +12,10 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
 
-from kcoord.runtime.outbox import Statistics
 from kcoord.runtime.result import Producer, StateMachine, new_end_transaction_marker
 from kcoord.runtime.serde import RecordSerde
 from kcoord.runtime.snapshot import RECORDS, Chunk, HasSnapshot, PackedState
+from kcoord.runtime.waiting import Statistics
 from kcoord_protocol.batch_header import CONTROL_BIT, TRANSACTIONAL_BIT
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key, decode_end_txn_marker
 from kcoord_protocol.record_batch import BatchHeader, decode_entries, decode_header

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
-from kcoord.runtime.outbox import DeferredReplies, DeferredReply, Outbox, Refusal, ShardState, Statistics, Waiter
 from kcoord.runtime.result import (
     PENDING,
     CoordinatorRecord,
@@ -40,7 +39,18 @@ from kcoord.runtime.serde import (
     stamp_of,
 )
 from kcoord.runtime.shard_log import Append
-from kcoord.runtime.timers import ShardTimer, ShardTimers, TimerQueue
+from kcoord.runtime.waiting import (
+    DeferredReplies,
+    DeferredReply,
+    Outbox,
+    Refusal,
+    ShardState,
+    ShardTimer,
+    ShardTimers,
+    Statistics,
+    TimerQueue,
+    Waiter,
+)
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ControlRecordTypeSchema

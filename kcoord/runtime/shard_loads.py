@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from kcoord.runtime.loader import Loader, LoadError
-from kcoord.runtime.outbox import Outbox, Ready, ShardState, Statistics
 from kcoord.runtime.result import MAX_BATCH_BYTES, CoordinatorResult, OperationContext, StateMachine, TimerKey
 from kcoord.runtime.serde import RecordSerde
 from kcoord.runtime.shard_context import ShardContext
 from kcoord.runtime.shard_log import Append, Load, OpenedLog, Release
 from kcoord.runtime.shard_snapshots import ShardSnapshots
 from kcoord.runtime.snapshot import Chunk
-from kcoord.runtime.timers import ShardTimer, ShardTimers, TimerQueue
+from kcoord.runtime.waiting import Outbox, Ready, ShardState, ShardTimer, ShardTimers, Statistics, TimerQueue
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.record_batch import BatchHeader

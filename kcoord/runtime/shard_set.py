@@ -37,11 +37,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final, TypeVar
 
 from kcoord.runtime.hashing import partition_for
-from kcoord.runtime.outbox import DeferredReply, Ready, ShardState, Waiter
 from kcoord.runtime.result import CoordinatorResult, OperationContext, StateMachine, Task, TimerKey
 from kcoord.runtime.shard_loads import SET_TIMERS, ShardLoads
 from kcoord.runtime.shard_log import Append, Load, Release, Save
-from kcoord.runtime.timers import ShardTimer
+from kcoord.runtime.waiting import DeferredReply, Ready, ShardState, ShardTimer, Waiter
 from kcoord_protocol.errors import Errors, KafkaError
 
 _logger = logging.getLogger(__name__)

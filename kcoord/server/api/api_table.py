@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from kcoord.config import BrokerConfig
 from kcoord.config.kip1327 import Kip1327Form
-from kcoord.runtime.outbox import Waiter
 from kcoord.runtime.result import OperationContext
+from kcoord.runtime.waiting import Waiter
 from kcoord.server.api.served_versions import (
     FIRST_LISTED_VERSIONS,
     KAFKA_4_4_VERSIONS,

@@ -19,13 +19,12 @@ from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.group.steady import SteadyHeartbeat
 from kcoord.metadata.delta import TopicDelta
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.outbox import ShardState, Waiter
 from kcoord.runtime.result import CoordinatorResult, OperationContext, Producer, Task
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.shard_context import ShardContext
 from kcoord.runtime.shard_log import ShardLog
 from kcoord.runtime.shard_set import ShardSet
-from kcoord.runtime.timers import Timer
+from kcoord.runtime.waiting import ShardState, Timer, Waiter
 from kcoord.server.environment import Environment
 from kcoord.server.shards.shard_service import ShardService
 

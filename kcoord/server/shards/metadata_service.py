@@ -17,11 +17,11 @@ from kcoord.config import BrokerConfig
 from kcoord.metadata.creation_order import CreationOrder
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
-from kcoord.runtime.outbox import DeferredReply
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.runtime.serde import MetadataSerde
 from kcoord.runtime.shard_log import Append, Load
 from kcoord.runtime.shard_set import ShardSet
+from kcoord.runtime.waiting import DeferredReply
 from kcoord.server.disk.shard_logs import LocalShardLog
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.shard_service import ShardDriver

@@ -21,9 +21,9 @@ from kcoord.coordinator.group.consumer.assignment import (
     encode,
 )
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.runtime.outbox import Ready
 from kcoord.runtime.result import OperationContext, Task
 from kcoord.runtime.shard_set import ShardSet
+from kcoord.runtime.waiting import Ready
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest
 from tests.unit.group.group_context import SERDE, GroupContext
 from tests.unit.group.images import image_of

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import TypeVar
 
-from kcoord.runtime.outbox import DeferredReply, Ready
 from kcoord.runtime.result import (
     PENDING,
     Completion,
@@ -24,6 +23,7 @@ from kcoord.runtime.result import (
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.shard_log import Append
 from kcoord.runtime.shard_set import ShardSet
+from kcoord.runtime.waiting import DeferredReply, Ready
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.control_records import ControlRecordType
 from kcoord_protocol.errors import Errors, KafkaError

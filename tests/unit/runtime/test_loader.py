@@ -8,9 +8,9 @@ import logging
 import pytest
 
 from kcoord.runtime.loader import LoadError
-from kcoord.runtime.outbox import ShardState
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.shard_log import OpenedLog
+from kcoord.runtime.waiting import ShardState
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import Record, encode_batch
 from tests.unit.runtime.ledger import SHARD, WAIT, Bench, Ledger, entry

@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kcoord.runtime.outbox import DeferredReply, ShardState
 from kcoord.runtime.result import OperationContext
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.shard_log import ShardLog
 from kcoord.runtime.shard_set import ShardSet
+from kcoord.runtime.waiting import DeferredReply, ShardState
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import OffsetCommitKey, OffsetCommitValue
 from kcoord_protocol.record_batch import decode_records

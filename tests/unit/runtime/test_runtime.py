@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.runtime.outbox import ShardState, Waiter
 from kcoord.runtime.result import CoordinatorResult, OperationContext, Schedule, Task, TimerKey
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.waiting import ShardState, Waiter
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import OffsetCommitKey
 from kcoord_protocol.record_batch import decode_header, decode_records, encode_records, verify_crc

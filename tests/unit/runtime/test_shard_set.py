@@ -7,11 +7,11 @@ import errno
 
 import pytest
 
-from kcoord.runtime.outbox import Ready, ShardState
 from kcoord.runtime.result import OperationContext
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.shard_log import Append, Load, OpenedLog
 from kcoord.runtime.shard_set import ShardSet
+from kcoord.runtime.waiting import Ready, ShardState
 from kcoord_protocol.errors import Errors, KafkaError
 from tests.unit.runtime.ledger import Ledger
 

@@ -12,11 +12,11 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.loader import LoadError
-from kcoord.runtime.outbox import ShardState
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.runtime.snapshot import RECORDS, Chunk, PackedState, SnapshotPart, make_chunks
+from kcoord.runtime.waiting import ShardState
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, OffsetCommitRequest, OffsetDeleteRequest
 from kcoord_protocol.record_batch import BatchHeader, iter_headers

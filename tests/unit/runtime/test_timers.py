@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcoord.runtime.result import TimerKey
-from kcoord.runtime.timers import ShardTimers, Timer, TimerQueue
+from kcoord.runtime.waiting import ShardTimers, Timer, TimerQueue
 from tests.unit.runtime.ledger import LedgerTimer
 
 KEYS = [TimerKey(LedgerTimer.WORK, "g", f"m{i}") for i in range(4)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.runtime.outbox import Ready, Waiter
 from kcoord.runtime.result import Producer
+from kcoord.runtime.waiting import Ready, Waiter
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import decode_header

@@ -18,10 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import GROUP_RESOURCE, ImageBuilder
-from kcoord.runtime.outbox import ShardState
 from kcoord.runtime.result import CoordinatorRecord, Producer
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.shard_set import ShardSet
+from kcoord.runtime.waiting import ShardState
 from kcoord.server.net.request_path import PathSettings, RequestPath
 from kcoord.server.random_uuids import RandomUuids
 from kcoord_protocol.api_keys import ApiKey

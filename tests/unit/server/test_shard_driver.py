@@ -7,7 +7,7 @@ import asyncio
 import gc
 from typing import Any, cast
 
-from kcoord.runtime.outbox import DeferredReply
+from kcoord.runtime.waiting import DeferredReply
 from kcoord.server.shards.shard_service import ShardDriver
 from kcoord_protocol.errors import Errors, KafkaError
 

@@ -8,8 +8,8 @@ import asyncio
 import pytest
 
 from kcoord.metadata.image import PartitionImage, TopicImage
-from kcoord.runtime.outbox import ShardState
 from kcoord.runtime.shard_log import Load
+from kcoord.runtime.waiting import ShardState
 from kcoord.storage.errors import PartitionHeldError
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem

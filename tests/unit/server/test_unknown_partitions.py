@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
-from kcoord.runtime.outbox import Waiter
+from kcoord.runtime.waiting import Waiter
 from kcoord.server.fast.commit import read_commit
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import OffsetCommitRequest, OffsetDeleteRequest, TxnOffsetCommitRequest
