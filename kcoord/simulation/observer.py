@@ -347,10 +347,14 @@ class Observer:
         """I-13: who commits with an older epoch has had the partition ever since."""
         request = self._message
         group = machine.group(key.group_id)
-        if not isinstance(request, OffsetCommitRequest) or group is None or group.is_empty():
+        if not isinstance(request, OffsetCommitRequest) or group is None:
             return
         epoch = request.generation_id_or_member_epoch
         text = f"{request.member_id} committed {key} at epoch {epoch}"
+        if group.is_empty():
+            if epoch >= 0:
+                raise ViolationError("I-13 no commit of a zombie", f"{text}, the group is empty")
+            return
         if isinstance(group, ClassicGroup) and epoch != group.generation:
             raise ViolationError("I-13 no commit of a zombie", f"{text}, the generation is {group.generation}")
         if isinstance(group, ConsumerGroup):

@@ -17,7 +17,8 @@ RUDE_GROUPS: Final = ("rude-0", "rude-1", "rude-2")
 COMMITTER_GROUP: Final = "committers"
 PRODUCER_GROUP: Final = "producers"
 PIPELINE_GROUP: Final = "pipeline"
-_GROUPS: Final = ("group-0", "group-1", COMMITTER_GROUP, PRODUCER_GROUP, PIPELINE_GROUP, *RUDE_GROUPS)
+LEAVER_GROUP: Final = "leavers"
+_GROUPS: Final = ("group-0", "group-1", COMMITTER_GROUP, PRODUCER_GROUP, PIPELINE_GROUP, LEAVER_GROUP, *RUDE_GROUPS)
 """Groups whose coordinator has to be here."""
 _SHARED_SHARDS: Final = 6
 

@@ -43,12 +43,15 @@ _TOPICS: Final = ("topic-0", "topic-1", "no-topic")
 _INSTANCES: Final = ("rude-i0", "rude-i1", "no-instance")
 _TIMEOUT_MS: Final = 1_500
 _GENEROUS: Final = 0.75
+_IMPATIENT: Final = 0.3
 
 Trick: TypeAlias = tuple[ApiKey, int, Message]
 
 
 class RudeClient(SimulatedClient):
-    """`trick` does one thing; it may be asked for the next while an answer is still to come, and then starts anew."""
+    """`trick` does one thing; it may be asked for the next while an answer is still to come, and then sometimes starts
+    anew.
+    """
 
     def __init__(
         self,
@@ -64,6 +67,8 @@ class RudeClient(SimulatedClient):
         self._groups = groups
         self._members_of = members_of
         self._known: dict[str, list[tuple[str, int]]] = {group_id: [] for group_id in RUDE_GROUPS}
+        self._committed: dict[str, tuple[int, OffsetCommitRequest]] = {}
+        """The last commit without metadata, by group."""
         self._producer = -1, -1
         self.asked = 0
 
@@ -73,7 +78,7 @@ class RudeClient(SimulatedClient):
     def trick(self, seed: int) -> None:
         """Sends one request, which the seed decides."""
         self.random = Random(seed)
-        if self.is_waiting:
+        if self.is_waiting and self.random.random() < _IMPATIENT:
             self.reconnect()
         make = self.random.choice(
             (
@@ -88,6 +93,8 @@ class RudeClient(SimulatedClient):
                 self._heartbeat,
                 self._commit,
                 self._commit,
+                self._commit_again,
+                self._commit_again,
                 self._fetch,
                 self._delete_offsets,
                 self._delete_groups,
@@ -267,6 +274,15 @@ class RudeClient(SimulatedClient):
         )
         if version >= 7:
             request.group_instance_id = self._instance()
+        if group_id in self._known and version >= 8 and not metadata:
+            self._committed[group_id] = version, request
+        return ApiKey.OFFSET_COMMIT, version, request
+
+    def _commit_again(self, group_id: str) -> Trick:
+        """The same as before, whatever has become of the member meanwhile."""
+        if group_id not in self._committed:
+            return self._commit(group_id)
+        version, request = self._committed[group_id]
         return ApiKey.OFFSET_COMMIT, version, request
 
     def _fetch(self, group_id: str) -> Trick:

@@ -27,6 +27,7 @@ from kcoord.simulation.committer import Committer
 from kcoord.simulation.consumer import ModelConsumer
 from kcoord.simulation.controller import Controller
 from kcoord.simulation.disturbances import Disturbance, draw
+from kcoord.simulation.leaver import Leaver
 from kcoord.simulation.network import Network
 from kcoord.simulation.options import (
     COMMITTER_GROUP,
@@ -107,7 +108,8 @@ class World:
         self.pipeliner = Pipeliner(
             self.clock, self.stream("pipeliner"), self.network, self.options, self.commits, self.promises
         )
-        self.clients: list[ModelClient] = [self.committer, self.pipeliner, *self._make_producers()]
+        leaver = Leaver(self.clock, self.stream("leaver"), self.network, self.options)
+        self.clients: list[ModelClient] = [self.committer, self.pipeliner, leaver, *self._make_producers()]
         if setup.scenario == "corners":
             shard_of = self.broker.group_shard
             self.clients += corners.actors(self.clock, self.stream, self.network, self.options, self.trace, shard_of)
