@@ -54,17 +54,18 @@ class Environment:
         self.uuids = uuids if uuids is not None else RandomUuids()
         self.new_pool = new_pool if new_pool is not None else thread_pool
         self.owns_heap = owns_heap
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks: dict[asyncio.Task[object], None] = {}
+        """A set that keeps their order: cancelling them is the same in every run."""
 
     def spawn(self, coroutine: Coroutine[object, object, T]) -> asyncio.Task[T]:
         """Starts a task that is neither lost to the garbage collector nor able to fail unseen."""
         task = self.loop.create_task(coroutine)
-        self._tasks.add(cast("asyncio.Task[object]", task))
+        self._tasks[cast("asyncio.Task[object]", task)] = None
         task.add_done_callback(self._task_done)
         return task
 
     def _task_done(self, task: asyncio.Task[T]) -> None:
-        self._tasks.discard(cast("asyncio.Task[object]", task))
+        self._tasks.pop(cast("asyncio.Task[object]", task), None)
         if task.cancelled():
             return
         error = task.exception()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kcoord.simulation.controller import RemoteMetadata
 
 DATA_FOLDER: Final = "data"
+_BACKGROUND: Final = "kcoord-background"
 _LONGEST_WORK_MS: Final = 500
 _WORK_FAILURE_PROBABILITY: Final = 0.1
 _MOST_CLEANING_OPERATIONS: Final = 40
@@ -271,7 +272,7 @@ class SimulatedBroker:
     def _begin_work(self, executor: object) -> tuple[int, Exception | None]:
         """Work of the group coordinator's threads sometimes fails."""
         fails = False
-        if executor is not None and not isinstance(executor, Threads):
+        if isinstance(executor, Threads) and executor.name == _BACKGROUND:
             self.trace.add("task")
             fails = self.faults_on and self.random.random() < _WORK_FAILURE_PROBABILITY
         return self.random.randint(0, _LONGEST_WORK_MS), OSError("simulated") if fails else None

@@ -6,8 +6,8 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from kcoord.simulation.client import RETRY_MS, Client
-from kcoord.simulation.clock import Clock
+from kcoord.simulation.client import RETRY_MS, SimulatedClient
+from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.network import Network
 from kcoord.simulation.options import LEAVER_GROUP, Options
 from kcoord.simulation.topics import FIRST_TOPIC
@@ -27,12 +27,12 @@ _SHORTEST_REST_MS: Final = 1_000
 _LONGEST_REST_MS: Final = 4_000
 
 
-class Leaver(Client):
+class Leaver(SimulatedClient):
     """One member after the other: it joins, commits twice, leaves, and commits again. Nothing is waited for but the
     answer to the join.
     """
 
-    def __init__(self, clock: Clock, random: Random, network: Network, options: Options) -> None:
+    def __init__(self, clock: VirtualClock, random: Random, network: Network, options: Options) -> None:
         super().__init__("leaver", clock, random, network, options)
         self.rounds = 0
         self._wanted = 0

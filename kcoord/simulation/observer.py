@@ -245,6 +245,7 @@ class Observer:
 
     def _marker(self, record: CoordinatorRecord, *, committed: bool) -> None:
         assert record.producer is not None
+        self._trace.add("markers", f"{record.producer.producer_id} {committed}")
         for key, offset in self._open.pop(record.producer.producer_id, []):
             if committed:
                 self._commits[key].counted.add(offset)

@@ -77,7 +77,8 @@ class SimulatedLogDir(LogDir):
 class Threads:
     """Where the server asks for a thread of its own."""
 
-    def __init__(self, loop: SimulatedLoop) -> None:
+    def __init__(self, loop: SimulatedLoop, name: str) -> None:
+        self.name = name
         self._loop = loop
 
     def submit(self, work: Callable[..., object], *args: object) -> object:
@@ -119,7 +120,7 @@ class SimulatedProcess(BrokerProcess):
             loop,
             Clock(wall_ns=now_ns, monotonic_ns=now_ns),
             uuids=simulated.uuids,
-            new_pool=lambda size, name: cast("Any", Threads(loop)),
+            new_pool=lambda size, name: cast("Any", Threads(loop, name)),
         )
         self.folder = DataFolder(
             simulated.config,

@@ -189,8 +189,8 @@ class RudeClient(SimulatedClient):
             generation_id=generation,
             member_id=member_id,
             group_instance_id=self._instance(),
-            protocol_type=self.random.choice((None, "consumer", "consumer", "consumer", "connect")),
-            protocol_name=self.random.choice((None, "range", "range", "range", "sticky")),
+            protocol_type=self.random.choice((None, "consumer", "consumer", "consumer", "connect", "connect")),
+            protocol_name=self.random.choice((None, "range", "range", "range", "sticky", "sticky")),
             assignments=[
                 SyncGroupRequest.SyncGroupRequestAssignment(member_id=known, assignment=data)
                 for known, _ in self._known.get(group_id, [])

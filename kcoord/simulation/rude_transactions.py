@@ -69,7 +69,7 @@ def trick(
 def _commit(
     random: Random, transactional_id: str, group_id: str, member_id: str, epoch: int, producer: tuple[int, int]
 ) -> tuple[ApiKey, int, Message]:
-    names_member = random.random() < 0.5
+    names_member = random.random() < 0.8
     metadata = random.choice(("", "", "x" * 5_000))
     partition = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
         partition_index=random.randint(0, 2), committed_offset=5, committed_metadata=metadata

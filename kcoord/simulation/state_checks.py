@@ -107,6 +107,9 @@ class BrokerChecks:
         self._lives[group_id] = machine, group.type.value, epoch, group.is_empty()
         if before is None or before[0] is not machine or before[1] == group.type.value or before[3]:
             return
+        if self._broker.options.turn_ms:
+            # The group may have been emptied and made anew since the last look.
+            return
         self._broker.trace.add("converted", f"{group_id} {before[1]} {before[2]} to {group.type.value} {epoch}")
         if not group.is_empty() and epoch < before[2]:
             text = f"{group_id} was {before[1]} at {before[2]} and is {group.type.value} at {epoch}"

@@ -66,7 +66,8 @@ class Connections:
         self.max_unread_bytes = max_unread_bytes
         self._limits = limits
         self._limiter = ReportLimiter()
-        self._connections: set[KafkaConnection] = set()
+        self._connections: dict[KafkaConnection, None] = {}
+        """A set that keeps their order, so that all of them are closed in the same order in every run."""
         self._sweep: asyncio.TimerHandle | None = None
 
     def open(self) -> asyncio.Protocol:
@@ -81,7 +82,7 @@ class Connections:
         if refusal is not None:
             self.report(f"{connection.peer}: connection refused, {refusal}")
             return False
-        self._connections.add(connection)
+        self._connections[connection] = None
         wait_seconds = self._limits.wait_seconds(asyncio.get_running_loop().time())
         if wait_seconds:
             connection.hold(wait_seconds)
@@ -89,7 +90,7 @@ class Connections:
 
     def forget(self, connection: KafkaConnection) -> None:
         if connection in self._connections:
-            self._connections.remove(connection)
+            del self._connections[connection]
             self._limits.release(connection.path.client.remote_host)
 
     def report(self, text: str) -> None:
