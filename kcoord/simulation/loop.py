@@ -68,6 +68,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._is_turn_due = False
         self._is_running = False
         self.turns = 0
+        self.actions = 0
+        """How much has come from outside and was taken."""
 
     # Time.
 
@@ -89,17 +91,21 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         if self.has_ended:
             return
         if self._is_running or self._turn_ms or self._ready or self._clock.now_ms < self.paused_until_ms:
-            self.call_soon(action, *args)
+            self.call_soon(self._act, action, *args)
             return
         asyncio._set_running_loop(self)
         self._is_running = True
         try:
-            action(*args)
+            self._act(action, *args)
             while self._ready and not self.has_ended:
                 self._turn()
         finally:
             self._is_running = False
             asyncio._set_running_loop(None)
+
+    def _act(self, action: Callable[..., object], *args: object) -> None:
+        self.actions += 1
+        action(*args)
 
     def _schedule_turn(self) -> None:
         self._is_turn_due = True

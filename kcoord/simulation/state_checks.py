@@ -44,6 +44,8 @@ class BrokerChecks:
         self._epochs: dict[str, tuple[object, int, int]] = {}
         self._states: dict[str, str] = {}
         self._steps = 0
+        self._actions = 0
+        self._has_acted_once = True
 
     def after_step(self) -> None:
         self._steps += 1
@@ -55,6 +57,8 @@ class BrokerChecks:
         runtime = process.broker.groups.shards
         if runtime.statistics.operations_failed or process.broker.transactions.shards.statistics.operations_failed:
             raise ViolationError("I-0 no unexpected error", "an operation, timer or task raised an exception")
+        self._has_acted_once = process.loop.actions <= self._actions + 1
+        self._actions = process.loop.actions
         for group_id in self._group_ids:
             shard_id = self._broker.group_shard(group_id)
             machine = runtime.machine(shard_id)
@@ -107,7 +111,7 @@ class BrokerChecks:
         self._lives[group_id] = machine, group.type.value, epoch, group.is_empty()
         if before is None or before[0] is not machine or before[1] == group.type.value or before[3]:
             return
-        if self._broker.options.turn_ms:
+        if not self._has_acted_once:
             # The group may have been emptied and made anew since the last look.
             return
         self._broker.trace.add("converted", f"{group_id} {before[1]} {before[2]} to {group.type.value} {epoch}")
