@@ -199,7 +199,7 @@ class Options:
                 "offsets.retention.minutes": "1",
                 "offsets.retention.check.interval.ms": str(self.retention_check_ms),
                 "kcoord.offsets.expiration.policy": self.expiration_policy,
-                "transactional.id.expiration.ms": "60000",
+                "transactional.id.expiration.ms": "20000",
                 "transaction.remove.expired.transaction.cleanup.interval.ms": "5000",
             }
         )

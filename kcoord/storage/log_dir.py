@@ -177,6 +177,8 @@ class LogDir:
         recovery.repair = repair
         if handover is not None:
             recovery.clean = handover.is_clean
+            # A failed sync of the leader before may have dropped something. Nobody but that leader knows.
+            recovery.rewrite = not handover.is_clean
         log = Log.open(self.file_system, path, config, now_ms, recovery=recovery, files=self.files)
         self._opened[key] = log
         if handover is not None:

@@ -314,6 +314,25 @@ def test_a_worker_that_is_started_again_hands_over_what_it_does_not_lead_any_mor
     assert again.noted() == []
 
 
+def test_a_log_whose_sync_failed_is_written_again_by_the_next_leader(fs: MemoryFileSystem) -> None:
+    """A failed sync may drop what it should write. Programs see that, and no later sync writes it (D-3)."""
+    shared = take(fs)
+    old, new = join(shared, 0), join(shared, 1)
+    log = filled(old, "a")
+    fs.fault = lambda operation: OSError(5, "medium") if operation.kind == "datasync" else None
+    with pytest.raises(OSError, match="medium"):
+        log.flush()
+    fs.fault = no_fault
+    old.hand_over([("a", 0)])
+    taken = new.open_log("a", 0, new_config(), NOW_MS)
+    assert taken.end_offset == 5
+    taken.flush()
+    path = f"{taken.directory}/00000000000000000000.log"
+    content = fs.open_read(path).read_at(0, fs.size(path))
+    fs.crash(keep_nothing)
+    assert fs.open_read(path).read_at(0, fs.size(path)) == content
+
+
 def test_a_log_with_a_failed_write_is_not_handed_over_as_clean(fs: MemoryFileSystem) -> None:
     """All that counts of it is durable, and yet its file may end with something else."""
     worker = join(take(fs), 0)
