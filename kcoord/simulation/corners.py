@@ -124,6 +124,7 @@ def actors(
         "large-assignment": _large_assignment(),
         "large-static-member": _large_static_member(),
         "commit-before-sync": _commit_before_sync(),
+        "strange-protocol": _strange_protocol(),
         "leader": _leader(),
         "follower": _follower(),
         "newcomer": _newcomer(),
@@ -166,7 +167,9 @@ def _joined(group_id: str, instance_id: str | None = None) -> Generator[Step, by
     return joined
 
 
-def _synced(group_id: str, joined: JoinGroupResponse, user_data: bytes | None) -> Generator[Step, bytes, int]:
+def _synced(
+    group_id: str, joined: JoinGroupResponse, user_data: bytes | None, protocol: str = "range"
+) -> Generator[Step, bytes, int]:
     """The leader's assignment is empty but for the user data."""
     data = b"\x00\x01" + ConsumerProtocolAssignment(user_data=user_data).encode(1)
     given = [SyncGroupRequest.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=data)]
@@ -175,7 +178,7 @@ def _synced(group_id: str, joined: JoinGroupResponse, user_data: bytes | None) -
         generation_id=joined.generation_id,
         member_id=joined.member_id,
         protocol_type="consumer",
-        protocol_name="range",
+        protocol_name=protocol,
         assignments=given if joined.leader == joined.member_id else [],
     )
     return SyncGroupResponse.decode((yield ApiKey.SYNC_GROUP, _SYNC, group_id, request), _SYNC).error_code
@@ -239,6 +242,16 @@ def _commit_before_sync() -> Script:
     _expect((yield from _synced(group_id, joined, None)), Errors.NONE, "SyncGroup")
     error = yield from _commit(group_id, joined.member_id, joined.generation_id)
     _expect(error, Errors.NONE, "OffsetCommit after SyncGroup")
+
+
+def _strange_protocol() -> Script:
+    """A classic member of a group that was converted asks for the assignment of a protocol that it never offered."""
+    group_id = "corner-strange"
+    joined = yield from _joined(group_id)
+    _expect((yield from _synced(group_id, joined, None)), Errors.NONE, "SyncGroup")
+    _expect((yield from _converted(group_id)), Errors.NONE, "ConsumerGroupHeartbeat")
+    error = yield from _synced(group_id, joined, None, "sticky")
+    _expect(error, Errors.INCONSISTENT_GROUP_PROTOCOL, "SyncGroup of another protocol")
 
 
 _INTERRUPTED: Final = "corner-interrupted"
