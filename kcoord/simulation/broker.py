@@ -198,7 +198,7 @@ class SimulatedBroker:
         process, self.process = self.process, None
         self._is_stopping = False
         if process is not None:
-            process.loop.has_ended = True
+            process.loop.end()
             self._ended.append(process)
             self._links.clear()
             self.on_end(process)
@@ -297,16 +297,17 @@ class SimulatedBroker:
         if process is None:
             self._network.lose(connection)
         else:
+            # The kernel takes a connection, also while its process stands still.
+            connection.accepted_by = connection.accepted_by or process
             process.loop.enter(self._receive, process, connection, data)
 
     def _receive(self, process: SimulatedProcess, connection: SimulatedConnection, data: bytes) -> None:
         link = self._links.get(connection.number)
         if link is None:
-            if self._is_stopping or connection.is_known_to_broker:
-                # Nobody listens any more, or it is a connection to a process before this one.
+            if self._is_stopping or connection.accepted_by is not process:
+                # Nobody listens any more, or it was a connection to a process before this one.
                 self.refused(connection)
                 return
-            connection.is_known_to_broker = True
             link = self._links[connection.number] = Link(self, process, connection)
         self.trace.add("request", f"{connection.client_id} {zlib.crc32(data)}")
         link.receive(data)

@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
+from inspect import CORO_CREATED, getcoroutinestate
 from math import ceil
+from types import CoroutineType
 from typing import Any, TypeVar
 
 from kcoord.simulation.clock import VirtualClock
@@ -83,6 +85,14 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def after(self, delay_ms: int, action: Callable[..., object], *args: object) -> None:
         """The delay is by the clock of the process."""
         self._clock.after(ceil(delay_ms / self.clock_rate), lambda: self.enter(action, *args))
+
+    def end(self) -> None:
+        """The process is gone. Python would complain of coroutines that nobody has begun."""
+        self.has_ended = True
+        for task in asyncio.all_tasks(self):
+            coroutine = task.get_coro()
+            if isinstance(coroutine, CoroutineType) and getcoroutinestate(coroutine) == CORO_CREATED:
+                coroutine.close()
 
     # What comes from outside.
 

@@ -27,8 +27,8 @@ class SimulatedConnection:
         "_network",
         "_to_broker_ms",
         "_to_client_ms",
+        "accepted_by",
         "client_id",
-        "is_known_to_broker",
         "is_open",
         "number",
         "on_data",
@@ -40,8 +40,8 @@ class SimulatedConnection:
         self.client_id = client_id
         self.on_data = on_data
         self.is_open = True
-        self.is_known_to_broker = False
-        """Whether a process of the broker has, or had, the other end."""
+        self.accepted_by: object = None
+        """The process that has, or had, the other end."""
         self._to_broker_ms = 0
         self._to_client_ms = 0
 

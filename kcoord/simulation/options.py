@@ -243,6 +243,12 @@ def _expiration(options: Options) -> None:
     options.every_ms = {**options.every_ms, "lull": 10_000}
 
 
+def _configs(options: Options) -> None:
+    """Configs of groups change all the time, and heartbeats are answered from memory."""
+    options.protocols, options.heartbeat_interval_ms, options.fast_paths = ("consumer", "consumer"), 500, True
+    options.every_ms = {**options.every_ms, "config": 1_000}
+
+
 def _corners(options: Options) -> None:
     options._keep_only(frozenset())
     options.protocols, options.shards, options.producers = ("consumer",), 3, 0
@@ -259,5 +265,6 @@ SCENARIOS: Final[Mapping[str, Callable[[Options], None]]] = {
     "compaction": _compaction,
     "expiration": _expiration,
     "storm": _storm,
+    "configs": _configs,
     "corners": _corners,
 }
