@@ -169,6 +169,11 @@ class SimulatedBroker:
         SimulatedLogDir.broker = self
         return SimulatedLogDir.open(self.disk, DATA_FOLDER, Identity("cluster", 1, "folder"))
 
+    def end(self) -> None:
+        """The run is over."""
+        if self.process is not None:
+            self.process.loop.end()
+
     def crash(self, whole_machine: bool) -> None:
         """Kills the process; with the whole machine, what was not synced is lost to a random extent."""
         self._end_process()

@@ -38,22 +38,28 @@ _OF_THE_TOPIC: Final = frozenset({Errors.UNKNOWN_TOPIC_ID, Errors.UNKNOWN_TOPIC_
 
 
 class Pipeliner(SimulatedClient):
-    """Sends a burst, waits for all of its answers, rests, and sends the next one."""
+    """Sends a burst, waits for all of its answers, rests, and sends the next one. One that `only_reads` meets commits
+    of another whose answers are still to come.
+    """
 
     def __init__(
         self,
+        name: str,
         clock: VirtualClock,
         random: Random,
         network: Network,
         options: Options,
         commits: AcknowledgedCommits,
         promises: Promises,
+        *,
+        only_reads: bool = False,
     ) -> None:
-        super().__init__("pipeliner", clock, random, network, options)
+        super().__init__(name, clock, random, network, options)
         self.bursts = 0
         self.resting_until_ms = 0
         self._commits = commits
         self._promises = promises
+        self._only_reads = only_reads
         self._version = random.choice(_COMMIT_VERSIONS)
         self._by_id = random.random() < 0.5
         self._topics: dict[str, bytes] = {}
@@ -89,7 +95,9 @@ class Pipeliner(SimulatedClient):
         if FIRST_TOPIC not in self._topics or self.random.random() < _REFRESH_PROBABILITY:
             ids = {name: self._promises.topic_id(name) for name in (FIRST_TOPIC, LATER_TOPIC)}
             self._topics = {name: topic_id for name, topic_id in ids.items() if topic_id is not None}
-        kinds: list[Callable[[], None]] = [self._commit, self._commit, self._fetch, self._fetch, self._look]
+        kinds: list[Callable[[], None]] = [self._fetch, self._fetch, self._look]
+        if not self._only_reads:
+            kinds += self._commit, self._commit
         for _ in range(self.random.randint(1, _MOST_AT_A_TIME)):
             self.random.choice(kinds)()
 
@@ -129,10 +137,9 @@ class Pipeliner(SimulatedClient):
 
     def _fetch(self) -> None:
         """By name or id, of the topics that it knows, or of all."""
-        expected = self._commits.of_group(PIPELINE_GROUP)
-        if self._by_id:
-            # What was committed to a topic is not told of the one that has come under its name since.
-            expected = {key: offset for key, offset in expected.items() if key.topic == FIRST_TOPIC}
+        # The later topic comes and goes, and not every client knows it.
+        commits = self._commits.of_group(PIPELINE_GROUP)
+        expected = {key: offset for key, offset in commits.items() if key.topic == FIRST_TOPIC}
         version = _FIRST_VERSION_WITH_IDS if self._by_id else _FIRST_VERSION_WITH_IDS - 1
         topics = [
             OffsetFetchRequest.OffsetFetchRequestTopics(

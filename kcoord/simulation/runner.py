@@ -51,6 +51,8 @@ def run(setup: Setup, fault: Fault = NO_FAULT) -> Outcome:
             failure, invariant = str(error), error.invariant
         except Exception:
             failure, invariant = traceback.format_exc(), "I-0 no unexpected error"
+        finally:
+            world.broker.end()
     elapsed_ms = world.clock.now_ms - START_MS
     return Outcome(
         setup,

@@ -105,11 +105,21 @@ class World:
         self.checks = BrokerChecks(self.broker, watched, self.commits)
         self.slots = list(self._make_slots())
         self.committer = self._make_committer()
-        self.pipeliner = Pipeliner(
-            self.clock, self.stream("pipeliner"), self.network, self.options, self.commits, self.promises
-        )
+        self.pipeliners = [
+            Pipeliner(
+                name,
+                self.clock,
+                self.stream(name),
+                self.network,
+                self.options,
+                self.commits,
+                self.promises,
+                only_reads=name == "reader",
+            )
+            for name in ("pipeliner", "reader")
+        ]
         leaver = Leaver(self.clock, self.stream("leaver"), self.network, self.options)
-        self.clients: list[ModelClient] = [self.committer, self.pipeliner, leaver, *self._make_producers()]
+        self.clients: list[ModelClient] = [self.committer, *self.pipeliners, leaver, *self._make_producers()]
         if setup.scenario == "corners":
             shard_of = self.broker.group_shard
             self.clients += corners.actors(self.clock, self.stream, self.network, self.options, self.trace, shard_of)
@@ -317,7 +327,9 @@ class World:
     def _lull(self, random: Random) -> None:
         """Everybody rests for longer than offsets are kept."""
         self.trace.add("lull")
-        self.committer.resting_until_ms = self.pipeliner.resting_until_ms = self.clock.now_ms + _LULL_MS
+        self.committer.resting_until_ms = self.clock.now_ms + _LULL_MS
+        for pipeliner in self.pipeliners:
+            pipeliner.resting_until_ms = self.clock.now_ms + _LULL_MS
         for slot in self.slots:
             if slot.member is not None:
                 slot.member.leave(stay_static=False)
