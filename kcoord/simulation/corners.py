@@ -239,6 +239,8 @@ def _commit_before_sync() -> Script:
     joined = yield from _joined(group_id)
     error = yield from _commit(group_id, joined.member_id, joined.generation_id)
     _expect(error, Errors.REBALANCE_IN_PROGRESS, "OffsetCommit before SyncGroup")
+    error = yield from _synced(group_id, joined, None, "sticky")
+    _expect(error, Errors.INCONSISTENT_GROUP_PROTOCOL, "SyncGroup of another protocol")
     _expect((yield from _synced(group_id, joined, None)), Errors.NONE, "SyncGroup")
     error = yield from _commit(group_id, joined.member_id, joined.generation_id)
     _expect(error, Errors.NONE, "OffsetCommit after SyncGroup")

@@ -243,6 +243,12 @@ def _expiration(options: Options) -> None:
     options.every_ms = {**options.every_ms, "lull": 10_000}
 
 
+def _topics(options: Options) -> None:
+    """Topics come and grow while groups are deleted and made."""
+    options.protocols, options.clean_every_ms, options.snapshot_bytes = ("consumer", "consumer"), 0, 0
+    options.every_ms = {**options.every_ms, "topic": 500, "admin": 500, "member": 3_000, "broker": 0}
+
+
 def _configs(options: Options) -> None:
     """Configs of groups change all the time, and heartbeats are answered from memory."""
     options.protocols, options.heartbeat_interval_ms, options.fast_paths = ("consumer", "consumer"), 500, True
@@ -265,6 +271,7 @@ SCENARIOS: Final[Mapping[str, Callable[[Options], None]]] = {
     "compaction": _compaction,
     "expiration": _expiration,
     "storm": _storm,
+    "topics": _topics,
     "configs": _configs,
     "corners": _corners,
 }

@@ -58,6 +58,7 @@ FOUND_BY = {
 }
 
 SCENARIOS = {
+    "creation-time-without-limit": "topics",
     "downgrade-forgotten-by-a-load": "rollback",
     "downgrade-without-rebalance-after-a-load": "migration",
     "old-snapshot-is-used": "compaction",
