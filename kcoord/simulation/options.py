@@ -230,7 +230,7 @@ def _transactions(options: Options) -> None:
 
 
 def _compaction(options: Options) -> None:
-    options.segment_bytes, options.clean_every_ms, options.snapshot_bytes = 2_048, 700, 1_500
+    options.segment_bytes, options.clean_every_ms, options.snapshot_bytes = 2_048, 700, 8_000
     options.every_ms = {**options.every_ms, "broker": 6_000}
 
 

@@ -36,7 +36,7 @@ def trick(
     producer_id, producer_epoch = producer
     producer_id += random.choice((0,) * 9 + (1,))
     producer_epoch = max(producer_epoch + random.choice((0,) * 6 + (-1, 1)), 0)
-    match random.choice(("init", "init", "add", "add", "commit", "commit", "commit", "end", "end", "describe")):
+    match random.choice(("init", "init", "add", "add", "commit", "commit", "commit", "end", "end", "end", "describe")):
         case "init":
             timeout_ms = random.choice((1_500, 8_000, 8_000, 0, 2**31 - 1))
             request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=timeout_ms)
