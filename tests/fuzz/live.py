@@ -271,8 +271,20 @@ class HealthyMember:
 
 async def committed_offset(wire: Wire) -> int:
     """What is committed for the healthy group."""
+    group = await _healthy_offsets(wire)
+    assert not group.error_code, group
+    return group.topics[0].partitions[0].committed_offset
+
+
+async def committed_offset_once_loaded(wire: Wire) -> int:
+    """What is committed for the healthy group, asked until its coordinator has loaded."""
+    while (await _healthy_offsets(wire)).error_code in (Errors.NOT_COORDINATOR, Errors.COORDINATOR_LOAD_IN_PROGRESS):
+        pass
+    return await committed_offset(wire)
+
+
+async def _healthy_offsets(wire: Wire) -> OffsetFetchResponse.OffsetFetchResponseGroup:
     group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=HEALTHY_GROUP, topics=None)
     answer = await wire.call(OffsetFetchRequest(groups=[group]), 8)
     assert isinstance(answer, OffsetFetchResponse)
-    assert not answer.groups[0].error_code, answer
-    return answer.groups[0].topics[0].partitions[0].committed_offset
+    return answer.groups[0]

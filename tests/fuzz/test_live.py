@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.live import HEALTHY_TOPIC, Fuzzer, HealthyMember, Outcome, committed_offset, connected
+from tests.fuzz.live import HEALTHY_TOPIC, Fuzzer, HealthyMember, Outcome, committed_offset_once_loaded, connected
 from tests.support.confluent import create_topic
 from tests.support.kcoord_process import FAST, KcoordProcess
 
@@ -69,7 +69,7 @@ def test_hostile_requests(broker: KcoordProcess) -> None:
 
     async def reads_again() -> int:
         async with connected(broker.port) as wire:
-            return await committed_offset(wire)
+            return await committed_offset_once_loaded(wire)
 
     assert asyncio.run(reads_again()) == 42
     assert "Traceback" not in broker.log
