@@ -308,7 +308,6 @@ class ShardContext(Generic[M]):
         if key is _LINGER:
             self._offer_write()
             return
-        self._statistics.timers_fired += 1
         done = self._run_internal(lambda context: machine.fire_timer(context, key), OperationContext(now_ms))
         if not done and self.machine is not None and self.timers.deadline_ms(key) is None:
             self.timers.schedule(key, now_ms + _TIMER_RETRY_MS)

@@ -141,7 +141,6 @@ class Statistics:
     batches_appended: int = 0
     bytes_appended: int = 0
     operations_failed: int = 0
-    timers_fired: int = 0
     records_loaded: int = 0
     records_skipped: int = 0
 
