@@ -8,34 +8,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 import zlib
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.hashing import partition_for
-from kcoord.server.random_uuids import RandomUuids
 from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.loop import SimulatedLoop
+from kcoord.simulation.machine import Machine, PowerLost
 from kcoord.simulation.network import Network, SimulatedConnection
-from kcoord.simulation.observer import Observer
 from kcoord.simulation.options import Options
 from kcoord.simulation.planted import Fault
-from kcoord.simulation.process import TOPICS, PowerLost, SimulatedLogDir, SimulatedProcess, Threads
-from kcoord.simulation.requests import AnswerChecks, Asked
+from kcoord.simulation.process import TOPICS, RemoteMetadata, SimulatedProcess, Threads
+from kcoord.simulation.requests import AnswerChecks, Dialogue
 from kcoord.simulation.trace import Trace, ViolationError
 from kcoord.storage.errors import StorageError
-from kcoord.storage.log_dir import Identity, LogDir
-from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, TornWrite, keep_everything
-from kcoord.storage.snapshot import SNAPSHOT_FILE
+from kcoord.storage.memory_file_system import keep_everything
 
-if TYPE_CHECKING:
-    from kcoord.simulation.controller import RemoteMetadata
-
-DATA_FOLDER: Final = "data"
 _BACKGROUND: Final = "kcoord-background"
 _LONGEST_WORK_MS: Final = 500
 _WORK_FAILURE_PROBABILITY: Final = 0.1
@@ -49,7 +39,7 @@ class Link(asyncio.Transport):
         self.connection = connection
         self.process = process
         self.protocol = process.connect()
-        self.asked: deque[Asked] = deque()
+        self.dialogue = Dialogue(process, self.protocol, connection.client_id)
         self._broker = broker
         self._is_closing = False
         self._is_reading = True
@@ -64,7 +54,9 @@ class Link(asyncio.Transport):
             self._unread.append(data)
         while self._unread and self._is_reading and not self._is_closing:
             with self._broker.observer.guard():
-                self._broker.checks.ask(self, self._unread.pop(0))
+                asked = self._broker.checks.ask(self.dialogue, self._unread.pop(0))
+                if not self._is_closing:
+                    self._broker.checks.ask_again(self.dialogue, asked)
 
     def hang_up(self) -> None:
         self._is_closing = True
@@ -78,7 +70,7 @@ class Link(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._is_closing:
             with self._broker.observer.guard():
-                self._broker.checks.answer(self, bytes(data))
+                self._broker.checks.answer(self.dialogue, bytes(data))
             self._broker.respond(self.connection, bytes(data))
 
     def get_write_buffer_size(self) -> int:
@@ -105,29 +97,18 @@ class Link(asyncio.Transport):
         self.close()
 
 
-class SimulatedBroker:
+class SimulatedBroker(Machine):
     """See the module's text."""
 
     def __init__(
         self, clock: VirtualClock, random: Random, options: Options, trace: Trace, network: Network, fault: Fault
     ) -> None:
-        self.clock = clock
-        self.random = random
-        self.options = options
-        self.trace = trace
-        self.fault = fault
-        self.image = MetadataImage.empty()
-        self.config: BrokerConfig = options.broker_config()
-        self.faults_on = True
-        self.opening = 0
-        self.uuids = RandomUuids(random.randbytes)
-        self.disk = MemoryFileSystem(fault=self._disk_fault)
-        self.observer = Observer(trace)
+        super().__init__(clock, random, options, trace, fault)
         self.checks = AnswerChecks(self)
         self.process: SimulatedProcess | None = None
         self.on_start: Callable[[SimulatedProcess], None] = lambda process: None
         self.on_end: Callable[[SimulatedProcess], None] = lambda process: None
-        self.metadata: Callable[[], RemoteMetadata]
+        self.new_metadata: Callable[[], RemoteMetadata]
         """What a new process has for a metadata log; set before the first start."""
         self._policies = itertools.cycle(options.migration_policies)
         self._network = network
@@ -135,7 +116,6 @@ class SimulatedBroker:
         self._ended: list[SimulatedProcess] = []
         """Kept, so that what they leave behind ends with the run, and not whenever Python collects it."""
         self._is_stopping = False
-        self._power_lost_after: int | None = None
         network.broker = self
 
     # The life of the process.
@@ -152,7 +132,7 @@ class SimulatedBroker:
         self.opening += 1
         asyncio._set_running_loop(loop)
         try:
-            process = self.process = SimulatedProcess(self, loop, offset_ms)
+            process = self.process = SimulatedProcess(self, self.new_metadata(), loop, offset_ms)
         finally:
             asyncio._set_running_loop(None)
             self.opening -= 1
@@ -165,10 +145,6 @@ class SimulatedBroker:
         if self.process is None:
             self.start()
 
-    def open_log_dir(self) -> LogDir:
-        SimulatedLogDir.broker = self
-        return SimulatedLogDir.open(self.disk, DATA_FOLDER, Identity("cluster", 1, "folder"))
-
     def end(self) -> None:
         """The run is over."""
         if self.process is not None:
@@ -177,7 +153,7 @@ class SimulatedBroker:
     def crash(self, whole_machine: bool) -> None:
         """Kills the process; with the whole machine, what was not synced is lost to a random extent."""
         self._end_process()
-        self._power_lost_after = None
+        self.operations_before_power_loss = None
         self.trace.add("crash", f"whole_machine={whole_machine}")
         self.disk.crash(self._keep if whole_machine else keep_everything)
 
@@ -221,7 +197,7 @@ class SimulatedBroker:
             return
         process.writer.lose(shards)
         for link in list(self._links.values()):
-            if link.asked:
+            if link.dialogue.asked:
                 self._network.close(link.connection)
 
     def clean(self, shard_id: int, *, may_lose_power: bool) -> None:
@@ -229,10 +205,10 @@ class SimulatedBroker:
         if process is None or self.clock.now_ms < process.loop.paused_until_ms:
             return
         if may_lose_power and self.faults_on and self.options.every_ms["broker"]:
-            self._power_lost_after = self.random.randint(1, _MOST_CLEANING_OPERATIONS)
+            self.operations_before_power_loss = self.random.randint(1, _MOST_CLEANING_OPERATIONS)
         self._clean(process, "groups", shard_id)
         if self.process is process:
-            self._power_lost_after = None
+            self.operations_before_power_loss = None
             self._clean(process, "transactions", shard_id % self.options.transaction_shards)
 
     def _clean(self, process: SimulatedProcess, name: str, shard_id: int) -> None:
@@ -253,27 +229,6 @@ class SimulatedBroker:
     def _keep(self, kind: str, path: str, pending: int) -> int:
         return self.random.choice((0, pending, self.random.randint(0, pending)))
 
-    def _disk_fault(self, operation: Operation) -> BaseException | TornWrite | None:
-        if self._power_lost_after is not None:
-            self._power_lost_after -= 1
-            if self._power_lost_after < 0:
-                return PowerLost()
-        if operation.kind == "rename" and SNAPSHOT_FILE in operation.path:
-            self.trace.add("snapshot", operation.path)
-        probability = self.options.disk_error_probability
-        if not self.faults_on or not probability or operation.kind not in ("write", "datasync"):
-            return None
-        if self.process is None or self.opening or self.random.random() >= probability:
-            return None
-        self.trace.add("disk-error", f"{operation.kind} {operation.path}")
-        error = OSError(28 if operation.kind == "write" else 5, "simulated")
-        if operation.kind == "write":
-            return TornWrite(self.random.randint(0, operation.size), error)
-        return error
-
-    def disk_delay_ms(self) -> int:
-        return self.random.randint(0, self.options.disk_delay_ms) if self.faults_on else 1
-
     def _begin_work(self, executor: object) -> tuple[int, Exception | None]:
         """Work of the group coordinator's threads sometimes fails."""
         fails = False
@@ -287,9 +242,6 @@ class SimulatedBroker:
         self.observer.violated(ViolationError("I-0 no unexpected error", f"{message}: {error!r}"))
 
     # Requests.
-
-    def group_shard(self, group_id: str) -> int:
-        return partition_for(group_id, self.options.group_partitions)
 
     def log_offsets(self, group_id: str) -> tuple[int, int]:
         """Up to where the log of a group's shard is durable, and where it ends."""

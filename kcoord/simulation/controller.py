@@ -21,7 +21,7 @@ from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.records import BrokerRegistration
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext
 from kcoord.simulation.broker import SimulatedBroker
-from kcoord.simulation.process import TOPICS, SimulatedProcess
+from kcoord.simulation.process import TOPICS, RemoteMetadata, SimulatedProcess
 from kcoord.simulation.trace import Trace
 from kcoord_protocol.messages import Message, PartitionRecord, TopicRecord
 
@@ -51,7 +51,7 @@ class Controller:
         self._asking: tuple[int, Callable[[int], Iterable[Message]], str] | None = None
         broker.on_start = self._joined
         broker.on_end = self._lost
-        broker.metadata = lambda: RemoteMetadata(self)
+        broker.new_metadata = lambda: RemoteMetadata(self.image, self.call)
 
     @property
     def image(self) -> MetadataImage:
@@ -181,33 +181,3 @@ class Controller:
     def _lost(self, process: SimulatedProcess) -> None:
         self._order.lose(process, self._clock.now_ms)
         self._stamp_if_answered()
-
-
-class RemoteMetadata:
-    """The metadata as a process of the broker has it, whose log the controller writes."""
-
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-        self.image = controller.image
-        self.image_observers: list[Callable[[MetadataImage], None]] = []
-
-    def take(self, image: MetadataImage) -> None:
-        """The controller has sent a new image."""
-        self.image = image
-        for observe in self.image_observers:
-            observe(image)
-
-    @property
-    def end_offset(self) -> int:
-        return 0
-
-    def call(
-        self,
-        operation: Callable[[MetadataMachine, OperationContext, RequestMessage], CoordinatorResult[T]],
-        request: RequestMessage,
-        context: OperationContext,
-    ) -> asyncio.Future[T]:
-        return asyncio.ensure_future(self._controller.call(operation, request, context))
-
-    def close(self) -> None:
-        """The controller goes on."""

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from kcoord.server.disk.log_writer import WriteJob, WriteResult, write_durably, write_what_does_not_wait
 from kcoord.simulation.loop import SimulatedLoop
+from kcoord.simulation.machine import Machine
 from kcoord.storage.journal import Appended, DurableAppends, Journal
 
 if TYPE_CHECKING:
     from kcoord.metrics.measures import WriteMeasures
-    from kcoord.simulation.broker import SimulatedBroker
 
 
 class SimulatedLogWriter:
@@ -26,7 +26,7 @@ class SimulatedLogWriter:
 
     def __init__(
         self,
-        simulated: SimulatedBroker,
+        simulated: Machine,
         loop: SimulatedLoop,
         deliver: Callable[[list[WriteResult]], None],
         journal: Journal,

@@ -8,12 +8,13 @@ writer is the simulated one, and the metadata log is at the controller, which is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
 from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.machine import MetadataMachine
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.broker import Broker
 from kcoord.server.clock import Clock
@@ -31,26 +32,24 @@ from kcoord.server.shards.metadata_service import MetadataService
 from kcoord.server.shards.shard_service import Writer
 from kcoord.simulation.log_writer import SimulatedLogWriter
 from kcoord.simulation.loop import SimulatedLoop
+from kcoord.simulation.machine import Machine
 from kcoord.simulation.trace import ViolationError
 from kcoord.storage.cleaner import Cleaner, assess
 from kcoord.storage.errors import PartitionHeldError, StorageError
 from kcoord.storage.journal import Journal
 from kcoord.storage.log import Log
-from kcoord.storage.log_dir import LogDir
+from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.segment import LogConfig
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from kcoord_protocol.messages import Message
 
-if TYPE_CHECKING:
-    from kcoord.simulation.broker import SimulatedBroker
+RequestMessage = TypeVar("RequestMessage", bound=Message)
+T = TypeVar("T")
 
+DATA_FOLDER: Final = "data"
 _MAP_BYTES: Final = 64 << 10
 _AWAY_MS: Final = 50
-
-
-class PowerLost(BaseException):
-    """The machine stops in the middle of a file operation."""
 
 
 class SimulatedLogDir(LogDir):
@@ -58,20 +57,22 @@ class SimulatedLogDir(LogDir):
     disk. What cannot be opened all the same is damaged, and no crash may do that.
     """
 
-    broker: ClassVar[SimulatedBroker]
+    machine: ClassVar[Machine]
 
     def open_log(self, topic: str, partition: int, config: LogConfig, now_ms: int, *, repair: bool = False) -> Log:
-        broker = self.broker
-        broker.opening += 1
+        machine = self.machine
+        machine.opening += 1
         try:
             return super().open_log(topic, partition, config, now_ms, repair=repair)
         except PartitionHeldError:
             raise
         except StorageError as error:
-            broker.observer.violated(ViolationError("D-1 a crash only tears the tail", f"{topic}-{partition}: {error}"))
+            machine.observer.violated(
+                ViolationError("D-1 a crash only tears the tail", f"{topic}-{partition}: {error}")
+            )
             raise
         finally:
-            broker.opening -= 1
+            machine.opening -= 1
 
 
 class Threads:
@@ -103,13 +104,46 @@ class _AbsentPeers:
         return future
 
 
+class RemoteMetadata:
+    """The metadata as a process of the broker has it. The controller, another process, writes its log; `ask` takes an
+    operation there.
+    """
+
+    def __init__(self, image: MetadataImage, ask: Callable[..., Awaitable[Any]]) -> None:
+        self.image = image
+        self.image_observers: list[Callable[[MetadataImage], None]] = []
+        self._ask = ask
+
+    def take(self, image: MetadataImage) -> None:
+        """The controller has sent a new image."""
+        self.image = image
+        for observe in self.image_observers:
+            observe(image)
+
+    @property
+    def end_offset(self) -> int:
+        return 0
+
+    def call(
+        self,
+        operation: Callable[[MetadataMachine, OperationContext, RequestMessage], CoordinatorResult[T]],
+        request: RequestMessage,
+        context: OperationContext,
+    ) -> asyncio.Future[T]:
+        return asyncio.ensure_future(self._ask(operation, request, context))
+
+    def close(self) -> None:
+        """The controller goes on."""
+
+
 class SimulatedProcess(BrokerProcess):
     """See the module's text."""
 
     group_times: GroupTimes
 
-    def __init__(self, simulated: SimulatedBroker, loop: SimulatedLoop, offset_ms: int) -> None:
+    def __init__(self, simulated: Machine, metadata: RemoteMetadata, loop: SimulatedLoop, offset_ms: int) -> None:
         self.simulated = simulated
+        self.metadata = metadata
         self.loop = loop
         started_ms = simulated.clock.now_ms + offset_ms
 
@@ -126,7 +160,7 @@ class SimulatedProcess(BrokerProcess):
             simulated.config,
             environment.now_ms(),
             simulated.disk,
-            log_dir=simulated.open_log_dir,
+            log_dir=self._open_log_dir,
             owns_metadata=False,
             uuids=simulated.uuids,
         )
@@ -146,9 +180,12 @@ class SimulatedProcess(BrokerProcess):
 
     # The parts that differ.
 
+    def _open_log_dir(self) -> LogDir:
+        SimulatedLogDir.machine = self.simulated
+        return SimulatedLogDir.open(self.simulated.disk, DATA_FOLDER, Identity("cluster", 1, "folder"))
+
     def _new_metadata(self, broker: Broker, group_times: GroupTimes) -> MetadataService:
         self.group_times = group_times
-        self.metadata = self.simulated.metadata()
         return self.metadata
 
     def _new_writer(

@@ -8,6 +8,7 @@ itself, right after the request was taken; nothing of what that says is carried 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -17,7 +18,10 @@ from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext
 from kcoord.server.api.api_table import KEY_AND_VERSION, RequestContext
+from kcoord.server.net.connection import KafkaConnection
+from kcoord.simulation.machine import Machine
 from kcoord.simulation.observer import CommitKey
+from kcoord.simulation.process import SimulatedProcess
 from kcoord.simulation.trace import ViolationError
 from kcoord_protocol.api_keys import ApiKey, request_class, response_class
 from kcoord_protocol.errors import Errors, KafkaError
@@ -32,8 +36,6 @@ from kcoord_protocol.messages import (
 
 if TYPE_CHECKING:
     from kcoord.server.broker import Broker
-    from kcoord.simulation.broker import Link, SimulatedBroker
-    from kcoord.simulation.process import SimulatedProcess
 
 _REPEATED_SHARE: Final = 0.1
 _UNAVAILABLE: Final = frozenset(
@@ -95,31 +97,40 @@ class Asked:
     would_write: Sequence[CoordinatorRecord] = ()
 
 
-class AnswerChecks:
-    """`ask` hands a request to its connection, `answer` takes what the broker writes there."""
+class Dialogue:
+    """The requests of one connection that are not answered yet."""
 
-    def __init__(self, broker: SimulatedBroker) -> None:
+    def __init__(self, process: SimulatedProcess, protocol: KafkaConnection, client_id: str) -> None:
+        self.process = process
+        self.protocol = protocol
+        self.client_id = client_id
+        self.asked: deque[Asked] = deque()
+
+
+class AnswerChecks:
+    """`ask` hands a request to its connection, `ask_again` tries it again, `answer` takes what the broker writes."""
+
+    def __init__(self, broker: Machine) -> None:
         self._broker = broker
         self._made = 0
         self._repeats = Random(0)
 
-    def ask(self, link: Link, data: bytes) -> None:
+    def ask(self, dialogue: Dialogue, data: bytes) -> Asked:
         frame = data[4:]
         header, body_at = decode_request_header(frame)
         api_key, version = ApiKey(header.request_api_key), header.request_api_version
         message = request_class(api_key).decode(frame[body_at:], version)
-        process, observer = link.process, self._broker.observer
+        process, observer = dialogue.process, self._broker.observer
         machine = self._machine(process, message)
         asked = Asked(header.correlation_id, api_key, version, message, machine is not None)
-        link.asked.append(asked)
+        dialogue.asked.append(asked)
         if isinstance(message, ConsumerGroupHeartbeatRequest):
             asked.interval_ms = self._interval_ms(process, message.group_id)
         observer.begin(message)
-        link.protocol.data_received(data)
+        dialogue.protocol.data_received(data)
         asked.has_written = bool(observer.written)
         observer.end()
-        if not link.is_closing():
-            self._ask_again(link, asked)
+        return asked
 
     def _machine(self, process: SimulatedProcess, message: Message) -> GroupCoordinatorShard | None:
         group_id = (
@@ -133,54 +144,54 @@ class AnswerChecks:
 
     # The same request again.
 
-    def _ask_again(self, link: Link, asked: Asked) -> None:
+    def ask_again(self, dialogue: Dialogue, asked: Asked) -> None:
         """I-9. What wrote records must have nothing more to write; what wrote none must be answered the same again."""
         # Who leaves the choice of its member id to the coordinator joins twice (version 0).
         if asked.api_key is _HEARTBEAT and not getattr(asked.message, "member_id", ""):
             return
         if asked.has_written:
             if asked.api_key in _REPEATABLE and self._repeats.random() < _REPEATED_SHARE:
-                self._broker.observer.check_repeated(asked.api_key, self._handled_alone(link, asked)[1])
+                self._broker.observer.check_repeated(asked.api_key, self._handled_alone(dialogue, asked)[1])
         elif asked.api_key in _FROM_MEMORY:
-            asked.expected, asked.would_write = self._handled_alone(link, asked)
-            asked.image = link.process.broker.image
+            asked.expected, asked.would_write = self._handled_alone(dialogue, asked)
+            asked.image = dialogue.process.broker.image
 
-    def _handled_alone(self, link: Link, asked: Asked) -> tuple[bytes, list[CoordinatorRecord]]:
+    def _handled_alone(self, dialogue: Dialogue, asked: Asked) -> tuple[bytes, list[CoordinatorRecord]]:
         """The answer of the handler, were it alone with the state machines, and what it would write."""
-        path = link.protocol.path
+        path = dialogue.protocol.path
         bound = path.apis.bound(KEY_AND_VERSION.pack(asked.api_key, asked.version))
         assert bound is not None
         context = RequestContext(
             asked.api_key,
             asked.version,
             asked.correlation_id,
-            link.connection.client_id,
+            dialogue.client_id,
             path.client.address,
             "PLAINTEXT",
             "User:ANONYMOUS",
-            link.process.broker.now_ms(),
+            dialogue.process.broker.now_ms(),
             path.client,
         )
-        alone = _Alone(link.process)
+        alone = _Alone(dialogue.process)
         response = bound.respond(cast("Broker", alone), context, asked.message)
         return bound.encode(asked.correlation_id, response, asked.message), alone.groups.records
 
     # Answers.
 
-    def answer(self, link: Link, data: bytes) -> None:
+    def answer(self, dialogue: Dialogue, data: bytes) -> None:
         position = 0
         while position < len(data):
             end = position + 4 + int.from_bytes(data[position : position + 4], "big")
-            self._check(link, data[position + 4 : end])
+            self._check(dialogue, data[position + 4 : end])
             position = end
 
-    def _check(self, link: Link, frame: bytes) -> None:
+    def _check(self, dialogue: Dialogue, frame: bytes) -> None:
         correlation_id = int.from_bytes(frame[:4], "big")
-        if not link.asked or link.asked[0].correlation_id != correlation_id:
-            asked_ids = [asked.correlation_id for asked in link.asked]
-            text = f"{link.connection.client_id} is answered {correlation_id}, asked were {asked_ids}"
+        if not dialogue.asked or dialogue.asked[0].correlation_id != correlation_id:
+            asked_ids = [asked.correlation_id for asked in dialogue.asked]
+            text = f"{dialogue.client_id} is answered {correlation_id}, asked were {asked_ids}"
             raise ViolationError("I-27 answers come in order", text)
-        asked = link.asked.popleft()
+        asked = dialogue.asked.popleft()
         _, body_at = decode_response_header(frame, asked.api_key, asked.version)
         response = response_class(asked.api_key).decode(frame[body_at:], asked.version)
         error = _error_of(response)
@@ -190,11 +201,11 @@ class AnswerChecks:
             raise ViolationError("I-13 a refused request leaves no trace", text)
         self._check_interval(asked, response)
         if isinstance(response, OffsetFetchResponse):
-            self._check_durable(link.process, response)
+            self._check_durable(dialogue.process, response)
         # Names become ids when an answer that had to wait leaves.
-        is_of_other_topics = asked.api_key is ApiKey.OFFSET_FETCH and asked.image is not link.process.broker.image
+        is_of_other_topics = asked.api_key is ApiKey.OFFSET_FETCH and asked.image is not dialogue.process.broker.image
         if asked.expected is not None and error not in _UNAVAILABLE and not is_of_other_topics:
-            self._check_expected(link, asked, frame, response)
+            self._check_expected(dialogue, asked, frame, response)
 
     def _check_owner(self, asked: Asked, error: int) -> None:
         """I-19: who does not own a shard, or has not loaded it, does not answer for it."""
@@ -221,7 +232,7 @@ class AnswerChecks:
                     key = CommitKey(group.group_id, name, partition.partition_index)
                     self._broker.observer.check_durable(machine, key, partition.committed_offset)
 
-    def _check_expected(self, link: Link, asked: Asked, frame: bytes, response: Message) -> None:
+    def _check_expected(self, dialogue: Dialogue, asked: Asked, frame: bytes, response: Message) -> None:
         """I-9: whatever way a request took, the answer is the one that its handler would give."""
         assert asked.expected is not None
         if asked.would_write:
@@ -230,7 +241,7 @@ class AnswerChecks:
         if frame != asked.expected[4:]:
             body_at = decode_response_header(asked.expected[4:], asked.api_key, asked.version)[1]
             expected = response_class(asked.api_key).decode(asked.expected[4 + body_at :], asked.version)
-            text = f"{link.connection.client_id} is told {response}, not {expected}"
+            text = f"{dialogue.client_id} is told {response}, not {expected}"
             raise ViolationError("I-9 a repeated answer is still true", text)
 
 

@@ -24,7 +24,7 @@ LIMITS: Final[dict[str, float]] = {
     FORWARDING_PERCENT: 3.2,
     ONE_CALL_PERCENT: 18.7,
     MODULES_PER_FOLDER: 24,
-    MODULES_IN_CIRCLES: 5,
+    MODULES_IN_CIRCLES: 0,
 }
 
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from kcoord.config import BrokerConfig
 from kcoord.metadata.image import GROUP_RESOURCE
-from kcoord.simulation.broker import DATA_FOLDER, SimulatedBroker
+from kcoord.simulation.broker import SimulatedBroker
+from kcoord.simulation.process import DATA_FOLDER
 from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.controller import Controller
 from kcoord.simulation.network import Network, SimulatedConnection

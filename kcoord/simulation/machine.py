@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What outlives the processes of the simulated broker: the disk with its faults, the configuration, the image of the
+cluster, and the random numbers, trace and observer that all parts of a run share.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from kcoord.config import BrokerConfig
+from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.hashing import partition_for
+from kcoord.server.random_uuids import RandomUuids
+from kcoord.simulation.clock import VirtualClock
+from kcoord.simulation.observer import Observer
+from kcoord.simulation.options import Options
+from kcoord.simulation.planted import Fault
+from kcoord.simulation.trace import Trace
+from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, TornWrite
+from kcoord.storage.snapshot import SNAPSHOT_FILE
+
+
+class PowerLost(BaseException):
+    """The machine stops in the middle of a file operation."""
+
+
+class Machine:
+    """See the module's text."""
+
+    def __init__(self, clock: VirtualClock, random: Random, options: Options, trace: Trace, fault: Fault) -> None:
+        self.clock = clock
+        self.random = random
+        self.options = options
+        self.trace = trace
+        self.fault = fault
+        self.image = MetadataImage.empty()
+        self.config: BrokerConfig = options.broker_config()
+        self.faults_on = True
+        self.opening = 0
+        self.operations_before_power_loss: int | None = None
+        self.uuids = RandomUuids(random.randbytes)
+        self.disk = MemoryFileSystem(fault=self._disk_fault)
+        self.observer = Observer(trace)
+
+    def group_shard(self, group_id: str) -> int:
+        return partition_for(group_id, self.options.group_partitions)
+
+    def disk_delay_ms(self) -> int:
+        return self.random.randint(0, self.options.disk_delay_ms) if self.faults_on else 1
+
+    def _disk_fault(self, operation: Operation) -> BaseException | TornWrite | None:
+        if self.operations_before_power_loss is not None:
+            self.operations_before_power_loss -= 1
+            if self.operations_before_power_loss < 0:
+                return PowerLost()
+        if operation.kind == "rename" and SNAPSHOT_FILE in operation.path:
+            self.trace.add("snapshot", operation.path)
+        probability = self.options.disk_error_probability
+        if not self.faults_on or not probability or operation.kind not in ("write", "datasync"):
+            return None
+        if self.opening or self.random.random() >= probability:
+            return None
+        self.trace.add("disk-error", f"{operation.kind} {operation.path}")
+        error = OSError(28 if operation.kind == "write" else 5, "simulated")
+        if operation.kind == "write":
+            return TornWrite(self.random.randint(0, operation.size), error)
+        return error
