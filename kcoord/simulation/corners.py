@@ -55,6 +55,11 @@ _TXN_COMMIT: Final = 3
 _AGREED_TXN_COMMIT: Final = 5
 """The first version that the transaction's coordinator has to agree to, whatever is configured (KIP-890)."""
 _END: Final = 3
+_OLD_INIT: Final = 3
+_OLD_ADD: Final = 1
+_OLD_END: Final = 1
+_BUMPING_END: Final = 5
+"""Every end bumps the epoch (KIP-890)."""
 _FIRST_MS: Final = 1_000
 _LATER_MS: Final = 3_000
 _NEVER: Final = 600_000
@@ -130,6 +135,7 @@ def actors(
         "newcomer": _newcomer(),
         "commits-twice": _begins_again_after_a_commit(),
         "commits-with-an-old-epoch": _commits_with_an_old_epoch(),
+        "fenced-in-old-versions": _fenced_in_old_versions(),
         "commits-late": _commits_late(producer),
         "ends-early": _ends_early(producer),
         "many-groups": _many_groups(shard_of),
@@ -356,6 +362,31 @@ def _commits_with_an_old_epoch() -> Script:
     error = yield from _committed(transactional_id, old, group_id)
     _expect(error, Errors.INVALID_PRODUCER_EPOCH, "TxnOffsetCommit of an older epoch")
     yield from _ended(transactional_id, producer, committed=True)
+
+
+def _fenced_in_old_versions() -> Script:
+    """What a producer with a successor is told in versions that do not know PRODUCER_FENCED; then the successor aborts
+    a transaction that it has not begun.
+    """
+    transactional_id, group_id = "corner-tx-3", "corner-fenced"
+    old = yield from _begun(transactional_id)
+    producer = yield from _begun(transactional_id)
+    init = InitProducerIdRequest(
+        transactional_id=transactional_id, transaction_timeout_ms=60_000, producer_id=old[0], producer_epoch=old[1]
+    )
+    body = yield ApiKey.INIT_PRODUCER_ID, _OLD_INIT, "", init
+    _expect(InitProducerIdResponse.decode(body, _OLD_INIT).error_code, Errors.INVALID_PRODUCER_EPOCH, "InitProducerId")
+    add = AddOffsetsToTxnRequest(
+        transactional_id=transactional_id, producer_id=old[0], producer_epoch=old[1], group_id=group_id
+    )
+    body = yield ApiKey.ADD_OFFSETS_TO_TXN, _OLD_ADD, group_id, add
+    _expect(AddOffsetsToTxnResponse.decode(body, _OLD_ADD).error_code, Errors.INVALID_PRODUCER_EPOCH, "AddOffsetsToTxn")
+    end = EndTxnRequest(transactional_id=transactional_id, producer_id=old[0], producer_epoch=old[1], committed=False)
+    body = yield ApiKey.END_TXN, _OLD_END, "", end
+    _expect(EndTxnResponse.decode(body, _OLD_END).error_code, Errors.INVALID_PRODUCER_EPOCH, "EndTxn")
+    end.producer_id, end.producer_epoch = producer
+    body = yield ApiKey.END_TXN, _BUMPING_END, "", end
+    _expect(EndTxnResponse.decode(body, _BUMPING_END).error_code, Errors.NONE, "EndTxn of no transaction")
 
 
 def _commits_late(shared: list[int]) -> Script:

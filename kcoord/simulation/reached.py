@@ -55,8 +55,6 @@ EXCUSED: Final = {
     "api.handlers.init_producer_id.handle UNSUPPORTED_VERSION": "of version 6, which is not served",
     "api.handlers.metadata._partition LEADER_NOT_AVAILABLE": "every partition has a leader",
     "api.handlers.txn_offset_commit.error_response COORDINATOR_NOT_AVAILABLE": "of version 1, while a shard is loaded",
-    "api.handlers.init_producer_id.error_response INVALID_PRODUCER_EPOCH": "of version 3, for a fenced producer",
-    "api.handlers.end_txn.error_response INVALID_PRODUCER_EPOCH": "of version 1, for a fenced producer",
     "group.offsets.operations.delete_offsets UNKNOWN_TOPIC_OR_PARTITION": "the handler answers it",
     "kcoord.runtime.serde.check_size MESSAGE_TOO_LARGE": "more offsets in one commit than a run has partitions",
     "api.handlers.offset_commit.error_response INVALID_COMMIT_OFFSET_SIZE": (
