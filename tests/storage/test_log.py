@@ -49,6 +49,14 @@ def test_append_tells_where_the_batches_went(fs: MemoryFileSystem) -> None:
     assert log.size_bytes == second.position + second.size_bytes == fs.size(LOG_FILE)
 
 
+def test_the_first_timestamp_of_a_segment_is_that_of_its_first_batch(fs: MemoryFileSystem) -> None:
+    log = open_log(fs)
+    (segment,) = log.segments
+    assert segment.first_timestamp() is None, "nothing has been appended"
+    log.append(batch(0, 3, timestamp_ms=50) + batch(3, 2, timestamp_ms=10), now_ms=NOW_MS)
+    assert segment.first_timestamp() == 52
+
+
 @pytest.mark.parametrize(
     "data",
     [

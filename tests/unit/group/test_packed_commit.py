@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffsets
 from kcoord.coordinator.group.offsets.packed_commit import CommitPlan
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.result import OperationContext
@@ -16,7 +17,7 @@ from kcoord.runtime.serde import CoordinatorSerde, PackedBatch, SerializedRecord
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.server.api.handlers.offset_commit import success_response
 from kcoord.server.fast.commit import CommitFrame, read_commit
-from kcoord_protocol.messages import OffsetCommitRequest
+from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, OffsetCommitRequest
 from kcoord_protocol.record_batch import decode_header, encode_batch_from_parts
 from tests.unit.server.harness import image_of, topic_id
 
@@ -258,3 +259,30 @@ def test_rows_move_under_a_plan(commits: list[tuple[Shape, int, bool]]) -> None:
             plan.replay()
             commit(slow, repeated, 2, 0)
     assert fast.hard_state() == slow.hard_state()
+
+
+def test_a_plan_does_not_outlive_its_group() -> None:
+    """A group of the same id may come again in the meantime, and reach the very version of the one before."""
+    request = Shape("g", {"t": [0]}).request(1, -1)
+    deleted, recreated = new_shard(), new_shard()
+    commit(deleted, request, 1_000, 0)
+    group = deleted.group("g")
+    joined = recreated.consumer_group_heartbeat(
+        OperationContext(1_000, 1),
+        ConsumerGroupHeartbeatRequest(
+            group_id="g",
+            member_id="member",
+            rebalance_timeout_ms=60_000,
+            subscribed_topic_names=["t"],
+            topic_partitions=[],
+        ),
+    )
+    for record in joined.records:
+        recreated.replay(record)
+    group_with_member = recreated.group("g")
+    assert group is not None and group_with_member is not None
+    group_with_member.version = group.version
+    plan = CommitPlan(read(request).shape, 9)
+
+    assert plan.prepare({"g": group}, CommittedOffsets(), IMAGE, cells_of(request), 2_000)
+    assert not plan.prepare({"g": group_with_member}, CommittedOffsets(), IMAGE, cells_of(request), 2_000)
