@@ -128,7 +128,7 @@ def test_the_wheel_holds_two_packages_and_nothing_else(wheel: Path) -> None:
         **digests_of_folder(ROOT / "schemas", "kcoord_protocol/_schemas"),
     }
     assert {name: digest for name, digest in files.items() if not name.startswith(DISTRIBUTION)} == expected
-    assert "kcoord/config/keys.txt" in expected
+    assert {"kcoord/config/keys.txt", "kcoord/py.typed", "kcoord_protocol/py.typed"} <= expected.keys()
     assert "kcoord_protocol/_schemas/requests/ConsumerGroupHeartbeatRequest.json" in expected
 
 
