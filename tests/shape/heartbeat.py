@@ -8,8 +8,9 @@ every thread that the broker has started. Imports are not part of the way: one j
 Every recorded join has to enter the same files; a file that only some of them enter (a periodic task, for instance) is
 left out.
 
-A function that was compiled from a string counts for the module that defined it (the `__init__` of a dataclass), and
-each codec of a message counts for `kcoord_protocol/message.py`, which compiles it.
+A call counts for the file that the code of the function is in. The codecs of messages are compiled from strings and
+count for `kcoord_protocol/message.py`, which compiles them. Methods that `dataclass` generates are in no file: they do
+not count.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ from kcoord_protocol.messages import (
     Message,
 )
 from tests.integration.wire import WireClient
+from tests.shape.source import PACKAGES
 
 JOINS: Final = 5
 TOPIC: Final = "topic"
 CODECS: Final = "kcoord_protocol/message.py"
 
 _READY_SECONDS: Final = 30.0
-_PACKAGES: Final = ("kcoord", "kcoord_protocol")
 _COMPREHENSIONS: Final = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<module>")
 _TRANSPORT_FILE: Final = "selector_events.py"
 
@@ -94,7 +95,7 @@ class Recorder:
                 self._is_armed = self._is_recording = False
                 self.done.set()
             return
-        file = self._file(frame)
+        file = self._file(code)
         if not file:
             return
         if code.co_name == "data_received":
@@ -102,25 +103,21 @@ class Recorder:
         if self._is_recording and code.co_name not in _COMPREHENSIONS:
             self.way.functions.setdefault(file, set()).add(code.co_qualname)
 
-    def _file(self, frame: FrameType) -> str:
-        """The path of the module below the folder of its package, empty if it is not one of ours."""
-        file = self._files.get(frame.f_code)
+    def _file(self, code: CodeType) -> str:
+        """The path of the file from the folder of its package on, empty if it is not one of ours."""
+        file = self._files.get(code)
         if file is None:
-            file = self._files[frame.f_code] = _file_of(frame)
+            file = self._files[code] = _file_of(code.co_filename)
         return file
 
 
-def _file_of(frame: FrameType) -> str:
-    name = frame.f_code.co_filename
+def _file_of(name: str) -> str:
     if name.startswith("<") and name.endswith((" decoder>", " encoder>", " constructor>")):
         return CODECS
-    module = str(frame.f_globals.get("__name__", ""))
-    if module.partition(".")[0] not in _PACKAGES:
-        return ""
-    source = sys.modules[module].__file__ if module in sys.modules else None
-    path = Path(source or name)
-    packages = [part for part in path.parts if part in _PACKAGES]
-    return str(Path(*path.parts[path.parts.index(packages[0]) :])) if packages else ""
+    for package, folder in PACKAGES.items():
+        if Path(name).is_relative_to(folder):
+            return str(Path(package, Path(name).relative_to(folder)))
+    return ""
 
 
 def joining_heartbeat() -> Way:
