@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.report import Report, Table
 from bench.wire import Broker, Connection
-from kcoord.runtime.hashing import partition_for
+from kcoord.runtime.shard_set import partition_for
 from kcoord.storage.checkpoints import read_offset_checkpoint
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.log import Log

@@ -96,7 +96,7 @@ async def _offsets_topic(admin: AdminClient, name: str) -> TopicDescription | No
 
 async def _forecasts(admin: AdminClient, topic: TopicDescription, options: argparse.Namespace) -> list[ExpiryRow]:
     """The rows of the partitions that are asked for, one partition after the other."""
-    from kcoord.runtime.hashing import partition_for
+    from kcoord.runtime.shard_set import partition_for
 
     if admin.config.security is not None:
         raise CommandError("the log is read over plain connections: security.protocol has to be PLAINTEXT here")

@@ -24,9 +24,9 @@ from kcoord.logtools.lost_groups import new_group_record, note_of_return
 from kcoord.logtools.metadata_source import SourceMetadata, read_metadata
 from kcoord.logtools.topic_clues import TopicClues
 from kcoord.logtools.transactions import TransactionCounts, TransactionResolver
-from kcoord.runtime.hashing import partition_for
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord.runtime.serde import CoordinatorSerde, MetadataSerde
+from kcoord.runtime.shard_set import partition_for
 from kcoord.storage.checkpoints import LOG_START_OFFSET_FILE, read_offset_checkpoint, read_properties
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, join, parent

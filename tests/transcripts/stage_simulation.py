@@ -12,12 +12,12 @@ from typing import Any, Final
 from kcoord.config import BrokerConfig
 from kcoord.metadata.image import GROUP_RESOURCE
 from kcoord.simulation.broker import SimulatedBroker
-from kcoord.simulation.process import DATA_FOLDER
 from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.controller import Controller
 from kcoord.simulation.network import Network, SimulatedConnection
 from kcoord.simulation.options import Options
 from kcoord.simulation.planted import NO_FAULT
+from kcoord.simulation.process import DATA_FOLDER
 from kcoord.simulation.surroundings import around
 from kcoord.simulation.trace import Trace
 from kcoord_protocol.api_keys import response_class

@@ -18,9 +18,9 @@ from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.verify import FolderCheck
 from kcoord.metadata import records
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.hashing import partition_for
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.shard_set import partition_for
 from kcoord.storage.checkpoints import write_offset_checkpoint
 from kcoord.storage.errors import CorruptLogError, StorageError
 from kcoord.storage.file_system import RealFileSystem
