@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Self
 
 from kcoord_protocol.api_keys import ApiKey, request_class
-from kcoord_protocol.errors import Errors
+from kcoord_protocol.errors import Errors, FramingError
 from kcoord_protocol.framing import FrameReader, decode_request_header, encode_response
 from kcoord_protocol.message import Message
 from kcoord_protocol.messages import (
@@ -80,7 +80,7 @@ class FakeBroker:
             while data := await reader.read(65536):
                 for frame in frames.feed(data):
                     await self._answer(frame, writer)
-        except (ConnectionError, asyncio.CancelledError):
+        except (ConnectionError, FramingError, asyncio.CancelledError):
             pass
         finally:
             writer.close()

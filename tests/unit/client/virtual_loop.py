@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An asyncio event loop on virtual time with connections in memory: when nothing is left to do, the clock jumps to the
+next timer. So tests of the client wait for nothing, and can say exactly when something happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import ssl
+from asyncio import sslproto
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+_START_SECONDS = 1000.0
+"""Not 0, because that would hide a time that nobody has set."""
+_MOST_TURNS = 100_000
+"""So many turns of the loop at one moment mean that it goes round without end."""
+
+ProtocolFactory = Callable[[], asyncio.BaseProtocol]
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Knows the servers that run in it, and no others."""
+
+    def __init__(self) -> None:
+        self._clock = _Clock()
+        super().__init__(self._clock)
+        self._servers: dict[tuple[str, int], ProtocolFactory] = {}
+        self._last_port = 1024
+
+    def time(self) -> float:
+        return self._clock.seconds
+
+    @property
+    def now_ms(self) -> float:
+        """Milliseconds since the start, without the dust of floating point."""
+        return round((self._clock.seconds - _START_SECONDS) * 1000, 6)
+
+    async def create_server(  # type: ignore[override]
+        self, protocol_factory: ProtocolFactory, host: str, port: int, **_: object
+    ) -> asyncio.AbstractServer:
+        if not port:
+            self._last_port += 1
+            port = self._last_port
+        self._servers[host, port] = protocol_factory
+        return _Server(host, port, lambda: self._servers.pop((host, port), None))
+
+    async def create_connection(  # type: ignore[override]
+        self, protocol_factory: ProtocolFactory, host: str, port: int, *, ssl: ssl.SSLContext | None = None, **_: object
+    ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
+        await asyncio.sleep(0)
+        accept = self._servers.get((host, port))
+        if accept is None:
+            raise ConnectionRefusedError(f"nobody listens at {host}:{port}")
+        protocol = protocol_factory()
+        if ssl is None:
+            return _connect(self, protocol, accept()), protocol
+        encrypted = self.create_future()
+        tls = sslproto.SSLProtocol(self, protocol, ssl, encrypted, False, host)  # type: ignore[attr-defined]
+        _connect(self, tls, accept())
+        await encrypted
+        return tls._app_transport, protocol
+
+
+class _Clock(selectors.DefaultSelector):
+    """Does not wait but sets the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = _START_SECONDS
+        self._turns = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._turns = 0 if timeout != 0 else self._turns + 1
+        if timeout is None:
+            raise AssertionError("everything waits, and nothing will ever happen")
+        if self._turns > _MOST_TURNS:
+            self._turns = 0
+            raise AssertionError("something goes round without end, and no time passes")
+        self.seconds += max(timeout, 0)
+        return super().select(0)
+
+
+class _Server(asyncio.AbstractServer):
+    def __init__(self, host: str, port: int, close: Callable[[], object]) -> None:
+        self.sockets = [_Address(host, port)]
+        self._close = close
+
+    def close(self) -> None:
+        self._close()
+
+
+class _Address:
+    def __init__(self, host: str, port: int) -> None:
+        self._address = host, port
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._address
+
+
+def _connect(loop: VirtualLoop, near: asyncio.BaseProtocol, far: asyncio.BaseProtocol) -> asyncio.Transport:
+    """Makes a connection between two protocols, and returns the transport of the first."""
+    ends = MemoryTransport(loop, near), MemoryTransport(loop, far)
+    ends[0].peer, ends[1].peer = reversed(ends)
+    far.connection_made(ends[1])
+    near.connection_made(ends[0])
+    return ends[0]
+
+
+class MemoryTransport(asyncio.Transport):
+    """One end of a connection. What is written arrives with the next turn of the loop, in order."""
+
+    peer: MemoryTransport
+
+    def __init__(self, loop: VirtualLoop, protocol: asyncio.BaseProtocol) -> None:
+        super().__init__()
+        self._loop = loop
+        self._protocol = cast(asyncio.Protocol, protocol)
+        self._is_closing = False
+        self._is_lost = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._is_closing:
+            self._loop.call_soon(self.peer._receive, bytes(data))
+
+    def _receive(self, data: bytes) -> None:
+        if not self._is_closing:
+            self._protocol.data_received(data)
+
+    def close(self) -> None:
+        """The other side sees the end of what was written."""
+        self._close(self.peer._receive_end)
+
+    def abort(self) -> None:
+        self._close(self.peer._lose, ConnectionResetError("connection reset by peer"))
+
+    def _force_close(self, error: Exception) -> None:
+        """What asyncio's TLS calls after a failure."""
+        self.abort()
+
+    def _close(self, tell: Callable[..., None], *args: Exception) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            self._loop.call_soon(self._lose)
+            self._loop.call_soon(tell, *args)
+
+    def _receive_end(self) -> None:
+        if not self._is_closing and not self._protocol.eof_received():
+            self.close()
+
+    def _lose(self, error: Exception | None = None) -> None:
+        if not self._is_lost:
+            self._is_closing = self._is_lost = True
+            self._protocol.connection_lost(error)
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = cast(asyncio.Protocol, protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+
+def now_ms() -> float:
+    """The time of the running loop."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop.now_ms
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine in a loop of its own, for tests that Hypothesis calls again and again."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)
