@@ -7,7 +7,7 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Final, Self, Unpack
 
 from kcoord.client.cluster import Cluster, Deadline
 from kcoord.client.config import ProducerConfig, ProducerOptions, make_config
@@ -26,6 +26,9 @@ from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, Record
 
 Headers = Sequence[tuple[str, bytes | str | None]]
+
+_LOWEST_TIME_MS: Final = -(1 << 63)
+_HIGHEST_TIME_MS: Final = (1 << 63) - 1
 
 
 class Producer:
@@ -110,6 +113,8 @@ class Producer:
         if self._transactions is not None:
             self._transactions.check(ProducerTransactionState.IN_TRANSACTION)
         deadline = self._cluster.deadline(self._config.max_block_ms)
+        if timestamp_ms is not None and not _LOWEST_TIME_MS <= timestamp_ms <= _HIGHEST_TIME_MS:
+            raise ValueError(f"timestamp_ms: {timestamp_ms} does not fit in a record")
         key_bytes, value_bytes = _to_bytes(key), _to_bytes(value)
         now_ms = self._cluster.wall_clock_ms() if timestamp_ms is None else timestamp_ms
         record = Record(key_bytes, value_bytes, [(name, _to_bytes(data)) for name, data in headers], now_ms)

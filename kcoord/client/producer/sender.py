@@ -18,7 +18,7 @@ from kcoord.client.producer.transactions import LAST_V1_PRODUCE, Transactions
 from kcoord.client.results import error_of
 from kcoord.client.tasks import spawn, stop
 from kcoord.client.types import RecordMetadata, TopicPartition
-from kcoord_protocol.errors import EncodeError, Errors, KafkaError
+from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest, ProduceResponse
 from kcoord_protocol.record_batch import Compression
 from kcoord_protocol.uuid import ZERO_UUID
@@ -155,10 +155,6 @@ class Sender:
         except KafkaError as error:
             for batch in batches:
                 self._failed(batch, error)
-            return
-        except EncodeError as error:
-            for batch in batches:
-                self._failed(batch, KafkaError(Errors.INVALID_RECORD, str(error)))
             return
         for batch in batches:
             self._answered(batch, answers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker of canned answers on a real socket, in the test's own event loop."""
+"""A broker of canned answers in the test's own event loop."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from kcoord_protocol.messages import (
     ApiVersionsResponse,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
+    MetadataRequest,
     MetadataResponse,
 )
+from tests.unit.client.virtual_loop import now_ms
 
 Answer = Message | bytes | None
 Handler = Callable[[Message, int], Answer | Awaitable[Answer]]
@@ -25,9 +27,12 @@ NODE_ID = 1
 
 
 class FakeBroker:
-    """`handlers` say what to answer: a message, raw bytes, or None for nothing. `requests` is what has come."""
+    """`handlers` say what to answer: a message, raw bytes, or None for nothing. `requests` is what has come, and
+    `arrivals` when. `peers` are the other brokers of the cluster.
+    """
 
     def __init__(self, handlers: Mapping[ApiKey, Handler] | None = None, **versions: tuple[int, int]) -> None:
+        self.node_id = NODE_ID
         self.handlers: dict[ApiKey, Handler] = {
             ApiKey.API_VERSIONS: self._api_versions,
             ApiKey.METADATA: self._metadata,
@@ -36,10 +41,14 @@ class FakeBroker:
         }
         self.versions = {ApiKey[name.upper()]: allowed for name, allowed in versions.items()}
         self.topics: list[MetadataResponse.MetadataResponseTopic] = []
+        self.features: dict[str, int] = {}
+        self.peers: list[FakeBroker] = []
         self.requests: list[tuple[ApiKey, int, Message]] = []
+        self.arrivals: list[tuple[ApiKey, float]] = []
         self.connections: list[asyncio.StreamWriter] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self._failure: AssertionError | None = None
         self.port = 0
 
     @property
@@ -61,6 +70,8 @@ class FakeBroker:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._failure is not None:
+            raise self._failure
 
     def hang_up(self) -> None:
         for writer in self.connections:
@@ -69,6 +80,13 @@ class FakeBroker:
 
     def asked(self, key: ApiKey) -> list[Message]:
         return [request for each, _, request in self.requests if each is key]
+
+    def versions_of(self, key: ApiKey) -> list[int]:
+        return [version for each, version, _ in self.requests if each is key]
+
+    def asked_at(self, key: ApiKey) -> list[float]:
+        """Milliseconds of virtual time."""
+        return [time_ms for each, time_ms in self.arrivals if each is key]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -82,6 +100,8 @@ class FakeBroker:
                     await self._answer(frame, writer)
         except (ConnectionError, FramingError, asyncio.CancelledError):
             pass
+        except AssertionError as error:
+            self._failure = self._failure or error
         finally:
             writer.close()
             self._tasks.discard(task)
@@ -91,6 +111,7 @@ class FakeBroker:
         key, version = ApiKey(header.request_api_key), header.request_api_version
         request = request_class(key).decode(frame[position:], version)
         self.requests.append((key, version, request))
+        self.arrivals.append((key, now_ms()))
         outcome = self.handlers[key](request, version)
         answer = await outcome if isinstance(outcome, Awaitable) else outcome
         if isinstance(answer, bytes):
@@ -109,23 +130,53 @@ class FakeBroker:
         ]
 
     def _api_versions(self, request: Message, version: int) -> Answer:
-        return ApiVersionsResponse(api_keys=self.api_versions())
+        feature = ApiVersionsResponse.FinalizedFeatureKey
+        return ApiVersionsResponse(
+            api_keys=self.api_versions(),
+            finalized_features=[
+                feature(name=name, max_version_level=level, min_version_level=level)
+                for name, level in self.features.items()
+            ],
+        )
 
     def _metadata(self, request: Message, version: int) -> Answer:
+        assert isinstance(request, MetadataRequest)
         return MetadataResponse(
-            brokers=[MetadataResponse.MetadataResponseBroker(node_id=NODE_ID, host="127.0.0.1", port=self.port)],
-            controller_id=NODE_ID,
+            brokers=[
+                MetadataResponse.MetadataResponseBroker(node_id=broker.node_id, host="127.0.0.1", port=broker.port)
+                for broker in (self, *self.peers)
+            ],
+            controller_id=self.node_id,
             cluster_id="fake",
-            topics=self.topics,
+            topics=self.described(request),
         )
+
+    def described(self, request: MetadataRequest) -> list[MetadataResponse.MetadataResponseTopic]:
+        """The topics that were asked for, by name or by id."""
+        if request.topics is None:
+            return self.topics
+        unknown = MetadataResponse.MetadataResponseTopic
+        found = []
+        for wanted in request.topics:
+            topics = [
+                each
+                for each in self.topics
+                if wanted.name == each.name or (wanted.name is None and wanted.topic_id == each.topic_id)
+            ]
+            found += topics or [
+                unknown(name=wanted.name, error_code=Errors.UNKNOWN_TOPIC_OR_PARTITION)
+                if wanted.name is not None
+                else unknown(name=None, topic_id=wanted.topic_id, error_code=Errors.UNKNOWN_TOPIC_ID)
+            ]
+        return found
 
     def _find_coordinator(self, request: Message, version: int) -> Answer:
         assert isinstance(request, FindCoordinatorRequest)
         if version < 4:
-            return FindCoordinatorResponse(node_id=NODE_ID, host="127.0.0.1", port=self.port)
+            return FindCoordinatorResponse(node_id=self.node_id, host="127.0.0.1", port=self.port)
         return FindCoordinatorResponse(
             coordinators=[
-                FindCoordinatorResponse.Coordinator(key=key, node_id=NODE_ID, host="127.0.0.1", port=self.port)
+                FindCoordinatorResponse.Coordinator(key=key, node_id=self.node_id, host="127.0.0.1", port=self.port)
                 for key in request.coordinator_keys
             ]
         )
@@ -139,7 +190,7 @@ class FakeBroker:
                 topic_id=topic_id,
                 partitions=[
                     MetadataResponse.MetadataResponsePartition(
-                        partition_index=index, leader_id=NODE_ID, leader_epoch=0, creation_time_ms=time_ms
+                        partition_index=index, leader_id=self.node_id, leader_epoch=0, creation_time_ms=time_ms
                     )
                     for index, time_ms in enumerate(creation_times_ms)
                 ],

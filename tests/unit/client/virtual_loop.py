@@ -18,6 +18,8 @@ _START_SECONDS = 1000.0
 """Not 0, because that would hide a time that nobody has set."""
 _MOST_TURNS = 100_000
 """So many turns of the loop at one moment mean that it goes round without end."""
+_LONGEST_SECONDS = 100_000.0
+"""No test takes longer: it waits for what does not happen, while something else is done again and again."""
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
@@ -41,7 +43,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     async def create_server(  # type: ignore[override]
         self, protocol_factory: ProtocolFactory, host: str, port: int, **_: object
-    ) -> asyncio.AbstractServer:
+    ) -> _Server:
         if not port:
             self._last_port += 1
             port = self._last_port
@@ -59,7 +61,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if ssl is None:
             return _connect(self, protocol, accept()), protocol
         encrypted = self.create_future()
-        tls = sslproto.SSLProtocol(self, protocol, ssl, encrypted, False, host)  # type: ignore[attr-defined]
+        tls = sslproto.SSLProtocol(self, protocol, ssl, encrypted, False, host)
         _connect(self, tls, accept())
         await encrypted
         return tls._app_transport, protocol
@@ -81,10 +83,12 @@ class _Clock(selectors.DefaultSelector):
             self._turns = 0
             raise AssertionError("something goes round without end, and no time passes")
         self.seconds += max(timeout, 0)
+        if self.seconds > _START_SECONDS + _LONGEST_SECONDS:
+            raise AssertionError("it takes too long")
         return super().select(0)
 
 
-class _Server(asyncio.AbstractServer):
+class _Server:
     def __init__(self, host: str, port: int, close: Callable[[], object]) -> None:
         self.sockets = [_Address(host, port)]
         self._close = close
