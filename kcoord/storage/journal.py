@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from kcoord.storage.file_system import Bytes, File, FileSystem, join, parent, write_all
+from kcoord.storage.file_system import Bytes, File, FileSystem, join, parent, write_rest
 from kcoord.storage.log import AppendInfo
 from kcoord.storage.recovery import base_offset_of
 from kcoord.storage.segment import LOG_SUFFIX, segment_name
@@ -56,6 +56,8 @@ class Journal:
         self._size = 0
         self._is_torn = False
         self._file: File = file_system.open_append(path)
+        self.descriptor = self._file.descriptor
+        """The file, for whoever syncs it instead of `sync`."""
         self._file.truncate(0)
         self._file.datasync()
         file_system.sync_dir(parent(path))
@@ -68,11 +70,6 @@ class Journal:
     def is_torn(self) -> bool:
         """A write failed: nothing more is taken before `begin_anew`."""
         return self._is_torn
-
-    @property
-    def descriptor(self) -> int | None:
-        """The file, for whoever syncs it instead of `sync`."""
-        return self._file.descriptor
 
     def write(self, extents: Sequence[Extent]) -> None:
         """Durable after a sync. After an OSError the extents may be found or not."""
@@ -116,6 +113,7 @@ class Journal:
         """As `begin_anew`, for good."""
         with self._lock:
             self._is_torn = True
+            self.descriptor = None
             self._file.close()
             _remove(self._fs, self._path)
 
@@ -127,10 +125,13 @@ class Journal:
             name = folder.encode()
             parts += (_EXTENT.pack(len(name), base_offset, position, len(data)), name, data)
         body = b"".join(parts)
+        frame = _FRAME.pack(crc32c(body), len(body)) + body
         self._is_torn = True
-        write_all(self._file, _FRAME.pack(crc32c(body), len(body)) + body)
+        taken = self._file.write(frame)
+        if taken < len(frame):
+            write_rest(self._file, frame, taken)
         self._is_torn = False
-        self._size += _FRAME.size + len(body)
+        self._size += len(frame)
 
     def _sync(self) -> None:
         was_torn, self._is_torn = self._is_torn, True

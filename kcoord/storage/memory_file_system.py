@@ -184,7 +184,7 @@ class MemoryFile:
     def descriptor(self) -> int | None:
         return None
 
-    def write(self, data: Bytes) -> int:
+    def write(self, data: Bytes, /) -> int:
         size = len(data)
         fault = self._begin("write", size)
         if isinstance(fault, ShortWrite | TornWrite):
@@ -203,13 +203,14 @@ class MemoryFile:
         self._check()
         return len(self._content.volatile)
 
-    def truncate(self, size: int) -> None:
+    def truncate(self, size: int, /) -> int:
         self._begin("truncate", size)
         if size < len(self._content.volatile):
             self._content.touch(size)
             del self._content.volatile[size:]
             # What is written there from now on is new to the kernel, so a later sync does write it.
             self._content.dropped = [(start, min(end, size)) for start, end in self._content.dropped if start < size]
+        return size
 
     def datasync(self) -> None:
         try:

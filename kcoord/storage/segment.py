@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from kcoord.storage.errors import DamagedIndexError, TruncateFailedError
 from kcoord.storage.file_cache import FileCache
-from kcoord.storage.file_system import Bytes, File, FileSystem, join, write_all
+from kcoord.storage.file_system import Bytes, File, FileSystem, join, write_rest
 from kcoord.storage.index import (
     MAX_RELATIVE_OFFSET,
     OFFSET_ENTRY_BYTES,
@@ -193,7 +193,9 @@ class Segment:
             self._pinned = self._files.writer(self.log_path)
         self.is_unsynced = True
         try:
-            write_all(self._pinned, data)
+            taken = self._pinned.write(data)
+            if taken < len(data):
+                write_rest(self._pinned, data, taken)
         except OSError as error:
             try:
                 self._pinned.truncate(size)

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
+import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -99,6 +102,37 @@ def test_write_file_atomically_replaces(place: tuple[FileSystem, str]) -> None:
         write_file_atomically(fs, f"{root}/f", data)
         assert read_file(fs, f"{root}/f") == data
     assert fs.list_dir(root) == ["f"]
+
+
+def test_a_file_that_nobody_refers_to_closes_itself_without_a_warning(tmp_path: Path) -> None:
+    fs = RealFileSystem()
+    file = fs.open_append(f"{tmp_path}/f")
+    descriptor = file.descriptor
+    assert descriptor is not None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del file
+    assert caught == []
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_a_closed_file_reads_nothing_from_a_recycled_descriptor(tmp_path: Path) -> None:
+    fs = RealFileSystem()
+    file = fs.open_append(f"{tmp_path}/f")
+    file.close()
+    other = fs.open_append(f"{tmp_path}/g")
+    for call in (file.datasync, file.size, partial(file.read_at, 0, 1), partial(file.write, b"x")):
+        with pytest.raises((OSError, ValueError), match=r"descriptor|closed file"):
+            call()
+    assert other.size() == 0
+
+
+def test_a_folder_is_no_file_and_keeps_no_descriptor(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(IsADirectoryError):
+        RealFileSystem().open_read(str(tmp_path))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_write_all_goes_on_after_short_writes() -> None:
