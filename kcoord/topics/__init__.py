@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """The topic data plane: partitions on top of storage.Log, idempotence, fetch, offset queries, retention.
-Synchronous; time is an argument.
+
+All of it is synchronous and runs in the event loop; the current time is an argument.
 """

@@ -1,9 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetch requests from arrival to answer: reads the partitions, and parks a request that wants more bytes than there
-are (long poll).
+"""Fetch requests from arrival to response: reads the partitions, and parks a request whose `min_bytes` are not there
+yet (long poll).
 
-Synchronous: a parked request is known by its token; `poll` returns the answers of those that are due by new data,
-deletion or time.
+States of a request:
+
+* *Answered*: `fetch` reads the partitions once and returns the response. It does so if the data has `min_bytes`, if a
+  partition has an error or a diverging epoch, if no partition exists, or if `max_wait_ms` is 0.
+* *Parked*: `fetch` returns None and keeps the request under its token, as a watcher of every partition that it reads.
+* *Touched*: a watched partition has grown enough (`on_append`) or has changed (`on_change`). `wake` is called, and the
+  next `poll` reads the partitions again. That read completes the request, or leaves it parked.
+* *Completed*: `poll` returns the response, also when `max_wait_ms` has passed. `cancel` drops a request whose client is
+  gone.
+
+Everything runs in the event loop. `on_append` and `on_change` only mark requests: an append never reads for a fetch.
+Data is therefore read at most once per `poll`, however many appends come between two polls.
+Nothing here is stored. After a crash the clients send their requests again.
 """
 
 from __future__ import annotations
@@ -29,7 +40,7 @@ READ_COMMITTED = 1
 
 
 def check_isolation_level(level: int) -> None:
-    """Kafka fails with this error, too, for lack of a better one."""
+    """Raises UNKNOWN_SERVER_ERROR, as Kafka does, for a level that does not exist."""
     if level not in (READ_UNCOMMITTED, READ_COMMITTED):
         raise KafkaError(Errors.UNKNOWN_SERVER_ERROR, f"Unknown isolation level {level}.")
 
@@ -39,7 +50,7 @@ _OLDEST_VERSION_WITH_LEADER_HINT = 16
 
 @dataclass(slots=True)
 class ReadResult:
-    """What one partition gave."""
+    """The data and offsets of one partition."""
 
     records: bytes
     high_watermark: int
@@ -50,7 +61,7 @@ class ReadResult:
 
 
 class FetchSource(Protocol):
-    """The partitions, as fetches see them."""
+    """The partitions, as FetchManager reads them."""
 
     def topic_name(self, topic_id: bytes) -> str | None: ...
 
@@ -61,7 +72,7 @@ class FetchSource(Protocol):
     def leader_of(self, topic: str, partition: int) -> tuple[int, int]: ...
 
     def read(
-        self, wanted: FetchPartition, *, max_bytes: int, whole_first_batch: bool, read_committed: bool, now_ms: int
+        self, request: FetchPartition, *, max_bytes: int, whole_first_batch: bool, read_committed: bool, now_ms: int
     ) -> ReadResult: ...
 
 
@@ -77,7 +88,7 @@ class FetchParameters(NamedTuple):
 
 
 class CompletedFetch(NamedTuple):
-    """The answer to a parked request."""
+    """The response to a parked request."""
 
     token: Hashable
     response: FetchResponse
@@ -85,7 +96,7 @@ class CompletedFetch(NamedTuple):
 
 @dataclass(slots=True)
 class _Reading:
-    """What one pass over the partitions of a request gave."""
+    """The result of one pass over the partitions of a request."""
 
     answers: list[tuple[FetchPartition, FetchResponse.PartitionData]] = field(default_factory=list)
     total_bytes: int = 0
@@ -101,14 +112,12 @@ class _ParkedFetch:
     deadline_ms: int
     watched: list[tuple[str, int]]
     available_bytes: int
-    """What was there at the last reading, plus what was appended since: no need to read again before it reaches
-    min_bytes.
-    """
+    """The bytes of the last reading plus those appended since. Below min_bytes there is no need to read again."""
 
 
 @dataclass(slots=True)
 class _ShardFeed:
-    """The appends to the logs of a coordinator's topic: `observe` is among `observers` while requests wait there."""
+    """The appends to the logs of a coordinator's topic. `observe` is among `observers` while requests wait there."""
 
     observers: list[Callable[[Append], None]]
     observe: Callable[[Append], None]
@@ -126,7 +135,10 @@ class _ShardFeed:
 
 
 class FetchManager:
-    """See the module's text. `wake`, if set, is called when `poll` has something to do before the next deadline."""
+    """Answers and parks the fetch requests of one broker.
+
+    `wake`, if set, is called when `poll` has something to do before the next deadline.
+    """
 
     def __init__(self, source: FetchSource, session_slots: int, max_bytes: int) -> None:
         self.sessions = FetchSessions(session_slots)
@@ -149,7 +161,7 @@ class FetchManager:
     def fetch(
         self, request: FetchRequest, api_version: int, now_ms: int, *, token: Hashable, candidate_session_id: int
     ) -> FetchResponse | None:
-        """The answer, or None where the request is parked under `token`."""
+        """Returns the response, or None if the request is parked under `token`."""
         try:
             context = self.sessions.open(request, api_version, now_ms)
         except KafkaError as error:
@@ -164,7 +176,7 @@ class FetchManager:
         return None
 
     def poll(self, now_ms: int) -> list[CompletedFetch]:
-        """Answers of parked requests that have enough data now, or waited long enough."""
+        """Returns the responses of parked requests that have enough data now, or whose time is up."""
         completions = []
         touched, self._touched = self._touched, {}
         for token in touched:
@@ -180,13 +192,13 @@ class FetchManager:
         return completions
 
     def next_deadline_ms(self) -> int | None:
-        """When `poll` must be called at the latest."""
+        """Returns the latest time at which `poll` must be called, None if no request is parked."""
         while self._deadlines and self._deadlines[0][2] not in self._parked:
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     def cancel(self, token: Hashable) -> None:
-        """The client of a parked request is gone."""
+        """Drops a parked request whose client is gone."""
         parked = self._parked.get(token)
         if parked is not None:
             self._unpark(parked)
@@ -194,15 +206,16 @@ class FetchManager:
     # --- the partitions' side -----------------------------------------------------------------------------------------
 
     def on_append(self, topic: str, partition: int, size_bytes: int) -> None:
-        """A partition grew, or its last stable offset moved."""
+        """Touches the requests that have enough data now that a partition grew by `size_bytes`."""
         for parked in self._watchers.get((topic, partition), {}).values():
             parked.available_bytes += size_bytes
             if parked.available_bytes >= parked.parameters.min_bytes:
                 self._touch(parked)
 
     def follow_shards(self, topic: str, observers: list[Callable[[Append], None]]) -> None:
-        """The logs of `topic` are those of a coordinator's shards, which tell `observers` of their appends. While no
-        request waits there, which is nearly always, an append has nobody to tell.
+        """Watches the logs of `topic`, which a coordinator's shards write: they call `observers` at each append.
+
+        Fetches rarely wait there. `observers` therefore holds a callback only while a request is parked.
         """
         self._shard_feeds[topic] = _ShardFeed(observers, partial(self._on_shard_append, topic))
 
@@ -210,7 +223,7 @@ class FetchManager:
         self.on_append(topic, append.shard_id, len(append.data))
 
     def on_change(self, topic: str, partition: int) -> None:
-        """A partition went away, or changed in a way that parked requests must see."""
+        """Touches every request that waits for a partition: the partition is gone, or its last stable offset moved."""
         for parked in self._watchers.get((topic, partition), {}).values():
             parked.available_bytes = max(parked.available_bytes, parked.parameters.min_bytes)
             self._touch(parked)
@@ -248,7 +261,7 @@ class FetchManager:
         if reading.answer_now or not reading.watched or reading.total_bytes >= parked.parameters.min_bytes:
             return [self._complete(parked, reading, now_ms)]
         if reading.watched != parked.watched:
-            # A topic of the request vanished: it is answered with an error, at once (as Kafka's delayed fetch does).
+            # A topic of the request was deleted: the request fails at once (as Kafka's delayed fetch does).
             return [self._complete(parked, reading, now_ms)]
         parked.available_bytes = reading.total_bytes
         return []
@@ -279,8 +292,9 @@ class FetchManager:
         )
 
     def _read(self, context: FetchContext, parameters: FetchParameters, now_ms: int) -> _Reading:
-        """Reads the partitions in order; those that do not exist are answered after the others, and do not hasten
-        the answer.
+        """Reads the partitions in order.
+
+        Partitions that do not exist come last in the response, and do not complete a request early.
         """
         reading = _Reading()
         missing: list[tuple[FetchPartition, FetchResponse.PartitionData]] = []
@@ -296,7 +310,7 @@ class FetchManager:
         return reading
 
     def _resolve(self, partition: FetchPartition, context: FetchContext) -> Errors:
-        """Fills in the name behind a topic id, or the id behind a name."""
+        """Fills in the topic's name by its id, or the id by the name; returns the error if the partition is unknown."""
         if context.uses_topic_ids:
             name = self._source.topic_name(partition.topic_id)
             if name is None:
@@ -304,8 +318,8 @@ class FetchManager:
             partition.topic = name
         else:
             partition.topic_id = self._source.topic_id(partition.topic) or ZERO_UUID
-        known = self._source.has_partition(partition.topic, partition.partition)
-        return Errors.NONE if known else Errors.UNKNOWN_TOPIC_OR_PARTITION
+        exists = self._source.has_partition(partition.topic, partition.partition)
+        return Errors.NONE if exists else Errors.UNKNOWN_TOPIC_OR_PARTITION
 
     def _read_partition(
         self, partition: FetchPartition, parameters: FetchParameters, reading: _Reading, now_ms: int
@@ -314,7 +328,8 @@ class FetchManager:
         try:
             if parameters.replica_id >= 0:
                 raise KafkaError(
-                    Errors.NOT_LEADER_OR_FOLLOWER, f"Broker {parameters.replica_id} is no replica of this partition."
+                    Errors.NOT_LEADER_OR_FOLLOWER,
+                    f"Broker {parameters.replica_id} is not a replica of {partition.topic}-{partition.partition}.",
                 )
             result = self._source.read(
                 partition,
@@ -343,7 +358,7 @@ class FetchManager:
 
 
 def partition_data(index: int, result: ReadResult) -> FetchResponse.PartitionData:
-    """A partition's part of the response."""
+    """Returns a partition's part of the response."""
     aborted = result.aborted_transactions
     data = FetchResponse.PartitionData(
         partition_index=index,
@@ -365,8 +380,9 @@ def partition_data(index: int, result: ReadResult) -> FetchResponse.PartitionDat
 
 
 def error_data(index: int, error: Errors) -> FetchResponse.PartitionData:
-    """A partition that could not be read: every offset is unknown (observed in Kafka 4.3.1, also for
-    OFFSET_OUT_OF_RANGE).
+    """Returns the part of a partition that could not be read.
+
+    Every offset in it is unknown (observed in Kafka 4.3.1, also for OFFSET_OUT_OF_RANGE).
     """
     return FetchResponse.PartitionData(
         partition_index=index, error_code=error, high_watermark=-1, aborted_transactions=None, records=b""

@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetch sessions (KIP-227): a client names its partitions once, then sends and gets only what changed.
+"""Fetch sessions (KIP-227): a client names its partitions once; then requests and responses hold only changes.
 
-A session has an epoch that each request must name. It is soft state: a client that gets a session error begins again
-with a full fetch.
+How a request uses sessions depends on its session epoch:
+
+* -1 (`FINAL_EPOCH`): ends the session of the request, if any. The request itself has no session.
+* 0 (`INITIAL_EPOCH`): ends the old session and asks for a new one. The response carries the new session id, or 0 if
+  the cache is full. The session then has epoch 1.
+* Any other: the epoch must be the session's own. Each request raises it by one, so a repeated or reordered request
+  fails with INVALID_FETCH_SESSION_EPOCH. This also fails a parked request whose session has moved on.
+
+A session whose partitions are all forgotten ends. Sessions are soft state: they are lost in a crash or when the cache
+evicts them, and the client then begins again with a full fetch.
 """
 
 from __future__ import annotations
@@ -22,7 +30,7 @@ INITIAL_EPOCH: Final = 0
 FINAL_EPOCH: Final = -1
 TOPIC_IDS_SINCE_VERSION: Final = 13
 EVICTION_AGE_MS: Final = 120_000
-"""A session that was used more recently keeps its place against one that is not larger."""
+"""A session unused for longer is evicted for any new session. One created longer ago is evicted for a larger one."""
 
 _MAX_EPOCH = 2**31 - 1
 
@@ -31,7 +39,7 @@ PartitionKey: TypeAlias = "tuple[str | bytes, int]"
 
 
 def next_epoch(epoch: int) -> int:
-    """Session epochs grow from 1 and skip the values that mean something else."""
+    """Returns the epoch of the following request. Epochs grow from 1 and skip 0 and negative values."""
     if epoch < 0:
         return FINAL_EPOCH
     return 1 if epoch == _MAX_EPOCH else epoch + 1
@@ -39,7 +47,7 @@ def next_epoch(epoch: int) -> int:
 
 @dataclass(slots=True)
 class FetchPartition:
-    """What a client wants of one partition, and (in a session) what it was told last."""
+    """A client's request for one partition and, in a session, the offsets that the last response carried."""
 
     topic: str
     topic_id: bytes
@@ -58,7 +66,7 @@ class FetchPartition:
         self.last_fetched_epoch = other.last_fetched_epoch
 
     def note_answer(self, data: FetchResponse.PartitionData) -> bool:
-        """Whether an incremental answer must hold this partition; remembers what the client knows then."""
+        """Returns whether an incremental response must hold this partition, and remembers the offsets in `data`."""
         changed = (
             bool(data.records)
             or data.error_code != 0
@@ -95,7 +103,7 @@ class FetchMode(Enum):
 
 @dataclass(slots=True)
 class FetchContext:
-    """One request: its partitions, and the session it belongs to or may open."""
+    """One request: its partitions, and the session that it belongs to."""
 
     mode: FetchMode
     partitions: list[FetchPartition]
@@ -105,12 +113,12 @@ class FetchContext:
 
 
 def requested_partitions(request: FetchRequest, *, uses_topic_ids: bool) -> dict[PartitionKey, FetchPartition]:
-    """The partitions that a request names, by its own names for them."""
-    found: dict[PartitionKey, FetchPartition] = {}
+    """Returns the partitions of a request by the keys that the client uses."""
+    partitions: dict[PartitionKey, FetchPartition] = {}
     for topic in request.topics:
         name: str | bytes = topic.topic_id if uses_topic_ids else topic.topic
         for partition in topic.partitions:
-            found[name, partition.partition] = FetchPartition(
+            partitions[name, partition.partition] = FetchPartition(
                 topic.topic,
                 topic.topic_id,
                 partition.partition,
@@ -119,7 +127,7 @@ def requested_partitions(request: FetchRequest, *, uses_topic_ids: bool) -> dict
                 partition.current_leader_epoch,
                 partition.last_fetched_epoch,
             )
-    return found
+    return partitions
 
 
 class FetchSessions:
@@ -136,8 +144,10 @@ class FetchSessions:
         return len(self._sessions)
 
     def open(self, request: FetchRequest, api_version: int, now_ms: int) -> FetchContext:
-        """What to fetch for a request; KafkaError where it names a session that is not there, or is at another
-        epoch.
+        """Returns what to fetch for a request.
+
+        Raises KafkaError if the session does not exist, has another epoch, or names topics by id and the request by
+        name (or the other way round).
         """
         uses_topic_ids = api_version >= TOPIC_IDS_SINCE_VERSION
         epoch = request.session_epoch
@@ -170,11 +180,11 @@ class FetchSessions:
 
     def _update(self, session: FetchSession, request: FetchRequest) -> None:
         for key, partition in requested_partitions(request, uses_topic_ids=session.uses_topic_ids).items():
-            known = session.partitions.get(key)
-            if known is None:
+            old = session.partitions.get(key)
+            if old is None:
                 session.partitions[key] = partition
             else:
-                known.update(partition)
+                old.update(partition)
         for topic in request.forgotten_topics_data:
             name: str | bytes = topic.topic_id if session.uses_topic_ids else topic.topic
             for index in topic.partitions:
@@ -193,7 +203,7 @@ class FetchSessions:
         candidate_session_id: int,
         now_ms: int,
     ) -> FetchResponse:
-        """The response for what was read; opens the session that a full fetch asked for."""
+        """Returns the response for the data that was read; opens the session that a full fetch asked for."""
         match context.mode:
             case FetchMode.SESSIONLESS:
                 return build_response(NO_SESSION, answers, context.uses_topic_ids)
@@ -217,7 +227,7 @@ class FetchSessions:
         return build_response(session.session_id, changed, context.uses_topic_ids)
 
     def _move_to_end(self, session: FetchSession, partition: FetchPartition) -> None:
-        """Whoever got data is served last next time, so that one busy partition cannot starve the others."""
+        """Serves a partition that returned data last next time, so that a busy partition cannot starve the others."""
         key: PartitionKey = (partition.topic_id if session.uses_topic_ids else partition.topic, partition.partition)
         if session.partitions.pop(key, None) is not None:
             session.partitions[key] = partition
@@ -244,7 +254,11 @@ class FetchSessions:
         return candidate_session_id
 
     def _make_room(self, size: int, now_ms: int) -> bool:
-        """A full cache gives up its stalest session, else the smallest old one if the new one is larger."""
+        """Returns whether a new session of `size` partitions has a place in the cache.
+
+        A full cache evicts the session that was unused longest, if that is longer than EVICTION_AGE_MS.
+        Otherwise it evicts the smallest session that was created before EVICTION_AGE_MS, if the new one is larger.
+        """
         if len(self._sessions) < self._slots:
             return True
         if not self._sessions:
@@ -264,7 +278,7 @@ class FetchSessions:
 def build_response(
     session_id: int, answers: list[tuple[FetchPartition, FetchResponse.PartitionData]], uses_topic_ids: bool
 ) -> FetchResponse:
-    """Groups neighbouring partitions of one topic, keeping the order."""
+    """Returns the response. Neighbouring partitions of one topic share an entry; the order stays."""
     topics: list[FetchResponse.FetchableTopicResponse] = []
     last: PartitionKey | None = None
     for partition, data in answers:

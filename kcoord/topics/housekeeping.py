@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The periodic work on partitions: retention, time-based flushes, checkpoints, expired producers, removal of deleted
-folders.
+"""The periodic work on partitions: retention, time-based flushes, checkpoints, expired producers, removal of files.
 
-It runs in the event loop, so it goes in small steps: a few partitions per tick, the rest at the next one. Checkpoints
-wait for the disk every time, so they are written in the background.
+It runs in the event loop in small steps: retention looks at no more than PARTITIONS_PER_TICK partitions per tick.
+Checkpoints wait for the disk, so a background thread writes them; the offsets in them are noted in the event loop.
+
+A deleted segment or topic goes in two steps. Its files are renamed at once (`.deleted`, `-delete`), so that no request
+finds them. They are removed when `file.delete.delay.ms` or `log.segment.delete.delay.ms` has passed, or when the broker
+stops. After a crash the next start removes the renamed folders, and the opening of a log its renamed segments.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from kcoord.topics.schedule import Every
 from kcoord_protocol.errors import KafkaError
 
 Background: TypeAlias = Callable[[Callable[[], None]], object]
-"""Has something done in another thread, some time."""
+"""Runs a function in another thread, at some later time."""
 
 PARTITIONS_PER_TICK = 50
 
@@ -34,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Housekeeping:
-    """See the module's text. `partitions` is the owner's live mapping."""
+    """Does the periodic work of a TopicStore. `partitions` is the live mapping of that store."""
 
     __slots__ = (
         "_checkpoint",
@@ -68,10 +71,10 @@ class Housekeeping:
         self._expiration = Every(config.producer_id_expiration_check_interval_ms)
         self._to_check: deque[tuple[str, int]] = deque()
         self._doomed: list[tuple[int, str]] = []
-        """Files of old segments and folders of deleted topics, a heap by the times at which they are removed."""
+        """Files of old segments and folders of deleted topics: a heap of (time of removal, path)."""
 
     def tick(self, now_ms: int) -> None:
-        """Does what is due."""
+        """Does the work that is due."""
         if self._retention.is_due(now_ms) and not self._to_check:
             self._to_check.extend(self._partitions)
         for _ in range(min(PARTITIONS_PER_TICK, len(self._to_check))):
@@ -95,7 +98,7 @@ class Housekeeping:
             start_offset = opened.log.start_offset
             deleted = self._delete_segments(partition, opened, now_ms)
         except KafkaError:
-            # It is not usable, and whoever opened it first has said so in the log.
+            # The log is not usable. The first attempt to open it has logged the reason.
             return
         except (OSError, StorageError) as error:
             partition.fail(error)
@@ -104,7 +107,7 @@ class Housekeeping:
             heappush(self._doomed, retired)
         if deleted:
             _logger.info(
-                "%s: %d old segments deleted, the log begins at offset %d now",
+                "%s: deleted %d old segments; the log now begins at offset %d",
                 partition,
                 deleted,
                 opened.log.start_offset,
@@ -128,7 +131,7 @@ class Housekeeping:
         ]
 
     def _flush_old(self, now_ms: int) -> None:
-        """flush.ms, which like in Kafka is looked at every log.flush.scheduler.interval.ms (by default: never)."""
+        """Flushes logs by flush.ms, every log.flush.scheduler.interval.ms as in Kafka (by default: never)."""
         for partition, opened in self._opened():
             if opened.unflushed_records and now_ms - opened.last_flush_ms >= partition.config.flush_ms:
                 try:
@@ -137,8 +140,9 @@ class Housekeeping:
                     partition.fail(error)
 
     def _write_checkpoints(self) -> None:
-        """How far all logs are durable already (nothing is flushed for it), and where they start. Those of the
-        coordinators and of the metadata are among them.
+        """Checkpoints up to where each log is durable, and where it starts.
+
+        Nothing is flushed for a checkpoint. The logs of the coordinators and of the metadata are included.
         """
         self._log_dir.note_durable()
         self._in_background(self._store_checkpoints)
@@ -147,7 +151,7 @@ class Housekeeping:
         try:
             self._log_dir.write_checkpoints()
         except OSError as error:
-            _logger.error("The checkpoints cannot be written: %s", error)
+            _logger.error("Writing the checkpoints failed: %s", error)
 
     # --- producers ----------------------------------------------------------------------------------------------------
 
@@ -158,11 +162,14 @@ class Housekeeping:
     # --- deleted topics and segments ----------------------------------------------------------------------------------
 
     def retire(self, partitions: list[tuple[str, int, str]], now_ms: int) -> None:
-        """Renames the folders of deleted partitions now, and removes them after the usual delay."""
+        """Renames the folders of deleted partitions now; they are removed after log.segment.delete.delay.ms.
+
+        `partitions` are (topic, partition, unique text for the new name).
+        """
         try:
             folders = self._log_dir.delete_partitions(partitions)
         except OSError as error:
-            _logger.error("The folders of deleted partitions cannot be renamed: %s", error)
+            _logger.error("Renaming the folders of %d deleted partitions failed: %s", len(partitions), error)
             return
         for folder in folders:
             heappush(self._doomed, (now_ms + self._config.log_segment_delete_delay_ms, folder))
@@ -170,14 +177,15 @@ class Housekeeping:
     def _remove(self, path: str) -> None:
         try:
             if path.endswith(DELETED_SUFFIX):
-                with suppress(FileNotFoundError):  # its partition is gone, or was opened anew
+                # The folder of the partition may be gone, or the log was opened again: both remove the file.
+                with suppress(FileNotFoundError):
                     self._log_dir.file_system.remove(path)
             else:
                 self._log_dir.remove_folder(path)
         except OSError as error:
-            _logger.warning("%s cannot be removed: %s", path, error)
+            _logger.warning("Removing %s failed: %s", path, error)
 
     def finish(self, now_ms: int) -> None:
-        """Removes what is left of deleted topics and old segments: nobody reads there any more."""
+        """Removes the files of deleted topics and segments without their delay, since no request reads them now."""
         while self._doomed:
             self._remove(heappop(self._doomed)[1])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a coordinator's log through the client APIs, such as `__consumer_offsets`. The coordinator owns the log;
-nothing here changes it.
+"""Reads a coordinator's log, such as a partition of `__consumer_offsets`, for the client APIs.
 
-A log is None while nothing was written to it: it reads like an empty one.
+The coordinator owns the log; nothing here changes it. A log to which nothing was written yet is None, and reads like
+an empty log.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from kcoord_protocol.errors import Errors, KafkaError
 
 
 class InternalProducers:
-    """The producers of coordinators' logs, of which `__consumer_offsets` has transactional ones. Nobody but readers of
-    committed data wants to know, so the logs are looked through when they ask.
+    """The producer states of coordinators' logs. The partitions of `__consumer_offsets` have transactional producers.
+
+    Only read_committed requests and DescribeProducers need these states, so they are read from the logs on demand.
     """
 
     __slots__ = ("_states",)
@@ -29,13 +30,14 @@ class InternalProducers:
         self._states: dict[tuple[str, int], tuple[Log | None, ProducerState]] = {}
 
     def of(self, topic: str, partition: int, log: Log | None, enough: tuple[int, int] | None = None) -> ProducerState:
-        """The state as of the end of the log; with `enough` it may be as of somewhere that many bytes behind that
-        offset.
+        """Returns the producer state as of the end of the log.
+
+        With `enough` = (offset, bytes), the state may end as soon as it covers that many bytes from that offset.
         """
-        known, state = self._states.get((topic, partition), (None, ProducerState()))
+        seen_log, state = self._states.get((topic, partition), (None, ProducerState()))
         if log is None:
             return state
-        if known is not log or state.end_offset < log.start_offset:
+        if seen_log is not log or state.end_offset < log.start_offset:
             state = ProducerState()
             state.end_offset = log.start_offset
             self._states[topic, partition] = log, state
@@ -46,7 +48,7 @@ class InternalProducers:
         return state
 
     def forget(self, topic: str, partition: int) -> None:
-        """What is known of a log is read from it again when somebody asks."""
+        """Drops the state of a log. The next request reads it from the log again."""
         self._states.pop((topic, partition), None)
 
 
@@ -71,8 +73,9 @@ def _stable_offset(producers: ProducerState) -> int:
 def read(
     log: Log | None, producers: ProducerState | None, fetch_offset: int, *, max_bytes: int, whole_first_batch: bool
 ) -> ReadResult:
-    """Whole batches from `fetch_offset` on; up to the last stable offset for a reader of committed data, who brings
-    `producers`.
+    """Returns whole batches from `fetch_offset` on.
+
+    `producers` is the producer state for a read_committed fetch, which ends at the last stable offset, else None.
     """
     start_offset, end_offset = (log.start_offset, log.end_offset) if log is not None else (0, 0)
     stable_offset = end_offset if producers is None or log is None else _stable_offset(producers)
@@ -90,7 +93,7 @@ def read(
 
 
 def find_offset_in(log: Log | None, producers: ProducerState | None, timestamp: int, leader_epoch: int) -> FoundOffset:
-    """ListOffsets."""
+    """Returns the answer of ListOffsets; `producers` is the producer state for a read_committed request, else None."""
     if log is None:
         return FoundOffset(-1, 0, leader_epoch) if timestamp in (EARLIEST, LATEST) else NOT_FOUND
     end_offset = log.end_offset if producers is None else _stable_offset(producers)
@@ -98,12 +101,12 @@ def find_offset_in(log: Log | None, producers: ProducerState | None, timestamp: 
 
 
 def epochs_of(log: Log | None, leader_epoch: int) -> LeaderEpochs:
-    """One process has written all of it, so there is one epoch."""
+    """Returns a cache with a single epoch: its coordinator counts as the writer of the whole log."""
     return LeaderEpochs([EpochEntry(leader_epoch, log.start_offset if log is not None else 0)])
 
 
 def topic_id_of(log_dir: LogDir, topic: str, partition: int) -> bytes | None:
-    """Whose folder it is, None where that is not known."""
+    """Returns the id of the topic that a folder belongs to, None if partition.metadata is missing or malformed."""
     try:
         return log_dir.topic_id(topic, partition)
     except MalformedCheckpointError:

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leader epoch cache of a partition: at which offset each leader epoch began. Consumers use it to notice
-truncated logs (KIP-101, KIP-320).
-
-Entries have growing epochs and growing start offsets.
-"""
+"""The leader epoch cache of a partition."""
 
 from __future__ import annotations
 
@@ -22,7 +18,10 @@ class EpochEntry(NamedTuple):
 
 
 class LeaderEpochs:
-    """See the module's text."""
+    """The offset at which each leader epoch began. Consumers use it to detect truncated logs (KIP-101, KIP-320).
+
+    The epochs of `entries` grow strictly, and so do the start offsets.
+    """
 
     __slots__ = ("entries",)
 
@@ -30,7 +29,7 @@ class LeaderEpochs:
         self.entries: list[EpochEntry] = entries if entries is not None else []
 
     def to_text(self) -> str:
-        """The content of Kafka's `leader-epoch-checkpoint`."""
+        """Returns the content of Kafka's `leader-epoch-checkpoint`."""
         return "".join(
             f"{line}\n" for line in ("0", len(self.entries), *(f"{epoch} {offset}" for epoch, offset in self.entries))
         )
@@ -40,8 +39,9 @@ class LeaderEpochs:
         return self.entries[-1].epoch if self.entries else UNDEFINED_EPOCH
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """Notes that `epoch` begins at `start_offset`; True where that changed something. Entries it contradicts go
-        away.
+        """Adds `epoch`, which begins at `start_offset`; returns whether the cache changed.
+
+        An epoch that is not above the latest one is ignored. Entries at or after `start_offset` are dropped.
         """
         if epoch <= self.latest_epoch:
             return False
@@ -51,7 +51,10 @@ class LeaderEpochs:
         return True
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """The largest epoch not above `epoch`, and the offset where it ends; undefined where the cache cannot tell."""
+        """Returns the largest epoch not above `epoch` and the offset where it ends.
+
+        Both are -1 if `epoch` is -1 or above the latest epoch.
+        """
         if epoch == UNDEFINED_EPOCH:
             return UNDEFINED_EPOCH, UNDEFINED_OFFSET
         if self.entries and epoch == self.entries[-1].epoch:
@@ -65,12 +68,15 @@ class LeaderEpochs:
         return self.entries[position - 1].epoch, end_offset
 
     def epoch_for_offset(self, offset: int) -> int:
-        """The leader epoch that wrote `offset`; -1 where the cache does not reach back so far."""
+        """Returns the leader epoch that wrote `offset`, -1 if the offset is before the first entry."""
         position = bisect_right(self.entries, offset, key=lambda entry: entry.start_offset)
         return self.entries[position - 1].epoch if position else UNDEFINED_EPOCH
 
     def advance_start(self, start_offset: int) -> bool:
-        """Forgets epochs that ended before the new start of the log; the epoch in force there now begins there."""
+        """Drops epochs that ended at or before the new start of the log; returns whether the cache changed.
+
+        The epoch that wrote `start_offset` now begins there.
+        """
         position = bisect_right(self.entries, start_offset, key=lambda entry: entry.start_offset)
         if position == 0 or (position == 1 and self.entries[0].start_offset == start_offset):
             return False
@@ -78,7 +84,7 @@ class LeaderEpochs:
         return True
 
     def truncate_end(self, end_offset: int) -> bool:
-        """Forgets epochs that began at or after the end of the log, but for an epoch of an empty log."""
+        """Drops epochs that began at or after the end of the log; returns whether the cache changed."""
         kept = [entry for entry in self.entries if entry.start_offset < end_offset]
         if len(kept) == len(self.entries):
             return False

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ListOffsets on one log: special timestamps, or the first record at or after a timestamp. -1 stands for "there is
-none".
+"""ListOffsets on one log: special timestamps, or the first record at or after a timestamp.
+
+In a result, -1 means that there is no such timestamp, offset or epoch.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ SPECIAL_TIMESTAMP_VERSIONS: Final = {
     LATEST_TIERED: 9,
     EARLIEST_PENDING_UPLOAD: 11,
 }
-"""The version of ListOffsets in which each special timestamp came."""
+"""The version of ListOffsets that introduced each special timestamp."""
 
 
 class FoundOffset(NamedTuple):
-    """The answer for one partition."""
+    """The result for one partition."""
 
     timestamp: int
     offset: int
@@ -41,8 +42,9 @@ NOT_FOUND: Final = FoundOffset(-1, -1, -1)
 
 
 def find_offset(log: Log, epochs: LeaderEpochs, timestamp: int, *, end_offset: int, leader_epoch: int) -> FoundOffset:
-    """What `timestamp` stands for; records from `end_offset` on (the high watermark or last stable offset) do not
-    count.
+    """Returns the offset that `timestamp` stands for.
+
+    Records from `end_offset` on (the high watermark or the last stable offset) do not count.
     """
     match timestamp:
         case -1:
@@ -50,19 +52,19 @@ def find_offset(log: Log, epochs: LeaderEpochs, timestamp: int, *, end_offset: i
         case -2 | -4:
             return FoundOffset(-1, log.start_offset, _start_epoch(log, epochs))
         case -5 | -6:
-            # Without tiered storage nothing is tiered and nothing waits for it (observed in Kafka 4.3.1).
+            # Without tiered storage no offset is tiered or waits for its upload (observed in Kafka 4.3.1).
             return NOT_FOUND
         case -3:
-            found = log.max_timestamp()
+            record = log.max_timestamp()
         case _ if timestamp < 0:
-            raise KafkaError(Errors.UNSUPPORTED_VERSION, f"There is no special timestamp {timestamp}.")
+            raise KafkaError(Errors.UNSUPPORTED_VERSION, f"The special timestamp {timestamp} does not exist.")
         case _:
-            found = log.offset_for_timestamp(timestamp)
-    if found is None or found.offset >= end_offset:
+            record = log.offset_for_timestamp(timestamp)
+    if record is None or record.offset >= end_offset:
         return NOT_FOUND
-    return FoundOffset(*found)
+    return FoundOffset(*record)
 
 
 def _start_epoch(log: Log, epochs: LeaderEpochs) -> int:
-    """The leader epoch at the start of the log, where it is known."""
+    """Returns the leader epoch at the start of the log, -1 if it is unknown."""
     return epochs.epoch_for_offset(log.start_offset) if epochs.entries else UNDEFINED_EPOCH

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a partition has in memory while its log is open, and how that is found again: snapshot and small files first,
-then the batches behind them.
+"""The state of a partition while its log is open, and how `load` rebuilds it.
+
+`load` reads the small files of the folder first: leader epochs, transaction index, newest producer snapshot. It then
+replays the batches after the snapshot. The log decides: whatever the files lack or contradict is taken from it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from kcoord_protocol.record_batch import decode_entries
 
 @dataclass(slots=True)
 class OpenLog:
-    """See the module's text."""
+    """An open log with its leader epochs, its producer state and its counters for flushes."""
 
     log: Log
     epochs: LeaderEpochs
@@ -32,25 +34,26 @@ class OpenLog:
     is_disk_full: bool = False
 
     def is_news(self, error: Exception) -> bool:
-        """Whether a failed write is to be told. Producers try again and again: a full disk is, once, until it takes a
-        write.
+        """Returns whether to log a failed write, and remembers whether the disk is full.
+
+        Producers retry, so a full disk is logged once, until a write succeeds again.
         """
         is_known, self.is_disk_full = self.is_disk_full, is_disk_full(error)
         return not (is_known and self.is_disk_full)
 
     @property
     def last_stable_offset(self) -> int:
-        """Up to where transactions are decided."""
+        """The first offset of the oldest open transaction, or the end of the log if no transaction is open."""
         unstable = self.producers.first_unstable_offset
         return self.log.end_offset if unstable is None else unstable
 
     def segment_base_of(self, offset: int) -> int:
-        """The base offset of the segment that holds `offset`."""
+        """Returns the base offset of the segment that holds `offset`."""
         return max(segment.base_offset for segment in self.log.segments if segment.base_offset <= offset)
 
 
 def load(log: Log, files: PartitionFiles, now_ms: int) -> OpenLog:
-    """Rebuilds what belongs to a log that was just opened."""
+    """Returns a log that was just opened with its leader epochs and its producer state."""
     opened = OpenLog(log, files.load_epochs(), ProducerState(), last_flush_ms=now_ms)
     _load_producers(opened, files)
     if _load_epochs(opened):
@@ -73,7 +76,10 @@ def _load_producers(opened: OpenLog, files: PartitionFiles) -> None:
 
 
 def _load_epochs(opened: OpenLog) -> bool:
-    """Makes the leader epochs fit the log; True where they changed. Without the file every batch tells its epoch."""
+    """Makes the leader epochs fit the log; returns whether they changed.
+
+    If the file is missing, the epochs are read from the batches.
+    """
     log, epochs = opened.log, opened.epochs
     changed = False
     if not epochs.entries:
@@ -84,7 +90,7 @@ def _load_epochs(opened: OpenLog) -> bool:
 
 
 def facts_of(header: BatchHeader) -> BatchFacts:
-    """What the producer state wants to know of a stored batch."""
+    """Returns the fields of a stored batch that the producer state needs."""
     return BatchFacts(
         header.producer_id,
         header.producer_epoch,
@@ -98,7 +104,7 @@ def facts_of(header: BatchHeader) -> BatchFacts:
 
 
 def replay(producers: ProducerState, header: BatchHeader, data: bytes) -> AbortedTransaction | None:
-    """Takes a stored batch into the producer state; returns the transaction that it aborts, if it was not known."""
+    """Adds a stored batch to the producer state; returns the transaction that it aborts, None if it was known."""
     facts = facts_of(header)
     if not header.is_control:
         producers.replay_data(facts)

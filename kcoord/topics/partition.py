@@ -1,9 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One topic partition: its log, leader epochs and producer state. There is one replica, so the high watermark is the
-end of the log.
+"""One topic partition: its log, leader epochs and producer state.
 
-The log is opened at the first use. After a failed write it is opened again, with recovery: what a failed write left
-behind is never trusted.
+There is one replica, so the high watermark is the end of the log. Everything runs in the event loop.
+
+The life of the log:
+
+* *Unopened*: nothing is read before the first use. `open` loads the log and its state.
+* *Open*: appends, reads, deletions. A failed sync, or a failed write whose bytes cannot be removed, fails the log.
+  `fail` then abandons it, and the partition is unopened again: the next use opens the log with recovery.
+  After any other failed write, such as on a full disk, the log stays open.
+* *Failed*: the log is corrupt, the topic is deleted, or another broker leads. Every request gets an error, and nothing
+  is opened again. (An `OSError` at opening is not kept: the next request tries again.)
+
+The order of an append: the leader check, the validation of the batch, the producer state's `check`, the write, and
+last `replay`. The producer state changes only after the write, so a failed write leaves no trace in it.
+A batch is acknowledged when it is in the page cache. It is synced by flush.messages, flush.ms, when a segment rolls,
+and at shutdown.
+A power loss may therefore cost the end of the log, at a batch boundary; a crash of the process costs nothing.
 """
 
 from __future__ import annotations
@@ -33,14 +46,15 @@ from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.record_batch import encode_control_batch, walk_batches
 
 HIGH_WATERMARK: Final = -1
-"""As an offset to delete records up to."""
+"""The offset by which DeleteRecords asks to delete all records."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Verified(NamedTuple):
-    """The transaction coordinator agreed to a producer's first write of a transaction (KIP-890). `bumps_epoch`: the
-    producer has a new epoch with every transaction.
+    """The transaction coordinator's consent to a producer's first write of a transaction (KIP-890).
+
+    `bumps_epoch`: the producer has a new epoch in every transaction.
     """
 
     ticket: int
@@ -48,7 +62,7 @@ class Verified(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """The end of a producer's transaction. A `repeated` one may be in the log already."""
+    """The end of a producer's transaction. A `repeated` marker may be in the log already."""
 
     producer: Producer
     coordinator_epoch: int
@@ -58,7 +72,7 @@ class Marker(NamedTuple):
 
 
 class AppendResult(NamedTuple):
-    """What a producer is told about its batch, and how many bytes were added (0 for a duplicate)."""
+    """The response to a producer's batch, and the number of bytes that were added (0 for a duplicate)."""
 
     base_offset: int
     log_append_time_ms: int
@@ -67,7 +81,7 @@ class AppendResult(NamedTuple):
 
 
 class Partition:
-    """See the module's text."""
+    """A partition that this broker leads. The module text describes the life of its log."""
 
     __slots__ = (
         "_failure",
@@ -105,7 +119,7 @@ class Partition:
     # --- metadata -----------------------------------------------------------------------------------------------------
 
     def configure(self, config: TopicConfig) -> None:
-        """Takes over the topic's configuration; segments follow with the next append."""
+        """Applies the topic's configuration; the settings of segments take effect with the next append."""
         self.config = config
         self.rules = batch_rules(config)
         self.log_config.segment_bytes = config.effective_segment_bytes
@@ -116,20 +130,26 @@ class Partition:
         self.log_config.file_delete_delay_ms = config.file_delete_delay_ms
 
     def _jitter_ms(self, config: TopicConfig) -> int:
-        """Spreads the rolls of many partitions over segment.jitter.ms: always the same for one partition."""
+        """Returns the partition's share of segment.jitter.ms, which spreads the rolls of many partitions.
+
+        A partition always has the same share.
+        """
         return (
             crc32c(f"{self.topic}-{self.index}".encode()) % config.segment_jitter_ms if config.segment_jitter_ms else 0
         )
 
     def update(self, image: PartitionImage) -> None:
-        """Takes over leader and epoch."""
+        """Applies the leader and leader epoch of `image`."""
         new_epoch = image.leader_epoch != self.image.leader_epoch
         self.image = image
         if new_epoch and self._open is not None:
             self._assign_epoch(self._open)
 
     def check_leader(self, current_leader_epoch: int) -> None:
-        """Refuses a request to another leader or leader epoch; -1 stands for a client that does not know the epoch."""
+        """Raises KafkaError if another broker leads, or if the client's leader epoch is not the current one.
+
+        -1 stands for a client that does not know the epoch.
+        """
         if self.image.leader != self.node_id:
             raise KafkaError(
                 Errors.NOT_LEADER_OR_FOLLOWER, f"{self.topic}-{self.index} is led by broker {self.image.leader}."
@@ -150,11 +170,15 @@ class Partition:
 
     @property
     def opened(self) -> OpenLog | None:
-        """The open log, without opening it."""
+        """The log if it is open, else None. Does not open it."""
         return self._open
 
     def open(self, now_ms: int) -> OpenLog:
-        """The open log; KAFKA_STORAGE_ERROR where it cannot be opened or is damaged."""
+        """Returns the log, and opens it if necessary.
+
+        Raises KAFKA_STORAGE_ERROR if it cannot be opened or is damaged, and NOT_LEADER_OR_FOLLOWER while another
+        broker still holds it.
+        """
         if self._open is not None:
             return self._open
         if self._failure is not None:
@@ -164,12 +188,12 @@ class Partition:
         except PartitionHeldError as error:
             raise KafkaError(Errors.NOT_LEADER_OR_FOLLOWER, str(error)) from error
         except CorruptLogError as error:
-            # Every request would find the same damage: it is looked for once.
+            # Every request would find the same damage, so the log is not opened again.
             self._failure = str(error)
-            _logger.error("%s-%d is not served: %s", self.topic, self.index, error)
+            _logger.error("%s-%d is corrupt and is not served: %s", self.topic, self.index, error)
             raise KafkaError(Errors.KAFKA_STORAGE_ERROR, str(error)) from error
         except (OSError, StorageError) as error:
-            _logger.error("%s-%d cannot be opened: %s", self.topic, self.index, error)
+            _logger.error("Opening the log of %s-%d failed: %s", self.topic, self.index, error)
             raise KafkaError(Errors.KAFKA_STORAGE_ERROR, str(error)) from error
         self._open = opened
         return opened
@@ -185,7 +209,10 @@ class Partition:
             self.files.store_epochs(opened.epochs)
 
     def fail(self, error: Exception) -> KafkaError:
-        """A write failed. Where the log cannot go on after that, it is given up, and recovered at the next use."""
+        """Returns the error for a failed write. A log that is not usable after it is abandoned.
+
+        The next use opens and recovers such a log.
+        """
         if self._open is None or self._open.is_news(error):
             _logger.error("Writing to %s-%d failed: %s", self.topic, self.index, error)
         if self._open is not None and self._open.log.failure is not None:
@@ -196,8 +223,9 @@ class Partition:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def is_in_transaction(self, producer: Producer, now_ms: int) -> bool:
-        """Whether the producer's transaction is under way here; also where the log is not usable, which who writes will
-        be told.
+        """Returns whether the producer has an open transaction here.
+
+        Also True if the log is unusable; the write itself then fails with the right error.
         """
         try:
             return self.open(now_ms).producers.is_open(*producer)
@@ -205,7 +233,7 @@ class Partition:
             return True
 
     def start_verification(self, producer: Producer, now_ms: int) -> int:
-        """A ticket for a producer that the transaction coordinator has to be asked about before it may write."""
+        """Returns a ticket for a write that needs the consent of the transaction coordinator first."""
         return self.open(now_ms).verifications.start(producer.producer_id)
 
     def finish_verification(self, producer: Producer, ticket: int) -> None:
@@ -215,7 +243,7 @@ class Partition:
     def append(
         self, batch: bytes, *, requires_all: bool, verified: Verified | None, needs_verification: bool, now_ms: int
     ) -> AppendResult:
-        """Appends a client's batch, or recognises it as one that was appended before."""
+        """Appends a client's batch; a duplicate returns the offset of the batch that was appended before."""
         self.check_leader(UNDEFINED_EPOCH)
         if requires_all:
             self._check_in_sync_replicas()
@@ -242,7 +270,10 @@ class Partition:
         return AppendResult(facts.base_offset, stamped.log_append_time_ms, log.start_offset, len(stamped.data))
 
     def _check_verified(self, opened: OpenLog, facts: BatchFacts, verified: Verified | None) -> None:
-        """A transaction never begins here behind its coordinator's back: nobody would end it."""
+        """Raises KafkaError if a batch would begin a transaction that its coordinator does not know.
+
+        Nobody would end such a transaction.
+        """
         if opened.producers.is_open(facts.producer_id, facts.producer_epoch):
             return
         if verified is None or not opened.verifications.holds(facts.producer_id, verified.ticket):
@@ -251,14 +282,14 @@ class Partition:
                 f"{self.topic}-{self.index} is not part of a transaction of producer {facts.producer_id}.",
             )
         if verified.bumps_epoch and facts.base_sequence != 0 and facts.producer_id not in opened.producers.entries:
-            # An earlier batch of the same transaction was refused, and must not be overtaken.
+            # An earlier batch of the transaction was rejected. This batch must not be written before its retry.
             raise KafkaError(
                 Errors.OUT_OF_ORDER_SEQUENCE_NUMBER,
                 f"Producer {facts.producer_id} began with sequence number {facts.base_sequence} instead of 0.",
             )
 
     def write_marker(self, marker: Marker, now_ms: int) -> int:
-        """Ends a producer's transaction; returns how many bytes were added."""
+        """Ends a producer's transaction; returns the number of bytes that were added."""
         self.check_leader(UNDEFINED_EPOCH)
         opened = self.open(now_ms)
         producers, producer_id = opened.producers, marker.producer.producer_id
@@ -291,19 +322,21 @@ class Partition:
             self.files.append_aborted(opened.segment_base_of(aborted.last_offset), aborted)
 
     def active_producers(self, now_ms: int) -> list[ProducerEntry]:
-        """Everything that is known of the producers of this partition (KIP-664)."""
+        """Returns the state of every producer of this partition (KIP-664)."""
         self.check_leader(UNDEFINED_EPOCH)
         return list(self.open(now_ms).producers.entries.values())
 
     def _check_in_sync_replicas(self) -> None:
-        """A topic cannot ask for more in-sync replicas than it has (observed in Kafka 4.3.1: min.insync.replicas is
-        capped by them).
+        """Raises NOT_ENOUGH_REPLICAS if fewer than min.insync.replicas are in sync.
+
+        min.insync.replicas is capped by the number of replicas (observed in Kafka 4.3.1).
         """
         needed = min(self.config.min_insync_replicas, len(self.image.replicas))
         if len(self.image.isr) < needed:
             raise KafkaError(
                 Errors.NOT_ENOUGH_REPLICAS,
-                f"{len(self.image.isr)} replicas are in sync, min.insync.replicas asks for {needed}.",
+                f"{self.topic}-{self.index} has {len(self.image.isr)} in-sync replicas; min.insync.replicas requires "
+                f"{needed}.",
             )
 
     def _write(
@@ -328,23 +361,28 @@ class Partition:
             raise self.fail(error) from error
 
     def _take_snapshot(self, opened: OpenLog, offset: int) -> None:
-        """Keeps the producer state as of `offset`, which bounds what a restart must read. The log can do without."""
+        """Stores the producer state as of `offset`, which bounds what a restart must read.
+
+        A failure is only logged: the state can always be read from the log.
+        """
         if opened.snapshot_offset >= offset:
             return
         try:
             self.files.store_snapshot(offset, list(opened.producers.entries.values()))
             opened.snapshot_offset = offset
         except OSError as error:
-            _logger.warning("No producer snapshot of %s-%d: %s", self.topic, self.index, error)
+            _logger.warning(
+                "Writing the producer snapshot of %s-%d at offset %d failed: %s", self.topic, self.index, offset, error
+            )
 
     def flush(self, opened: OpenLog, now_ms: int) -> None:
-        """Makes everything durable."""
+        """Makes the whole log durable."""
         opened.log.flush()
         opened.unflushed_records = 0
         opened.last_flush_ms = now_ms
 
     def delete_records(self, offset: int, now_ms: int) -> int:
-        """Moves the start of the log to `offset`; returns where it is then."""
+        """Moves the start of the log up to `offset`; returns the new start."""
         self.check_leader(UNDEFINED_EPOCH)
         if not self.config.is_deleted:
             raise KafkaError(
@@ -354,7 +392,10 @@ class Partition:
         if offset == HIGH_WATERMARK:
             offset = opened.log.end_offset
         if not 0 <= offset <= opened.log.end_offset:
-            raise KafkaError(Errors.OFFSET_OUT_OF_RANGE, f"Offset {offset} is not within {self.topic}-{self.index}.")
+            raise KafkaError(
+                Errors.OFFSET_OUT_OF_RANGE,
+                f"Offset {offset} is not within {self.topic}-{self.index}, which ends at {opened.log.end_offset}.",
+            )
         if offset > opened.log.start_offset:
             self._advance_start(opened, offset)
         return opened.log.start_offset
@@ -364,47 +405,48 @@ class Partition:
         self.on_start_moved(opened)
 
     def on_start_moved(self, opened: OpenLog) -> None:
-        """The log begins later than before: what belongs to the lost part goes too."""
+        """Drops the state and the small files that belong to offsets before the new start of the log."""
         opened.producers.advance_start(opened.log.start_offset)
         if opened.epochs.advance_start(opened.log.start_offset):
             self.files.store_epochs(opened.epochs)
         self.files.remove_below(opened.log.start_offset)
 
     def forget_aborted(self, opened: OpenLog, marker_offsets: set[int]) -> None:
-        """The cleaner removes what is left of aborted transactions: readers are not told of them any more."""
+        """Drops aborted transactions whose last records and markers the cleaner removes."""
         opened.producers.forget_aborted(marker_offsets)
         self.files.forget_aborted(marker_offsets)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(
-        self, wanted: FetchPartition, *, max_bytes: int, whole_first_batch: bool, read_committed: bool, now_ms: int
+        self, request: FetchPartition, *, max_bytes: int, whole_first_batch: bool, read_committed: bool, now_ms: int
     ) -> ReadResult:
-        """Whole batches from the fetch offset on, as stored. The first one may exceed `max_bytes` only with
-        `whole_first_batch`.
+        """Returns whole batches from the fetch offset on, as stored.
+
+        The first batch may exceed `max_bytes` only with `whole_first_batch`.
         """
-        self.check_leader(wanted.current_leader_epoch)
+        self.check_leader(request.current_leader_epoch)
         opened = self.open(now_ms)
         log = opened.log
         stable = opened.last_stable_offset
         result = ReadResult(b"", log.end_offset, stable, log.start_offset, [] if read_committed else None)
-        if wanted.last_fetched_epoch != UNDEFINED_EPOCH:
-            result.diverging_epoch = self._diverging_epoch(opened, wanted)
+        if request.last_fetched_epoch != UNDEFINED_EPOCH:
+            result.diverging_epoch = self._diverging_epoch(opened, request)
             if result.diverging_epoch is not None:
                 return result
-        if not log.start_offset <= wanted.fetch_offset <= log.end_offset:
+        if not log.start_offset <= request.fetch_offset <= log.end_offset:
             raise KafkaError(
                 Errors.OFFSET_OUT_OF_RANGE,
                 f"{self.topic}-{self.index} holds offsets {log.start_offset} to {log.end_offset}, not "
-                f"{wanted.fetch_offset}.",
+                f"{request.fetch_offset}.",
             )
         end = stable if read_committed else log.end_offset
-        if wanted.fetch_offset >= end or (max_bytes <= 0 and not whole_first_batch):
+        if request.fetch_offset >= end or (max_bytes <= 0 and not whole_first_batch):
             return result
-        result.records = self._read_log(log, wanted.fetch_offset, max_bytes, end, whole_first_batch)
+        result.records = self._read_log(log, request.fetch_offset, max_bytes, end, whole_first_batch)
         if read_committed:
-            next_offset = _next_offset(result.records, wanted.fetch_offset)
-            result.aborted_transactions = opened.producers.aborted_between(wanted.fetch_offset, next_offset)
+            next_offset = _next_offset(result.records, request.fetch_offset)
+            result.aborted_transactions = opened.producers.aborted_between(request.fetch_offset, next_offset)
         return result
 
     def _read_log(self, log: Log, offset: int, max_bytes: int, end: int, whole_first_batch: bool) -> bytes:
@@ -414,20 +456,20 @@ class Partition:
             _logger.error("Reading %s-%d at offset %d failed: %s", self.topic, self.index, offset, error)
             raise KafkaError(Errors.KAFKA_STORAGE_ERROR, str(error)) from error
 
-    def _diverging_epoch(self, opened: OpenLog, wanted: FetchPartition) -> tuple[int, int] | None:
-        """Where the reader's log and ours part (KIP-595), None where they do not."""
-        epoch, end_offset = opened.epochs.end_offset_for(wanted.last_fetched_epoch, opened.log.end_offset)
-        if epoch == UNDEFINED_EPOCH or end_offset == UNDEFINED_OFFSET or wanted.fetch_offset < opened.log.start_offset:
+    def _diverging_epoch(self, opened: OpenLog, request: FetchPartition) -> tuple[int, int] | None:
+        """Returns the epoch and offset at which the reader's log and this log diverge (KIP-595), None if they agree."""
+        epoch, end_offset = opened.epochs.end_offset_for(request.last_fetched_epoch, opened.log.end_offset)
+        if epoch == UNDEFINED_EPOCH or end_offset == UNDEFINED_OFFSET or request.fetch_offset < opened.log.start_offset:
             raise KafkaError(
                 Errors.OFFSET_OUT_OF_RANGE,
-                f"The end of leader epoch {wanted.last_fetched_epoch} is not known any more.",
+                f"The end of leader epoch {request.last_fetched_epoch} in {self.topic}-{self.index} is unknown.",
             )
-        return (epoch, end_offset) if epoch < wanted.last_fetched_epoch or end_offset < wanted.fetch_offset else None
+        return (epoch, end_offset) if epoch < request.last_fetched_epoch or end_offset < request.fetch_offset else None
 
     def find_offset(
         self, timestamp: int, *, current_leader_epoch: int, read_committed: bool, now_ms: int
     ) -> FoundOffset:
-        """The offset that a timestamp, or a special value for one, stands for."""
+        """Returns the offset that a timestamp, or a special timestamp, stands for."""
         self.check_leader(current_leader_epoch)
         opened = self.open(now_ms)
         end_offset = opened.last_stable_offset if read_committed else opened.log.end_offset
@@ -439,7 +481,7 @@ class Partition:
             raise KafkaError(Errors.KAFKA_STORAGE_ERROR, str(error)) from error
 
     def end_offset_for_epoch(self, epoch: int, current_leader_epoch: int, now_ms: int) -> tuple[int, int]:
-        """The largest leader epoch not above `epoch`, and where it ends."""
+        """Returns the largest leader epoch not above `epoch` and the offset where it ends."""
         self.check_leader(current_leader_epoch)
         opened = self.open(now_ms)
         return opened.epochs.end_offset_for(epoch, opened.log.end_offset)
@@ -447,13 +489,16 @@ class Partition:
     # --- end ----------------------------------------------------------------------------------------------------------
 
     def prepare_close(self) -> None:
-        """Writes a snapshot, so that the next start need not read the log. The log itself is closed with its folder."""
+        """Writes a producer snapshot, so that the next start does not replay the log.
+
+        `LogDir.close` closes the log itself.
+        """
         opened, self._open = self._open, None
         if opened is not None and opened.log.failure is None and opened.log.end_offset > opened.log.start_offset:
             self._take_snapshot(opened, opened.log.end_offset)
 
     def resign(self) -> None:
-        """Another broker leads from now on: everything is made durable, and the log closed."""
+        """Makes the log durable and closes it, since another broker leads from now on."""
         log = self._open.log if self._open is not None else None
         self.prepare_close()
         self._failure = f"{self.topic}-{self.index} is led by another broker."
@@ -462,10 +507,10 @@ class Partition:
         try:
             log.close()
         except (OSError, StorageError) as error:
-            _logger.error("The log of %s-%d could not be closed in an orderly way: %s", self.topic, self.index, error)
+            _logger.error("Closing the log of %s-%d failed: %s", self.topic, self.index, error)
 
     def delete(self) -> None:
-        """The topic is gone: nothing is served any more, and the owner may rename the folder."""
+        """Stops serving a partition of a deleted topic. The owner may rename the folder afterwards."""
         opened, self._open = self._open, None
         self._failure = f"{self.topic}-{self.index} is deleted."
         if opened is not None:
@@ -473,7 +518,7 @@ class Partition:
 
 
 def _next_offset(data: bytes, fetch_offset: int) -> int:
-    """The offset after the last batch in `data`."""
+    """Returns the offset after the last batch in `data`, `fetch_offset` if there is none."""
     end = fetch_offset
     for _, (base_offset, _, _, _, _, _, last_delta, *_) in walk_batches(data):
         end = base_offset + last_delta + 1

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small files beside the segments in a partition's folder, in Kafka's formats: partition.metadata,
-leader-epoch-checkpoint, snapshots, txnindex.
-
-None of them is needed for the truth: the log has it all, but for the topic id, which the metadata log has too.
-"""
+"""The small files beside the segments in a partition's folder."""
 
 from __future__ import annotations
 
@@ -35,7 +31,10 @@ _logger = logging.getLogger(__name__)
 
 
 class PartitionFiles:
-    """See the module's text."""
+    """partition.metadata, leader-epoch-checkpoint, producer snapshots and transaction indexes, in Kafka's formats.
+
+    All of them are redundant, so they are not synced: the log holds the same facts, and the metadata log the topic id.
+    """
 
     __slots__ = ("directory", "fs")
 
@@ -47,7 +46,10 @@ class PartitionFiles:
         return join(self.directory, name)
 
     def _replace(self, name: str, data: bytes) -> None:
-        """Atomic for readers, and not synced: a sync would hold up the event loop for what the log can tell as well."""
+        """Replaces a file atomically, without a sync.
+
+        A sync would block the event loop, and the log holds the same facts.
+        """
         temporary = self._path(f"{name}.tmp")
         file = self.fs.open_append(temporary)
         try:
@@ -60,12 +62,15 @@ class PartitionFiles:
     # --- partition.metadata -------------------------------------------------------------------------------------------
 
     def create(self, topic_id: bytes) -> None:
-        """Makes the folder and says whose it is."""
+        """Makes the folder and writes partition.metadata."""
         self.fs.make_dirs(self.directory)
         self._replace(METADATA_FILE, f"version: 0\ntopic_id: {uuid_to_string(topic_id)}".encode())
 
     def topic_id(self) -> bytes | None:
-        """Whose folder it is; None where that is not known, which a crash right after its creation may leave."""
+        """Returns the id of the topic that the folder belongs to.
+
+        None if partition.metadata is missing or malformed, as after a crash right after the folder's creation.
+        """
         try:
             return read_topic_id(self.fs, self._path(METADATA_FILE))
         except MalformedCheckpointError:
@@ -77,7 +82,7 @@ class PartitionFiles:
         try:
             rows = read_leader_epochs(self.fs, self._path(EPOCHS_FILE))
         except MalformedCheckpointError as error:
-            _logger.warning("The leader epochs are read from the log again: %s", error)
+            _logger.warning("%s: rebuilding the leader epochs from the log: %s", self.directory, error)
             rows = []
         epochs = LeaderEpochs()
         for row in rows:
@@ -90,12 +95,15 @@ class PartitionFiles:
     # --- producer state -----------------------------------------------------------------------------------------------
 
     def offsets_with(self, suffix: str) -> list[int]:
-        """The offsets that files with a suffix are named by, in order."""
+        """Returns the offsets in the names of the files with a suffix, ascending."""
         names = [name.removesuffix(suffix) for name in self.fs.list_dir(self.directory) if name.endswith(suffix)]
         return sorted(int(name) for name in names if name.isdigit())
 
     def load_snapshot(self, end_offset: int) -> tuple[int, list[ProducerEntry]] | None:
-        """The newest usable snapshot within the log. One that lies beyond its end is wrong, and removed."""
+        """Returns the newest usable snapshot and its offset, None if there is none.
+
+        Removes snapshots beyond the end of the log: the log has lost the batches that they cover.
+        """
         for offset in reversed(self.offsets_with(SNAPSHOT_SUFFIX)):
             if offset > end_offset:
                 self._remove(offset, SNAPSHOT_SUFFIX)
@@ -103,17 +111,18 @@ class PartitionFiles:
             try:
                 return offset, decode_snapshot(read_file(self.fs, self._path(file_name(offset, SNAPSHOT_SUFFIX))))
             except InvalidSnapshotError as error:
-                _logger.warning("%s: producer snapshot %d is ignored: %s", self.directory, offset, error)
+                _logger.warning("%s: ignoring the producer snapshot at offset %d: %s", self.directory, offset, error)
         return None
 
     def store_snapshot(self, offset: int, entries: list[ProducerEntry]) -> None:
         self._replace(file_name(offset, SNAPSHOT_SUFFIX), encode_snapshot(entries))
 
     def load_aborted(self, end_offset: int) -> list[AbortedTransaction]:
-        """The aborted transactions of the log. Entries whose marker is not in the log, because its end was lost, go,
-        and so does a torn entry.
+        """Returns the aborted transactions of the log.
+
+        Removes entries whose marker is beyond the end of the log, and torn entries, from the indexes.
         """
-        found: list[AbortedTransaction] = []
+        transactions: list[AbortedTransaction] = []
         for base_offset in self.offsets_with(TRANSACTION_INDEX_SUFFIX):
             name = file_name(base_offset, TRANSACTION_INDEX_SUFFIX)
             data = read_file(self.fs, self._path(name))
@@ -121,20 +130,20 @@ class PartitionFiles:
             rest = b"".join(map(encode_aborted, kept))
             if rest != data:
                 self._replace(name, rest)
-            found += kept
-        return found
+            transactions += kept
+        return transactions
 
     def forget_aborted(self, marker_offsets: set[int]) -> None:
-        """Takes transactions out of the indexes whose markers are removed from the log."""
+        """Removes the transactions with these marker offsets from the indexes."""
         for base_offset in self.offsets_with(TRANSACTION_INDEX_SUFFIX):
             name = file_name(base_offset, TRANSACTION_INDEX_SUFFIX)
-            found = decode_aborted(read_file(self.fs, self._path(name)))
-            kept = [transaction for transaction in found if transaction.last_offset not in marker_offsets]
-            if len(kept) < len(found):
+            transactions = decode_aborted(read_file(self.fs, self._path(name)))
+            kept = [transaction for transaction in transactions if transaction.last_offset not in marker_offsets]
+            if len(kept) < len(transactions):
                 self._replace(name, b"".join(map(encode_aborted, kept)))
 
     def append_aborted(self, base_offset: int, transaction: AbortedTransaction) -> None:
-        """Adds to the transaction index of a segment."""
+        """Appends an entry to the transaction index of the segment at `base_offset`."""
         file = self.fs.open_append(self._path(file_name(base_offset, TRANSACTION_INDEX_SUFFIX)))
         try:
             write_all(file, encode_aborted(transaction))
@@ -142,14 +151,12 @@ class PartitionFiles:
             file.close()
 
     def remove_below(self, start_offset: int) -> None:
-        """Removes snapshots and transaction indexes of segments that are gone; the newest snapshot may still be
-        needed.
-        """
+        """Removes snapshots and transaction indexes of deleted segments; keeps the newest snapshot in any case."""
         for offset in self.offsets_with(SNAPSHOT_SUFFIX)[:-1]:
             if offset < start_offset:
                 self._remove(offset, SNAPSHOT_SUFFIX)
         for base_offset, following in pairwise(self.offsets_with(TRANSACTION_INDEX_SUFFIX)):
-            # An index names markers from its own offset up to the next one's.
+            # An index holds the markers from its own offset up to the offset of the next index.
             if following <= start_offset:
                 self._remove(base_offset, TRANSACTION_INDEX_SUFFIX)
 

@@ -2,8 +2,8 @@
 """The byte formats of `<offset>.snapshot` (producer state at an offset) and `<base offset>.txnindex` (aborted
 transactions), as Kafka writes them.
 
-A snapshot holds the last batch of each producer only: after a restart a duplicate of an older batch is out of order
-instead of recognised.
+A snapshot holds only the last batch of a producer. After a restart, a duplicate of an older batch therefore fails with
+OUT_OF_ORDER_SEQUENCE_NUMBER instead of being recognised.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _INDEX_ENTRY = struct.Struct(">hqqqq")
 
 
 class InvalidSnapshotError(ValueError):
-    """The bytes are no producer snapshot, or a damaged one. It is only a shortcut: the log has the same facts."""
+    """The bytes are not a valid producer snapshot. The state can be read from the log instead."""
 
 
 def file_name(offset: int, suffix: str) -> str:
-    """Kafka's name of a file that belongs to an offset."""
+    """Returns Kafka's name of a file that belongs to an offset."""
     return f"{offset:020d}{suffix}"
 
 
@@ -58,10 +58,10 @@ def encode_snapshot(entries: list[ProducerEntry]) -> bytes:
 def decode_snapshot(data: bytes) -> list[ProducerEntry]:
     header_bytes = _SNAPSHOT_HEADER.size
     if len(data) < header_bytes + _COUNT.size:
-        raise InvalidSnapshotError(f"{len(data)} bytes are too few")
+        raise InvalidSnapshotError(f"{len(data)} bytes are fewer than its header")
     version, crc = _SNAPSHOT_HEADER.unpack_from(data)
     if version != _SNAPSHOT_VERSION:
-        raise InvalidSnapshotError(f"unknown version {version}")
+        raise InvalidSnapshotError(f"version {version} is not {_SNAPSHOT_VERSION}")
     if crc32c(data[header_bytes:]) != crc:
         raise InvalidSnapshotError("the checksum does not match")
     (count,) = _COUNT.unpack_from(data, header_bytes)
@@ -92,11 +92,11 @@ def encode_aborted(transaction: AbortedTransaction) -> bytes:
 
 
 def decode_aborted(data: bytes) -> list[AbortedTransaction]:
-    """The entries of one index file; a torn last entry and anything of an unknown version ends the list."""
+    """Returns the entries of an index file, up to a torn last entry or an entry of an unknown version."""
     whole = len(data) - len(data) % _INDEX_ENTRY.size
-    found = []
+    transactions = []
     for version, producer_id, first_offset, last_offset, stable in _INDEX_ENTRY.iter_unpack(data[:whole]):
         if version != _INDEX_VERSION:
             break
-        found.append(AbortedTransaction(producer_id, first_offset, last_offset, stable))
-    return found
+        transactions.append(AbortedTransaction(producer_id, first_offset, last_offset, stable))
+    return transactions

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands out producer ids from blocks that the metadata log reserves: no id is given twice, at the price of gaps
-after a restart.
+"""Hands out producer ids from blocks that the metadata log reserves.
+
+A block is reserved durably before its first id is given out, so no id is given twice. A restart skips the ids that are
+left of a block.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ class ProducerIds:
         self._next = 0
         self._end = 0
         self.pending: Awaitable[object] | None = None
-        """The shell's wait for a new block, shared by all who need it."""
+        """The caller's wait for a new block, shared by all requests that need it."""
 
     def take(self) -> int | None:
-        """The next id, None where a new block is needed first."""
+        """Returns the next id, None if a new block is needed first."""
         if self._next == self._end:
             return None
         producer_id = self._next
@@ -28,5 +30,5 @@ class ProducerIds:
         return producer_id
 
     def add_block(self, first_id: int, size: int) -> None:
-        """Takes over a block that is durably reserved."""
+        """Continues with a block that is durably reserved."""
         self._next, self._end = first_id, first_id + size

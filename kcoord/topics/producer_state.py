@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a partition knows about its producers: the last batches of each (idempotence, KIP-98) and the transactions
-under way.
+"""The producers of a partition: their last batches (idempotence, KIP-98) and their open transactions.
 
-`check` decides and changes nothing; `replay` takes a batch that is in the log, checks nothing, and is the only way
-the state grows. So a restart rebuilds the same state from the log. The last stable offset is the first offset of the
-oldest open transaction.
+The state follows the log:
+
+* `check`, `check_marker` and `check_coordinator_epoch` decide about a batch before it is written. They change nothing.
+* `replay_data` and `replay_marker` add a batch that is in the log. They check nothing, and nothing else adds state.
+
+A restart replays the same batches and therefore rebuilds the same state. `restore` shortens this by a snapshot.
+A producer's transaction is open from its first transactional batch until its marker. The last stable offset is the
+first offset of the oldest open transaction.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from typing import Final, NamedTuple
 from kcoord_protocol.errors import Errors, KafkaError
 
 CACHED_BATCHES: Final = 5
-"""How many batches of a producer a duplicate is looked for in: as many as a client may have in flight."""
+"""A duplicate is recognised among this many last batches of a producer: a client may have as many in flight."""
 
 NO_PRODUCER_ID: Final = -1
 NO_SEQUENCE: Final = -1
@@ -25,7 +29,7 @@ _SEQUENCE_SPACE = 2**31
 
 
 class BatchFacts(NamedTuple):
-    """The producer's side of one batch: what `check` and `replay` look at."""
+    """The fields of one batch that `check` and `replay_data` use."""
 
     producer_id: int
     producer_epoch: int
@@ -38,7 +42,7 @@ class BatchFacts(NamedTuple):
 
 
 class CachedBatch(NamedTuple):
-    """A batch that was written, as remembered for duplicates."""
+    """A written batch, kept to recognise duplicates."""
 
     last_sequence: int
     last_offset: int
@@ -55,8 +59,9 @@ class CachedBatch(NamedTuple):
 
 
 class AbortedTransaction(NamedTuple):
-    """An aborted transaction: `last_offset` is its marker, `last_stable_offset` the stable end once the marker was
-    written.
+    """An aborted transaction.
+
+    `last_offset` is the offset of its marker, `last_stable_offset` the last stable offset after the marker.
     """
 
     producer_id: int
@@ -67,7 +72,7 @@ class AbortedTransaction(NamedTuple):
 
 @dataclass(slots=True)
 class ProducerEntry:
-    """One producer id in one partition."""
+    """The state of one producer id in one partition."""
 
     producer_id: int
     producer_epoch: int = -1
@@ -81,7 +86,7 @@ class ProducerEntry:
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
     def find_duplicate(self, facts: BatchFacts) -> CachedBatch | None:
-        """The remembered batch with exactly these sequence numbers."""
+        """Returns the kept batch with exactly these sequence numbers, None if there is none."""
         if facts.producer_epoch != self.producer_epoch:
             return None
         for batch in self.batches:
@@ -90,7 +95,7 @@ class ProducerEntry:
         return None
 
     def enter_epoch(self, epoch: int) -> None:
-        """A new epoch starts its sequence numbers again: what was remembered of the old one cannot be repeated."""
+        """Changes the producer epoch and drops the batches of the old one: sequence numbers begin again."""
         if epoch != self.producer_epoch:
             self.producer_epoch = epoch
             self.batches.clear()
@@ -101,7 +106,7 @@ def _in_sequence(last_sequence: int, next_sequence: int) -> bool:
 
 
 class ProducerState:
-    """See the module's text. `end_offset` is the offset up to which batches were replayed."""
+    """The producers of one partition. `end_offset` is the offset up to which batches were replayed."""
 
     __slots__ = ("aborted", "end_offset", "entries", "open_transactions")
 
@@ -116,12 +121,15 @@ class ProducerState:
 
     @property
     def first_unstable_offset(self) -> int | None:
-        """Where the oldest open transaction began."""
+        """The first offset of the oldest open transaction, None if no transaction is open."""
         return next(iter(self.open_transactions.values()), None)
 
     def check(self, facts: BatchFacts) -> CachedBatch | None:
-        """Validates a client's batch; returns the batch it repeats, if it does. No state, or a lost one, accepts any
-        sequence number (observed in Kafka 4.3.1: UNKNOWN_PRODUCER_ID is not used any more)."""
+        """Validates a client's batch; returns the earlier batch if it is a duplicate, else None.
+
+        A producer without state may begin with any sequence number, also if its state was lost (observed in Kafka
+        4.3.1, which no longer uses UNKNOWN_PRODUCER_ID).
+        """
         entry = self.entries.get(facts.producer_id)
         if entry is None:
             return None
@@ -133,7 +141,7 @@ class ProducerState:
         if entry.current_transaction_first_offset is not None and not facts.is_transactional:
             raise KafkaError(
                 Errors.INVALID_TXN_STATE,
-                f"Producer {facts.producer_id} has an open transaction and sent a batch outside of it.",
+                f"Producer {facts.producer_id} has an open transaction, but sent a batch that is not transactional.",
             )
         return None
 
@@ -141,8 +149,8 @@ class ProducerState:
         if facts.producer_epoch < entry.producer_epoch:
             raise KafkaError(
                 Errors.INVALID_PRODUCER_EPOCH,
-                f"Epoch {facts.producer_epoch} of producer {facts.producer_id} is older than its epoch "
-                f"{entry.producer_epoch} seen before.",
+                f"Epoch {facts.producer_epoch} of producer {facts.producer_id} is older than its current epoch "
+                f"{entry.producer_epoch}.",
             )
 
     def _check_sequence(self, entry: ProducerEntry, facts: BatchFacts) -> None:
@@ -161,12 +169,14 @@ class ProducerState:
             )
 
     def is_open(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether the producer has a transaction under way in this epoch."""
+        """Returns whether the producer has an open transaction in this epoch."""
         return producer_id in self.open_transactions and self.entries[producer_id].producer_epoch == producer_epoch
 
     def check_marker(self, producer_id: int, producer_epoch: int, *, bumps_epoch: bool) -> None:
-        """Refuses a transaction marker of an older epoch. A producer whose every transaction has a new epoch (KIP-890)
-        is told apart from its next transaction by that: its marker must be ahead of an open transaction.
+        """Raises INVALID_PRODUCER_EPOCH for a transaction marker of an older epoch.
+
+        `bumps_epoch`: the producer has a new epoch in every transaction (KIP-890). The epoch of its marker must then be
+        above the epoch of the open transaction. A marker of the same epoch is a late one of the previous transaction.
         """
         entry = self.entries.get(producer_id)
         if entry is None:
@@ -176,34 +186,35 @@ class ProducerState:
         if not is_ahead and not (may_be_equal and producer_epoch == entry.producer_epoch):
             raise KafkaError(
                 Errors.INVALID_PRODUCER_EPOCH,
-                f"The marker has epoch {producer_epoch}, producer {producer_id} is at epoch {entry.producer_epoch}.",
+                f"Epoch {producer_epoch} of the transaction marker is too old: producer {producer_id} has epoch "
+                f"{entry.producer_epoch}.",
             )
 
     def check_coordinator_epoch(self, producer_id: int, coordinator_epoch: int) -> None:
-        """Refuses a transaction marker of a coordinator that was replaced since."""
+        """Raises TRANSACTION_COORDINATOR_FENCED for a transaction marker of a coordinator that was replaced."""
         entry = self.entries.get(producer_id)
         if entry is not None and entry.coordinator_epoch > coordinator_epoch:
             raise KafkaError(
                 Errors.TRANSACTION_COORDINATOR_FENCED,
-                f"Coordinator epoch {coordinator_epoch} is older than {entry.coordinator_epoch}, seen before "
-                f"for producer {producer_id}.",
+                f"Coordinator epoch {coordinator_epoch} is older than {entry.coordinator_epoch}, the last coordinator "
+                f"epoch of producer {producer_id}.",
             )
 
     def aborted_between(self, first_offset: int, end_offset: int) -> list[AbortedTransaction]:
-        """The aborted transactions with records or marker in [first_offset, end_offset)."""
+        """Returns the aborted transactions with records or marker in [first_offset, end_offset)."""
         start = bisect_left(self.aborted, first_offset, key=lambda transaction: transaction.last_offset)
-        found = []
+        transactions = []
         for transaction in self.aborted[start:]:
             if transaction.first_offset < end_offset:
-                found.append(transaction)
+                transactions.append(transaction)
             if transaction.last_stable_offset >= end_offset:
                 break
-        return found
+        return transactions
 
     # --- changing -----------------------------------------------------------------------------------------------------
 
     def replay_data(self, facts: BatchFacts) -> None:
-        """A data batch is in the log."""
+        """Adds a data batch that is in the log."""
         self.end_offset = facts.last_offset + 1
         if facts.producer_id == NO_PRODUCER_ID:
             return
@@ -219,7 +230,10 @@ class ProducerState:
             self.open_transactions[facts.producer_id] = facts.base_offset
 
     def replay_marker(self, facts: BatchFacts, coordinator_epoch: int, *, committed: bool) -> AbortedTransaction | None:
-        """A transaction marker is in the log; returns the aborted transaction if that is news."""
+        """Adds a transaction marker that is in the log.
+
+        Returns the aborted transaction, None if it committed, was not open, or is known from the transaction index.
+        """
         self.end_offset = facts.last_offset + 1
         entry = self.entries.setdefault(facts.producer_id, ProducerEntry(facts.producer_id))
         entry.enter_epoch(facts.producer_epoch)
@@ -239,7 +253,7 @@ class ProducerState:
         return aborted
 
     def restore(self, entries: list[ProducerEntry], end_offset: int) -> None:
-        """Starts from a snapshot that was taken at `end_offset`."""
+        """Replaces the producers by those of a snapshot that was taken at `end_offset`."""
         self.entries = {entry.producer_id: entry for entry in entries}
         self.end_offset = end_offset
         open_entries = [entry for entry in entries if entry.current_transaction_first_offset is not None]
@@ -249,11 +263,14 @@ class ProducerState:
         }
 
     def forget_aborted(self, marker_offsets: set[int]) -> None:
-        """Nothing is left of these aborted transactions; the cleaner removes their markers."""
+        """Drops the aborted transactions with these marker offsets, whose records are gone.
+
+        The cleaner removes their markers.
+        """
         self.aborted = [transaction for transaction in self.aborted if transaction.last_offset not in marker_offsets]
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Forgets producers that were silent for `producer.id.expiration.ms` and have no open transaction."""
+        """Drops producers that have no open transaction and were silent for `expiration_ms`; returns their number."""
         expired = [
             entry.producer_id
             for entry in self.entries.values()
@@ -264,6 +281,6 @@ class ProducerState:
         return len(expired)
 
     def advance_start(self, start_offset: int) -> None:
-        """Forgets aborted transactions that ended before the start of the log."""
+        """Drops aborted transactions that ended before the start of the log."""
         position = bisect_left(self.aborted, start_offset, key=lambda transaction: transaction.last_offset)
         del self.aborted[:position]

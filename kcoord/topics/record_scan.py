@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the uncompressed records of a batch that a producer sent: framing, keys, offset deltas and timestamps.
 
-Every length must fit its record exactly, since a consumer will trust it; CorruptBatchError says what does not.
+Every length must fit its record exactly, since consumers trust it. CorruptBatchError names the place that does not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kcoord_protocol.record_walk import walk_records
 
 @dataclass(slots=True)
 class ScanRules:
-    """What is asked of each record."""
+    """The rules that each record must follow."""
 
     needs_key: bool
     checks_timestamps: bool
@@ -28,7 +28,7 @@ class ScanRules:
 
 
 class RecordsCheck(NamedTuple):
-    """The largest timestamp, and (index, error, reason) of each refused record."""
+    """The largest timestamp, and (index, error, reason) of each rejected record."""
 
     max_timestamp: int
     errors: list[tuple[int, Errors, str]]
@@ -38,7 +38,7 @@ def scan_records(data: bytes, count: int, base_timestamp: int, rules: ScanRules)
     """Checks `count` records that must fill `data`."""
     errors: list[tuple[int, Errors, str]] = []
     max_timestamp = NO_TIMESTAMP
-    # A timestamp outside these needs a second look; most need only two comparisons.
+    # Two comparisons accept most timestamps. Only others need the slower _check_timestamp.
     earliest = rules.earliest_ms if rules.checks_timestamps else None
     latest = rules.latest_ms
     suspicious = rules.type_is_wrong
@@ -52,7 +52,7 @@ def scan_records(data: bytes, count: int, base_timestamp: int, rules: ScanRules)
             index = expected_delta >> 1
             errors.append((index, Errors.INVALID_RECORD, f"The offset delta of record {index} is not {index}."))
         if needs_key and key_at < 0:
-            reason = "A compacted topic takes no message without a key."
+            reason = f"Record {expected_delta >> 1} has no key, which a compacted topic requires."
             errors.append((expected_delta >> 1, Errors.INVALID_RECORD, reason))
         elif earliest is not None and (suspicious or not earliest <= timestamp <= latest):
             _check_timestamp(expected_delta >> 1, timestamp, rules, errors)
@@ -61,7 +61,10 @@ def scan_records(data: bytes, count: int, base_timestamp: int, rules: ScanRules)
 
 
 def largest_record_bytes(data: bytes, count: int) -> int:
-    """The size of the largest of `count` records that `scan_records` found sound, without its length prefix."""
+    """Returns the size of the largest record without its length prefix, in bytes.
+
+    `scan_records` must have accepted the `count` records in `data` before.
+    """
     largest = start = 0
     for end, *_ in walk_records(data, count, lenient=True):
         largest = max(largest, decode_uvarint(data, start)[0] >> 1)
@@ -75,5 +78,5 @@ def _check_timestamp(index: int, timestamp: int, rules: ScanRules, errors: list[
         reason = f"Timestamp {timestamp} of record {index} is not within {bounds}."
         errors.append((index, Errors.INVALID_TIMESTAMP, reason))
     elif rules.type_is_wrong:
-        reason = f"Record {index} claims log append time, which only a broker sets."
+        reason = f"Record {index} has the timestamp type LogAppendTime, which only a broker sets."
         errors.append((index, Errors.INVALID_TIMESTAMP, reason))

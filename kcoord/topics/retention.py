@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which old segments a partition gives up: below its start offset always; by time and size where cleanup.policy has
-`delete`.
-"""
+"""Deletes old segments: below the start offset always; by time and size if cleanup.policy contains `delete`."""
 
 from __future__ import annotations
 
@@ -12,7 +10,10 @@ UNLIMITED = -1
 
 
 def expired_by_time(segment: Segment, retention_ms: int, now_ms: int) -> bool:
-    """Whether the newest record of the segment is too old. Without any timestamp the age of the segment decides."""
+    """Returns whether the newest record of the segment is older than `retention_ms`.
+
+    In a segment without timestamps, the age of the segment decides.
+    """
     if retention_ms == UNLIMITED:
         return False
     largest = segment.largest_timestamp
@@ -21,7 +22,7 @@ def expired_by_time(segment: Segment, retention_ms: int, now_ms: int) -> bool:
 
 
 def delete_expired(log: Log, *, retention_ms: int, retention_bytes: int, now_ms: int) -> int:
-    """Deletes the oldest segments by time, then by size, and always what lies below the start offset; how many went."""
+    """Deletes the oldest segments by time, then by size, and those below the start offset; returns their number."""
     deleted = log.delete_old_segments(lambda segment: expired_by_time(segment, retention_ms, now_ms), now_ms)
     if retention_bytes < 0:
         return deleted
@@ -38,5 +39,5 @@ def delete_expired(log: Log, *, retention_ms: int, retention_bytes: int, now_ms:
 
 
 def delete_below_start(log: Log, now_ms: int) -> int:
-    """Deletes only what lies below the start offset: all that a compacted topic gives up here."""
+    """Deletes the segments below the start offset; returns their number. Used for compacted topics."""
     return log.delete_old_segments(lambda _: False, now_ms)

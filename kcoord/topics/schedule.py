@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the periodic work of the data plane is due: each kind has its own interval, counted from the first look at
-the clock.
-"""
+"""When periodic work is due."""
 
 from __future__ import annotations
 
 
 class Every:
-    """True once per interval."""
+    """An interval. `is_due` returns True once per interval; the first interval begins with the first call."""
 
     __slots__ = ("_next_ms", "interval_ms")
 
@@ -19,7 +17,7 @@ class Every:
         if self._next_ms is None:
             self._next_ms = now_ms + self.interval_ms
             return False
-        # A clock that was set back must not stop the work for as long as it went back.
+        # If the clock was set back, the work must not wait until the clock reaches the old time again.
         if now_ms < self._next_ms <= now_ms + self.interval_ms:
             return False
         self._next_ms = now_ms + self.interval_ms

@@ -2,8 +2,22 @@
 """All topic partitions that a broker leads: follows the metadata image, routes requests to partitions, and does the
 periodic work.
 
-Synchronous: `tick(now_ms)` does what is due. Partitions of internal topics belong to their coordinators; they are
-only read here, through the `internal_log` hook.
+Who calls what: the metadata log's owner calls `on_metadata_update` with every new image, request handlers call the
+methods under "requests", and a timer calls `tick`. All calls come from the event loop and return without waiting, so
+a request sees one image from begin to end. Only `keep_deleted` waits for the disk, and may run in any thread.
+
+The life of a partition here:
+
+* The image names this broker as leader: the partition is made, and its folder too. The log is opened at its first use.
+* The image names another leader: the log is made durable, closed and handed over to that broker. Parked fetches are
+  woken and fail with NOT_LEADER_OR_FOLLOWER.
+* The topic is deleted: the folder is renamed at once and removed later. A new topic of that name has another id, so
+  it gets a new, empty folder.
+
+A crash can come between a change in the metadata log and these steps. The first image after a start therefore sets
+folders aside that belong to no topic of the image, and hands over partitions that other brokers lead by then.
+
+Partitions of internal topics belong to their coordinators. They are only read here, through the `internal_log` hook.
 """
 
 from __future__ import annotations
@@ -50,7 +64,10 @@ def _at_once(work: Callable[[], None]) -> None:
 
 
 class TopicStore:
-    """See the module's text."""
+    """The partitions of one broker. The module text describes who calls it, and the life of a partition.
+
+    `settles_folder`: no other worker uses the data folder yet. `in_background` runs a function in another thread.
+    """
 
     def __init__(
         self,
@@ -77,9 +94,7 @@ class TopicStore:
     # --- metadata -----------------------------------------------------------------------------------------------------
 
     def on_metadata_update(self, image: MetadataImage, now_ms: int) -> None:
-        """Makes and removes partitions so that they are those of the image. The first image also settles what
-        folders there are.
-        """
+        """Makes and removes partitions to match the image. The first image also settles the folders that exist."""
         old, self._image = self._image, image
         if old is None:
             self._set_strays_aside(image)
@@ -123,7 +138,7 @@ class TopicStore:
                 partition.update(partition_image)
 
     def _is_gained(self, topic: TopicImage, image: PartitionImage, old: MetadataImage | None) -> bool:
-        """Whether another broker may have led the partition since this one knew about its log."""
+        """Returns whether another broker may have led the partition since this broker last knew its log."""
         if old is None:
             return image.leader_epoch > 0 and not self._log_dir.had_clean_shutdown
         return topic.id in old.topics_by_id and old.partition(topic.name, image.partition_id) is not None
@@ -142,11 +157,11 @@ class TopicStore:
                 self._log_dir.forget(topic.name, image.partition_id)
                 partition.files.create(topic.id)
         except OSError as error:
-            # The folder is made again when the log is opened; whoever needs it then is told.
-            _logger.error("The folder of %s-%d cannot be made: %s", topic.name, image.partition_id, error)
+            # Opening the log makes the folder again. If that fails too, the request fails.
+            _logger.error("Making the folder of %s-%d failed: %s", topic.name, image.partition_id, error)
 
     def _resign(self, image: MetadataImage, old: MetadataImage) -> None:
-        """Closes what another broker leads from now on."""
+        """Closes and hands over the partitions that other brokers lead from now on."""
         lost: list[tuple[str, int]] = []
         for name, topic in image.topics.items():
             before = old.topics.get(name)
@@ -160,33 +175,46 @@ class TopicStore:
         self.hand_over(lost)
 
     def _leave_to_others(self, image: MetadataImage) -> None:
-        """An earlier process of this broker led partitions that others lead now, and may have had no time to say so."""
+        """Hands over partitions that an earlier process of this broker led, and that other brokers lead now.
+
+        That process may have ended before it could hand them over.
+        """
         self.hand_over(
             [
                 (topic, index)
                 for topic, index in self._log_dir.noted()
-                if (found := image.partition(topic, index)) is not None and found.leader != self.config.node_id
+                if (partition_image := image.partition(topic, index)) is not None
+                and partition_image.leader != self.config.node_id
             ]
         )
 
     def hand_over(self, partitions: list[tuple[str, int]]) -> None:
-        """Leaves closed logs to the brokers that lead them now. Those who wait for data there look elsewhere."""
+        """Leaves closed logs to the brokers that lead them now. Parked fetches of these partitions are woken."""
         if not partitions:
             return
         try:
             self._log_dir.hand_over(partitions)
         except OSError as error:
-            # They stay locked: better not served than served without what was deleted from them.
-            _logger.error("%d partitions cannot be handed over to other brokers: %s", len(partitions), error)
+            # They stay locked, and no broker serves them. A new leader without the start offsets would serve deleted
+            # records again.
+            _logger.error("Handing %d partitions over to other brokers failed: %s", len(partitions), error)
         for key in partitions:
             self.fetches.on_change(*key)
 
     def _set_aside_other_topic(self, topic: TopicImage, partition: Partition) -> None:
-        """A folder of a deleted topic of that name, whose leader had no time to remove it."""
+        """Sets the folder aside if it belongs to a deleted topic of that name.
+
+        The leader of the deleted topic may have ended before it could remove the folder.
+        """
         topic_id = partition.files.topic_id()
         if topic_id in (None, topic.id):
             return
-        _logger.warning("The folder of %s-%d belongs to a deleted topic and is set aside", topic.name, partition.index)
+        _logger.warning(
+            "The folder of %s-%d belongs to a deleted topic: renaming it to *%s",
+            topic.name,
+            partition.index,
+            STRAY_SUFFIX,
+        )
         self._log_dir.delete_partitions([(topic.name, partition.index, (topic_id or ZERO_UUID).hex())], STRAY_SUFFIX)
 
     def _delete_topics(self, topics: list[TopicImage], now_ms: int) -> None:
@@ -202,20 +230,21 @@ class TopicStore:
             self._housekeeping.retire(folders, now_ms)
 
     def _set_strays_aside(self, image: MetadataImage) -> None:
-        """Folders of topics that the metadata does not know keep their data under another name (as Kafka's
-        `-stray`). Where other workers use the folder already, only those are looked at that this one leads.
+        """Renames the folders of topics that the metadata does not know; their data stays (as with Kafka's `-stray`).
+
+        If other workers use the data folder already, only partitions that this worker leads are checked.
         """
         strays: list[tuple[str, int, str]] = []
         for topic, index in self._log_dir.partitions():
-            known = image.partition(topic, index)
-            if not self._settles_folder and (known is None or known.leader != self.config.node_id):
+            partition_image = image.partition(topic, index)
+            if not self._settles_folder and (partition_image is None or partition_image.leader != self.config.node_id):
                 continue
-            if topic.startswith("__") and (known is not None or topic == CLUSTER_METADATA_TOPIC):
+            if topic.startswith("__") and (partition_image is not None or topic == CLUSTER_METADATA_TOPIC):
                 continue
             topic_id = internal_partition.topic_id_of(self._log_dir, topic, index)
-            if known is not None and topic_id in (None, image.topics[topic].id):
+            if partition_image is not None and topic_id in (None, image.topics[topic].id):
                 continue
-            _logger.warning("%s-%d in the data folder belongs to no known topic and is set aside", topic, index)
+            _logger.warning("The folder of %s-%d belongs to no topic: renaming it to *%s", topic, index, STRAY_SUFFIX)
             strays.append((topic, index, (topic_id or ZERO_UUID).hex()))
         if strays:
             self._log_dir.delete_partitions(strays, STRAY_SUFFIX)
@@ -227,34 +256,34 @@ class TopicStore:
         return topic.name if topic is not None else None
 
     def topic_id(self, topic: str) -> bytes | None:
-        found = self._image.topics.get(topic) if self._image is not None else None
-        return found.id if found is not None else None
+        topic_image = self._image.topics.get(topic) if self._image is not None else None
+        return topic_image.id if topic_image is not None else None
 
     def has_partition(self, topic: str, partition: int) -> bool:
-        """Whether there is such a partition, whoever leads it."""
+        """Returns whether the partition exists, on any broker."""
         return self._image is not None and self._image.partition(topic, partition) is not None
 
     def leader_of(self, topic: str, partition: int) -> tuple[int, int]:
-        """(leader, leader epoch); -1 each where there is no such partition."""
+        """Returns (leader, leader epoch), (-1, -1) if the partition does not exist."""
         image = self._image.partition(topic, partition) if self._image is not None else None
         return (image.leader, image.leader_epoch) if image is not None else (-1, -1)
 
     def partition(self, topic: str, partition: int) -> Partition:
-        """The partition, KafkaError where there is none or where another broker leads it."""
-        found = self._partitions.get((topic, partition))
-        if found is None:
+        """Returns the partition; raises KafkaError if it does not exist or another broker leads it."""
+        served = self._partitions.get((topic, partition))
+        if served is None:
             leader, _ = self.leader_of(topic, partition)
             if self.has_partition(topic, partition):
                 raise KafkaError(Errors.NOT_LEADER_OR_FOLLOWER, f"{topic}-{partition} is led by broker {leader}.")
-            raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {topic}-{partition}.")
-        return found
+            raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, f"The partition {topic}-{partition} does not exist.")
+        return served
 
     def _internal(self, topic: str, partition: int) -> PartitionImage | None:
-        """The image of a partition of an internal topic."""
+        """Returns the image of a partition of an internal topic, None for any other partition."""
         if not topic.startswith("__") or self._image is None:
             return None
-        found = self._image.topics.get(topic)
-        if found is None or not found.internal:
+        topic_image = self._image.topics.get(topic)
+        if topic_image is None or not topic_image.internal:
             return None
         return self._image.partition(topic, partition)
 
@@ -270,9 +299,9 @@ class TopicStore:
         now_ms: int,
         verified: Verified | None = None,
     ) -> AppendResult:
-        """Appends a client's batch to a partition's log; it is in the page cache then."""
+        """Appends a client's batch to a partition's log. The batch is then in the page cache."""
         if self._internal(topic, partition) is not None:
-            # Not even Kafka's own admin client may write there: a coordinator owns the log.
+            # A coordinator owns the log. Not even Kafka's own admin client may write there.
             raise KafkaError(Errors.INVALID_TOPIC_EXCEPTION, f"Clients must not append to the topic {topic}.")
         result = self.partition(topic, partition).append(
             batch,
@@ -286,28 +315,28 @@ class TopicStore:
         return result
 
     def is_in_transaction(self, topic: str, partition: int, producer: Producer, now_ms: int) -> bool:
-        """Whether the producer's transaction is under way in a partition, or there is no such partition."""
-        found = self._partitions.get((topic, partition))
-        return found is None or found.is_in_transaction(producer, now_ms)
+        """Returns whether the producer has an open transaction in a partition. Also True if it does not exist here."""
+        served = self._partitions.get((topic, partition))
+        return served is None or served.is_in_transaction(producer, now_ms)
 
     def start_verification(self, topic: str, partition: int, producer: Producer, now_ms: int) -> int | None:
-        """A ticket for a producer that the transaction coordinator has to be asked about first, None where not."""
+        """Returns a ticket if a write needs the consent of the transaction coordinator first, else None."""
         if self.is_in_transaction(topic, partition, producer, now_ms):
             return None
         return self.partition(topic, partition).start_verification(producer, now_ms)
 
     def finish_verification(self, topic: str, partition: int, producer: Producer, ticket: int) -> None:
-        found = self._partitions.get((topic, partition))
-        if found is not None:
-            found.finish_verification(producer, ticket)
+        served = self._partitions.get((topic, partition))
+        if served is not None:
+            served.finish_verification(producer, ticket)
 
     def write_marker(self, topic: str, partition: int, marker: Marker, now_ms: int) -> None:
-        """Ends a transaction in one partition. Readers of committed data see more from then on."""
+        """Ends a transaction in one partition. Parked read_committed fetches are woken, since they may return more."""
         if self.partition(topic, partition).write_marker(marker, now_ms):
             self.fetches.on_change(topic, partition)
 
     def active_producers(self, topic: str, partition: int, now_ms: int) -> list[ProducerEntry]:
-        """DescribeProducers for one partition."""
+        """Returns the answer of DescribeProducers for one partition."""
         image = self._internal(topic, partition)
         if image is None:
             return self.partition(topic, partition).active_producers(now_ms)
@@ -322,39 +351,39 @@ class TopicStore:
         return self._log_dir.partition_path(topic, partition)
 
     def open_log_size(self, topic: str, partition: int) -> int | None:
-        """The bytes of a log, a coordinator's too, None where it is not open."""
-        found = self._partitions.get((topic, partition))
-        opened = found.opened if found is not None else None
+        """Returns the bytes of a log, also of a coordinator's, None if the log is not open."""
+        served = self._partitions.get((topic, partition))
+        opened = served.opened if served is not None else None
         log = opened.log if opened is not None else self.internal_log(topic, partition)
         return log.size_bytes if log is not None else None
 
     def log_start_offset(self, topic: str, partition: int) -> int:
-        """Where an open log begins, -1 where it is not open."""
-        found = self._partitions.get((topic, partition))
-        opened = found.opened if found is not None else None
+        """Returns the start offset of a log, -1 if the log is not open."""
+        served = self._partitions.get((topic, partition))
+        opened = served.opened if served is not None else None
         return opened.log.start_offset if opened is not None else -1
 
     def read(
-        self, wanted: FetchPartition, *, max_bytes: int, whole_first_batch: bool, read_committed: bool, now_ms: int
+        self, request: FetchPartition, *, max_bytes: int, whole_first_batch: bool, read_committed: bool, now_ms: int
     ) -> ReadResult:
-        """What a fetch gets from one partition."""
-        image = self._internal(wanted.topic, wanted.partition)
+        """Returns the data of one partition for a fetch."""
+        image = self._internal(request.topic, request.partition)
         if image is None:
-            partition = self.partition(wanted.topic, wanted.partition)
+            partition = self.partition(request.topic, request.partition)
             return partition.read(
-                wanted,
+                request,
                 max_bytes=max_bytes,
                 whole_first_batch=whole_first_batch,
                 read_committed=read_committed,
                 now_ms=now_ms,
             )
-        log = self._internal_log(wanted.topic, image, wanted.current_leader_epoch)
+        log = self._internal_log(request.topic, image, request.current_leader_epoch)
         producers = None
         if read_committed:
-            enough = wanted.fetch_offset, max_bytes
-            producers = self._internal_producers.of(wanted.topic, wanted.partition, log, enough)
+            enough = request.fetch_offset, max_bytes
+            producers = self._internal_producers.of(request.topic, request.partition, log, enough)
         return internal_partition.read(
-            log, producers, wanted.fetch_offset, max_bytes=max_bytes, whole_first_batch=whole_first_batch
+            log, producers, request.fetch_offset, max_bytes=max_bytes, whole_first_batch=whole_first_batch
         )
 
     def find_offset(
@@ -367,7 +396,7 @@ class TopicStore:
         read_committed: bool,
         now_ms: int,
     ) -> FoundOffset:
-        """ListOffsets for one partition."""
+        """Returns the answer of ListOffsets for one partition."""
         image = self._internal(topic, partition)
         if image is None:
             return self.partition(topic, partition).find_offset(
@@ -380,7 +409,7 @@ class TopicStore:
     def end_offset_for_epoch(
         self, topic: str, partition: int, epoch: int, *, current_leader_epoch: int, now_ms: int
     ) -> tuple[int, int]:
-        """OffsetForLeaderEpoch for one partition: (epoch, end offset)."""
+        """Returns the answer of OffsetForLeaderEpoch for one partition: (epoch, end offset)."""
         image = self._internal(topic, partition)
         if image is None:
             return self.partition(topic, partition).end_offset_for_epoch(epoch, current_leader_epoch, now_ms)
@@ -390,7 +419,10 @@ class TopicStore:
         )
 
     def delete_records(self, topic: str, partition: int, offset: int, now_ms: int) -> int:
-        """Moves the start of a partition; returns its low watermark. `note_deleted` and `keep_deleted` make it last."""
+        """Moves the start of a partition; returns its low watermark.
+
+        The new start is durable after `note_deleted` and `keep_deleted`.
+        """
         if self._internal(topic, partition) is not None:
             raise KafkaError(
                 Errors.INVALID_TOPIC_EXCEPTION, f"Records of the internal topic {topic} cannot be deleted."
@@ -398,20 +430,21 @@ class TopicStore:
         return self.partition(topic, partition).delete_records(offset, now_ms)
 
     def note_deleted(self) -> None:
-        """What `delete_records` has deleted so far, for `keep_deleted`."""
+        """Notes the start offsets that `delete_records` has moved so far, for `keep_deleted`."""
         self._log_dir.note_starts()
 
     def keep_deleted(self) -> None:
-        """What is noted stays deleted, whatever happens. Waits for the disk, in any thread; may raise
-        KAFKA_STORAGE_ERROR.
+        """Makes the noted start offsets durable: the records before them do not come back after a crash.
+
+        Waits for the disk, and may run in any thread. Raises KAFKA_STORAGE_ERROR if the write fails.
         """
         try:
             self._log_dir.write_starts()
         except OSError as error:
-            raise KafkaError(Errors.KAFKA_STORAGE_ERROR, f"The start offsets cannot be written: {error}") from error
+            raise KafkaError(Errors.KAFKA_STORAGE_ERROR, f"Writing the start offsets failed: {error}") from error
 
     def _internal_log(self, topic: str, image: PartitionImage, current_leader_epoch: int) -> Log | None:
-        """The coordinator's log, None where nothing was written to it yet."""
+        """Returns the coordinator's log, None if nothing was written to it yet."""
         if image.leader != self.config.node_id:
             raise KafkaError(Errors.NOT_LEADER_OR_FOLLOWER)
         if current_leader_epoch not in (UNDEFINED_EPOCH, image.leader_epoch):
@@ -423,11 +456,11 @@ class TopicStore:
     # --- the shell's side ---------------------------------------------------------------------------------------------
 
     def retire_internal(self, topic: str, topic_id: bytes, partitions: list[int], now_ms: int) -> None:
-        """The coordinator of a deleted internal topic has let go of its logs."""
+        """Removes the folders of a deleted internal topic, whose coordinator has closed its logs."""
         self._housekeeping.retire([(topic, partition, topic_id.hex()) for partition in partitions], now_ms)
 
     def compacted(self) -> list[tuple[Partition, OpenLog]]:
-        """The open partitions whose topics have cleanup.policy=compact."""
+        """Returns the open partitions whose cleanup.policy contains `compact`."""
         return [
             (partition, partition.opened)
             for partition in self._partitions.values()
@@ -435,17 +468,15 @@ class TopicStore:
         ]
 
     def forget_internal_producers(self, topic: str, partition: int) -> None:
-        """The cleaner takes markers out of a coordinator's log: what is known of its transactions is read again."""
+        """Drops the producer state of a coordinator's log, since the cleaner removes markers from it."""
         self._internal_producers.forget(topic, partition)
 
     def tick(self, now_ms: int) -> None:
-        """Retention, flushes, checkpoints, expired producers, removal of deleted folders: what is due, in small
-        steps.
-        """
+        """Does the periodic work that is due, in small steps: retention, flushes, checkpoints, expiration, removals."""
         self._housekeeping.tick(now_ms)
 
     def close(self, now_ms: int) -> None:
-        """Prepares all partitions for the end. `LogDir.close` closes their logs."""
+        """Removes deleted files and writes producer snapshots. `LogDir.close` closes the logs afterwards."""
         self._housekeeping.finish(now_ms)
         for partition in self._partitions.values():
             partition.prepare_close()

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks a client's record batch against the rules of its topic, and gives it offset, leader epoch and timestamps in
-place.
+"""Checks a client's record batch against the rules of its topic, and stamps offset, leader epoch and timestamps on it.
 
-The bytes stay as sent, compression included, unless `compression.type` asks for another codec. Every record is
-walked once, without making objects of them: keys of compacted topics, timestamps and the framing of the records are
-what a broker must know before it stores a batch.
+The bytes stay as sent, compression included, unless `compression.type` asks for another codec. The check reads every
+record once, without making objects of them. It covers what a broker must know before it stores a batch: the framing
+of the records, their timestamps, and their keys if the topic is compacted.
 """
 
 from __future__ import annotations
@@ -35,8 +34,9 @@ from kcoord_protocol.record_batch import decode_records, encode_batch
 
 MAX_EXPANSION: Final = 64
 ALWAYS_ALLOWED_BYTES: Final = 16 * 1024 * 1024
-"""A batch may expand to this, or to so many times max.message.bytes: a small message must not be able to take all
-memory (Kafka has no such limit).
+"""A compressed batch may expand to ALWAYS_ALLOWED_BYTES or to MAX_EXPANSION times max.message.bytes, whichever is more.
+
+Otherwise a small message could take all memory. Kafka has no such limit.
 """
 
 _SMALLEST_RECORD_SET_BYTES = 14
@@ -52,7 +52,7 @@ _CRC_AND_ATTRIBUTES = struct.Struct(">Ih")
 
 
 class RecordsRejectedError(KafkaError):
-    """The batch is refused because of single records: `record_errors` has (index in the batch, reason)."""
+    """The batch is rejected because of single records: `record_errors` has (index in the batch, reason)."""
 
     def __init__(self, error: Errors, message: str, record_errors: list[tuple[int, str]]) -> None:
         super().__init__(error, message)
@@ -67,12 +67,12 @@ CODECS: Final = {
     "lz4": Compression.LZ4,
     "zstd": Compression.ZSTD,
 }
-"""By the value of `compression.type`; None keeps what the producer chose."""
+"""Codecs by the value of `compression.type`; None keeps the producer's codec."""
 
 
 @dataclass(slots=True)
 class BatchRules:
-    """What a topic's configuration asks of a batch."""
+    """The rules that a topic's configuration sets for batches."""
 
     max_message_bytes: int
     segment_bytes: int
@@ -81,11 +81,11 @@ class BatchRules:
     timestamp_before_max_ms: int = 2**63 - 1
     timestamp_after_max_ms: int = 2**63 - 1
     max_record_bytes: int = 2**31 - 1
-    """Of a single record in a compressed batch, decompressed."""
+    """The limit for a single record of a compressed batch, after decompression."""
     compression: Compression | None = None
-    """The codec to store in; None keeps the producer's."""
+    """The codec in which batches are stored; None keeps the producer's codec."""
     compression_level: int | None = None
-    """Of that codec; None is its default."""
+    """The level of `compression`; None is the default of the codec."""
 
     @property
     def max_decompressed_bytes(self) -> int:
@@ -93,7 +93,7 @@ class BatchRules:
 
 
 def batch_rules(config: TopicConfig) -> BatchRules:
-    """A topic's configuration as the validation of batches needs it."""
+    """Returns the rules that a topic's configuration sets for batches."""
     codec = CODECS[config.compression_type]
     levels = {
         Compression.GZIP: config.compression_gzip_level,
@@ -115,7 +115,7 @@ def batch_rules(config: TopicConfig) -> BatchRules:
 
 @dataclass(slots=True)
 class StampedBatch:
-    """A batch as it goes into the log."""
+    """A batch in the form in which it is written to the log."""
 
     data: bytes
     facts: BatchFacts
@@ -125,19 +125,21 @@ class StampedBatch:
 
 
 def single_batch(records: bytes | None, api_version: int) -> bytes:
-    """The one batch of a produce request's partition, without trailing bytes that are no batch (Kafka cuts those off
-    too).
+    """Returns the single batch that a produce request has for a partition.
+
+    Trailing bytes that are no batch are cut off, as Kafka does.
     """
     if records is None:
-        raise KafkaError(Errors.INVALID_RECORD, "The partition has no records.")
+        raise KafkaError(Errors.INVALID_RECORD, "The produce request has no records for the partition.")
     size = _whole_batch_bytes(records, 0)
     if size is None:
         raise KafkaError(
-            Errors.INVALID_RECORD, "A produce request must have one record batch per partition; this one has none."
+            Errors.INVALID_RECORD,
+            "A produce request must have one record batch per partition; this request has no whole batch.",
         )
     if records[MAGIC_POSITION] != MAGIC:
         raise KafkaError(
-            Errors.INVALID_RECORD, f"Record batches must have magic 2; this one has {records[MAGIC_POSITION]}."
+            Errors.INVALID_RECORD, f"Record batches must have magic 2; this batch has {records[MAGIC_POSITION]}."
         )
     if (
         api_version < _ZSTD_SINCE_PRODUCE_VERSION
@@ -146,7 +148,7 @@ def single_batch(records: bytes | None, api_version: int) -> bytes:
     ):
         raise KafkaError(
             Errors.UNSUPPORTED_COMPRESSION_TYPE,
-            f"Produce version {api_version} does not allow zstd; it came with version 7.",
+            f"Produce version {api_version} does not allow zstd, which requires version 7 or later.",
         )
     if _whole_batch_bytes(records, size) is not None:
         raise KafkaError(Errors.INVALID_RECORD, "A produce request may have only one record batch per partition.")
@@ -154,26 +156,31 @@ def single_batch(records: bytes | None, api_version: int) -> bytes:
 
 
 def _whole_batch_bytes(records: bytes, position: int) -> int | None:
-    """The size of the batch at `position`, None where no whole batch is there."""
+    """Returns the size of the batch at `position`, None if the bytes do not hold a whole batch."""
     if len(records) - position < LOG_OVERHEAD_BYTES:
         return None
     (length,) = _LENGTH.unpack_from(records, position + 8)
     if length < _SMALLEST_RECORD_SET_BYTES:
-        raise KafkaError(Errors.CORRUPT_MESSAGE, f"A record batch of length {length} is shorter than any batch.")
+        raise KafkaError(
+            Errors.CORRUPT_MESSAGE, f"The record batch length {length} is below {_SMALLEST_RECORD_SET_BYTES}."
+        )
     if len(records) - position <= MAGIC_POSITION:
         return None
     if records[position + MAGIC_POSITION] > MAGIC:
         raise KafkaError(
-            Errors.CORRUPT_MESSAGE, f"There is no record batch of magic {records[position + MAGIC_POSITION]}."
+            Errors.CORRUPT_MESSAGE, f"The magic {records[position + MAGIC_POSITION]} of the record batch is unknown."
         )
     size = int(length) + LOG_OVERHEAD_BYTES
     return size if len(records) - position >= size else None
 
 
 def check_batch(data: bytes, rules: BatchRules) -> BatchHeader:
-    """The checks on the header and the checksum, in Kafka's order."""
+    """Checks the header and the checksum of a batch, in Kafka's order; returns the header."""
     if len(data) < BATCH_OVERHEAD_BYTES:
-        raise KafkaError(Errors.CORRUPT_MESSAGE, f"A record batch of {len(data)} bytes has no room for its header.")
+        raise KafkaError(
+            Errors.CORRUPT_MESSAGE,
+            f"The record batch has {len(data)} bytes; its header alone has {BATCH_OVERHEAD_BYTES}.",
+        )
     header = decode_header(data)
     if header.base_offset != 0:
         raise KafkaError(Errors.INVALID_RECORD, f"The base offset of a sent batch must be 0, not {header.base_offset}.")
@@ -185,7 +192,8 @@ def check_batch(data: bytes, rules: BatchRules) -> BatchHeader:
         raise KafkaError(Errors.INVALID_RECORD, "Clients must not write control records.")
     if header.producer_id != NO_PRODUCER_ID and header.base_sequence < 0:
         raise KafkaError(
-            Errors.INVALID_RECORD, f"Sequence number {header.base_sequence} is not valid in a batch with a producer id."
+            Errors.INVALID_RECORD,
+            f"Sequence number {header.base_sequence} is not valid: a batch with a producer id needs at least 0.",
         )
     return header
 
@@ -205,16 +213,18 @@ def _check_counts(header: BatchHeader) -> None:
             Errors.INVALID_RECORD, f"The record batch has an invalid last offset delta: {header.last_offset_delta}."
         )
     if header.records_count <= 0:
-        raise KafkaError(Errors.INVALID_RECORD, f"The record batch announces {header.records_count} records.")
+        raise KafkaError(
+            Errors.INVALID_RECORD, f"The records count {header.records_count} of the record batch is below 1."
+        )
     if offsets != header.records_count:
         raise KafkaError(
             Errors.INVALID_RECORD,
-            f"The record batch spans {offsets} offsets and announces {header.records_count} records.",
+            f"The record batch spans {offsets} offsets, but its records count is {header.records_count}.",
         )
 
 
 def stamp_batch(data: bytes, rules: BatchRules, *, base_offset: int, leader_epoch: int, now_ms: int) -> StampedBatch:
-    """Validates the batch and returns it as it is to be stored at `base_offset`."""
+    """Validates the batch; returns it in the form in which it is stored at `base_offset`."""
     header = check_batch(data, rules)
     max_timestamp = _check_records(data, header, rules, now_ms)
     if rules.log_append_time:
@@ -229,7 +239,7 @@ def stamp_batch(data: bytes, rules: BatchRules, *, base_offset: int, leader_epoc
     if len(stored) > rules.segment_bytes:
         raise KafkaError(
             Errors.RECORD_LIST_TOO_LARGE,
-            f"The record batch has {len(stored)} bytes; a segment has {rules.segment_bytes}.",
+            f"The record batch has {len(stored)} bytes; the largest segment has {rules.segment_bytes}.",
         )
     last_offset = base_offset + header.last_offset_delta
     facts = BatchFacts(
@@ -248,7 +258,7 @@ def stamp_batch(data: bytes, rules: BatchRules, *, base_offset: int, leader_epoc
 
 
 def _check_records(data: bytes, header: BatchHeader, rules: BatchRules, now_ms: int) -> int:
-    """Walks the records; returns their largest timestamp."""
+    """Checks the records; returns their largest timestamp."""
     scan_rules = ScanRules(
         needs_key=rules.compacted,
         checks_timestamps=not rules.log_append_time,
@@ -292,7 +302,7 @@ def _recompress(data: bytes, header: BatchHeader, rules: BatchRules) -> bytes:
     try:
         records = decode_records(data, max_bytes=rules.max_decompressed_bytes)
     except DecodeError as error:
-        # The walk over the records leaves alone what is in their headers.
+        # The earlier check of the records does not parse their headers.
         raise KafkaError(Errors.INVALID_RECORD, f"The records of the batch cannot be read: {error}") from error
     return encode_batch(
         records,
@@ -308,7 +318,10 @@ def _recompress(data: bytes, header: BatchHeader, rules: BatchRules) -> bytes:
 def _stamp_in_place(
     data: bytes, header: BatchHeader, base_offset: int, leader_epoch: int, max_timestamp: int, rules: BatchRules
 ) -> bytes:
-    """Writes what the broker owns. The checksum starts at the attributes, so offset and epoch do not touch it."""
+    """Writes the fields that the broker sets.
+
+    The checksum begins at the attributes, so the offset and the leader epoch do not change it.
+    """
     stored = bytearray(data)
     _OFFSET.pack_into(stored, 0, base_offset)
     _LENGTH.pack_into(stored, LOG_OVERHEAD_BYTES, leader_epoch)

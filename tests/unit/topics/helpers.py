@@ -36,7 +36,7 @@ def image_of(
     leader: int = NODE_ID,
     replicas: tuple[int, ...] = (NODE_ID,),
 ) -> MetadataImage:
-    """Topics by name with their number of partitions."""
+    """Returns an image of `topics`, which maps names to numbers of partitions."""
     images = {
         name: TopicImage(
             name,
@@ -60,7 +60,7 @@ def batch_of(
     producer: tuple[int, int, int] = (-1, -1, -1),
     is_transactional: bool = False,
 ) -> bytes:
-    """A batch as a producer sends it; record i has the timestamp `timestamp_ms` + i."""
+    """Returns a batch as a producer sends it; record i has the timestamp `timestamp_ms` + i."""
     records = [
         Record(value.encode() if keys else None, value.encode(), timestamp_ms=timestamp_ms + position)
         for position, value in enumerate(values)
@@ -77,7 +77,7 @@ def batch_of(
 
 
 class Cluster:
-    """One broker's topic data, that can be stopped and started again."""
+    """The topic data of one broker, which tests can stop and start again."""
 
     def __init__(
         self, image: MetadataImage | None = None, properties: Mapping[str, str] | None = None, *, start: bool = True
@@ -107,7 +107,7 @@ class Cluster:
         self.start()
 
     def crash(self) -> None:
-        """Everything that was written stays, nothing was closed."""
+        """Starts again without closing anything. Every write is kept."""
         self.fs.crash(lambda kind, path, pending: pending)
         self.start()
 
@@ -125,7 +125,7 @@ class Cluster:
         api_version: int = 13,
         verified: bool = False,
     ) -> AppendResult:
-        """`verified`: the transaction coordinator has agreed."""
+        """Appends a batch. `verified`: the transaction coordinator has agreed to it."""
         ticket = None
         if verified:
             header = decode_header(batch)

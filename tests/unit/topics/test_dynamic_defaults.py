@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each dynamic broker key that is a default of topics reaches the partitions that are open, and leaves them again."""
+"""A dynamic broker key that is a default of topics takes effect in open partitions, and ends when it is removed."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def topic_key_of(broker_key: str) -> str:
     return next(name for name, key in TOPIC_KEYS.items() if broker_key in dict(key.synonyms))
 
 
-def test_all_of_them_are_known() -> None:
+def test_every_dynamic_default_has_a_value_here() -> None:
     defaults = [BROKER_KEYS[name] for key in TOPIC_KEYS.values() for name, _ in key.synonyms]
     assert VALUES.keys() == {key.name for key in defaults if key.dynamic and key.effect is not Effect.NONE}
 
 
 def settings(partition: Partition) -> tuple[object, ...]:
-    """All that a partition makes of its topic's configuration."""
+    """Returns everything that a partition derives from its topic's configuration."""
     log = partition.log_config
     lengths = (log.segment_bytes, log.segment_ms, log.segment_index_bytes, log.index_interval_bytes)
     rules = partition.rules
@@ -69,13 +69,13 @@ READ_WHEN_NEEDED = {
     "retention.bytes",
     "retention.ms",
 }
-"""Topic keys that a partition's configuration is asked for at each use."""
+"""Topic keys that a partition reads at each use, so nothing is derived from them."""
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_a_dynamic_default_reaches_open_partitions(name: str) -> None:
     topic_key = topic_key_of(name)
-    # Levels count for the codec that they are of, and jitter takes part of what it is of.
+    # A compression level counts only for its own codec, and the jitter is taken from log.roll.ms.
     codec = name.split(".")[1] if name.startswith("compression.") and name.endswith(".level") else "producer"
     cluster = Cluster(properties={"compression.type": codec, "log.roll.ms": "100000"})
     partition = cluster.store.partition(TOPIC, 0)

@@ -29,7 +29,7 @@ class Client:
 
     def request(
         self,
-        wanted: Iterable[tuple[str, int, int]],
+        partitions: Iterable[tuple[str, int, int]],
         *,
         session: tuple[int, int] = (0, -1),
         wait_ms: int = 0,
@@ -54,7 +54,7 @@ class Client:
                     )
                 ],
             )
-            for name, index, offset in wanted
+            for name, index, offset in partitions
         ]
         forgotten = [
             FetchRequest.ForgottenTopic(topic=name, topic_id=topic_id_of(name), partitions=[index])
@@ -83,8 +83,8 @@ class Client:
             FetchResponse.decode(response.encode(self.version), self.version)
         return response
 
-    def fetch(self, *wanted: tuple[str, int, int], **named: object) -> FetchResponse:
-        response = self.send(self.request(wanted, **named))  # type: ignore[arg-type]
+    def fetch(self, *partitions: tuple[str, int, int], **named: object) -> FetchResponse:
+        response = self.send(self.request(partitions, **named))  # type: ignore[arg-type]
         assert response is not None
         return response
 
@@ -124,7 +124,7 @@ def test_every_version(cluster: Cluster, version: int) -> None:
     assert len(response.responses) == 1
 
 
-def test_read_committed_answers_a_list_of_aborted_transactions(cluster: Cluster) -> None:
+def test_read_committed_returns_a_list_of_aborted_transactions(cluster: Cluster) -> None:
     cluster.append(batch_of("a"))
     response = Client(cluster).fetch((TOPIC, 0, 0), isolation=1)
     assert data_of(response)[0].aborted_transactions == []
@@ -147,10 +147,12 @@ def test_the_byte_limit_spans_partitions_and_spares_the_first_batch(cluster: Clu
 def test_errors_of_partitions(cluster: Cluster) -> None:
     cluster.append(batch_of("a"))
     response = Client(cluster, 12).fetch((TOPIC, 9, 0), ("absent", 0, 0), (TOPIC, 0, 5), (TOPIC, 0, 0))
-    found = {(topic.topic, data.partition_index): data for topic in response.responses for data in topic.partitions}
-    assert found[TOPIC, 9].error_code == Errors.UNKNOWN_TOPIC_OR_PARTITION
-    assert found["absent", 0].error_code == Errors.UNKNOWN_TOPIC_OR_PARTITION
-    assert found["absent", 0].high_watermark == -1
+    partitions = {
+        (topic.topic, data.partition_index): data for topic in response.responses for data in topic.partitions
+    }
+    assert partitions[TOPIC, 9].error_code == Errors.UNKNOWN_TOPIC_OR_PARTITION
+    assert partitions["absent", 0].error_code == Errors.UNKNOWN_TOPIC_OR_PARTITION
+    assert partitions["absent", 0].high_watermark == -1
     out_of_range = Client(cluster).fetch((TOPIC, 0, 5))
     assert errors(out_of_range) == [Errors.OFFSET_OUT_OF_RANGE]
     assert data_of(out_of_range)[0].log_start_offset == -1
@@ -169,7 +171,7 @@ def test_leader_epoch_errors_name_the_leader_from_version_16() -> None:
 
 
 @pytest.mark.parametrize("version", [12, 18])
-def test_replicas_are_refused(cluster: Cluster, version: int) -> None:
+def test_fetches_of_replicas_are_rejected(cluster: Cluster, version: int) -> None:
     response = Client(cluster, version).fetch((TOPIC, 0, 0), replica_id=2)
     assert errors(response) == [Errors.NOT_LEADER_OR_FOLLOWER]
 
@@ -193,7 +195,7 @@ def test_a_fetch_waits_for_data(cluster: Cluster) -> None:
     assert client.poll() == []
 
 
-def test_appends_to_a_shard_are_told_while_a_fetch_waits_there(cluster: Cluster) -> None:
+def test_appends_to_a_shard_are_observed_while_a_fetch_waits_there(cluster: Cluster) -> None:
     client = Client(cluster)
     observers: list[Callable[[Append], None]] = []
     fetches = cluster.store.fetches
@@ -204,7 +206,7 @@ def test_appends_to_a_shard_are_told_while_a_fetch_waits_there(cluster: Cluster)
     cluster.append(batch_of("x"))
     client.poll()
     assert (fetches.parked_count, observers) == (0, [])
-    # What a shard appends is not told by the store of topics.
+    # The TopicStore does not report the appends of a shard: the shard itself does.
     assert client.send(client.request([(TOPIC, 1, 0)], wait_ms=500)) is None
     observers[0](Append(0, 0, 1, b"x"))
     assert client.poll() == []
@@ -226,7 +228,7 @@ def test_a_fetch_waits_for_enough_data(cluster: Cluster) -> None:
     assert sizes(client.poll()[0].response) == [2, 1]
 
 
-def test_a_fetch_ends_with_its_time(cluster: Cluster) -> None:
+def test_a_fetch_ends_after_max_wait_ms(cluster: Cluster) -> None:
     client = Client(cluster)
     assert client.send(client.request([(TOPIC, 0, 0)], wait_ms=500)) is None
     assert client.send(client.request([(TOPIC, 1, 0)], wait_ms=300)) is None
@@ -249,7 +251,7 @@ def test_a_fetch_does_not_wait_without_reason(cluster: Cluster) -> None:
     assert client.fetch(wait_ms=500).responses == []
 
 
-def test_a_missing_partition_does_not_hasten_the_answer(cluster: Cluster) -> None:
+def test_a_missing_partition_does_not_end_the_wait(cluster: Cluster) -> None:
     client = Client(cluster)
     assert client.send(client.request([("absent", 0, 0), (TOPIC, 0, 0)], wait_ms=500)) is None
     cluster.append(batch_of("x"))
@@ -271,7 +273,7 @@ def test_read_committed_waits_for_the_end_of_a_transaction(cluster: Cluster) -> 
     assert cluster.store.fetches.parked_count == 1
 
 
-def test_a_client_that_is_gone_is_forgotten(cluster: Cluster) -> None:
+def test_a_canceled_fetch_gets_no_response(cluster: Cluster) -> None:
     client = Client(cluster)
     assert client.send(client.request([(TOPIC, 0, 0)], wait_ms=500)) is None
     cluster.store.fetches.cancel(1)
@@ -289,7 +291,7 @@ def test_an_incremental_session(cluster: Cluster, version: int) -> None:
     cluster.append(batch_of("a"))
     full = client.fetch((TOPIC, 0, 0), (TOPIC, 1, 0), (TOPIC, 2, 0), session=(0, 0))
     assert (full.session_id, len(data_of(full))) == (SESSION, 3)
-    # Partition 0 has data again, the others are as the client knows them.
+    # Partition 0 has data again; the other partitions have not changed since the last response.
     same = client.fetch(session=(SESSION, 1))
     assert [data.partition_index for data in data_of(same)] == [0]
     moved = client.fetch((TOPIC, 0, 1), session=(SESSION, 2))
@@ -338,8 +340,8 @@ def test_busy_partitions_go_to_the_end(cluster: Cluster) -> None:
     client = Client(cluster)
     for index in (0, 1, 2):
         cluster.append(batch_of("x" * 100), partition=index)
-    wanted = [(TOPIC, index, 0) for index in range(3)]
-    assert sizes(client.fetch(*wanted, session=(0, 0), max_bytes=1)) == [1, 0, 0]
+    partitions = [(TOPIC, index, 0) for index in range(3)]
+    assert sizes(client.fetch(*partitions, session=(0, 0), max_bytes=1)) == [1, 0, 0]
     served = [
         data.partition_index
         for epoch in (1, 2, 3, 4)
@@ -362,17 +364,17 @@ def test_the_cache_of_sessions_is_bounded() -> None:
     client = Client(cluster)
 
     def opened(session_id: int, partitions: int) -> int:
-        wanted = [(TOPIC, index, 0) for index in range(partitions)]
-        response = client.send(client.request(wanted, session=(0, 0)), session_id)
+        topic_partitions = [(TOPIC, index, 0) for index in range(partitions)]
+        response = client.send(client.request(topic_partitions, session=(0, 0)), session_id)
         assert response is not None
         return response.session_id
 
     assert [opened(1, 1), opened(2, 2), opened(3, 4)] == [1, 2, 0]
     cluster.now_ms += 120_001
     assert client.fetch(session=(2, 1)).session_id == 2
-    # Session 1 was not used for long: it gives way.
+    # Session 1 was unused for longer than two minutes, so it is evicted.
     assert opened(4, 1) == 4
-    # Sessions 2 and 4 are in use; the smaller one of the old gives way to a larger one.
+    # Sessions 2 and 4 are in use. Only session 2 is old enough to be evicted, and only for a larger session.
     assert opened(5, 2) == 0
     assert opened(6, 3) == 6
     assert client.fetch(session=(2, 2)).error_code == Errors.FETCH_SESSION_ID_NOT_FOUND

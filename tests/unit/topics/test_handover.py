@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A partition goes from one worker to another while both run: what is there stays, and only one of them has the log."""
+"""A partition moves from one worker to another while both run: its data stays, and only one worker has the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OLD, NEW = 1, 2
 
 
 class Workers:
-    """Two brokers over one folder. Each hears of a change when a test says so."""
+    """Two brokers that share a data folder. A broker gets the new image when a test calls `publish`."""
 
     def __init__(self) -> None:
         self.fs = MemoryFileSystem()
@@ -34,14 +34,14 @@ class Workers:
         log_dir = self.log_dirs[broker_id] = WorkerLogDir.join(self.shared, broker_id, is_restart=is_restart)
         config = BrokerConfig.from_properties({"node.id": str(broker_id)})
         self.stores[broker_id] = TopicStore(self.fs, log_dir, config, settles_folder=False)
-        self.tell(broker_id)
+        self.publish(broker_id)
 
     def die(self, broker_id: int) -> None:
         log_dir = self.log_dirs[broker_id]
         log_dir._lock.release()
         log_dir._unlock(list(log_dir._locks))
 
-    def tell(self, *broker_ids: int) -> None:
+    def publish(self, *broker_ids: int) -> None:
         for broker_id in broker_ids:
             self.stores[broker_id].on_metadata_update(self.image, NOW_MS)
 
@@ -62,14 +62,14 @@ class Workers:
         return Errors(caught.value.error)
 
 
-def test_the_new_leader_goes_on_where_the_old_one_stopped() -> None:
+def test_the_new_leader_continues_at_the_end_of_the_log() -> None:
     workers = Workers()
     workers.append(OLD, "a", "b", producer=(7, 0, 0))
     workers.lead(NEW, 1)
-    workers.tell(OLD, NEW)
+    workers.publish(OLD, NEW)
     assert workers.refused(OLD) is Errors.NOT_LEADER_OR_FOLLOWER
     assert workers.append(NEW, "c", producer=(7, 0, 2)) == 2
-    assert workers.append(NEW, "c", producer=(7, 0, 2)) == 2, "the producer's sequence numbers went along"
+    assert workers.append(NEW, "c", producer=(7, 0, 2)) == 2, "the producer state was handed over too"
     assert workers.stores[NEW].end_offset_for_epoch(TOPIC, 0, 0, current_leader_epoch=1, now_ms=NOW_MS) == (0, 2)
 
 
@@ -77,21 +77,21 @@ def test_the_new_leader_waits_for_the_old_one() -> None:
     workers = Workers()
     workers.append(OLD, "a")
     workers.lead(NEW, 1)
-    workers.tell(NEW)
+    workers.publish(NEW)
     assert workers.refused(NEW) is Errors.NOT_LEADER_OR_FOLLOWER
-    assert workers.append(OLD, "b") == 1, "it has not heard of the change, and nobody else writes"
-    workers.tell(OLD)
+    assert workers.append(OLD, "b") == 1, "the old leader has not seen the change, and no other broker writes"
+    workers.publish(OLD)
     assert workers.append(NEW, "c") == 2
 
 
-def test_what_was_deleted_stays_deleted_when_the_old_leader_dies() -> None:
+def test_deleted_records_stay_deleted_when_the_old_leader_dies() -> None:
     workers = Workers()
     workers.append(OLD, "a", "b")
     workers.stores[OLD].delete_records(TOPIC, 0, 1, NOW_MS)
     workers.stores[OLD].note_deleted()
     workers.stores[OLD].keep_deleted()
     workers.lead(NEW, 1)
-    workers.tell(NEW)
+    workers.publish(NEW)
     workers.die(OLD)
     partition = workers.stores[NEW].partition(TOPIC, 0).open(NOW_MS)
     assert (partition.log.start_offset, partition.log.end_offset) == (1, 2)
@@ -100,7 +100,7 @@ def test_what_was_deleted_stays_deleted_when_the_old_leader_dies() -> None:
     assert workers.append(NEW, "c") == 2
 
 
-def test_a_leader_that_is_started_again_hands_over_what_it_left() -> None:
+def test_a_restarted_leader_hands_over_the_logs_of_its_earlier_process() -> None:
     workers = Workers()
     workers.append(OLD, "a", "b")
     workers.stores[OLD].delete_records(TOPIC, 0, 1, NOW_MS)
@@ -109,44 +109,44 @@ def test_a_leader_that_is_started_again_hands_over_what_it_left() -> None:
     workers.lead(NEW, 1)
     workers.die(OLD)
     workers.start(OLD)
-    workers.tell(NEW)
+    workers.publish(NEW)
     partition = workers.stores[NEW].partition(TOPIC, 0).open(NOW_MS)
     assert (partition.log.start_offset, partition.log.end_offset) == (1, 2)
 
 
-def test_there_and_back() -> None:
+def test_leadership_moves_back_and_forth() -> None:
     workers = Workers()
     for epoch in range(1, 6):
         leader, other = (NEW, OLD) if epoch % 2 else (OLD, NEW)
         workers.lead(leader, epoch)
-        workers.tell(OLD, NEW)
+        workers.publish(OLD, NEW)
         assert workers.append(leader, f"{epoch}") == epoch - 1
         assert workers.refused(other) is Errors.NOT_LEADER_OR_FOLLOWER
     assert workers.stores[NEW].end_offset_for_epoch(TOPIC, 0, 3, current_leader_epoch=5, now_ms=NOW_MS) == (3, 3)
 
 
-def test_readers_that_wait_are_told_to_look_elsewhere() -> None:
+def test_parked_fetches_are_woken_and_fail_with_not_leader() -> None:
     workers = Workers()
     woken: list[tuple[str, int]] = []
     store = workers.stores[OLD]
     store.fetches.on_change = lambda topic, partition: woken.append((topic, partition))  # type: ignore[method-assign]
     workers.lead(NEW, 1)
-    workers.tell(OLD)
+    workers.publish(OLD)
     assert woken == [(TOPIC, 0)]
-    wanted = FetchPartition(TOPIC, bytes(16), 0, 0, 100)
+    request = FetchPartition(TOPIC, bytes(16), 0, 0, 100)
     with pytest.raises(KafkaError) as caught:
-        store.read(wanted, max_bytes=100, whole_first_batch=True, read_committed=False, now_ms=NOW_MS)
+        store.read(request, max_bytes=100, whole_first_batch=True, read_committed=False, now_ms=NOW_MS)
     assert caught.value.error == Errors.NOT_LEADER_OR_FOLLOWER
     assert store.leader_of(TOPIC, 0) == (NEW, 1)
 
 
-def test_a_folder_of_a_deleted_topic_is_not_taken_for_the_new_one() -> None:
+def test_a_folder_of_a_deleted_topic_is_not_used_for_a_new_topic_of_that_name() -> None:
     workers = Workers()
     workers.append(OLD, "old")
     workers.image = image_of({})
-    workers.tell(NEW)
+    workers.publish(NEW)
     workers.die(OLD)
     workers.image = image_of({TOPIC: 1}, leader=NEW, generation=1)
-    workers.tell(NEW)
+    workers.publish(NEW)
     assert workers.append(NEW, "new") == 0
     assert any(name.endswith("-stray") for name in workers.fs.list_dir("data"))

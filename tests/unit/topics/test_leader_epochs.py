@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leader epoch cache answers as Kafka's: exact epochs, gaps, the future and the forgotten past."""
+"""The leader epoch cache answers as Kafka's does: for exact epochs, gaps, later epochs and dropped epochs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_end_offset_for_epoch(epoch: int, expected: tuple[int, int]) -> None:
     assert cache().end_offset_for(epoch, 50) == expected
 
 
-def test_empty_cache_knows_nothing() -> None:
+def test_an_empty_cache_returns_undefined_epochs() -> None:
     assert LeaderEpochs().end_offset_for(0, 50) == (-1, -1)
     assert LeaderEpochs().epoch_for_offset(3) == -1
 
@@ -37,13 +37,13 @@ def test_assigning_an_older_epoch_changes_nothing() -> None:
     assert epochs.entries == cache().entries
 
 
-def test_a_new_epoch_replaces_one_that_wrote_nothing() -> None:
+def test_a_new_epoch_replaces_an_epoch_that_wrote_nothing() -> None:
     epochs = cache()
     assert epochs.assign(8, 35)
     assert epochs.entries == [(1, 10), (3, 20), (8, 35)]
 
 
-def test_advancing_the_start_keeps_the_epoch_in_force() -> None:
+def test_advancing_the_start_keeps_the_epoch_that_wrote_the_new_start() -> None:
     epochs = cache()
     assert epochs.advance_start(25)
     assert epochs.entries == [(3, 25), (6, 35)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ListOffsets on real logs: special timestamps, search by timestamp inside batches, what an empty log answers."""
+"""ListOffsets on real logs: special timestamps, search by timestamp inside batches, empty logs."""
 
 from __future__ import annotations
 

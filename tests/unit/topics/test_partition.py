@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Appends and reads of one partition, and what a restart, a crash or a failing disk leaves of it."""
+"""Appends and reads of one partition, and its state after a restart, a crash or a disk error."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def read(
     leader_epoch: int = -1,
     last_epoch: int = -1,
 ) -> ReadResult:
-    wanted = FetchPartition(TOPIC, b"", 0, offset, max_bytes, leader_epoch, last_epoch)
+    request = FetchPartition(TOPIC, b"", 0, offset, max_bytes, leader_epoch, last_epoch)
     return cluster.store.read(
-        wanted, max_bytes=max_bytes, whole_first_batch=whole, read_committed=committed, now_ms=cluster.now_ms
+        request, max_bytes=max_bytes, whole_first_batch=whole, read_committed=committed, now_ms=cluster.now_ms
     )
 
 
@@ -110,7 +110,7 @@ def test_diverging_epochs() -> None:
     assert lookup == {0: (0, 0), 1: (1, 2), 3: (1, 2), 4: (4, 3), 5: (-1, -1)}
 
 
-def test_epochs_are_found_in_the_log_without_their_file() -> None:
+def test_leader_epochs_are_rebuilt_from_the_log_if_their_file_is_missing() -> None:
     cluster = Cluster(image_of({TOPIC: 1}, leader_epoch=1))
     cluster.append(batch_of("a", "b"))
     cluster.update(image_of({TOPIC: 1}, leader_epoch=4))
@@ -118,11 +118,11 @@ def test_epochs_are_found_in_the_log_without_their_file() -> None:
     cluster.stop()
     cluster.fs.remove(f"data/{TOPIC}-0/leader-epoch-checkpoint")
     cluster.start()
-    found = cluster.store.end_offset_for_epoch(TOPIC, 0, 1, current_leader_epoch=-1, now_ms=NOW_MS)
-    assert found == (1, 2)
+    epoch_and_end = cluster.store.end_offset_for_epoch(TOPIC, 0, 1, current_leader_epoch=-1, now_ms=NOW_MS)
+    assert epoch_and_end == (1, 2)
 
 
-def test_duplicates_get_their_first_offset() -> None:
+def test_a_duplicate_returns_the_offset_of_the_first_append() -> None:
     cluster = Cluster()
     first = cluster.append(batch_of("a", "b", producer=(9, 0, 0)))
     cluster.append(batch_of("c", producer=(9, 0, 2)))
@@ -148,7 +148,7 @@ def test_producer_state_survives(clean: bool) -> None:
     assert error_of(cluster.append, batch_of("x", producer=(9, 0, 0))) is Errors.INVALID_PRODUCER_EPOCH
 
 
-def test_a_crash_behind_a_snapshot_reads_the_rest_from_the_log() -> None:
+def test_after_a_crash_the_batches_after_the_snapshot_are_replayed() -> None:
     cluster = Cluster()
     cluster.append(batch_of("a", producer=(9, 0, 0)))
     cluster.restart()
@@ -192,7 +192,9 @@ def test_open_and_aborted_transactions_in_the_log() -> None:
         restart()
         result = read(cluster, 0, committed=True)
         assert (result.last_stable_offset, result.high_watermark) == (3, 3)
-        assert [(found.producer_id, found.first_offset) for found in result.aborted_transactions or []] == [(9, 0)]
+        assert [
+            (transaction.producer_id, transaction.first_offset) for transaction in result.aborted_transactions or []
+        ] == [(9, 0)]
         assert read(cluster, 1, committed=False).aborted_transactions is None
 
 
@@ -211,7 +213,7 @@ def test_delete_records() -> None:
 
 
 @pytest.mark.parametrize(("policy", "allowed"), [("compact", False), ("compact,delete", True), ("delete", True)])
-def test_records_of_compacted_topics_stay(policy: str, allowed: bool) -> None:
+def test_records_of_compacted_topics_cannot_be_deleted(policy: str, allowed: bool) -> None:
     cluster = Cluster(image_of({TOPIC: 1}, configs={TOPIC: {"cleanup.policy": policy}}))
     cluster.append(batch_of("a"))
     if allowed:
@@ -230,7 +232,7 @@ def test_min_insync_replicas(replicas: tuple[int, ...], accepted: bool) -> None:
         assert error_of(cluster.append, batch_of("a")) is Errors.NOT_ENOUGH_REPLICAS
 
 
-def test_a_full_disk_refuses_and_recovers(caplog: pytest.LogCaptureFixture) -> None:
+def test_appends_fail_while_the_disk_is_full_and_succeed_afterwards(caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster()
     cluster.append(batch_of("a"))
 
@@ -245,7 +247,7 @@ def test_a_full_disk_refuses_and_recovers(caplog: pytest.LogCaptureFixture) -> N
     assert values(read(cluster, 0).records) == ["a", "b"]
     cluster.fs.fault = no_space
     assert error_of(cluster.append, batch_of("c")) is Errors.KAFKA_STORAGE_ERROR
-    assert caplog.text.count("Writing to orders-0 failed") == 2, "once for each time that it was full"
+    assert caplog.text.count("Writing to orders-0 failed") == 2, "logged once for each time that the disk was full"
 
 
 def test_a_failed_sync_reopens_the_log() -> None:
@@ -263,7 +265,7 @@ def test_a_failed_sync_reopens_the_log() -> None:
     assert values(read(cluster, 0).records) == ["a", "b"]
 
 
-def test_damage_in_the_middle_is_refused_and_named() -> None:
+def test_a_log_that_is_corrupt_in_the_middle_fails_requests_with_the_name_of_the_file() -> None:
     cluster = Cluster()
     for _ in range(3):
         cluster.append(batch_of("abc"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequence numbers, epochs, duplicates, transactions: the rules of Kafka 4.3.1, and their files."""
+"""Sequence numbers, epochs, duplicates, transactions: the rules of Kafka 4.3.1, and the files of this state."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def refusal(state: ProducerState, batch: BatchFacts) -> Errors:
     return caught.value.error
 
 
-def test_an_unknown_producer_may_begin_anywhere() -> None:
+def test_an_unknown_producer_may_begin_with_any_sequence_number() -> None:
     assert ProducerState().check(facts(1234)) is None
 
 
@@ -92,7 +92,7 @@ def test_a_duplicate_of_an_older_epoch_is_fenced() -> None:
     assert refusal(state, facts(0, epoch=1)) is Errors.INVALID_PRODUCER_EPOCH
 
 
-def test_silent_producers_expire_but_for_open_transactions() -> None:
+def test_silent_producers_without_an_open_transaction_expire() -> None:
     state = state_after(facts(0, timestamp_ms=1000))
     assert state.expire(1999, 1000) == 0
     assert state.expire(2000, 1000) == 1
@@ -118,14 +118,14 @@ def test_aborted_transactions_are_found_by_range() -> None:
     for first in (10, 20, 30):
         state.replay_data(facts(0, offset=first, epoch=first, transactional=True))
         state.replay_marker(facts(-1, offset=first + 5, epoch=first), 0, committed=False)
-    assert [found.first_offset for found in state.aborted_between(0, 100)] == [10, 20, 30]
-    assert [found.first_offset for found in state.aborted_between(16, 30)] == [20]
-    assert [found.first_offset for found in state.aborted_between(25, 31)] == [20, 30]
+    assert [transaction.first_offset for transaction in state.aborted_between(0, 100)] == [10, 20, 30]
+    assert [transaction.first_offset for transaction in state.aborted_between(16, 30)] == [20]
+    assert [transaction.first_offset for transaction in state.aborted_between(25, 31)] == [20, 30]
     state.advance_start(16)
-    assert [found.first_offset for found in state.aborted_between(0, 100)] == [20, 30]
+    assert [transaction.first_offset for transaction in state.aborted_between(0, 100)] == [20, 30]
 
 
-def test_a_marker_seen_twice_is_no_news() -> None:
+def test_a_replayed_marker_adds_no_second_aborted_transaction() -> None:
     state = ProducerState()
     state.aborted = [AbortedTransaction(PRODUCER, 10, 12, 13)]
     state.replay_data(facts(0, offset=10, transactional=True))

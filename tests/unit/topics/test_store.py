@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store follows the metadata image: folders, configs, epochs; internal topics; periodic work."""
+"""TopicStore follows the metadata image: folders, configs, epochs; internal topics; periodic work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def error_of(call: object, *arguments: object, **named: object) -> Errors:
 # --- following the image ----------------------------------------------------------------------------------------------
 
 
-def test_folders_come_with_the_image() -> None:
+def test_a_new_image_makes_the_folders_of_new_partitions() -> None:
     cluster = Cluster(image_of({"a": 2, "b.c-d": 1}))
     assert {"a-0", "a-1", "b.c-d-0"} <= set(folders(cluster))
     assert cluster.log_dir.topic_id("a", 1) == topic_id_of("a")
@@ -43,7 +43,7 @@ def test_folders_come_with_the_image() -> None:
     assert error_of(cluster.append, batch_of("x"), "a", 3) is Errors.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_deleted_topics_vanish_at_once_and_their_files_later() -> None:
+def test_deleted_topics_are_gone_at_once_and_their_files_later() -> None:
     cluster = Cluster(image_of({"a": 1, "b": 1}))
     cluster.append(batch_of("x"), "a")
     cluster.update(image_of({"b": 1}))
@@ -111,18 +111,18 @@ def test_partitions_are_opened_at_their_first_use() -> None:
 def test_internal_topics_are_readable_and_closed_to_clients() -> None:
     internal = "__consumer_offsets"
     cluster = Cluster(image_of({internal: 2}))
-    wanted = FetchPartition(internal, b"", 0, 0, 1000)
+    request = FetchPartition(internal, b"", 0, 0, 1000)
     limits = {"max_bytes": 1000, "whole_first_batch": True, "read_committed": False, "now_ms": NOW_MS}
-    assert cluster.store.read(wanted, **limits).high_watermark == 0  # type: ignore[arg-type]
+    assert cluster.store.read(request, **limits).high_watermark == 0  # type: ignore[arg-type]
     log = Log.open(cluster.fs, f"data/{internal}-0", LogConfig(), NOW_MS)
     log.append(encode_batch([Record(b"k", b"v", timestamp_ms=NOW_MS)]), now_ms=NOW_MS)
     cluster.internal_logs[internal, 0] = log
-    result = cluster.store.read(wanted, **limits)  # type: ignore[arg-type]
+    result = cluster.store.read(request, **limits)  # type: ignore[arg-type]
     assert (result.high_watermark, len(result.records)) == (1, log.size_bytes)
     assert cluster.store.has_partition(internal, 1)
     assert not cluster.store.has_partition(internal, 2)
-    found = cluster.store.find_offset(internal, 0, -1, current_leader_epoch=-1, read_committed=False, now_ms=NOW_MS)
-    assert found == (-1, 1, 0)
+    last = cluster.store.find_offset(internal, 0, -1, current_leader_epoch=-1, read_committed=False, now_ms=NOW_MS)
+    assert last == (-1, 1, 0)
     empty = cluster.store.find_offset(internal, 1, -2, current_leader_epoch=-1, read_committed=False, now_ms=NOW_MS)
     assert empty == (-1, 0, 0)
     ends = cluster.store.end_offset_for_epoch(internal, 0, 0, current_leader_epoch=-1, now_ms=NOW_MS)
@@ -139,7 +139,7 @@ def segments(cluster: Cluster) -> list[int]:
 
 
 def filled(count: int, **configs: str) -> Cluster:
-    """`count` segments of one batch each, a minute apart."""
+    """Returns a broker whose partition has `count` segments of one batch each, a minute apart."""
     settings = {"internal.segment.bytes": "300", **{key.replace("_", "."): value for key, value in configs.items()}}
     cluster = Cluster(image_of({TOPIC: 1}, configs={TOPIC: settings}))
     cluster.tick(0)
@@ -179,7 +179,7 @@ def test_files_of_old_segments_stay_for_the_configured_delay() -> None:
     assert not [name for name in cluster.files() if name.startswith("00000000000000000000.")]
 
 
-def test_files_of_old_segments_go_at_once_without_a_delay() -> None:
+def test_files_of_old_segments_are_removed_at_once_if_the_delay_is_0() -> None:
     cluster = filled(4, retention_ms=str(HOUR_MS), file_delete_delay_ms="0")
     cluster.tick(HOUR_MS + 60_000)
     assert not [name for name in cluster.files() if name.endswith(".deleted")]
@@ -195,7 +195,7 @@ def test_no_file_of_an_old_segment_outlives_the_broker(ending: str) -> None:
     assert not [name for name in cluster.files() if name.endswith(".deleted")]
 
 
-def test_a_deleted_topic_takes_files_of_old_segments_with_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_deleting_a_topic_removes_the_files_of_old_segments(caplog: pytest.LogCaptureFixture) -> None:
     cluster = filled(4, retention_ms=str(HOUR_MS), file_delete_delay_ms=str(HOUR_MS))
     cluster.tick(HOUR_MS + 60_000)
     cluster.update(image_of({}))
@@ -204,20 +204,20 @@ def test_a_deleted_topic_takes_files_of_old_segments_with_it(caplog: pytest.LogC
     assert caplog.records == []
 
 
-def test_compacted_topics_keep_their_segments() -> None:
+def test_retention_deletes_no_segments_of_compacted_topics() -> None:
     cluster = filled(3, cleanup_policy="compact", retention_ms="1", retention_bytes="1")
     cluster.tick(HOUR_MS)
     assert segments(cluster) == [0, 1, 2]
 
 
-def test_deleted_records_free_their_segments() -> None:
+def test_segments_of_deleted_records_are_deleted() -> None:
     cluster = filled(3, retention_ms="-1")
     cluster.store.delete_records(TOPIC, 0, 2, cluster.now_ms)
     cluster.tick(CHECK_MS)
     assert segments(cluster) == [2]
 
 
-def test_checkpoints_wait_for_the_disk_in_the_background() -> None:
+def test_checkpoints_are_written_in_the_background() -> None:
     cluster = Cluster()
     work: list[Callable[[], None]] = []
     cluster.store = TopicStore(cluster.fs, cluster.log_dir, cluster.config, in_background=work.append)
@@ -257,7 +257,7 @@ def test_flush_by_time_needs_its_scheduler() -> None:
     assert opened.log.flushed_offset == 1
 
 
-def test_silent_producers_are_forgotten() -> None:
+def test_silent_producers_expire() -> None:
     cluster = Cluster(properties={"producer.id.expiration.ms": "1000"})
     cluster.tick(0)
     cluster.append(batch_of("a", producer=(9, 3, 0)))
@@ -265,7 +265,7 @@ def test_silent_producers_are_forgotten() -> None:
     assert cluster.append(batch_of("b", producer=(9, 0, 55))).base_offset == 1
 
 
-def test_retention_goes_in_steps_and_survives_a_clock_that_goes_back() -> None:
+def test_retention_works_in_steps_and_survives_a_clock_that_is_set_back() -> None:
     cluster = Cluster(image_of({TOPIC: 120}))
     cluster.tick(0)
     cluster.tick(CHECK_MS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that name aborted transactions, when the cleaner or a moving start takes parts of the log away."""
+"""The transaction index after the cleaner, or a new start offset, has removed parts of the log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def transaction(last_offset: int) -> AbortedTransaction:
 
 
 def files_with(*entries: tuple[int, int]) -> PartitionFiles:
-    """Pairs of the segment's base offset and the marker's offset."""
+    """Returns the files of a partition. `entries` are pairs of the segment's base offset and the marker's offset."""
     file_system = MemoryFileSystem()
     file_system.make_dirs("t-0")
     files = PartitionFiles(file_system, "t-0")
@@ -24,17 +24,17 @@ def files_with(*entries: tuple[int, int]) -> PartitionFiles:
     return files
 
 
-def test_a_start_within_a_segment_keeps_what_is_told_of_its_rest() -> None:
+def test_a_start_within_a_segment_keeps_the_index_of_the_segment() -> None:
     files = files_with((0, 50), (100, 110), (100, 180), (200, 250))
     files.remove_below(150)
-    assert [one.last_offset for one in files.load_aborted(END)] == [110, 180, 250]
+    assert [transaction.last_offset for transaction in files.load_aborted(END)] == [110, 180, 250]
     files.remove_below(200)
-    assert [one.last_offset for one in files.load_aborted(END)] == [250]
+    assert [transaction.last_offset for transaction in files.load_aborted(END)] == [250]
     files.remove_below(900)
-    assert [one.last_offset for one in files.load_aborted(END)] == [250]
+    assert [transaction.last_offset for transaction in files.load_aborted(END)] == [250]
 
 
-def test_transactions_of_which_nothing_is_left_are_not_told_any_more() -> None:
+def test_transactions_whose_markers_the_cleaner_removes_are_dropped() -> None:
     files = files_with((0, 50), (0, 60), (100, 180))
     producers = ProducerState()
     producers.aborted = files.load_aborted(END)

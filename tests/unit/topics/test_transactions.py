@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transactions in a partition: markers, the last stable offset, aborted transactions, and who may write."""
+"""Transactions in a partition: markers, the last stable offset, aborted transactions, and which writes are allowed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def after(producer: Producer) -> Producer:
 
 def aborted(cluster: Cluster, offset: int = 0) -> list[tuple[int, int]]:
     result = read(cluster, offset, committed=True)
-    return [(one.producer_id, one.first_offset) for one in result.aborted_transactions or []]
+    return [(transaction.producer_id, transaction.first_offset) for transaction in result.aborted_transactions or []]
 
 
 def stable(cluster: Cluster) -> tuple[int, int]:
@@ -49,7 +49,7 @@ def stable(cluster: Cluster) -> tuple[int, int]:
     return result.last_stable_offset, result.high_watermark
 
 
-def test_readers_of_committed_data_see_the_end_of_a_transaction_first() -> None:
+def test_read_committed_ends_before_an_open_transaction() -> None:
     cluster = Cluster()
     cluster.append(batch_of("before"))
     write(cluster, P, 0, "a", "b")
@@ -67,7 +67,7 @@ def test_readers_of_committed_data_see_the_end_of_a_transaction_first() -> None:
     assert result.aborted_transactions == []
 
 
-def test_aborted_transactions_are_named_to_readers_of_their_range() -> None:
+def test_a_read_returns_the_aborted_transactions_of_its_range() -> None:
     cluster = Cluster()
     write(cluster, P, 0, "a")
     write(cluster, Q, 0, "b")
@@ -87,7 +87,7 @@ def test_aborted_transactions_are_named_to_readers_of_their_range() -> None:
     assert aborted(cluster) == [(9, 0), (10, 1)]
 
 
-def test_a_transaction_index_that_is_ahead_of_the_log_is_cut() -> None:
+def test_entries_of_a_transaction_index_beyond_the_end_of_the_log_are_removed() -> None:
     cluster = Cluster()
     cluster.append(batch_of("before"))
     write(cluster, P, 0, "a")
@@ -95,7 +95,7 @@ def test_a_transaction_index_that_is_ahead_of_the_log_is_cut() -> None:
     index = cluster.log_dir.partition_path(TOPIC, 0) + "/00000000000000000000.txnindex"
     size = len(cluster.store.partition(TOPIC, 0).open(cluster.now_ms).log.read(0, 1))
     cluster.crash()
-    cluster.fs.damage(cluster.log_dir.partition_path(TOPIC, 0) + f"/{0:020d}.log", lambda found: found[:size])
+    cluster.fs.damage(cluster.log_dir.partition_path(TOPIC, 0) + f"/{0:020d}.log", lambda data: data[:size])
     assert (stable(cluster), aborted(cluster)) == ((1, 1), [])
     assert cluster.fs.size(index) == 0
     write(cluster, Q, 0, "b")
@@ -114,10 +114,10 @@ def test_a_parked_fetch_is_answered_when_the_stable_offset_moves() -> None:
     assert values(answer.response.responses[0].partitions[0].records or b"")[0] == "a"
 
 
-# --- who may write ----------------------------------------------------------------------------------------------------
+# --- allowed writes ---------------------------------------------------------------------------------------------------
 
 
-def test_a_first_batch_needs_an_agreement_that_no_marker_has_voided() -> None:
+def test_a_first_batch_needs_a_ticket_that_no_marker_has_voided() -> None:
     cluster = Cluster()
     batch = batch_of("a", producer=(9, 0, 0), is_transactional=True)
     assert error_of(cluster.append, batch) is Errors.INVALID_TXN_STATE
@@ -141,7 +141,7 @@ def test_verification_can_be_switched_off() -> None:
     assert cluster.append(batch_of("a", producer=(9, 0, 0), is_transactional=True)).base_offset == 0
 
 
-def test_no_batch_overtakes_the_first_one_of_its_transaction() -> None:
+def test_no_batch_overtakes_the_first_batch_of_its_transaction() -> None:
     cluster = Cluster()
     second = batch_of("b", producer=(9, 0, 1), is_transactional=True)
     assert error_of(cluster.append, second, verified=True) is Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -152,7 +152,7 @@ def test_no_batch_overtakes_the_first_one_of_its_transaction() -> None:
     write(cluster, after(P), 0, "c")
 
 
-def test_a_fenced_producer_writes_no_more() -> None:
+def test_writes_of_a_fenced_producer_are_rejected() -> None:
     cluster = Cluster()
     write(cluster, P, 0, "a")
     end(cluster, after(P), committed=False)
@@ -160,7 +160,7 @@ def test_a_fenced_producer_writes_no_more() -> None:
     assert error_of(cluster.append, stale, verified=True) is Errors.INVALID_PRODUCER_EPOCH
 
 
-def test_a_producer_does_not_leave_its_transaction() -> None:
+def test_a_plain_batch_of_a_producer_with_an_open_transaction_is_rejected() -> None:
     cluster = Cluster()
     write(cluster, P, 0, "a")
     outside = batch_of("b", producer=(9, 0, 1))
@@ -170,7 +170,7 @@ def test_a_producer_does_not_leave_its_transaction() -> None:
 # --- markers ----------------------------------------------------------------------------------------------------------
 
 
-def test_markers_of_older_epochs_and_coordinators_are_refused() -> None:
+def test_markers_of_older_epochs_and_coordinators_are_rejected() -> None:
     cluster = Cluster()
     write(cluster, Q, 0, "a")
     older = Producer(10, 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused before a batch is stored, with which error, and what is changed in a batch that is stored."""
+"""The errors that reject a batch before it is stored, and the fields that change in a stored batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refusal(batch: bytes, rules: BatchRules = RULES) -> KafkaError:
 
 
 def with_header(batch: bytes, position: int, layout: str, value: int) -> bytes:
-    """Changes a header field and makes the checksum right again."""
+    """Returns the batch with another value of a header field and a matching checksum."""
     changed = bytearray(batch)
     struct.pack_into(layout, changed, position, value)
     struct.pack_into(">I", changed, 17, crc32c(memoryview(changed)[21:]))
@@ -61,7 +61,7 @@ def test_log_append_time_replaces_the_timestamps(codec: Compression) -> None:
     assert result.log_append_time_ms == NOW_MS
 
 
-def test_a_wrong_max_timestamp_is_put_right() -> None:
+def test_a_wrong_max_timestamp_is_corrected() -> None:
     stored = stamped(with_header(batch_of("a", "b"), 35, ">q", 12))
     assert decode_header(stored).max_timestamp == NOW_MS + 1
     assert verify_crc(stored)
@@ -84,14 +84,14 @@ def test_compression_type_of_the_topic(source: Compression, target: Compression)
 
 @pytest.mark.parametrize(("codec", "low", "high"), [("gzip", 1, 9), ("lz4", 9, 12), ("zstd", 1, 19)])
 def test_compression_level_of_the_topic(codec: str, low: int, high: int) -> None:
-    """A higher level makes smaller batches of the same records. Level 9 of lz4 is its fast compressor, as in Kafka."""
+    """A higher level makes smaller batches of the same records. Level 9 of lz4 is the fast compressor, as in Kafka."""
     batch = batch_of(*(f"{number * number % 9973} sold to {number % 617}" for number in range(2000)))
     sizes = []
     for level in (low, high):
         own = {"compression.type": codec, f"compression.{codec}.level": str(level)}
         rules = batch_rules(TopicConfig.resolve(BrokerConfig.from_properties({}), own))
         stored = stamp_batch(batch, rules, base_offset=0, leader_epoch=0, now_ms=NOW_MS).data
-        assert [record.value for record in decode_records(stored)] == [one.value for one in decode_records(batch)]
+        assert [record.value for record in decode_records(stored)] == [record.value for record in decode_records(batch)]
         sizes.append(len(stored))
     assert sizes[1] < 0.97 * sizes[0]
 
@@ -103,7 +103,7 @@ def test_size_limits() -> None:
     assert stamped(batch, BatchRules(len(batch), len(batch)))
 
 
-def test_the_limit_counts_after_recompression_too() -> None:
+def test_max_message_bytes_also_applies_after_recompression() -> None:
     rules = BatchRules(1000, 10_000, compression=Compression.NONE)
     assert refusal(batch_of("x" * 2000, compression=Compression.GZIP), rules).error is Errors.MESSAGE_TOO_LARGE
 
@@ -123,7 +123,7 @@ def test_impossible_headers(position: int, layout: str, value: int) -> None:
     assert refusal(with_header(batch_of("a", "b"), position, layout, value)).error is Errors.INVALID_RECORD
 
 
-def test_clients_write_no_control_records() -> None:
+def test_control_records_of_clients_are_rejected() -> None:
     batch = encode_control_batch(
         ControlRecordType.COMMIT, end_txn_marker(0), timestamp_ms=NOW_MS, producer_id=1, producer_epoch=0
     )
@@ -221,20 +221,20 @@ def test_magic(magic: int, error: Errors) -> None:
     assert set_refusal(bytes(batch)) is error
 
 
-def test_lengths_below_any_batch() -> None:
+def test_a_length_below_the_smallest_batch_is_rejected() -> None:
     assert set_refusal(struct.pack(">qi", 0, 3) + bytes(40)) is Errors.CORRUPT_MESSAGE
     tiny = struct.pack(">qiib", 0, 20, 0, 2) + bytes(15)
     assert single_batch(tiny, 13) == tiny
     assert refusal(tiny).error is Errors.CORRUPT_MESSAGE
 
 
-def test_zstd_came_with_version_7() -> None:
+def test_zstd_needs_produce_version_7() -> None:
     batch = batch_of("a", compression=Compression.ZSTD)
     assert set_refusal(batch, 6) is Errors.UNSUPPORTED_COMPRESSION_TYPE
     assert single_batch(batch, 7) == batch
 
 
-def test_a_header_of_impossible_length_in_a_batch_that_is_compressed_anew() -> None:
+def test_a_header_with_a_wrong_length_in_a_batch_that_is_recompressed() -> None:
     batch = bytearray(encode_batch([Record(value=b"v", headers=[("h", b"12")], timestamp_ms=NOW_MS)]))
     position = batch.index(b"h", 61) + 1
     assert batch[position] == 4, "the length of the header's value, in zigzag"
@@ -243,8 +243,8 @@ def test_a_header_of_impossible_length_in_a_batch_that_is_compressed_anew() -> N
     assert refusal(bytes(batch), BatchRules(1000, 10_000, compression=Compression.GZIP)).error is Errors.INVALID_RECORD
 
 
-def test_a_record_of_a_compressed_batch_has_a_limit_of_its_own() -> None:
-    """max.decompressed.message.bytes; the sizes were observed in Kafka 4.4.0."""
+def test_max_decompressed_message_bytes_limits_a_record_of_a_compressed_batch() -> None:
+    """The sizes were observed in Kafka 4.4.0."""
     rules = BatchRules(max_message_bytes=100_000, segment_bytes=1_000_000, max_record_bytes=5000)
     for codec in CODECS:
         stamped(encode_batch([Record(None, b"x" * 1000, timestamp_ms=NOW_MS)] * 10, compression=codec), rules)
