@@ -2,21 +2,13 @@
 """MetadataImage: what the metadata log says, as of one epoch. It is never changed after it was published.
 
 ImageBuilder makes the next image from records and shares what they did not touch.
-
-`topic_hash` and `metadata_hash` are Kafka's digest of what an assignment depends on: id, name and partitions of a
-topic, with the racks of the replicas. The values are those of Apache Kafka 4.3.1 and 4.4.0 (XXH3 over a stream of
-little-endian values), so the records of a group that comes from Kafka say whether its topics have changed since. Each
-state of a topic is digested once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from struct import Struct, pack
 from typing import Final
-
-from xxhash import xxh3_64_intdigest
 
 from kcoord.metadata.records import FENCE, KEEP_LEADER, UNFENCE
 from kcoord.runtime.result import CoordinatorRecord
@@ -62,7 +54,9 @@ class TopicImage:
     partitions: list[PartitionImage]
     """`partitions[i]` is partition i."""
     hashed: tuple[Mapping[int, str], int] | None = field(default=None, compare=False, repr=False)
-    """The racks and the digest that `topic_hash` computed last. It stays with a copy whose digest is the same."""
+    """The racks and the digest that the group coordinator computed last (`topic_hash`). They stay with a copy whose
+    digest is the same.
+    """
 
     @property
     def internal(self) -> bool:
@@ -99,6 +93,11 @@ class MetadataImage:
     """The greatest creation time of any partition so far, also of deleted ones."""
     latest_producer_ids: tuple[int, int] = (-1, -1)
     """Broker id and epoch that the newest block of producer ids was given to."""
+    racks: Mapping[int, str] = field(init=False, compare=False, repr=False)
+    """The racks of the brokers that have one, by broker id."""
+
+    def __post_init__(self) -> None:
+        self.racks = {broker_id: broker.rack for broker_id, broker in self.brokers.items() if broker.rack is not None}
 
     @classmethod
     def empty(cls) -> MetadataImage:
@@ -120,11 +119,6 @@ class MetadataImage:
     def effective_broker_configs(self, node_id: int) -> Mapping[str, str]:
         """The dynamic configs that apply to a broker: its own over those of all brokers."""
         return {**self.broker_configs(), **self.broker_configs(node_id)}
-
-    @property
-    def racks(self) -> Mapping[int, str]:
-        """The racks of the brokers that have one, by broker id."""
-        return {broker_id: broker.rack for broker_id, broker in self.brokers.items() if broker.rack is not None}
 
     def alive_brokers(self) -> frozenset[int]:
         """The brokers that are in service."""
@@ -328,72 +322,3 @@ def _broker_image(record: RegisterBrokerRecord) -> BrokerImage:
         record.fenced,
         list(record.log_dirs),
     )
-
-
-_INT = Struct("<i")
-_LONG = Struct("<q")
-_FORMAT_BYTE = b"\0"
-"""Kafka's version of the input."""
-
-
-def metadata_hash(image: MetadataImage, topic_names: Iterable[str]) -> int:
-    """Returns the digest of several topics, as a signed 64-bit number. It skips topics that do
-    not exist, and returns 0 if no topic exists.
-    """
-    racks = image.racks
-    topics = [topic for name in sorted(topic_names) if (topic := image.topics.get(name)) is not None]
-    return _signed_digest(b"".join([_LONG.pack(topic_hash(topic, racks)) for topic in topics])) if topics else 0
-
-
-def topic_hash(topic: TopicImage, racks: Mapping[int, str]) -> int:
-    """Returns the digest of one topic, as a signed 64-bit number. `racks` are those of the brokers, by broker id."""
-    cached = topic.hashed
-    if cached is not None and cached[0] == racks:
-        return cached[1]
-    value = _signed_digest(_head(topic) + _partitions(topic, racks))
-    topic.hashed = racks, value
-    return value
-
-
-def _head(topic: TopicImage) -> bytes:
-    halves = topic.id[7::-1] + topic.id[:7:-1]
-    return _FORMAT_BYTE + halves + _text(topic.name) + _INT.pack(len(topic.partitions))
-
-
-def _partitions(topic: TopicImage, racks: Mapping[int, str]) -> bytes:
-    count = len(topic.partitions)
-    if not racks:
-        return pack(f"<{count}i", *range(count))
-    # Few combinations of replicas make up most topics, so each is looked up in `racks` once.
-    suffixes: dict[tuple[int, ...], bytes] = {}
-    parts = []
-    for number, partition in enumerate(topic.partitions):
-        replicas = tuple(partition.replicas)
-        suffix = suffixes.get(replicas)
-        if suffix is None:
-            suffix = suffixes[replicas] = _racks(replicas, racks)
-        parts.append(_INT.pack(number) + suffix)
-    return b"".join(parts)
-
-
-def _racks(replicas: Sequence[int], racks: Mapping[int, str]) -> bytes:
-    """Sorted by UTF-16 code units, as Java does; the length of each rack stands before and behind it."""
-    names = sorted((racks[replica] for replica in replicas if replica in racks), key=_utf16_order)
-    return b"".join([_INT.pack(len(_utf16(name)) // 2) + _text(name) for name in names])
-
-
-def _text(text: str) -> bytes:
-    encoded = _utf16(text)
-    return encoded + _INT.pack(len(encoded) // 2)
-
-
-def _utf16(text: str) -> bytes:
-    return text.encode("utf-16-le", "surrogatepass")
-
-
-def _utf16_order(text: str) -> bytes:
-    return text.encode("utf-16-be", "surrogatepass")
-
-
-def _signed_digest(data: bytes) -> int:
-    return int.from_bytes(xxh3_64_intdigest(data).to_bytes(8, "big"), "big", signed=True)

@@ -9,12 +9,13 @@ from collections.abc import Collection, Mapping
 from typing import Final, TypeAlias
 
 from kcoord.coordinator.group.classic.group import ClassicGroup
+from kcoord.coordinator.group.consumer.assignment import metadata_hash
 from kcoord.coordinator.group.consumer.group import ConsumerGroup, ConsumerGroupMember, MemberState
 from kcoord.coordinator.group.group import Group
 from kcoord.coordinator.group.migration import unfinished
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
-from kcoord.metadata.image import MetadataImage, metadata_hash
+from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import OperationContext
 from kcoord.runtime.serde import TRANSACTION_RECORDS, CoordinatorSerde
 from kcoord.runtime.shard_set import ShardSet

@@ -21,6 +21,7 @@ from kcoord.coordinator.group import records
 from kcoord.coordinator.group.classic import consumer_protocol, rebalance
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
+from kcoord.coordinator.group.consumer.assignment import metadata_hash
 from kcoord.coordinator.group.consumer.group import (
     ClassicMemberMetadata,
     ConsumerGroup,
@@ -35,7 +36,7 @@ from kcoord.coordinator.group.group import (
     heartbeat_timer,
     session_timer,
 )
-from kcoord.metadata.image import MetadataImage, metadata_hash
+from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import Cancel, Completion, CoordinatorResult, Schedule, TimerKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import SyncGroupResponse

@@ -10,9 +10,10 @@ from functools import cache
 from typing import Final
 
 from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.consumer.assignment import metadata_hash
 from kcoord.coordinator.group.group import rebalance_timer, session_timer
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
-from kcoord.metadata.image import ImageBuilder, MetadataImage, metadata_hash
+from kcoord.metadata.image import ImageBuilder, MetadataImage
 from kcoord.runtime.result import CoordinatorRecord, OperationContext
 from kcoord.simulation.model_check.model import (
     GROUP_ID,

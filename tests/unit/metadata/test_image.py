@@ -12,7 +12,7 @@ from kcoord_protocol.messages import (
     PartitionChangeRecord,
     UnregisterBrokerRecord,
 )
-from tests.unit.metadata.cluster import registration
+from tests.unit.metadata.cluster import Cluster, Topic, registration
 
 A, B = b"a" * 16, b"b" * 16
 
@@ -154,3 +154,11 @@ def test_features_brokers_and_producer_ids() -> None:
     assert broker.endpoints == [("PLAINTEXT", "127.0.0.1", 9092, 0)]
     assert image.next_producer_id == 1000
     assert image.latest_producer_ids == (1, 4)
+
+
+def test_racks_are_those_of_registered_brokers() -> None:
+    cluster = Cluster()
+    cluster.create(Topic(name="t", num_partitions=1, replication_factor=1))
+    assert cluster.image.racks == {}
+    cluster.register(registration(rack="r1"))
+    assert cluster.image.racks == {1: "r1"}

@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.group import GroupState, GroupType
-from kcoord.metadata.image import MetadataImage
+from kcoord.metadata.image import GROUP_RESOURCE, MetadataImage
 
 JOIN_GROUP_EPOCH = 0
 """The member epoch of a heartbeat that joins (KIP-848 ConsumerGroupHeartbeat API)."""
@@ -101,6 +101,9 @@ class ConsumerGroupMember:
         return None
 
 
+_NO_CONFIGS: Final[Mapping[str, str]] = {}
+
+
 class GroupSettings:
     """Reads each value on demand, so that a changed config takes effect with the next heartbeat."""
 
@@ -108,7 +111,8 @@ class GroupSettings:
 
     def __init__(self, broker: BrokerConfig, image: MetadataImage, group_id: str) -> None:
         self._broker = broker
-        self._own = image.group_configs(group_id)
+        # As `MetadataImage.group_configs`, without a call: this runs for every heartbeat.
+        self._own = image.configs.get((GROUP_RESOURCE, group_id), _NO_CONFIGS)
 
     @property
     def session_timeout_ms(self) -> int:

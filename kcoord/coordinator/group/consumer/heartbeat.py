@@ -21,6 +21,7 @@ from kcoord.coordinator.group.consumer.assignment import (
     OwnedPartitions,
     compute,
     epoch_record,
+    metadata_hash,
     takes_long,
     target_input,
     topic_ids_of,
@@ -38,7 +39,7 @@ from kcoord.coordinator.group.consumer.group import (
 from kcoord.coordinator.group.consumer.removal import find_member
 from kcoord.coordinator.group.group import GroupTimer, cancel_member_timers, rebalance_timer, session_timer
 from kcoord.coordinator.group.records import EpochReason, TombstoneReason
-from kcoord.metadata.image import MetadataImage, metadata_hash
+from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import (
     Cancel,
     CoordinatorRecord,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import records
+from kcoord.coordinator.group.consumer.assignment import metadata_hash
 from kcoord.coordinator.group.consumer.group import (
     LEAVE_GROUP_MEMBER_EPOCH,
     LEAVE_GROUP_STATIC_MEMBER_EPOCH,
@@ -18,7 +19,7 @@ from kcoord.coordinator.group.consumer.group import (
 )
 from kcoord.coordinator.group.group import cancel_member_timers, rebalance_timer
 from kcoord.coordinator.group.records import EpochReason
-from kcoord.metadata.image import MetadataImage, metadata_hash
+from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import Cancel, CoordinatorResult
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ConsumerGroupHeartbeatResponse

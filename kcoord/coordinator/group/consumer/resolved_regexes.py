@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from kcoord.coordinator.group import records
+from kcoord.coordinator.group.consumer.assignment import metadata_hash
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
 from kcoord.coordinator.group.regex import ResolvedRegexes
-from kcoord.metadata.image import MetadataImage, metadata_hash
+from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorResult
 
 

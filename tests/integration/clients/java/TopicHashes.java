@@ -13,7 +13,7 @@ import org.apache.kafka.coordinator.common.runtime.CoordinatorMetadataImage;
 import org.apache.kafka.coordinator.group.Utils;
 
 /**
- * Prints what Kafka's own class computes for made-up topics and groups, as the JSON of tests/unit/metadata/kafka_topic_hashes.json. The numbers are
+ * Prints what Kafka's own class computes for made-up topics and groups, as the JSON of tests/unit/group/kafka_topic_hashes.json. The numbers are
  * drawn from a fixed seed, so every run prints the same.
  */
 public class TopicHashes {

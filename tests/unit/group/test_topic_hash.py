@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from kcoord.metadata import image as topic_hash
+from kcoord.coordinator.group.consumer import assignment
 from kcoord.metadata.image import ImageBuilder, MetadataImage, PartitionImage, TopicImage
 from kcoord.runtime.result import CoordinatorRecord
 from kcoord_protocol.messages import PartitionChangeRecord, PartitionRecord, RegisterBrokerRecord, TopicRecord
-from tests.unit.metadata.cluster import Cluster, Topic, registration
 
 RECORDED = Path(__file__).parent / "kafka_topic_hashes.json"
 VECTORS = json.loads(RECORDED.read_text(encoding="utf-8"))
@@ -36,7 +35,7 @@ def topic_of(name: str, topic_id: str, racks: Sequence[Sequence[str]]) -> tuple[
 @pytest.mark.parametrize("vector", VECTORS["topics"], ids=lambda vector: f"{vector['name'][:8]}-{len(vector['racks'])}")
 def test_a_topic_has_the_hash_that_kafka_computes(vector: dict[str, object]) -> None:
     topic, racks = topic_of(vector["name"], vector["id"], vector["racks"])  # type: ignore[arg-type]
-    assert topic_hash.topic_hash(topic, racks) == vector["hash"]
+    assert assignment.topic_hash(topic, racks) == vector["hash"]
 
 
 @pytest.mark.parametrize("vector", VECTORS["groups"], ids=lambda vector: f"{len(vector['topics'])}")
@@ -47,8 +46,8 @@ def test_topics_together_have_the_hash_that_kafka_computes(
     assert isinstance(hashes, dict)
     topics = {name: TopicImage(name, name.encode().ljust(16), []) for name in hashes}
     image = MetadataImage(1, topics, {}, {}, {}, {}, 0, -1)
-    monkeypatch.setattr(topic_hash, "topic_hash", lambda topic, racks: hashes[topic.name])
-    assert topic_hash.metadata_hash(image, [*hashes, "unknown"]) == vector["hash"]
+    monkeypatch.setattr(assignment, "topic_hash", lambda topic, racks: hashes[topic.name])
+    assert assignment.metadata_hash(image, [*hashes, "unknown"]) == vector["hash"]
 
 
 def made(count: int) -> MetadataImage:
@@ -87,13 +86,13 @@ def after(image: MetadataImage, change: object) -> MetadataImage:
 )
 def test_the_hash_follows_replicas_racks_and_growth_only(change: object, is_other: bool) -> None:
     image = made(3)
-    before = topic_hash.metadata_hash(image, ["t"])
+    before = assignment.metadata_hash(image, ["t"])
     changed = after(image, change)
-    now = topic_hash.metadata_hash(changed, ["t"])
+    now = assignment.metadata_hash(changed, ["t"])
     assert (now != before) == is_other
-    assert topic_hash.metadata_hash(image, ["t"]) == before
+    assert assignment.metadata_hash(image, ["t"]) == before
     fresh = TopicImage("t", TOPIC_ID, changed.topics["t"].partitions)
-    assert topic_hash.metadata_hash(replace(changed, topics={"t": fresh}), ["t"]) == now
+    assert assignment.metadata_hash(replace(changed, topics={"t": fresh}), ["t"]) == now
 
 
 def test_the_hash_of_a_large_topic_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,18 +104,10 @@ def test_the_hash_of_a_large_topic_is_computed_once(monkeypatch: pytest.MonkeyPa
         hashed_bytes.append(len(data))
         return xxhash.xxh3_64_intdigest(data)
 
-    monkeypatch.setattr(topic_hash, "xxh3_64_intdigest", digest)
-    before = topic_hash.metadata_hash(image, ["t"])
+    monkeypatch.setattr(assignment, "xxh3_64_intdigest", digest)
+    before = assignment.metadata_hash(image, ["t"])
     assert max(hashed_bytes) > 200_000
     hashed_bytes.clear()
     moved = after(image, PartitionChangeRecord(topic_id=TOPIC_ID, partition_id=7, leader=2))
-    assert topic_hash.metadata_hash(moved, ["t"]) == topic_hash.metadata_hash(image, ["t"]) == before
+    assert assignment.metadata_hash(moved, ["t"]) == assignment.metadata_hash(image, ["t"]) == before
     assert hashed_bytes == [8, 8]
-
-
-def test_racks_are_those_of_registered_brokers() -> None:
-    cluster = Cluster()
-    cluster.create(Topic(name="t", num_partitions=1, replication_factor=1))
-    assert cluster.image.racks == {}
-    cluster.register(registration(rack="r1"))
-    assert cluster.image.racks == {1: "r1"}
