@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy of a data folder while a broker is writing to it: what a start after a crash at that time would find.
+"""Copies a data folder while a broker is writing to it. The copy is what a start after a crash would find.
 
-The order matters. Checkpoints come first, so that none promises more than the copied logs hold. Transactions come
-before offsets, offsets before data, and the metadata last: a copied offset never lies behind its topic's end, and the
-metadata knows every topic, producer id and leader epoch that the logs speak of. Within a partition all segments are
-open before the first is copied, and are compared with the folder afterwards: where a cleaner or the retention changed
-them meanwhile, the copy of the partition begins anew.
+The order of the copies makes the result consistent, since the logs only grow at their ends:
+
+1. Checkpoints, so that no checkpoint claims more than the copied logs hold.
+2. The transaction log, then `__consumer_offsets`, then the topics. So a copied committed offset is never greater than
+   the log end offset of its partition.
+3. The metadata log, so that it has every topic, producer id and leader epoch that the copied logs refer to.
+
+Files that are derived from a log (producer snapshots, transaction indexes) are copied before the log itself.
+
+All segments of a partition are opened before the first one is copied. Then the open files are compared with the
+folder. If the log cleaner or the retention changed a segment in between, the copy of this partition starts again.
+The copy of the last segment ends with its last whole batch.
 """
 
 from __future__ import annotations
@@ -41,7 +48,7 @@ _FIRST_TOPICS: Final = (TRANSACTION_STATE_TOPIC, GROUP_METADATA_TOPIC)
 
 @dataclass(slots=True)
 class BackupReport:
-    """What was copied, and what somebody should know."""
+    """Counts what was copied. `notes` are for the operator."""
 
     partitions: int = 0
     segments: int = 0
@@ -51,7 +58,7 @@ class BackupReport:
 
 
 class Backup:
-    """`wait` lets a moment pass: a cleaner at work is given the time to finish its step."""
+    """Backs up `source` to `target`. `wait` sleeps for a moment, so that the log cleaner can finish its step."""
 
     def __init__(self, fs: FileSystem, source: str, target: str, wait: Callable[[], None]) -> None:
         self._fs = fs
@@ -63,7 +70,7 @@ class Backup:
 
     def run(self) -> BackupReport:
         if not self._fs.exists(join(self._source, META_PROPERTIES_FILE)):
-            raise StorageError(f"{self._source}: this is no data folder: it has no {META_PROPERTIES_FILE}")
+            raise StorageError(f"{self._source}: not a data folder: it has no {META_PROPERTIES_FILE}")
         with new_folder(self._fs, self._target, "a backup") as self._building:
             self._build()
         return self.report
@@ -76,7 +83,8 @@ class Backup:
         for partition in sorted(partitions_in(fs, self._source), key=_order):
             self._partition(partition)
         if not had_cleaner and self._has_cleaner():
-            # The first cleaning fell into the copying: nothing counts as cleaned, but gaps are no surprise.
+            # The first cleaning ran during the copy. With an empty checkpoint no log counts as cleaned, but the checks
+            # of the copy accept gaps in the offsets.
             write_offset_checkpoint(fs, join(self._building, CLEANER_OFFSET_FILE), {})
         self._copy_small(self._source, self._building, META_PROPERTIES_FILE)
         fs.sync_dir(self._building)
@@ -88,7 +96,10 @@ class Backup:
             return True
 
     def _checkpoint(self, name: str) -> None:
-        """With what workers know whose checkpoints are still apart; a damaged one is copied as it is."""
+        """Copies a checkpoint. If workers have checkpoints of their own, the copy is the merged one.
+
+        A malformed checkpoint is copied as it is.
+        """
         if self._fs.exists(join(self._source, WORKERS_FOLDER)):
             with suppress(MalformedCheckpointError):
                 merged = read_merged_checkpoint(self._fs, self._source, name)
@@ -98,7 +109,7 @@ class Backup:
         self._copy_small(self._source, self._building, name)
 
     def _copy_small(self, source: str, target: str, name: str) -> None:
-        """Such files are replaced as a whole, so any copy is one of their versions."""
+        """Copies a file that its writer replaces atomically, so that every copy is one of its versions."""
         try:
             copy_file(self._fs, join(source, name), join(target, name))
         except FileNotFoundError:
@@ -121,7 +132,10 @@ class Backup:
             self.report.repeated += 1
             self._clear(folder)
             self._wait()
-        raise StorageError(f"{partition.path}: its files changed all the time; try again when the cleaner is idle")
+        raise StorageError(
+            f"{partition.path}: its files changed during each of {_ATTEMPTS} attempts; "
+            "try again when the log cleaner is idle"
+        )
 
     def _clear(self, folder: str) -> None:
         if self._fs.exists(folder):
@@ -132,7 +146,7 @@ class Backup:
     def _try_partition(self, partition: PartitionFolder, folder: str) -> bool:
         fs = self._fs
         fs.make_dirs(folder)
-        # What is derived from the log first: it must not know more than the copy of the log.
+        # Derived files come first, since they must not cover more than the copy of the log.
         for suffixes in ((SNAPSHOT_SUFFIX, ".checkpoint"), (TRANSACTION_INDEX_SUFFIX,)):
             for name in fs.list_dir(partition.path):
                 if name.endswith(suffixes):
@@ -157,17 +171,18 @@ class Backup:
         return True
 
     def _settled_segments(self, path: str) -> list[LogFile] | None:
-        """None while a cleaner is between two steps."""
+        """Returns the segments, or None while the log cleaner is replacing segments."""
         if any(name.endswith(LOG_SUFFIX + SWAP_SUFFIX) for name in self._fs.list_dir(path)):
             return None
         return segments_in(self._fs, path)
 
     def _is_unchanged(self, path: str, segments: list[LogFile], sizes: list[int]) -> bool:
-        """Whether the open files are still those of the folder. Newer ones may have come, the last may have grown."""
+        """Whether the open files are still those of the folder. New segments and a longer last segment are allowed."""
         now = self._settled_segments(path)
         if now is None or now[: len(segments)] != segments:
             return False
-        return all(self._fs.size(each.path) == size for each, size in zip(segments[:-1], sizes[:-1], strict=True))
+        closed = zip(segments[:-1], sizes[:-1], strict=True)
+        return all(self._fs.size(segment.path) == size for segment, size in closed)
 
     def _segment(self, segment: LogFile, file: File, folder: str, *, is_last: bool) -> None:
         name = segment.path.rpartition("/")[2]
@@ -180,7 +195,7 @@ class Backup:
                 self._copy_small(parent(segment.path), folder, index)
 
     def _whole_batches(self, segment: LogFile, file: File) -> int:
-        """The end of the last whole batch. Damage that is not the end of a write under way is copied as it is."""
+        """Returns the end of the last whole batch. Other damage than an incomplete write is copied as it is."""
         size = file.size()
         end = 0
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of files, durable when they are done, and new folders that appear when they are complete."""
+"""Copies files durably, and creates folders that get their name only when they are complete."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _CHUNK_BYTES: Final = 1 << 20
 
 @contextmanager
 def new_folder(fs: FileSystem, target: str, what: str) -> Iterator[str]:
-    """Gives a folder to build in, which becomes `target` at the end of the block. If the block raises, nothing is left.
+    """Yields a folder to build in, which is renamed to `target` at the end of the block.
 
-    A `target` that already holds something is refused, and so is the rest of an earlier run that was killed.
+    If the block raises, the folder is removed. Raises StorageError if `target` is not empty, or if the incomplete
+    folder of an earlier run that was killed is still there. `what` names the result in the error text.
     """
     building = target + INCOMPLETE_SUFFIX
     for path in (target, building):
         if fs.exists(path) and (path == building or fs.list_dir(path)):
-            raise StorageError(f"{path}: is there already; {what} makes a new folder")
+            raise StorageError(f"{path}: already exists; {what} needs a new folder")
     make_durable_dirs(fs, building)
     try:
         yield building
@@ -37,7 +38,7 @@ def new_folder(fs: FileSystem, target: str, what: str) -> Iterator[str]:
 
 
 def copy_file(fs: FileSystem, source: str, target: str) -> int:
-    """Copy a whole file; returns its size. The caller syncs the folder."""
+    """Copies a whole file and returns its size. The caller syncs the folder."""
     file = fs.open_read(source)
     try:
         return copy_range(fs, file, 0, file.size(), target)
@@ -46,7 +47,7 @@ def copy_file(fs: FileSystem, source: str, target: str) -> int:
 
 
 def copy_range(fs: FileSystem, file: File, position: int, end: int, target: str) -> int:
-    """Append [position, end) of an open file to `target`, which is made where it is missing; returns the bytes."""
+    """Appends [position, end) of an open file to `target`, creating it if missing. Returns the number of bytes."""
     copy = fs.open_append(target)
     begin = position
     try:
@@ -63,15 +64,15 @@ def copy_range(fs: FileSystem, file: File, position: int, end: int, target: str)
 
 
 def remove_tree(fs: FileSystem, path: str) -> None:
-    """Remove a folder of files and of folders of files."""
+    """Removes a folder that holds files and folders of files; no deeper levels."""
     for name in fs.list_dir(path):
         entry = join(path, name)
         try:
-            names = fs.list_dir(entry)
+            file_names = fs.list_dir(entry)
         except NotADirectoryError:
             fs.remove(entry)
             continue
-        for each in names:
-            fs.remove(join(entry, each))
+        for file_name in file_names:
+            fs.remove(join(entry, file_name))
         fs.remove_dir(entry)
     fs.remove_dir(path)

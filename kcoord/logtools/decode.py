@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of every kind of log as JSON, with the names and the form that Kafka's own kafka-dump-log prints.
 
-What is not understood is shown as base64, never left out.
+Bytes that cannot be decoded are shown as base64, never left out.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CONTROL_VALUES: Final = {
 
 
 class LogKind(Enum):
-    """What the records of a log are."""
+    """The kind of records that a log holds."""
 
     OFFSETS = "offsets"
     METADATA = "metadata"
@@ -67,7 +67,7 @@ def kind_of(topic: str) -> LogKind:
 
 
 class RecordDescriber:
-    """Turns keys and values into JSON; bytes that contradict their own type are shown as they are."""
+    """Turns keys and values into JSON. Bytes that do not match their declared type are shown as base64."""
 
     def __init__(self, kind: LogKind) -> None:
         self.kind = kind
@@ -83,14 +83,14 @@ class RecordDescriber:
         self._metadata_serde = MetadataSerde(ALL_METADATA_RECORDS)
 
     def describe(self, record: Record, *, is_control: bool = False) -> Described:
-        """Key and value."""
+        """Returns the key and the value as JSON."""
         try:
             return _control(record) if is_control else self._describe(record)
         except DecodeError as error:
             return {"error": str(error), **_raw(record.key)}, _raw(record.value)
 
     def check(self, record: Record, *, is_control: bool = False) -> None:
-        """DecodeError where the bytes contradict their own type: quicker than describing them."""
+        """Raises DecodeError if the bytes do not match their declared type. Faster than `describe`."""
         if is_control:
             _control(record)
         elif self.kind is LogKind.METADATA:
@@ -99,41 +99,41 @@ class RecordDescriber:
             self._coordinator_serde.deserialize(record.key, record.value)
 
     def _coordinator(self, record: Record) -> Described:
-        found = self._coordinator_serde.deserialize(record.key, record.value)
-        if found is None or found.key is None:
+        decoded = self._coordinator_serde.deserialize(record.key, record.value)
+        if decoded is None or decoded.key is None:
             return _unknown_coordinator_record(record)
         assert record.key is not None
-        key: Json = {"type": str(int.from_bytes(record.key[:2], "big", signed=True)), "data": to_json(found.key, 0)}
-        value = _versioned(found)
-        if isinstance(found.value, GroupMetadataValue) and found.value.protocol_type == PROTOCOL_TYPE:
-            _open_members(value, found.value)
+        key: Json = {"type": str(int.from_bytes(record.key[:2], "big", signed=True)), "data": to_json(decoded.key, 0)}
+        value = _versioned(decoded)
+        if isinstance(decoded.value, GroupMetadataValue) and decoded.value.protocol_type == PROTOCOL_TYPE:
+            _open_members(value, decoded.value)
         return key, value
 
     def _metadata(self, record: Record) -> Described:
-        found = self._metadata_serde.deserialize(record.key, record.value)
-        if found is None or found.value is None:
+        decoded = self._metadata_serde.deserialize(record.key, record.value)
+        if decoded is None or decoded.value is None:
             return _raw(record.key), {
                 "unknown": self._metadata_serde.describe(record.key, record.value),
                 **_raw(record.value),
             }
-        version = found.value_version
+        version = decoded.value_version
         return None, {
-            "type": _constant_case(found.value.message_name),
+            "type": _constant_case(decoded.value.message_name),
             "version": version,
-            "data": to_json(found.value, version),
-            **_unknown_tags(found.value),
+            "data": to_json(decoded.value, version),
+            **_unknown_tags(decoded.value),
         }
 
 
-def _versioned(found: CoordinatorRecord) -> Json | None:
-    if found.value is None:
+def _versioned(record: CoordinatorRecord) -> Json | None:
+    if record.value is None:
         return None
-    version = found.value_version
-    return {"version": str(version), "data": to_json(found.value, version), **_unknown_tags(found.value)}
+    version = record.value_version
+    return {"version": str(version), "data": to_json(record.value, version), **_unknown_tags(record.value)}
 
 
 def _open_members(value: Json | None, group: GroupMetadataValue) -> None:
-    """What consumers put into the classic protocol, in place of its bytes, as far as it can be read."""
+    """Replaces the subscription and assignment bytes of the classic protocol by JSON, if they can be decoded."""
     data = value["data"] if value is not None else None
     members = data["members"] if isinstance(data, dict) else []
     for shown, member in zip(members, group.members, strict=True):
@@ -149,7 +149,7 @@ def _version_of(data: bytes, message: Message) -> int:
 
 
 def _unknown_tags(message: Message) -> Json:
-    """Tagged fields that the schema does not have, such as our own reason of an epoch."""
+    """Tagged fields that are not in the schema, such as kcoord's own reason for a group epoch."""
     if not message.unknown_tagged_fields:
         return {}
     return {"unknownTaggedFields": {str(tag): _text_or_base64(data) for tag, data in message.unknown_tagged_fields}}
@@ -208,7 +208,7 @@ def _constant_case(name: str) -> str:
 
 
 def group_id_of(key: bytes | None) -> str | None:
-    """The group of a coordinator record of any type, also of those that are not known here: keys begin with it."""
+    """The group of a coordinator record. Works for unknown record types too, since every key begins with the group."""
     if key is None or len(key) < 4:
         return None
     end = 4 + int.from_bytes(key[2:4], "big", signed=True)

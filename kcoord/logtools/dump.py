@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log files as rows, for people and for programs: one row per record, per index entry, per producer of a snapshot.
+"""Log files as rows, for people and for programs: one row per record, index entry, or producer of a snapshot.
 
-A dump goes on behind damage as far as it finds batches, and says where it met it.
+A dump continues after damage if more batches follow, and reports the position of the damage as a row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SUFFIXES = (
 
 @dataclass(slots=True)
 class Selection:
-    """What of the records is wanted; `kind` overrides what the folder's name says."""
+    """Selects records by offset (both bounds inclusive). `kind` overrides the kind given by the folder's name."""
 
     from_offset: int = 0
     to_offset: int = 2**63 - 1
@@ -48,17 +48,21 @@ class Selection:
 
 
 def files_at(fs: FileSystem, path: str, partitions: frozenset[str]) -> list[str]:
-    """The file itself, or the log files of a partition folder, or those of all (or the named) ones of a data folder."""
+    """Returns the files to dump at `path`.
+
+    That is `path` itself if it is a file, or the log files of a partition folder. For a data folder it is the log
+    files of its partitions, limited to the names in `partitions` unless that is empty.
+    """
     if path.endswith(SUFFIXES) and _is_file(fs, path):
         return [path]
-    one = partition_at(path)
+    partition = partition_at(path)
     names = fs.list_dir(path)
-    if one is not None and any(_is_dumped(name) for name in names):
+    if partition is not None and any(_is_dumped(name) for name in names):
         return [join(path, name) for name in names if _is_dumped(name)]
-    found = [each for each in partitions_in(fs, path) if not partitions or each.name in partitions]
-    if not found:
+    folders = [folder for folder in partitions_in(fs, path) if not partitions or folder.name in partitions]
+    if not folders:
         raise NoLogsError(f"{path}: there is no such partition folder")
-    return [join(each.path, name) for each in found for name in fs.list_dir(each.path) if _is_dumped(name)]
+    return [join(folder.path, name) for folder in folders for name in fs.list_dir(folder.path) if _is_dumped(name)]
 
 
 def _is_file(fs: FileSystem, path: str) -> bool:
@@ -66,7 +70,7 @@ def _is_file(fs: FileSystem, path: str) -> bool:
 
 
 def _is_dumped(name: str) -> bool:
-    """In a folder, the records: indexes and snapshots are shown where they are asked for by their own name."""
+    """Whether the dump of a folder includes the file. Indexes and producer snapshots are dumped only by file name."""
     return name.endswith(METADATA_SNAPSHOT_SUFFIX) or base_offset_of(name) is not None
 
 
@@ -84,17 +88,17 @@ def _records(fs: FileSystem, path: str, partition: str | None, kind: LogKind, se
     describer = RecordDescriber(kind)
     file = fs.open_read(path)
     try:
-        for found in frames_and_damage(fs, path):
-            if isinstance(found, Damage):
-                yield {"file": path, "position": found.position, "offset": found.offset, "damage": str(found)}
-            elif found.last_offset >= selection.from_offset and found.base_offset <= selection.to_offset:
-                yield from _batch_rows(path, partition, describer, found, selection)
+        for item in frames_and_damage(fs, path):
+            if isinstance(item, Damage):
+                yield {"file": path, "position": item.position, "offset": item.offset, "damage": str(item)}
+            elif item.last_offset >= selection.from_offset and item.base_offset <= selection.to_offset:
+                yield from _batch_rows(path, partition, describer, item, selection)
     finally:
         file.close()
 
 
 def frames_and_damage(fs: FileSystem, path: str) -> Iterator[BatchFrame | Damage]:
-    """Every whole batch of a file; between them, what is not one."""
+    """Yields every whole batch of a file, and the damage between them, in the order of their positions."""
     file = fs.open_read(path)
     try:
         size = file.size()
@@ -108,7 +112,7 @@ def frames_and_damage(fs: FileSystem, path: str) -> Iterator[BatchFrame | Damage
                 return
             except Damage as damage:
                 yield damage
-                # A batch whose offsets do not fit is shown all the same.
+                # A batch whose offsets do not fit is intact, so it is yielded too.
                 start = damage.position if damage.kind is DamageKind.MISPLACED else damage.position + 1
                 following = find_batch(file, start, size, 0)
                 if following is None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What will expire when, and why: the rules of `coordinator.group.offsets.expiration` over what a partition of
-`__consumer_offsets` holds.
+"""Forecasts when committed offsets and groups expire, and by which rule.
+
+It applies the rules of `coordinator.group.offsets.expiration` to the content of a partition of `__consumer_offsets`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ WITHOUT_OFFSETS = "without offsets"
 
 @dataclass(slots=True)
 class ExpiryRow:
-    """One committed offset, or the group itself (`topic` is None), which goes with its last offset.
+    """One committed offset, or the group itself (`topic` is None), which expires with its last offset.
 
-    `expires_ms` is None where nothing is running: it is protected. `because` names
-    the rule, `since_ms` is from when it counts, `retention_ms` for how long.
+    `expires_ms` is None if the offset is protected from expiration. `because` names the rule. The retention of
+    `retention_ms` starts at `since_ms`.
     """
 
     group: str
@@ -45,7 +46,7 @@ class ExpiryRow:
 
 
 class GroupHistory:
-    """A state machine that only replays: what the groups of a partition have come to."""
+    """The groups and offsets of a partition after a replay. A state machine without timers or requests."""
 
     def __init__(self) -> None:
         self.groups: dict[str, Group] = {}
@@ -70,7 +71,7 @@ class GroupHistory:
 
 
 def read_groups(batches: Iterable[bytes]) -> GroupHistory:
-    """`batches` are all of a partition of `__consumer_offsets`, in order. Raises LoadError where one is malformed."""
+    """Replays all batches of a partition of `__consumer_offsets`, in order. Raises LoadError if one is malformed."""
     history = GroupHistory()
     shards = ShardSet(lambda _: history, CoordinatorSerde())
     shards.load(0, ((decode_header(batch), batch) for batch in batches), 0)
@@ -80,10 +81,10 @@ def read_groups(batches: Iterable[bytes]) -> GroupHistory:
 def forecast(
     history: GroupHistory, config: BrokerConfig, image: MetadataImage, group_id: str | None = None
 ) -> Iterator[ExpiryRow]:
-    """The rows of one group, or of all: offsets by topic and partition, then the group itself."""
+    """Yields the rows of one group or of all groups: offsets by topic and partition, then the group itself."""
     expiration = Expiration(config, image, 0)
-    for each in sorted(history.groups) if group_id is None else [group_id]:
-        group = history.groups.get(each)
+    for name in sorted(history.groups) if group_id is None else [group_id]:
+        group = history.groups.get(name)
         if group is not None:
             yield from _of_group(history, expiration, group)
 

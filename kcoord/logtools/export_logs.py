@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a folder that Apache Kafka 4.3.1 starts on from the data folder of a stopped broker.
+"""Exports the data folder of a stopped broker to a folder that Apache Kafka 4.3.1 starts on.
 
-All log files are copied, with what journals hold for them, and every batch is checked. Group records, transactions and
-topic data stay as they are, since they are Kafka's own records; a lost group gets one more, so that Kafka lists it too.
-The metadata log is a new one, for one broker. The folder appears under its name when it is complete.
+All log files are copied, together with the bytes that only the journals hold, and every batch is checked. Group
+records, transactions and topic data stay as they are, since they are Kafka's own records. A lost group gets one more
+record, so that Kafka lists it too (see `lost_groups`). The metadata log is written again, for one broker.
+
+The source is locked and never changed. The new folder gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ _BATCH_RECORDS: Final = 500
 _METADATA_EPOCH: Final = 1
 _METADATA_TOPIC_ID: Final = (1).to_bytes(16, "big")
 _LEFT_OUT: Final = (SNAPSHOT_FILE, HANDOVER_FILE)
-"""Files of a partition that are made from its log, and that Kafka does not have."""
+"""Files of a partition that are derived from its log and that Kafka does not have."""
 
 
 @dataclass(slots=True)
 class ExportReport:
-    """What is in the new folder, and what is not."""
+    """Counts what is in the new folder, and what was skipped."""
 
     groups: Counter[str] = field(default_factory=Counter)
     """By type."""
@@ -62,7 +64,7 @@ class ExportReport:
 
 
 class LogExport:
-    """Exports `source` to `target`. `node_id` is the `node.id` that Kafka is to be started with."""
+    """Exports `source` to `target`. `node_id` is the `node.id` of the Kafka broker that will use it."""
 
     def __init__(
         self, fs: FileSystem, source: str, target: str, node_id: int, now_ms: int, new_uuid: Callable[[], bytes]
@@ -76,24 +78,26 @@ class LogExport:
         self.report = ExportReport()
 
     def run(self) -> ExportReport:
-        """Raises StorageError or OSError, which name file and reason, if the source is in use, damaged or no data
-        folder, or if the target holds something. The source is not changed, and no part of a target is left.
+        """Writes the new folder and returns the report.
+
+        Raises StorageError or OSError, which name file and reason, if the source is in use, damaged or not a data
+        folder, or if the target is not empty. If it raises, no part of the target is left.
         """
         source_node_id, identity = self._identity()
         if self._target.startswith(f"{self._source}/"):
-            raise StorageError(f"{self._target}: is in {self._source}, which an export does not change")
+            raise StorageError(f"{self._target}: is inside {self._source}; an export does not change its source")
         with ExitStack() as locks:
             self._lock_source(locks)
             with new_folder(self._fs, self._target, "an export") as building:
                 try:
                     self._build(building, source_node_id, identity)
                 except StorageError as error:
-                    # What is wrong in a copy is wrong in its original, which is the file that is still there.
+                    # The copy is removed, and its original has the same damage. So the text names the original.
                     raise StorageError(str(error).replace(building, self._source)) from error
                 except OSError as error:
                     if error.filename is not None:
                         raise
-                    # A write that failed, such as on a full disk, does not say where.
+                    # A failed write, such as on a full disk, has no file name.
                     raise StorageError(f"{building}: {error}") from error
         return self.report
 
@@ -102,7 +106,7 @@ class LogExport:
         path = join(self._source, META_PROPERTIES_FILE)
         properties = read_properties(self._fs, path)
         if properties is None:
-            raise StorageError(f"{self._source}: this is no data folder: it has no {META_PROPERTIES_FILE}")
+            raise StorageError(f"{self._source}: not a data folder: it has no {META_PROPERTIES_FILE}")
         cluster_id, node_id = properties.get("cluster.id"), properties.get("node.id", "")
         if not cluster_id or not node_id.isdecimal():
             raise MetaPropertiesError(f"{path}: cluster.id or node.id is missing or malformed")
@@ -110,8 +114,9 @@ class LogExport:
         return int(node_id), Identity(cluster_id, self._node_id, directory_id)
 
     def _lock_source(self, locks: ExitStack) -> None:
-        """Takes the locks that a broker and its workers hold while they run. A lock file that is missing is not made:
-        nobody holds it.
+        """Takes the locks that a broker and its workers hold while they run.
+
+        A missing lock file is not created, since no process holds it.
         """
         for folder in (self._source, *worker_folders(self._fs, self._source)):
             lock = join(folder, LOCK_FILE)
@@ -119,7 +124,7 @@ class LogExport:
                 try:
                     locks.callback(self._fs.lock(lock).release)
                 except OSError as error:
-                    # No broker runs in a file system that is mounted for reading only, and no lock can be taken there.
+                    # On a read-only file system no broker can run, and no lock can be taken.
                     if error.errno != errno.EROFS:
                         raise
 
@@ -141,11 +146,11 @@ class LogExport:
         self._count(building)
 
     def _copy(self, building: str) -> dict[tuple[str, int], int]:
-        """Copies every partition with what journals hold for it. Returns the start offsets of logs that were moved."""
+        """Copies every partition and replays the journals into the copy. Returns the log start offsets."""
         fs = self._fs
         partitions = partitions_in(fs, self._source)
         if not any(is_metadata_topic(partition.topic) for partition in partitions):
-            raise StorageError(f"{self._source}: {CLUSTER_METADATA_TOPIC}-0 is missing, which says what the topics are")
+            raise StorageError(f"{self._source}: {CLUSTER_METADATA_TOPIC}-0 is missing, so the topics are unknown")
         starts = read_merged_checkpoint(fs, self._source, LOG_START_OFFSET_FILE) or {}
         for partition in partitions:
             self._copy_partition(partition, join(building, partition.name))
@@ -167,7 +172,7 @@ class LogExport:
         self._fs.sync_dir(folder)
 
     def _open(self, log_dir: LogDir, topic: str, number: int) -> Log:
-        """Checks every batch, since the new folder has no checkpoint that would spare it."""
+        """Opens a log of the new folder, which checks every batch, since there is no recovery point."""
         log = log_dir.open_log(topic, number, LogConfig(), self._now_ms)
         self.report.notes += [
             f"{cut.file}: {cut.lost_bytes} torn bytes at position {cut.position} were left out: {cut.reason}"
@@ -189,12 +194,12 @@ class LogExport:
             self._bring_back(log, files.directory)
         files.create(topic_id)
         opened = open_log.load(log, files, self._now_ms)
-        # Without a snapshot Kafka's start after an orderly stop would forget producers and their open transactions.
+        # After a clean shutdown Kafka restores producers and their open transactions from a snapshot alone.
         files.store_snapshot(log.end_offset, list(opened.producers.entries.values()))
         self.report.copied_partitions += 1
 
     def _bring_back(self, log: Log, folder: str) -> None:
-        """Appends a record per lost group, which the source's broker lists and Kafka would not."""
+        """Appends a record per lost group. The source's broker lists these groups, and Kafka would not."""
         reader = FolderReader(self._fs, folder)
         candidates = LostGroups()
         leader_epoch = 0
@@ -232,7 +237,7 @@ class LogExport:
         log_dir.write_leader_epochs(CLUSTER_METADATA_TOPIC, 0, [(_METADATA_EPOCH, 0)])
 
     def _count(self, building: str) -> None:
-        """Reads the whole result again."""
+        """Reads the whole result again and counts its content."""
         replayed = replay_folder(self._fs, building)
         if replayed.problems:
             raise StorageError(f"{building}: {replayed.problems[0]}")

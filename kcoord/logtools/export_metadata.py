@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metadata log with which Apache Kafka 4.3.1 starts on an exported folder.
 
-It is the log of a controller that was alone and stopped in an orderly way: no broker is registered, and every partition
-has one replica, in sync, without a leader. The broker registers at its start, and the controller then elects it.
-Creation times stay in the records (KIP-1327); Kafka reads past them, and its own snapshots do not have them.
+It is the log of a single controller after a clean shutdown: no broker is registered, and every partition has one
+in-sync replica and no leader. The broker registers when it starts, and the controller then elects it.
+Creation times stay in the records (KIP-1327). Kafka ignores them, and its own snapshots do not have them.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from kcoord.runtime.result import CoordinatorRecord
 from kcoord_protocol.messages import PartitionRecord
 
 KAFKA_FEATURES: Final[Mapping[str, int]] = {"metadata.version": 30, "group.version": 1, "transaction.version": 2}
-"""The levels of a new cluster of Kafka 4.3.1, which knows no higher ones. `kraft.version` is 0 and has no record: the
-voters come from `controller.quorum.voters`.
+"""The feature levels of a new cluster of Kafka 4.3.1, which are also its highest ones. `kraft.version` is 0 and has no
+record: the voters come from `controller.quorum.voters`.
 """
 CONFIG_PREFIX: Final = "kcoord."
 
 
 class MetadataExport:
-    """Makes the records for one broker, `node_id`, whose only folder has the id `directory_id`."""
+    """Creates the records for one broker, `node_id`, whose only log directory has the id `directory_id`."""
 
     def __init__(self, node_id: int, source_node_id: int, directory_id: bytes) -> None:
         self._node_id = node_id
         self._source_node_id = source_node_id
         self._directory_id = directory_id
         self.skipped: Counter[str] = Counter()
-        """What Kafka has no place for."""
+        """Counts of entries that Kafka does not support."""
         self.notes: list[str] = []
 
     def from_image(self, image: MetadataImage) -> list[CoordinatorRecord]:
-        """The records, features first as Kafka writes them."""
+        """Returns the records. Features come first, as Kafka writes them."""
         made = list(self._features(image.features))
         for name, topic in sorted(image.topics.items()):
             made.append(records.new_topic_record(name, topic.id))
@@ -49,8 +49,10 @@ class MetadataExport:
         return made
 
     def _features(self, levels: Mapping[str, int]) -> Iterator[CoordinatorRecord]:
-        """`metadata.version` is that of the records here. Other levels are the source's, as far as Kafka knows them.
-        A source that has never been served has none, and gets those of a new cluster.
+        """Yields the feature levels.
+
+        `metadata.version` matches the records that are written here. Other levels are those of the source, at most
+        Kafka's highest. A source that was never served has no levels and gets those of a new cluster.
         """
         for name, highest in KAFKA_FEATURES.items():
             level = min(levels.get(name, 0), highest) if levels and name != "metadata.version" else highest
@@ -58,7 +60,10 @@ class MetadataExport:
                 yield records.new_feature_level_record(name, level)
 
     def _partition(self, topic_id: bytes, partition: PartitionImage) -> CoordinatorRecord:
-        """Epochs must not go back: stored batches have the leader epoch. The election adds 1 to both."""
+        """Keeps both epochs. They must not decrease, since stored batches carry the leader epoch.
+
+        Kafka's election of the leader increments both.
+        """
         record = records.new_partition_record(
             topic_id, partition.partition_id, [self._node_id], [self._directory_id], partition.creation_time_ms, isr=[]
         )

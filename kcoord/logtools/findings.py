@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check of log folders finds: each finding names file, position and offset, and what a repair would do."""
+"""The findings of a check of log folders. A finding names the file, position and offset of the damage."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from enum import Enum
 
 
 class FindingKind(Enum):
-    """What is wrong. The text is what people read."""
+    """The kind of damage. The value is the text that is printed."""
 
     TORN = "torn end"
-    """The end of the last write before a crash. A broker cuts it at its next start."""
+    """An incomplete last write before a crash. A broker truncates it when it starts."""
     DAMAGED = "damaged bytes"
-    """Bytes that are no sound batch, in the middle or at an end that had been durable."""
+    """Bytes that are not a valid batch, in the middle of a log or at an end that had been durable."""
     MISPLACED = "misplaced batch"
-    """A sound batch whose offsets overlap with its neighbours'."""
+    """A valid batch whose offsets overlap with those of its neighbours."""
     MALFORMED = "malformed record"
-    """A batch with the right CRC whose records cannot be read."""
+    """A batch with a correct CRC whose records cannot be decoded."""
     FOREIGN_GROUP = "foreign group"
-    """A record of a group whose home is another partition."""
+    """A record of a group that belongs to another partition."""
     LOST_GROUP = "lost group"
-    """A group has committed offsets, but the last that the log says of it is its tombstone."""
+    """A group has committed offsets, but its last group record is a tombstone (see `lost_groups`)."""
     WRONG_EPOCH = "wrong leader epoch"
     GAP = "missing offsets"
-    """Offsets are missing in a log that was never compacted, or a file is."""
+    """Offsets, or a whole file, are missing in a log that was never compacted."""
     SHORT = "missing end"
-    """The log ends below what the checkpoints say had reached the disk."""
+    """The log ends before its recovery point, up to which it had been durable."""
     INDEX = "wrong index"
     SIDE_FILE = "wrong side file"
-    """A file beside the segments that is derived from them."""
+    """A file that is derived from the segments, such as a producer snapshot."""
     CHECKPOINT = "wrong checkpoint"
     IDENTITY = "wrong identity"
     """meta.properties or partition.metadata."""
@@ -37,7 +37,10 @@ class FindingKind(Enum):
 
 @dataclass(slots=True)
 class Finding:
-    """One finding. `end` is where the damaged bytes end, `next_offset` what the next sound batch begins with."""
+    """One finding. The damaged bytes end at position `end`; `next_offset` is the base offset of the next valid batch.
+
+    Fields that do not apply are -1 or empty.
+    """
 
     kind: FindingKind
     file: str
@@ -47,9 +50,9 @@ class Finding:
     end: int = -1
     next_offset: int = -1
     leader_epoch: int = -1
-    """What it should be, where that is what is wrong; that of the log's end for a lost group."""
+    """The expected epoch of WRONG_EPOCH; the epoch at the log end for LOST_GROUP."""
     group: str = ""
-    """Which group is lost."""
+    """The group of LOST_GROUP."""
 
     def __str__(self) -> str:
         return f"{self.file}: position {self.position}, offset {self.offset}: {self.kind.value}: {self.reason}"

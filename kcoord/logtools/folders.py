@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which log files a folder holds, read without owning it: nothing is locked, finished or removed."""
+"""Lists and reads the log files of a folder without a lock. Nothing in the folder is changed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ COORDINATOR_TOPICS: Final = (GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC)
 
 
 class NoLogsError(StorageError):
-    """There is nothing to work on at a path."""
+    """Raised if a path holds no log to work on."""
 
 
 @dataclass(slots=True, order=True)
 class PartitionFolder:
-    """A partition folder."""
+    """The folder of a partition; `number` is the partition id."""
 
     topic: str
     number: int
@@ -37,43 +37,50 @@ class PartitionFolder:
 
 @dataclass(slots=True, order=True)
 class LogFile:
-    """A `.log` file."""
+    """A segment's `.log` file."""
 
     base_offset: int
     path: str
 
 
 def partition_at(path: str) -> PartitionFolder | None:
-    """The partition whose folder is at `path`, going by its name."""
-    found = parse_partition_folder(path.rpartition("/")[2])
-    return PartitionFolder(*found, path) if found else None
+    """Returns the partition whose folder is `path`, judged by the name alone, or None."""
+    parsed = parse_partition_folder(path.rpartition("/")[2])
+    return PartitionFolder(*parsed, path) if parsed else None
 
 
 def partitions_in(fs: FileSystem, data_folder: str) -> list[PartitionFolder]:
-    """The partition folders in a data folder, by topic and number."""
+    """Returns the partition folders in a data folder, by topic and number."""
     names = ((name, parse_partition_folder(name)) for name in fs.list_dir(data_folder))
-    return sorted(PartitionFolder(*found, join(data_folder, name)) for name, found in names if found)
+    return sorted(PartitionFolder(*parsed, join(data_folder, name)) for name, parsed in names if parsed)
 
 
 def partitions_at(fs: FileSystem, path: str) -> list[PartitionFolder]:
-    """The partitions of a data folder, or the one whose folder `path` is."""
-    one = partition_at(path)
-    if one is not None and segments_in(fs, path):
-        return [one]
-    found = partitions_in(fs, path)
-    if not found:
+    """Returns the partitions of the data folder `path`, or the single partition whose folder `path` is.
+
+    Raises NoLogsError if there is none.
+    """
+    partition = partition_at(path)
+    if partition is not None and segments_in(fs, path):
+        return [partition]
+    partitions = partitions_in(fs, path)
+    if not partitions:
         raise NoLogsError(f"{path}: there is no partition folder, such as {GROUP_METADATA_TOPIC}-0")
-    return found
+    return partitions
 
 
 def segments_in(fs: FileSystem, folder: str) -> list[LogFile]:
-    """The segments of a partition folder, oldest first."""
+    """Returns the segments of a partition folder, oldest first."""
     bases = ((base_offset_of(name, LOG_SUFFIX), name) for name in fs.list_dir(folder))
     return sorted(LogFile(base, join(folder, name)) for base, name in bases if base is not None)
 
 
 class FolderReader:
-    """Reads the batches of a partition folder in order. Damage is a CorruptLogError; a torn end is noted in `torn`."""
+    """Reads the batches of a partition folder in order.
+
+    Damage raises CorruptLogError. An incomplete last write is stored in `torn` instead. Raises StorageError if a
+    compaction was interrupted, since the folder then holds old and new segments.
+    """
 
     def __init__(self, fs: FileSystem, folder: str) -> None:
         self._fs = fs
@@ -81,11 +88,11 @@ class FolderReader:
         self.torn: Damage | None = None
         if any(name.endswith(LOG_SUFFIX + SWAP_SUFFIX) for name in fs.list_dir(folder)):
             raise StorageError(
-                f"{folder}: a compaction was interrupted here; let a broker open the folder once and stop it again"
+                f"{folder}: a compaction was interrupted here; start a broker on the data folder once and stop it again"
             )
 
     def batches(self, from_offset: int = 0) -> Iterator[BatchFrame]:
-        """All batches that reach `from_offset`; segments below it are not read."""
+        """Yields the batches whose last offset is at least `from_offset`. Segments below it are not read."""
         first = 0
         for number, segment in enumerate(self.segments):
             if segment.base_offset <= from_offset:
@@ -112,7 +119,7 @@ class FolderReader:
 
 
 def is_coordinator_topic(topic: str) -> bool:
-    """Whether a coordinator of the broker owns the log: it is compacted, and its partitions are its shards."""
+    """Whether the log belongs to a coordinator. Such a log is compacted, and its partitions are the shards."""
     return topic in COORDINATOR_TOPICS
 
 

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a new data folder from the log folders of a stopped broker (Kafka 4.x, or ours).
+"""Imports the log folders of a stopped broker (Kafka 4.x or kcoord) into a new data folder.
 
-Group records keep their history and their timestamps; each goes to the partition that the new partition count gives
-its group. Transactions are resolved on the way: pending and aborted offsets are left out. Topic folders are copied,
-checked, and their open transactions ended. The folder appears under its name when it is complete.
+* Group records keep their history and their timestamps. The number of partitions of `__consumer_offsets` may change,
+  so each record goes to the new partition of its group.
+* The transactions in `__consumer_offsets` are resolved: pending and aborted offsets are left out (`transactions`).
+* Topic folders are copied and checked, and their open transactions are ended (`import_topics`).
+* The metadata log is written again, for one broker (`import_metadata`). Without the source's metadata log, the topics
+  are guessed from the group records (`topic_clues`), and topic folders are left out.
+
+The order matters: the metadata comes after the group records, since these may contain greater producer ids than the
+source's metadata log. The source is never changed. The new folder gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -45,17 +51,17 @@ _UNSERVED_KINDS: Final = {
     **dict.fromkeys(range(10, 16), "share group records"),
     **dict.fromkeys(range(17, 24), "streams group records"),
 }
-"""Record types of `__consumer_offsets` by number: 16 is that of regular expressions of consumer groups."""
+"""Record types of `__consumer_offsets` that kcoord does not serve. Type 16, of consumer groups, lies between them."""
 _COMPLETE: Final = (0, 4, 5, 6)
-"""Transaction states without a transaction: Empty, CompleteCommit, CompleteAbort, Dead."""
+"""States in which no transaction is open: Empty, CompleteCommit, CompleteAbort, Dead."""
 
 
 @dataclass(slots=True)
 class ImportReport:
-    """What was found and what became of it."""
+    """Counts what the source had and what the import did with it."""
 
     groups: Counter[str] = field(default_factory=Counter)
-    """By type."""
+    """The number of groups by type."""
     offsets: int = 0
     group_records: int = 0
     rerouted_records: int = 0
@@ -71,7 +77,7 @@ class ImportReport:
 
 
 class LogImport:
-    """See the module's text. `config` is the configuration that the new folder is to be served with."""
+    """Imports folders into `target`. `config` is the configuration of the broker that will serve the new folder."""
 
     def __init__(
         self, fs: FileSystem, config: BrokerConfig, target: str, now_ms: int, new_uuid: Callable[[], bytes]
@@ -112,8 +118,8 @@ class LogImport:
             made = self._import_metadata(log_dir, metadata)
             if metadata is not None:
                 self._import_topics(log_dir, partitions, metadata, prepared, sources)
-            elif any(not each.topic.startswith("__") for each in partitions):
-                self.report.notes.append("topic folders were left out: only the metadata log says whose they are")
+            elif any(not partition.topic.startswith("__") for partition in partitions):
+                self.report.notes.append("topic folders were left out: their topics are unknown without a metadata log")
             self._count(made)
         finally:
             log_dir.close()
@@ -121,17 +127,17 @@ class LogImport:
     # --- sources ------------------------------------------------------------------------------------------------------
 
     def _find(self, sources: list[str]) -> list[PartitionFolder]:
-        found = [partition for source in sources for partition in partitions_at(self._fs, source)]
-        names = Counter(each.name for each in found)
+        partitions = [partition for source in sources for partition in partitions_at(self._fs, source)]
+        names = Counter(partition.name for partition in partitions)
         twice = sorted(name for name, count in names.items() if count > 1)
         if twice:
             raise StorageError(f"{twice[0]} is in more than one of the given folders")
-        if not any(each.topic in (GROUP_METADATA_TOPIC, CLUSTER_METADATA_TOPIC) for each in found):
-            raise NoLogsError(f"{sources[0]}: neither {GROUP_METADATA_TOPIC} nor {CLUSTER_METADATA_TOPIC} is there")
-        return sorted(found)
+        if not any(partition.topic in (GROUP_METADATA_TOPIC, CLUSTER_METADATA_TOPIC) for partition in partitions):
+            raise NoLogsError(f"{sources[0]}: has neither {GROUP_METADATA_TOPIC} nor {CLUSTER_METADATA_TOPIC}")
+        return sorted(partitions)
 
     def _source_metadata(self, partitions: list[PartitionFolder]) -> SourceMetadata | None:
-        folder = next((each.path for each in partitions if each.topic == CLUSTER_METADATA_TOPIC), None)
+        folder = next((partition.path for partition in partitions if partition.topic == CLUSTER_METADATA_TOPIC), None)
         if folder is None:
             return None
         metadata = read_metadata(self._fs, folder)
@@ -140,8 +146,9 @@ class LogImport:
         return metadata
 
     def _prepared_producers(self, partitions: list[PartitionFolder]) -> dict[int, int]:
-        """Producer ids of transactions that were decided as committed before every partition was told, with the
-        epoch of their coordinator.
+        """Returns the producers in state PrepareCommit, with the epoch of their transaction coordinator.
+
+        Their transactions are committed, although some partitions may not have the marker yet.
         """
         serde = CoordinatorSerde(TRANSACTION_RECORDS)
         last: dict[str, tuple[int, TransactionLogValue]] = {}
@@ -149,8 +156,8 @@ class LogImport:
             if partition.topic != TRANSACTION_STATE_TOPIC:
                 continue
             for record, epoch in _plain_records(FolderReader(self._fs, partition.path)):
-                found = self._deserialize(serde, partition, record)
-                key, value = (found.key, found.value) if found is not None else (None, None)
+                decoded = self._deserialize(serde, partition, record)
+                key, value = (decoded.key, decoded.value) if decoded is not None else (None, None)
                 if isinstance(key, TransactionLogKey) and isinstance(value, TransactionLogValue):
                     last[key.transactional_id] = (epoch, value)
                     self._max_producer_id = max(self._max_producer_id, value.producer_id)
@@ -158,7 +165,9 @@ class LogImport:
                     last.pop(key.transactional_id, None)
         unfinished = sum(value.transaction_status not in _COMPLETE for _, value in last.values())
         if unfinished:
-            self.report.notes.append(f"{unfinished} transactions were under way; those not decided as committed abort")
+            self.report.notes.append(
+                f"{unfinished} transactions were open; those without a decision to commit are aborted"
+            )
         return {
             value.producer_id: epoch for epoch, value in last.values() if value.transaction_status == _PREPARE_COMMIT
         }
@@ -186,7 +195,8 @@ class LogImport:
             records = [replace(record, offset=-1) for record in writers.pop(number, ())]
             log.append(encode_batch(records, base_offset=log.end_offset), now_ms=self._now_ms)
 
-        for partition in (each for each in partitions if each.topic == GROUP_METADATA_TOPIC):
+        offsets_partitions = [partition for partition in partitions if partition.topic == GROUP_METADATA_TOPIC]
+        for partition in offsets_partitions:
             for record in self._resolved(partition, prepared):
                 number = self._target_partition(partition, record, count)
                 writers[number].append(record)
@@ -214,16 +224,16 @@ class LogImport:
             self.report.notes.append(f"{partition.name}: the torn end was left out: {reader.torn}")
 
     def _target_partition(self, partition: PartitionFolder, record: Record, count: int) -> int:
-        """Also takes the record into the state that is built to know which groups and topics are alive."""
+        """Returns the new partition of the record, and applies it to the state of live groups and topics."""
         self.report.group_records += 1
-        found = self._deserialize(self._serde, partition, record)
-        if found is not None:
-            self._clues.note(found)
-            self._live.note(found)
+        decoded = self._deserialize(self._serde, partition, record)
+        if decoded is not None:
+            self._clues.note(decoded)
+            self._live.note(decoded)
         else:
             self.report.kept_unknown[self._unknown_kind(record)] += 1
         group_id = group_id_of(record.key)
-        if found is None and group_id is not None and record.value is not None:
+        if decoded is None and group_id is not None and record.value is not None:
             self._live.note_unknown(group_id)
         target = partition.number % count if group_id is None else partition_for(group_id, count)
         self.report.rerouted_records += target != partition.number
@@ -273,7 +283,7 @@ class LogImport:
         sources: list[str],
     ) -> None:
         starts: dict[tuple[str, int], int] = {}
-        for folder in {*sources, *(parent(each.path) for each in partitions)}:
+        for folder in {*sources, *(parent(partition.path) for partition in partitions)}:
             starts.update(read_offset_checkpoint(self._fs, join(folder, LOG_START_OFFSET_FILE)))
         importer = TopicImporter(self._fs, log_dir, self._config, self._now_ms, prepared)
         for partition in partitions:
@@ -296,7 +306,7 @@ class LogImport:
 
 
 def _plain_records(reader: FolderReader) -> Iterator[tuple[Record, int]]:
-    """Records with the leader epoch of their batch, which is the epoch of the coordinator."""
+    """Yields records with the leader epoch of their batch, which is the epoch of their coordinator."""
     resolver = TransactionResolver()
     for frame in reader.batches():
         for record in resolver.feed(frame.batch):

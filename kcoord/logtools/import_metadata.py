@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metadata log that an imported data folder begins with: one broker, which leads and holds every partition.
+"""The first metadata log of an imported data folder. Its one broker leads every partition.
 
-Topic ids, partition counts, leader epochs, configs and the next producer id are kept. Creation times are -1 where the
-source did not record them (KIP-1327).
+Topic ids, partition counts, configs and the next producer id are kept. Leader epochs increase by 1. Creation times are
+-1 if the source did not record them (KIP-1327).
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from kcoord_protocol.uuid import ZERO_UUID
 
 @dataclass(slots=True)
 class MetadataImport:
-    """Makes the records. `new_uuid` gives fresh random ids."""
+    """Creates the records. `new_uuid` returns a new random id."""
 
     config: BrokerConfig
     directory_id: bytes
     new_uuid: Callable[[], bytes]
     skipped: Counter[str] = field(default_factory=Counter)
-    """What of the source has no place here."""
+    """Counts of entries that kcoord does not support."""
 
     def from_image(self, image: MetadataImage) -> list[CoordinatorRecord]:
-        """The records for what a source's metadata log says."""
+        """Returns the records for the content of a source's metadata log."""
         made: list[CoordinatorRecord] = []
-        known = image.topics.get(GROUP_METADATA_TOPIC)
-        made += self._offsets_topic(known.id if known is not None else self.new_uuid(), known)
+        offsets_topic = image.topics.get(GROUP_METADATA_TOPIC)
+        topic_id = offsets_topic.id if offsets_topic is not None else self.new_uuid()
+        made += self._offsets_topic(topic_id, offsets_topic)
         for name, topic in sorted(image.topics.items()):
             if topic.internal:
                 if name != GROUP_METADATA_TOPIC:
@@ -59,7 +60,7 @@ class MetadataImport:
         return made
 
     def from_clues(self, topics: Iterable[GuessedTopic], next_producer_id: int) -> list[CoordinatorRecord]:
-        """The records for what the offsets alone tell."""
+        """Returns the records for topics that were guessed from the group records."""
         made = list(self._offsets_topic(self.new_uuid(), None))
         for topic in topics:
             topic_id = self.new_uuid() if topic.id == ZERO_UUID else topic.id
@@ -69,12 +70,15 @@ class MetadataImport:
             made.append(records.new_producer_ids_record(self.config.node_id, -1, next_producer_id))
         return made
 
-    def _offsets_topic(self, topic_id: bytes, known: TopicImage | None) -> Iterator[CoordinatorRecord]:
-        """With as many partitions as this broker is configured to have; its groups are routed anew."""
+    def _offsets_topic(self, topic_id: bytes, source: TopicImage | None) -> Iterator[CoordinatorRecord]:
+        """Yields the offsets topic with the partition count of this broker's configuration.
+
+        The import routes the groups to their new partitions.
+        """
         configs = internal_topic_configs(self.config, GROUP_METADATA_TOPIC)
         yield records.new_topic_record(GROUP_METADATA_TOPIC, topic_id)
         yield from records.new_config_records(TOPIC_RESOURCE, GROUP_METADATA_TOPIC, {}, configs)
-        creation_time_ms = known.partitions[0].creation_time_ms if known is not None and known.partitions else -1
+        creation_time_ms = source.partitions[0].creation_time_ms if source is not None and source.partitions else -1
         for number in range(self.config.offsets_topic_num_partitions):
             yield self._new_partition(topic_id, number, creation_time_ms)
 
@@ -84,7 +88,7 @@ class MetadataImport:
         )
 
     def _partition(self, topic_id: bytes, partition: PartitionImage) -> CoordinatorRecord:
-        """Leader epochs must not go back: the stored batches carry them."""
+        """Increments the epochs. They must not decrease, since the stored batches carry the leader epoch."""
         record = self._new_partition(topic_id, partition.partition_id, partition.creation_time_ms)
         assert isinstance(record.value, PartitionRecord)
         record.value.leader_epoch = partition.leader_epoch + 1
@@ -100,7 +104,7 @@ class MetadataImport:
                 yield from self._configs(resource_type, name, configs)
 
     def _configs(self, resource_type: int, name: str, configs: Mapping[str, str]) -> list[CoordinatorRecord]:
-        """Those that this broker would take from a client."""
+        """Returns the configs that this broker would accept from a client, and counts the others."""
         kept: dict[str, str] = {}
         for key, value in sorted(configs.items()):
             try:

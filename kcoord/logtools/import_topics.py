@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies the folders of topics whose batches stay as they are: every batch is checked, open transactions are ended.
+"""Copies topic folders during an import. Every batch is checked and stays as it is; open transactions are ended.
 
-The transaction coordinator of the source is gone, so nobody else would ever end them, and readers of committed records
-would wait for good. A transaction that was decided as committed is committed.
+The transaction coordinator of the source is not imported, so no other process would ever end these transactions, and
+read_committed consumers would wait forever. A transaction in state PrepareCommit is committed, any other is aborted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIDE_FILES: Final = (SNAPSHOT_SUFFIX, TRANSACTION_INDEX_SUFFIX)
 
 
 class TopicImporter:
-    """`prepared` are producers whose open transactions count as committed, with their coordinator's epoch."""
+    """Copies partitions into `log_dir`. `prepared` has the producers in PrepareCommit and their coordinator's epoch."""
 
     def __init__(
         self, fs: FileSystem, log_dir: LogDir, config: BrokerConfig, now_ms: int, prepared: Mapping[int, int]
@@ -41,7 +41,7 @@ class TopicImporter:
         self.notes: list[str] = []
 
     def copy(self, partition: PartitionFolder, image: MetadataImage, start_offset: int) -> int:
-        """Returns how many transactions had to be ended."""
+        """Copies a partition and returns the number of transactions that it ended."""
         target = self._log_dir.partition_path(partition.topic, partition.number)
         files = PartitionFiles(self._fs, target)
         files.create(image.topics[partition.topic].id)
@@ -56,8 +56,8 @@ class TopicImporter:
             for cut in log.recovery_report.cuts
         ]
         log.advance_start_offset(min(max(start_offset, log.start_offset), log.end_offset))
-        known = image.partition(partition.topic, partition.number)
-        return self._end_transactions(log, files, known.leader_epoch if known is not None else 0)
+        partition_image = image.partition(partition.topic, partition.number)
+        return self._end_transactions(log, files, partition_image.leader_epoch if partition_image is not None else 0)
 
     def _end_transactions(self, log: Log, files: PartitionFiles, leader_epoch: int) -> int:
         producers = open_log.load(log, files, self._now_ms).producers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which groups, offsets and topics a log of group records speaks of in the end: what was not deleted again."""
+"""The groups, offsets and topics that exist after the last record of a log of group records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLASSIC = "classic"
 
 
 class LiveState:
-    """Show it every record that counts, in order."""
+    """Collects the live state. The caller notes every record that counts, in order."""
 
     def __init__(self) -> None:
         self._types: dict[str, str] = {}
@@ -51,7 +51,7 @@ class LiveState:
                 return
 
     def note_unknown(self, group_id: str) -> None:
-        """A record of a type that is not known here, a share group's or a streams group's: the group is there."""
+        """Notes that a group has a record of an unknown type, such as a share or streams group: it is not lost."""
         self._lost.discard(group_id)
 
     def _note_offset(self, key: OffsetCommitKey, *, is_tombstone: bool) -> None:
@@ -65,7 +65,7 @@ class LiveState:
             self._lost.discard(key.group)
 
     def _note_group(self, group_id: str, group_type: str, *, is_tombstone: bool) -> None:
-        """A group that is there by its offsets alone goes with a tombstone of either type, as it does in Kafka."""
+        """Notes a group record. A tombstone of either type deletes a group that has only offsets, as in Kafka."""
         if not is_tombstone:
             self._types[group_id] = group_type
         elif self._types.get(group_id, group_type) == group_type:
@@ -75,13 +75,13 @@ class LiveState:
 
     @property
     def groups(self) -> Counter[str]:
-        """By type. A group that has nothing but offsets is a classic one."""
+        """The number of groups by type. A group that has only offsets counts as classic."""
         simple = self._offsets.keys() - self._types.keys()
         return Counter(self._types.values()) + Counter({CLASSIC: len(simple)})
 
     @property
     def lost_groups(self) -> Mapping[str, int]:
-        """The groups that have offsets although their tombstone came last, and how many (see `lost_groups`)."""
+        """The number of offsets of every lost group: its last group record is a tombstone (see `lost_groups`)."""
         return {group_id: len(self._offsets[group_id]) for group_id in sorted(self._lost)}
 
     @property
@@ -90,12 +90,12 @@ class LiveState:
 
     @property
     def topic_names(self) -> set[str]:
-        """Topics with committed offsets."""
+        """The names of topics with committed offsets."""
         return {topic for offsets in self._offsets.values() for topic, _ in offsets}
 
     @property
     def topic_ids(self) -> set[bytes]:
-        """Topics that members own or are to own."""
+        """The ids of topics in current or target assignments."""
         return {topic_id for ids in self._assigned.values() for topic_id in ids}
 
 

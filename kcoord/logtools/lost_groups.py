@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups that are lost although they have committed offsets: the last that the log says of the group is its tombstone.
+"""Finds lost groups: they have committed offsets, but their last group record is a tombstone.
 
-This broker lists such a group as one without members. Kafka 4.3.1 keeps its offsets, but has the group in no list,
-answers no offset of it, and deletes none. A record of the group behind the tombstone brings it back there too.
+kcoord lists such a group as a group without members. Kafka 4.3.1 keeps its offsets in the log, but it does not list
+the group, returns none of its offsets, and expires none. A group record after the tombstone restores the group there.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ _GROUP_TYPES: Final = tuple(cls.api_key.to_bytes(2, "big") for cls in (GroupMeta
 
 
 class LostGroups:
-    """Show it all records of a partition, then all batches again if there are candidates: few groups have ended, and
-    only their offsets have to be remembered.
+    """Finds the lost groups of a partition in two passes.
+
+    `note` takes all records of the partition and collects candidates: groups with a tombstone. If there are any, `find`
+    reads all batches again. Two passes save memory, since few groups are candidates and only their offsets are kept.
     """
 
     def __init__(self) -> None:
         self.candidates: set[str] = set()
 
     def note_batch(self, batch: bytes) -> None:
-        """Show it all records of a batch."""
+        """Notes all records of a batch."""
         header = decode_header(batch)
         if not header.is_control:
             for record in decode_records(batch):
@@ -47,7 +49,7 @@ class LostGroups:
             self.candidates.discard(group_id_of(record.key) or "")
 
     def find(self, batches: Iterable[bytes]) -> Mapping[str, int]:
-        """The groups and how many offsets each has."""
+        """Returns the lost groups with the number of their offsets."""
         serde = CoordinatorSerde()
         state = LiveState()
         resolver = TransactionResolver()
@@ -56,17 +58,18 @@ class LostGroups:
                 group_id = group_id_of(record.key)
                 if group_id is None or group_id not in self.candidates:
                     continue
-                found = serde.deserialize(record.key, record.value)
-                if found is not None:
-                    state.note(found)
+                decoded = serde.deserialize(record.key, record.value)
+                if decoded is not None:
+                    state.note(decoded)
                 elif record.value is not None:
                     state.note_unknown(group_id)
         return state.lost_groups
 
 
 def new_group_record(group_id: str, timestamp_ms: int) -> Record:
-    """What brings a group back: one that never had a generation, as a commit alone makes it. Its offsets age from
-    their commits.
+    """Returns the record that restores a lost group: a group at generation 0, as a commit alone creates it.
+
+    The retention of its offsets then counts from their commits.
     """
     value = GroupMetadataValue(protocol_type="", generation=0, protocol=None, leader=None, members=[])
     key_bytes, value_bytes = CoordinatorSerde().serialize(group_metadata_record(group_id, value))
@@ -74,5 +77,5 @@ def new_group_record(group_id: str, timestamp_ms: int) -> Record:
 
 
 def note_of_return(group_id: str) -> str:
-    """What a report says of a lost group."""
-    return f"group {group_id} had offsets, but its last record was a tombstone; it is back"
+    """Returns the line of a report for a lost group."""
+    return f"group {group_id} had offsets, but its last record was a tombstone; the group is restored"

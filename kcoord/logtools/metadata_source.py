@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metadata of a stopped broker, Kafka's or ours: its newest snapshot, and the log behind it."""
+"""Reads the metadata of a stopped broker (Kafka or kcoord): the newest snapshot, and the log after it."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ _SNAPSHOT = re.compile(r"[0-9]{20}-[0-9]{10}\.checkpoint")
 
 @dataclass(slots=True)
 class SourceMetadata:
-    """The image, how many records of each type there were, and records of types that are not known."""
+    """The metadata image, with the number of records by type. `unknown` counts the types that kcoord does not know."""
 
     image: MetadataImage
     records: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
 
     def left_out(self) -> Counter[str]:
-        """What the image has no place for: the counts of records."""
+        """Returns the number of records, by type, that the image does not keep."""
         return Counter({name: self.records[name] for name in _NOT_SERVED if self.records[name]}) + self.unknown
 
 
 def read_metadata(fs: FileSystem, folder: str) -> SourceMetadata:
-    """`folder` is the folder `__cluster_metadata-0`."""
+    """Reads the folder `__cluster_metadata-0`."""
     serde = MetadataSerde(ALL_METADATA_RECORDS)
     source = SourceMetadata(MetadataImage.empty())
-    found: list[CoordinatorRecord] = []
+    records: list[CoordinatorRecord] = []
     from_offset = 0
     snapshots = sorted(name for name in fs.list_dir(folder) if _SNAPSHOT.fullmatch(name))
     if snapshots:
         from_offset = int(snapshots[-1][:20])
-        found = list(_decode(_snapshot_batches(fs, join(folder, snapshots[-1])), serde, source))
-        # Of one topic's partitions Kafka's snapshots know no order.
-        found.sort(key=_partition_order)
+        records = list(_decode(_snapshot_batches(fs, join(folder, snapshots[-1])), serde, source))
+        # Kafka's snapshots contain the partitions of a topic in any order.
+        records.sort(key=_partition_order)
     reader = FolderReader(fs, folder)
     batches = (frame.batch for frame in reader.batches(from_offset) if frame.base_offset >= from_offset)
-    found += _decode(batches, serde, source)
-    source.image = ImageBuilder.of(_completed(found))
+    records += _decode(batches, serde, source)
+    source.image = ImageBuilder.of(_completed(records))
     return source
 
 
@@ -93,7 +93,7 @@ def _decode(batches: Iterable[bytes], serde: MetadataSerde, source: SourceMetada
 
 
 def _completed(records: Iterable[CoordinatorRecord]) -> Iterator[CoordinatorRecord]:
-    """Without the records of metadata transactions that were aborted or never ended (KIP-868)."""
+    """Yields the records without those of metadata transactions that were aborted or never ended (KIP-868)."""
     open_records: list[CoordinatorRecord] | None = None
     for record in records:
         if isinstance(record.value, BeginTransactionRecord):

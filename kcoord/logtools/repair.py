@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes out of a stopped broker's data folder what a check named, and nothing else; what goes is kept elsewhere.
+"""Repairs the data folder of a stopped broker: changes what the findings of a check name, and nothing else.
 
-`SKIP` removes damaged bytes alone and leaves an empty batch in the place of their offsets, so that readers pass over
-them; `TRUNCATE` ends the log before the first damage. What can be built again from the log (indexes, producer
-snapshots, checkpoints) is removed. What it adds are records of lost groups alone.
+* `SKIP` removes only the damaged bytes. An empty batch takes the place of their offsets, so that readers skip them.
+* `TRUNCATE` ends the log before the first damage.
+* Files that are derived from the log (indexes, producer snapshots, wrong checkpoints) are removed. A broker builds
+  them again.
+* A lost group gets one record. Nothing else is added to a log (see `lost_groups`).
+
+`plan` and `run` execute the same code, so a plan lists exactly the steps that `run` takes. `run` holds the lock of the
+folder.
+
+Every byte is copied to the folder `keep`, and synced there, before it is removed. A rewritten segment replaces the old
+file by a rename. The recovery points of changed logs are removed last, so that the next start checks these logs whole;
+then the manifest of the kept files is written. After a crash in between, a new check and a new repair finish the work.
 """
 
 from __future__ import annotations
@@ -71,7 +80,7 @@ def _is_gap_before_file(finding: Finding) -> bool:
 
 
 class RepairMode(Enum):
-    """What becomes of damage in the middle of a log."""
+    """How damage in the middle of a log is repaired."""
 
     SKIP = "skip"
     TRUNCATE = "truncate"
@@ -79,7 +88,7 @@ class RepairMode(Enum):
 
 @dataclass(slots=True)
 class RepairStep:
-    """One change, as it is shown before it is made."""
+    """One change. `lost_bytes` is the number of log bytes that it removes."""
 
     file: str
     position: int
@@ -88,32 +97,35 @@ class RepairStep:
 
 
 class Repair:
-    """Makes a plan from findings; `run` carries it out. `keep` is a new folder for what is removed."""
+    """Plans a repair from findings; `run` executes it. `keep` is the new folder for removed bytes and files."""
 
     def __init__(self, fs: FileSystem, path: str, mode: RepairMode, keep: str, findings: Iterable[Finding]) -> None:
         if partition_at(path) is not None and not fs.exists(join(path, META_PROPERTIES_FILE)):
-            raise NoLogsError(f"{path}: give the data folder, whose checkpoints have to fit")
+            raise NoLogsError(
+                f"{path}: this is a partition folder; give its data folder, since a repair changes checkpoints too"
+            )
         self._fs = fs
         self._path = path
         self._mode = mode
         self._keep = keep
         self._in_logs: defaultdict[str, list[Finding]] = defaultdict(list)
         self._lost_groups: defaultdict[str, list[Finding]] = defaultdict(list)
-        self._others: list[Finding] = []
+        self._other_findings: list[Finding] = []
         self._steps: list[RepairStep] = []
         self._kept: list[dict[str, object]] = []
         for finding in findings:
             if finding.kind is FindingKind.LOST_GROUP:
                 self._lost_groups[parent(finding.file)].append(finding)
             else:
-                (self._in_logs[parent(finding.file)] if finding.kind in _IN_LOG else self._others).append(finding)
+                in_log = finding.kind in _IN_LOG
+                (self._in_logs[parent(finding.file)] if in_log else self._other_findings).append(finding)
 
     def plan(self) -> list[RepairStep]:
-        """What `run` would do."""
+        """Returns the steps that `run` would take. Nothing is changed."""
         return self._walk(is_real=False)
 
     def run(self) -> list[RepairStep]:
-        """Take the folder, which no broker may be using, and repair it."""
+        """Locks the folder, repairs it and returns the steps. Raises DirectoryLockedError if a broker uses it."""
         lock = self._fs.lock(join(self._path, LOCK_FILE))
         try:
             return self._walk(is_real=True)
@@ -139,7 +151,7 @@ class Repair:
             partition = partition_at(folder)
             if partition is not None:
                 touched.add((partition.topic, partition.number))
-        for finding in self._others:
+        for finding in self._other_findings:
             self._other(finding, touched, is_real=is_real)
         if touched:
             self._forget_checkpoints(touched, is_real=is_real)
@@ -153,14 +165,16 @@ class Repair:
     def _truncate(self, folder: str, findings: Sequence[Finding], *, is_real: bool) -> None:
         first = min(findings, key=lambda finding: (finding.file, finding.position))
         segments = segments_in(self._fs, folder)
-        # A file of which nothing is left goes as a whole, but for the first: there must be one.
+        # A file that would become empty is removed. The first file stays, since a log has at least one segment.
         is_whole = first.position == 0 and first.file != segments[0].path
-        later = [each for each in segments if each.path > first.file or (is_whole and each.path == first.file)]
+        later = [
+            segment for segment in segments if segment.path > first.file or (is_whole and segment.path == first.file)
+        ]
         if not is_whole:
             size = self._fs.size(first.file)
             self._note(first.file, first.position, size - first.position, f"cut: {first.kind.value}: {first.reason}")
         for segment in later:
-            why = f"{first.kind.value}: {first.reason}" if segment.path == first.file else "it follows the cut"
+            why = f"{first.kind.value}: {first.reason}" if segment.path == first.file else "it follows the truncation"
             self._note(segment.path, 0, self._fs.size(segment.path), f"removed: {why}")
         if is_real:
             for segment in reversed(later):
@@ -183,17 +197,20 @@ class Repair:
         changed = []
         due = 0
         for segment, following in zip(segments, [*segments[1:], None], strict=True):
-            mine = sorted((one for one in findings if one.file == segment.path), key=lambda one: one.position)
+            mine = sorted(
+                (finding for finding in findings if finding.file == segment.path), key=lambda finding: finding.position
+            )
             bridge_end = following is not None and (
-                any(one.end >= self._fs.size(segment.path) for one in mine if one.kind in _RANGES)
-                or any(one.file == following.path and _is_gap_before_file(one) for one in findings)
+                any(finding.end >= self._fs.size(segment.path) for finding in mine if finding.kind in _RANGES)
+                or any(finding.file == following.path and _is_gap_before_file(finding) for finding in findings)
             )
             if not mine and not bridge_end:
                 due = self._end_offset(segment, due)
                 continue
             changed.append(segment)
-            for one in mine:
-                self._note(one.file, one.position, self._lost(one), f"{_SKIPPING[one.kind]}: {one.reason}")
+            for finding in mine:
+                what = f"{_SKIPPING[finding.kind]}: {finding.reason}"
+                self._note(finding.file, finding.position, self._lost(finding), what)
             if is_real:
                 end_offset = following.base_offset if following is not None and bridge_end else None
                 due = self._rewrite(segment, mine, max(due, segment.base_offset), end_offset)
@@ -202,10 +219,10 @@ class Repair:
         self._drop_derived(folder, changed, is_real=is_real)
 
     def _bring_back(self, folder: str, findings: Sequence[Finding], *, is_real: bool) -> None:
-        """Appends a record per lost group, with the time of the last batch: a repair has no clock."""
+        """Appends a record per lost group, with the greatest timestamp of the log, since a repair has no clock."""
         last = LogFile(0, findings[0].file)
         for finding in findings:
-            self._note(finding.file, finding.position, 0, f"a record of the group is written: {finding.reason}")
+            self._note(finding.file, finding.position, 0, f"a group record is appended: {finding.reason}")
         if is_real:
             time_ms = max(frame.max_timestamp for frame in FolderReader(self._fs, folder).batches())
             batch = encode_batch(
@@ -226,7 +243,7 @@ class Repair:
         return finding.end - finding.position if finding.kind in _RANGES else 0
 
     def _end_offset(self, segment: LogFile, due: int) -> int:
-        """Where a sound segment ends."""
+        """Returns the end offset of a segment without damage; `due` if it is empty."""
         file = self._fs.open_read(segment.path)
         try:
             for frame in walk(file, 0, file.size(), 0, verify=False):
@@ -236,9 +253,10 @@ class Repair:
         return due
 
     def _rewrite(self, segment: LogFile, findings: Sequence[Finding], due: int, end_offset: int | None) -> int:
-        """A new file from the sound parts, in one step with the old one's end; bridged up to `end_offset`.
+        """Writes the valid parts to a new file, which then replaces the segment by a rename.
 
-        `due` is the offset that the log has reached before the file; returns that behind it.
+        `due` is the log end offset before this segment; the result is the one after it. If `end_offset` is given, an
+        empty batch bridges the missing offsets up to it.
         """
         target = segment.path + _REPAIRED_SUFFIX
         source = self._fs.open_read(segment.path)
@@ -270,13 +288,13 @@ class Repair:
         return writer.due
 
     def _drop_derived(self, folder: str, changed: Sequence[LogFile], *, is_real: bool) -> None:
-        """Everything in the folder that was made from the bytes that are gone."""
+        """Removes the files that are derived from the changed segments."""
         names = set(self._fs.list_dir(folder))
         stems = {segment.path.rpartition("/")[2].removesuffix(LOG_SUFFIX) for segment in changed}
         for name in sorted(names):
             is_index = name.endswith(_INDEX_SUFFIXES) and name.partition(".")[0] in stems
             if is_index or name.endswith(_DERIVED_SUFFIXES):
-                self._note(join(folder, name), 0, 0, "removed: it is made again from the log")
+                self._note(join(folder, name), 0, 0, "removed: it is built again from the log")
                 if is_real:
                     self._remove(join(folder, name))
 
@@ -285,7 +303,7 @@ class Repair:
     def _other(self, finding: Finding, touched: set[tuple[str, int]], *, is_real: bool) -> None:
         partition = partition_at(parent(finding.file))
         if finding.kind is FindingKind.SHORT and partition is not None:
-            self._note(finding.file, finding.position, 0, "nothing is left to repair; the loss is accepted")
+            self._note(finding.file, finding.position, 0, "the missing end cannot be restored; the loss is accepted")
             touched.add((partition.topic, partition.number))
         elif finding.kind is FindingKind.IDENTITY or finding.file.endswith(".checkpoint"):
             self._note(finding.file, finding.position, 0, f"not repaired: {finding.reason}")
@@ -294,7 +312,7 @@ class Repair:
             if is_real:
                 self._drop_lines(finding)
         elif self._fs.exists(finding.file):
-            self._note(finding.file, 0, 0, f"removed, and made again: {finding.reason}")
+            self._note(finding.file, 0, 0, f"removed, and built again: {finding.reason}")
             if is_real:
                 self._remove(finding.file)
 
@@ -311,10 +329,10 @@ class Repair:
         write_offset_checkpoint(self._fs, finding.file, left)
 
     def _forget_checkpoints(self, touched: set[tuple[str, int]], *, is_real: bool) -> None:
-        """The next start reads these logs from their beginning, and misses nothing in them."""
+        """Makes the next start check these logs whole, instead of expecting the end that they had before."""
         marker = join(self._path, CLEAN_SHUTDOWN_FILE)
         if self._fs.exists(marker):
-            self._note(marker, 0, 0, "removed: the next start checks the logs")
+            self._note(marker, 0, 0, "removed, so that the next start checks the logs")
             if is_real:
                 self._remove(marker)
         path = join(self._path, RECOVERY_POINT_FILE)
@@ -323,7 +341,7 @@ class Repair:
         offsets = read_offset_checkpoint(self._fs, path)
         left = {key: offset for key, offset in offsets.items() if key not in touched}
         if left != offsets:
-            self._note(path, 0, 0, "the recovery points of the repaired logs are forgotten")
+            self._note(path, 0, 0, "the recovery points of the repaired logs are removed")
             if is_real:
                 self._copy_aside(path)
                 write_offset_checkpoint(self._fs, path, left)
@@ -334,7 +352,7 @@ class Repair:
         self._steps.append(RepairStep(file, position, lost_bytes, what))
 
     def _place(self, path: str) -> str:
-        """Where something of `path` is kept; the path below the data folder stays."""
+        """Returns the path below `keep` for bytes of `path`. The path relative to the data folder stays."""
         place = join(self._keep, path.removeprefix(f"{self._path}/"))
         make_durable_dirs(self._fs, parent(place))
         return place
@@ -365,7 +383,7 @@ class Repair:
 
 
 class _SegmentWriter:
-    """Copies ranges of whole batches, and bridges the offsets between two of them where it is told to."""
+    """Copies ranges of whole batches, and fills requested gaps between their offsets with empty batches."""
 
     def __init__(self, source: File, target: File, due: int) -> None:
         self._source = source
@@ -375,7 +393,7 @@ class _SegmentWriter:
         self._bridge = False
 
     def bridge_next(self) -> None:
-        """Something was left out here: what follows is joined with an empty batch."""
+        """Requests an empty batch for the offsets before the next batch, since a batch was left out here."""
         self._bridge = True
 
     def copy(self, position: int, end: int) -> None:
@@ -406,5 +424,5 @@ class _SegmentWriter:
 
 
 def kept_files(fs: FileSystem, keep: str) -> list[dict[str, object]]:
-    """What a repair has kept, from its manifest."""
+    """Returns the entries of the manifest of a repair: the bytes and files that it kept."""
     return [json.loads(line) for line in read_file(fs, join(keep, MANIFEST)).decode().splitlines()]

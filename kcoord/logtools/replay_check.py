@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replays a copy of a data folder in memory: what a broker would serve from it, without a broker or a write."""
+"""Replays a data folder in memory, without writing, to count what a broker would serve from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 
 @dataclass(slots=True)
 class Replayed:
-    """What is alive in the folder."""
+    """The live content of a folder."""
 
     image: MetadataImage
     groups: Counter[str] = field(default_factory=Counter)
@@ -30,7 +30,7 @@ class Replayed:
 
 
 def replay_folder(fs: FileSystem, path: str) -> Replayed:
-    """Reads every log. What cannot be replayed is a problem, not an exception."""
+    """Reads every log. A log that cannot be replayed is added to `problems` and raises nothing."""
     result = Replayed(MetadataImage.empty())
     for partition in partitions_in(fs, path):
         try:
@@ -53,8 +53,8 @@ def _replay_groups(fs: FileSystem, path: str, result: Replayed) -> None:
     resolver = TransactionResolver()
     for frame in FolderReader(fs, path).batches():
         for record in resolver.feed(frame.batch):
-            found = serde.deserialize(record.key, record.value)
-            if found is not None:
-                state.note(found)
+            decoded = serde.deserialize(record.key, record.value)
+            if decoded is not None:
+                state.note(decoded)
     result.groups += state.groups
     result.offsets += state.offsets

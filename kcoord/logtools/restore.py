@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group's committed offsets as they were at a time, from the records that compaction has left, and what to commit to
-have them again.
+"""Finds the committed offsets that a group had at a given time, and plans the commits that restore them.
+
+The source is the log of `__consumer_offsets`. Records that compaction has removed cannot be restored.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PartitionKey: TypeAlias = tuple[str, int]
 
 @dataclass(slots=True)
 class PastOffset:
-    """A committed offset, and when its record was written."""
+    """A committed offset with the timestamp of its record."""
 
     offset: int
     leader_epoch: int
@@ -37,7 +38,7 @@ class PastOffset:
 
 @dataclass(slots=True)
 class DeletedOffset:
-    """When an offset was deleted, and why, where the tombstone says so."""
+    """The time at which an offset was deleted, and the reason if the tombstone has one."""
 
     written_ms: int
     why: str
@@ -45,16 +46,19 @@ class DeletedOffset:
 
 @dataclass(slots=True)
 class PastOffsets:
-    """What a group had at a time; for what was deleted since, when; and what is known to be lost."""
+    """The offsets of a group at a given time, the deletions after that time, and the offsets that are lost."""
 
     offsets: dict[PartitionKey, PastOffset] = field(default_factory=dict)
     deletions: dict[PartitionKey, DeletedOffset] = field(default_factory=dict)
     lost: set[PartitionKey] = field(default_factory=set)
-    """Deleted since, but compaction has removed what they were."""
+    """Offsets that were deleted after the given time, but whose commits compaction has removed."""
 
 
 def offsets_at(batches: Iterable[bytes], group_id: str, time_ms: int) -> PastOffsets:
-    """`batches` are those of the group's partition of `__consumer_offsets`, in order."""
+    """Returns the offsets of a group at `time_ms`.
+
+    `batches` are all batches of the group's partition of `__consumer_offsets`, in order.
+    """
     past = PastOffsets()
     serde = CoordinatorSerde(("OffsetCommit",))
     prefix = group_id.encode()
@@ -63,7 +67,7 @@ def offsets_at(batches: Iterable[bytes], group_id: str, time_ms: int) -> PastOff
     seen: set[PartitionKey] = set()
     for batch in batches:
         if decode_header(batch).is_transactional:
-            # What was deleted before it counted is not lost.
+            # An offset that was deleted while its transaction was open is not lost.
             seen.update(key for key, _, _ in _of_group(serde, begin, decode_records(batch)))
         for key, value, record in _of_group(serde, begin, resolver.feed(batch)):
             _note(past, seen, key, value, record, time_ms)
@@ -73,18 +77,22 @@ def offsets_at(batches: Iterable[bytes], group_id: str, time_ms: int) -> PastOff
 def _of_group(
     serde: CoordinatorSerde, begin: tuple[bytes, ...], records: Iterable[Record]
 ) -> Iterator[tuple[PartitionKey, OffsetCommitValue | None, Record]]:
-    """Those whose keys begin so: topic and partition, and what was committed, None for a tombstone."""
+    """Yields the offset records whose keys begin with `begin`: partition, value (None for a tombstone) and record."""
     for record in records:
         if record.key is None or not record.key.startswith(begin):
             continue
-        found = serde.deserialize(record.key, record.value)
-        if found is not None and isinstance(found.key, OffsetCommitKey):
-            value = found.value if isinstance(found.value, OffsetCommitValue) else None
-            yield (found.key.topic, found.key.partition), value, record
+        decoded = serde.deserialize(record.key, record.value)
+        if decoded is not None and isinstance(decoded.key, OffsetCommitKey):
+            value = decoded.value if isinstance(decoded.value, OffsetCommitValue) else None
+            yield (decoded.key.topic, decoded.key.partition), value, record
 
 
 def batches_in_folder(fs: FileSystem, path: str, group_id: str) -> Iterator[bytes]:
-    """The batches of a group's partition in a data folder. Without a metadata log all partitions have to be there."""
+    """Yields the batches of a group's partition in a data folder.
+
+    The metadata log has the number of partitions. Without it, the partition folder with the highest number counts, so
+    all folders must be there.
+    """
     partitions = partitions_in(fs, path)
     count = 0
     for partition in partitions:
@@ -129,12 +137,12 @@ def _note(
 
 
 def _why(record: Record) -> str:
-    """Our own tombstones carry their reason as a header."""
+    """Returns the reason from the headers of a tombstone, which kcoord's own tombstones have."""
     return ", ".join(value.decode(errors="replace") for _, value in record.headers if value is not None)
 
 
 class RestoreAction(Enum):
-    """What a restore does with one partition."""
+    """The action of a restore for one partition. The value is the text that is printed."""
 
     RESTORE = "restore"
     CHANGE = "change"
@@ -150,7 +158,7 @@ COMMITTING: Final = frozenset({RestoreAction.RESTORE, RestoreAction.CHANGE})
 
 @dataclass(slots=True)
 class RestoreRow:
-    """One partition: what it had, what it has, what is to be done."""
+    """One partition: its offset at the given time, its offset now, and the action."""
 
     topic: str
     partition: int
@@ -162,7 +170,7 @@ class RestoreRow:
 
 @dataclass(slots=True)
 class KnownTopic:
-    """A topic as the broker has it now."""
+    """A topic that exists in the broker now."""
 
     id: bytes
     partitions: int
@@ -171,7 +179,10 @@ class KnownTopic:
 def plan_restore(
     past: PastOffsets, present: Mapping[PartitionKey, int], topics: Mapping[str, KnownTopic]
 ) -> list[RestoreRow]:
-    """`present` are the offsets that the group has now. Nothing is deleted: what is newer stays."""
+    """Returns a row per partition. `present` has the offsets of the group now.
+
+    A restore deletes nothing: offsets of partitions without an offset at the given time stay.
+    """
     rows = []
     for key in sorted({*past.offsets, *past.lost, *present}):
         then, now = past.offsets.get(key), present.get(key)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a `__consumer_offsets` log tells about topics, for brokers whose metadata log is not at hand.
+"""Guesses topics from a `__consumer_offsets` log, for an import without the source's metadata log.
 
-Names and ids stand side by side in offset commits. For other topics a member's subscription and assignment are
-compared: an id that only one name can have belongs to that name.
+Offset commits contain the name and the id of a topic. For topics without such commits, the subscribed names and the
+assigned ids of members are compared: if an id can have only one name, it belongs to that name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kcoord_protocol.uuid import ZERO_UUID
 
 @dataclass(slots=True)
 class GuessedTopic:
-    """A topic that a log speaks of; `id` is zero where nothing tells it."""
+    """A topic that a log mentions. `id` is zero if it is unknown."""
 
     name: str
     id: bytes
@@ -38,7 +38,7 @@ class GuessedTopic:
 
 @dataclass(slots=True)
 class TopicClues:
-    """Show it every record that counts, then ask for the topics that the final state needs."""
+    """Collects clues. The caller notes every record that counts, then asks for the topics of the final state."""
 
     _ids: dict[str, bytes] = field(default_factory=dict)
     _partitions: dict[str, int] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class TopicClues:
     def _note_commit(self, key: OffsetCommitKey, value: OffsetCommitValue) -> None:
         if value.topic_id != ZERO_UUID:
             if self._ids.get(key.topic) != value.topic_id:
-                # The topic was made again: what is known of the old one says nothing about it.
+                # The topic was created again, so the partition count of the old topic does not apply.
                 self._partitions.pop(key.topic, None)
             self._ids[key.topic] = value.topic_id
         self._note_partition(key.topic, key.partition)
@@ -83,8 +83,8 @@ class TopicClues:
         self._partitions_by_id[topic_id] = max(self._partitions_by_id.get(topic_id, 0), count)
         names = self._subscriptions.get((group_id, member_id))
         if names:
-            known = self._candidates.get(topic_id)
-            self._candidates[topic_id] = (names & known or names) if known is not None else names
+            earlier = self._candidates.get(topic_id)
+            self._candidates[topic_id] = (names & earlier or names) if earlier is not None else names
 
     def _note_classic(self, value: GroupMetadataValue) -> None:
         for member in value.members:
@@ -93,20 +93,20 @@ class TopicClues:
                 for partition in topic.partitions:
                     self._note_partition(topic.topic, partition)
 
-    def topics(self, wanted_names: Iterable[str], wanted_ids: Iterable[bytes]) -> list[GuessedTopic]:
-        """The topics of these names, and of those of these ids whose name can be told."""
+    def topics(self, topic_names: Iterable[str], topic_ids: Iterable[bytes]) -> list[GuessedTopic]:
+        """Returns the topics with these names, and those of these ids whose name follows from the clues."""
         ids = self._solved()
         names_by_id = {topic_id: name for name, topic_id in ids.items()}
-        names = {*wanted_names, *(names_by_id[each] for each in wanted_ids if each in names_by_id)}
-        found = []
+        names = {*topic_names, *(names_by_id[topic_id] for topic_id in topic_ids if topic_id in names_by_id)}
+        topics = []
         for name in sorted(names):
             topic_id = ids.get(name, ZERO_UUID)
             partitions = max(self._partitions.get(name, 0), self._partitions_by_id.get(topic_id, 0), 1)
-            found.append(GuessedTopic(name, topic_id, partitions))
-        return found
+            topics.append(GuessedTopic(name, topic_id, partitions))
+        return topics
 
     def _solved(self) -> Mapping[str, bytes]:
-        """Names to ids, as far as they follow: each id that is settled leaves fewer names for the others."""
+        """Returns ids by name, as far as they follow. An id with one possible name takes that name from other ids."""
         ids = dict(self._ids)
         used = set(ids.values())
         left = {topic_id: names for topic_id, names in self._candidates.items() if topic_id not in used}

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolves the transactions in a log of offset commits: which records count, by the rule of the coordinator's replay.
+"""Resolves the transactions in a log of offset commits: returns the records that count.
 
-That rule is `kcoord.coordinator.group.offsets.transactional_offsets`: here it is asked about records as they lie in
-a log.
+The rule is that of the coordinator's replay, `kcoord.coordinator.group.offsets.transactional_offsets`, applied to the
+raw records of a log:
+
+* A commit outside of a transaction counts at once, and so does every tombstone.
+* A commit in a transaction is pending until the marker of its producer. COMMIT makes it count, ABORT drops it.
+* If a later commit of the same key counts, the earlier pending one is dropped, whatever the order of the markers.
+* A tombstone drops the pending commits of its key.
+* At the end of the log, pending commits of a prepared producer count, and all other pending commits do not.
 """
 
 from __future__ import annotations
@@ -19,13 +25,14 @@ from kcoord_protocol.messages import OffsetCommitKey
 from kcoord_protocol.record_batch import Record, decode_header, decode_records
 
 OFFSET_COMMIT_TYPES: Final = (b"\x00\x00", b"\x00\x01")
-"""How the keys of offset commits begin: in old releases of Kafka, and today."""
+"""The first bytes of offset commit keys: those of old Kafka releases, and the present ones."""
 
 
 @dataclass(slots=True)
 class TransactionCounts:
-    """What became of the offsets that were committed in transactions, but for those that a later record replaced or
-    deleted before the marker came.
+    """The number of offsets in transactions, by the outcome of the transaction.
+
+    Offsets that a later record replaced or deleted before the marker are not counted.
     """
 
     committed: int = 0
@@ -34,10 +41,10 @@ class TransactionCounts:
 
 
 class TransactionResolver:
-    """Give it the batches of one partition in order; it gives the records that count, in the order in which they do.
+    """Takes the batches of one partition in order, and yields the records in the order in which they count.
 
-    A record keeps its offset; its timestamp is that of the marker where a transaction wrote it. `prepared` are the
-    producers whose transactions are decided as committed although the marker may be missing.
+    A record keeps its offset. A record of a transaction gets the timestamp of the marker, if that is later. `prepared`
+    has the producers in state PrepareCommit: their transactions are committed although the marker may be missing.
     """
 
     def __init__(self, prepared: Collection[int] = ()) -> None:
@@ -59,7 +66,7 @@ class TransactionResolver:
                 yield from self._end(header.producer_id, record.timestamp_ms, is_commit=is_commit)
 
     def finish(self) -> Iterator[Record]:
-        """The end of the log: prepared transactions are committed, the others never were."""
+        """Ends the log: yields the records of prepared transactions and counts the rest as pending."""
         for producer_id in sorted(self._pending.open):
             if producer_id in self._prepared:
                 yield from self._end(producer_id, -1, is_commit=True)
@@ -83,7 +90,7 @@ class TransactionResolver:
 
 
 def _offset_key(key: bytes | None) -> OffsetKey | None:
-    """What the key of an offset commit says. One that is malformed is for the reader of the records to judge."""
+    """Returns the decoded key of an offset commit, or None. The reader of the records reports a malformed key."""
     if key is None or not key.startswith(OFFSET_COMMIT_TYPES):
         return None
     try:

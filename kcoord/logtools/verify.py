@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks data folders whole: every batch, record, index, checkpoint and small file. Nothing is written or locked."""
+"""Checks every batch, record, index, checkpoint and small file of a data folder. Nothing is written or locked.
+
+The files are checked in the order of what they depend on: `meta.properties` and the checkpoints, the metadata log, and
+then each partition (`verify_log`) with the files beside its segments. At last the checkpoints are compared with the
+ends of the logs.
+
+The checkpoints decide what counts as damage. Bytes below a recovery point, or in any log after a clean shutdown, were
+durable, so a missing or torn end there is damage. Above it, a torn end is the trace of a crash and costs nothing.
+If a broker may be running (`in_use`), unfinished ends and lagging checkpoints are no findings.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +60,7 @@ _OFFSET_CHECKPOINTS: Final = (RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, HIGH_W
 
 @dataclass(slots=True)
 class Totals:
-    """What was looked at."""
+    """Counts what was checked."""
 
     partitions: int = 0
     batches: int = 0
@@ -73,8 +82,8 @@ class FolderCheck:
 
     def run(self) -> Iterator[Finding]:
         partitions = partitions_at(self.fs, self.path)
-        one = partition_at(self.path)
-        if one is None or one not in partitions:
+        partition_itself = partition_at(self.path)
+        if partition_itself is None or partition_itself not in partitions:
             yield from self._folder_files()
             self._read_image(partitions)
         ends: dict[TopicPartition, tuple[int, int]] = {}
@@ -91,7 +100,8 @@ class FolderCheck:
             self.totals.partitions += 1
             self.totals.batches += check.batches
             self.totals.records += check.records
-            self.totals.size_bytes += sum(self.fs.size(each.path) for each in segments_in(self.fs, partition.path))
+            segments = segments_in(self.fs, partition.path)
+            self.totals.size_bytes += sum(self.fs.size(segment.path) for segment in segments)
         if not self.in_use:
             yield from self._checkpoint_values(ends)
 
@@ -108,12 +118,12 @@ class FolderCheck:
         for name in _OFFSET_CHECKPOINTS:
             path = join(self.path, name)
             if name == CLEANER_OFFSET_FILE and self.fs.exists(path) and self.fs.size(path) == 0:
-                # So does Kafka make it; it writes it when it has cleaned something.
+                # Kafka creates the file empty and writes it after its first cleaning.
                 continue
             try:
-                found = read_merged_checkpoint(self.fs, self.path, name)
-                if found is not None:
-                    self._checkpoints[name] = found
+                checkpoint = read_merged_checkpoint(self.fs, self.path, name)
+                if checkpoint is not None:
+                    self._checkpoints[name] = checkpoint
             except MalformedCheckpointError as error:
                 yield Finding(FindingKind.CHECKPOINT, path, 0, -1, str(error))
         marker = join(self.path, CLEAN_SHUTDOWN_FILE)
@@ -122,15 +132,15 @@ class FolderCheck:
             try:
                 json.loads(read_file(self.fs, marker) or b"{}")
             except ValueError as error:
-                yield Finding(FindingKind.CHECKPOINT, marker, 0, -1, f"it is no JSON: {error}")
+                yield Finding(FindingKind.CHECKPOINT, marker, 0, -1, f"not valid JSON: {error}")
 
     def _read_image(self, partitions: list[PartitionFolder]) -> None:
-        folder = next((each.path for each in partitions if is_metadata_topic(each.topic)), None)
+        folder = next((partition.path for partition in partitions if is_metadata_topic(partition.topic)), None)
         if folder is not None:
             try:
                 self._image = read_metadata(self.fs, folder).image
             except StorageError:
-                # The check of that log says why; the others are checked without what it tells.
+                # The check of the metadata log reports the reason. The other logs are checked without metadata.
                 self._image = None
 
     def _checkpoint_values(self, ends: Mapping[TopicPartition, tuple[int, int]]) -> Iterator[Finding]:
@@ -142,7 +152,11 @@ class FolderCheck:
         yield from self._recovery_points(ends)
 
     def _recovery_points(self, ends: Mapping[TopicPartition, tuple[int, int]]) -> Iterator[Finding]:
-        """After an orderly stop they say exactly where each log ends; otherwise only that it does not end before."""
+        """Checks the recovery points.
+
+        After a clean shutdown they equal the log end offsets. After a crash, a log must not end before its recovery
+        point, which `LogCheck` checks.
+        """
         points = self._checkpoints.get(RECOVERY_POINT_FILE, {})
         path = join(self.path, RECOVERY_POINT_FILE)
         for key, offset in sorted(points.items()):
@@ -156,7 +170,7 @@ class FolderCheck:
                 yield Finding(FindingKind.CHECKPOINT, path, 0, offset, reason)
         if self._is_clean and points:
             for key, (_, end) in sorted(ends.items()):
-                # Kafka keeps its metadata log apart.
+                # Kafka's metadata log is not in this checkpoint.
                 if key not in points and end > 0 and not is_metadata_topic(key[0]):
                     yield Finding(FindingKind.CHECKPOINT, path, 0, end, f"{partition_folder(*key)} is not in it")
 
@@ -177,7 +191,7 @@ class FolderCheck:
         return facts
 
     def _highest_metadata_epoch(self, partition: PartitionFolder) -> int | None:
-        """Kafka's controllers note the epochs of their log; ours has one writer and one epoch."""
+        """Kafka's controllers write the epochs of their log to a checkpoint. kcoord's log has only one epoch."""
         path = join(partition.path, LEADER_EPOCH_FILE)
         try:
             entries = read_leader_epochs(self.fs, path)
@@ -186,7 +200,10 @@ class FolderCheck:
         return entries[-1][0] if entries else 0
 
     def _may_be_compacted(self, partition: PartitionFolder) -> bool:
-        """A cleaner notes which logs it has cleaned, at the end of each pass. Without checkpoints nothing is known."""
+        """Whether the log cleaner may have removed offsets. It writes its checkpoint at the end of each pass.
+
+        Returns True if the folder has no checkpoints that could exclude it.
+        """
         if is_metadata_topic(partition.topic):
             return False
         policy = self._image.topic_configs(partition.topic).get("cleanup.policy") if self._image is not None else None

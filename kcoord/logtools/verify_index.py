@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the index files of a segment against its batches, while these are read anyway.
+"""Checks the index files of a segment against its batches, in the same pass that checks the batches.
 
-A missing index is no finding: it is built again when it is needed. Neither is one that ends early, for the active
-segment: its entries reach the disk later than its batches.
+A missing index is not a finding, since a broker builds it again. Neither is an index of the active segment that ends
+early, since index entries reach the disk later than batches.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kcoord.storage.segment import LOG_SUFFIX
 from kcoord.storage.segment_indexes import INDEX_SUFFIX, TIME_INDEX_SUFFIX
 
 _NEVER_WITHOUT_ENTRY_BYTES: Final = 64 * 4096
-"""However often a broker was started again, so many bytes behind the first batch leave an entry."""
+"""A closed segment with more bytes than this after its first batch has an index entry, even after many restarts."""
 
 
 class IndexCheck:
-    """Show it the batches of the segment in order, then ask for the findings."""
+    """Checks both indexes of a segment. The caller notes the batches in order, then asks for the findings."""
 
     def __init__(self, fs: FileSystem, segment: LogFile, *, is_active: bool, in_use: bool) -> None:
         path = segment.path.removesuffix(LOG_SUFFIX)
@@ -36,7 +36,7 @@ class IndexCheck:
         self._skip_times = not fs.exists(self._time_path) or (is_active and in_use)
         offset_data = b"" if self._skip_offsets else read_file(fs, self._offset_path)
         time_data = b"" if self._skip_times else read_file(fs, self._time_path)
-        # Kafka makes the files of the active segment large at once; a crash leaves the unused rest, which is zero.
+        # Kafka preallocates the index files of the active segment. After a crash the unused rest is zero.
         self._offset_data = _without_unused(offset_data, OFFSET_ENTRY_BYTES)
         self._time_data = _without_unused(time_data, TIME_ENTRY_BYTES)
         self._offsets = offset_entries(segment.base_offset, self._offset_data)
@@ -59,22 +59,24 @@ class IndexCheck:
                 break
             if entry.position < frame.position or entry.offset != frame.last_offset:
                 at_frame = f"the batch at {frame.position} ends with offset {frame.last_offset}"
-                self._offset_wrong(at, f"it says offset {entry.offset} at position {entry.position}, but {at_frame}")
+                self._offset_wrong(
+                    at, f"the entry has offset {entry.offset} at position {entry.position}, but {at_frame}"
+                )
             self._next_offset_entry += 1
         while (at := self._next_time_entry) < len(self._times):
             time = self._times[at]
             if time.offset > frame.last_offset:
                 break
             if time.offset < frame.base_offset or time.timestamp not in (frame.max_timestamp, self._max_timestamp):
-                reason = f"the timestamps up to that offset reach {self._max_timestamp}"
-                self._time_wrong(at, f"it says {time.timestamp} at offset {time.offset}, but {reason}")
+                reason = f"the greatest timestamp up to that offset is {self._max_timestamp}"
+                self._time_wrong(at, f"the entry has timestamp {time.timestamp} at offset {time.offset}, but {reason}")
             self._next_time_entry += 1
 
     def findings(self) -> Iterator[Finding]:
         if self._next_offset_entry < len(self._offsets):
-            self._offset_wrong(self._next_offset_entry, "it points behind the end of the log file")
+            self._offset_wrong(self._next_offset_entry, "the entry points beyond the end of the log file")
         if self._next_time_entry < len(self._times):
-            self._time_wrong(self._next_time_entry, "it speaks of an offset behind the end of the log file")
+            self._time_wrong(self._next_time_entry, "the entry has an offset beyond the end of the log file")
         if len(self._offset_data) % OFFSET_ENTRY_BYTES:
             self._offset_wrong(len(self._offsets), "the file ends inside an entry")
         if len(self._time_data) % TIME_ENTRY_BYTES:
@@ -86,11 +88,11 @@ class IndexCheck:
     def _check_closed(self) -> None:
         last = self._times[-1].timestamp if self._times else -1
         if not self._skip_times and last != self._max_timestamp and self._next_time_entry == len(self._times):
-            reason = f"the last entry should say the greatest timestamp, which is {self._max_timestamp}"
+            reason = f"the last entry should have the greatest timestamp, {self._max_timestamp}"
             self._time_wrong(len(self._times), reason)
         covered = self._end - self._first_batch_bytes
         if not self._skip_offsets and not self._offsets and covered > _NEVER_WITHOUT_ENTRY_BYTES:
-            self._offset_wrong(0, "it is empty, but the log file is not small")
+            self._offset_wrong(0, f"the index is empty, but {covered} bytes of the log file follow its first batch")
 
     def _offset_wrong(self, entry: int, reason: str) -> None:
         offset = self._offsets[entry].offset if entry < len(self._offsets) else self._base_offset
@@ -101,7 +103,7 @@ class IndexCheck:
         self._add(self._time_path, entry * TIME_ENTRY_BYTES, offset, reason)
 
     def _add(self, path: str, position: int, offset: int, reason: str) -> None:
-        """One finding per file: what follows a wrong entry is compared with the wrong batches."""
+        """Adds at most one finding per file, since entries after a wrong one are compared with the wrong batches."""
         if all(finding.file != path for finding in self._wrong):
             self._wrong.append(Finding(FindingKind.INDEX, path, position, offset, reason))
 
@@ -110,5 +112,5 @@ def _without_unused(data: bytes, entry_bytes: int) -> bytes:
     used = len(data.rstrip(b"\0"))
     used += -used % entry_bytes
     unused = len(data) - used
-    # A single entry may well be zero: offset 0 at position 0.
+    # A single zero entry is valid: offset 0 at position 0.
     return data[:used] if unused > entry_bytes and unused % entry_bytes == 0 else data

@@ -1,8 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the segments and indexes of one partition folder, batch by batch, and goes on behind what it finds.
+"""Checks the segments and indexes of one partition folder, batch by batch, and continues after every finding.
 
-Base offset and leader epoch of a batch lie outside of its CRC: they are checked against the neighbours, and it is the
-batch that does not fit between both that is named.
+The check reads each segment once. Its state between two batches:
+
+* `_due`: the offset that the next batch should begin with. Every accepted batch sets it to its last offset plus 1.
+* `_last`: the previous batch, with the `_due` and the leader epoch before it. Damage clears it.
+* `_gap`: a gap that was seen before the previous batch and is not reported yet. The next batch decides: if the previous
+  batch fits into the gap, its base offset is wrong (MISPLACED), and otherwise offsets are missing (GAP).
+* `_gap_is_explained`: offsets may be missing before the next batch, since bytes before it are damaged or the log was
+  compacted.
+* `_epoch`: the leader epoch of the last batch with a correct one. Leader epochs never decrease.
+
+Base offset and leader epoch of a batch are outside of its CRC. So they are compared with both neighbours, and the
+finding names the batch that does not fit between them, not the batch after it.
 """
 
 from __future__ import annotations
@@ -26,23 +36,23 @@ from kcoord_protocol.record_batch import decode_header, decode_records
 
 @dataclass(slots=True)
 class LogFacts:
-    """What is known of a log from elsewhere."""
+    """Facts about a log from the checkpoints and the metadata."""
 
     recovery_point: int = 0
     is_clean: bool = False
-    """The folder was closed in an orderly way: nothing may be torn."""
+    """The folder had a clean shutdown, so no end may be torn."""
     in_use: bool = False
-    """A broker is writing meanwhile: the end may be half of a write."""
+    """A broker may be writing at the same time, so the end may be an incomplete write."""
     may_have_gaps: bool = False
-    """It may have been compacted."""
+    """The log may have been compacted."""
     highest_epoch: int | None = None
     partitions: int = 0
-    """Of the topic, where its records are routed by group; else 0."""
+    """The partition count of a topic whose records are routed by group; otherwise 0."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """The batch before the present one, and the offset that was due when it came."""
+    """The previous batch, and the state before it: the offset that was due and the leader epoch."""
 
     frame: BatchFrame
     file: str
@@ -51,7 +61,7 @@ class _Seen:
 
 
 class LogCheck:
-    """`run` gives the findings; then `start_offset` and `end_offset` tell what the log holds."""
+    """Checks a log. `run` yields the findings; then `start_offset` and `end_offset` are the bounds of the log."""
 
     def __init__(self, fs: FileSystem, partition: PartitionFolder, facts: LogFacts) -> None:
         self._fs = fs
@@ -87,18 +97,18 @@ class LogCheck:
         if self._due < self._facts.recovery_point and not self._facts.in_use:
             file = segments[-1].path if segments else self._partition.path
             position = self._fs.size(file) if segments else 0
-            reason = f"everything below offset {self._facts.recovery_point} had reached the disk"
+            reason = f"the recovery point is {self._facts.recovery_point}, so every offset below it had been durable"
             yield Finding(FindingKind.SHORT, file, position, self._due, reason)
 
     def lost_groups(self) -> Iterator[Finding]:
-        """Of a log in which nothing else was found. The position is that of the record to be written."""
+        """Yields the lost groups of a log without other findings. The position is that of the record to append."""
         if not self._lost_groups.candidates:
             return
         segments = segments_in(self._fs, self._partition.path)
         frames = chain.from_iterable(frames_and_damage(self._fs, segment.path) for segment in segments)
-        found = self._lost_groups.find(frame.batch for frame in frames if isinstance(frame, BatchFrame))
+        groups = self._lost_groups.find(frame.batch for frame in frames if isinstance(frame, BatchFrame))
         file = segments[-1].path
-        for group_id, count in found.items():
+        for group_id, count in groups.items():
             reason = f"group {group_id} has {count} committed offsets, but its last record is a tombstone"
             place = self._fs.size(file), self._due
             yield Finding(FindingKind.LOST_GROUP, file, *place, reason, leader_epoch=self._epoch, group=group_id)
@@ -107,18 +117,18 @@ class LogCheck:
         index = IndexCheck(self._fs, segment, is_active=is_last, in_use=self._facts.in_use)
         damage: Damage | None = None
         has_damage = False
-        for found in frames_and_damage(self._fs, segment.path):
-            if isinstance(found, Damage):
-                if found.kind is not DamageKind.MISPLACED and damage is None:
-                    damage = found
+        for item in frames_and_damage(self._fs, segment.path):
+            if isinstance(item, Damage):
+                if item.kind is not DamageKind.MISPLACED and damage is None:
+                    damage = item
                 continue
             if damage is not None:
                 has_damage = True
-                yield self._damaged(segment, damage, found.position, found.base_offset)
+                yield self._damaged(segment, damage, item.position, item.base_offset)
                 damage, self._gap_is_explained, self._last = None, True, None
-            yield from self._order(segment, found)
-            yield from self._content(segment, found)
-            index.note(found)
+            yield from self._order(segment, item)
+            yield from self._content(segment, item)
+            index.note(item)
         if damage is not None:
             has_damage = True
             size = self._fs.size(segment.path)
@@ -127,7 +137,7 @@ class LogCheck:
             else:
                 yield self._damaged(segment, damage, size, -1)
                 self._gap_is_explained, self._last = True, None
-        # Where the log is damaged the index may be right about bytes that are gone.
+        # After damage the index may be right about bytes that are gone, so its findings are dropped.
         if not has_damage:
             yield from index.findings()
 
@@ -137,7 +147,7 @@ class LogCheck:
         return Finding(FindingKind.DAMAGED, segment.path, damage.position, self._due, damage.reason, end, next_offset)
 
     def _end(self, segment: LogFile, damage: Damage, size: int) -> Iterator[Finding]:
-        """The last file ends with something that is no batch."""
+        """Yields the finding for invalid bytes at the end of the last file."""
         can_be_torn = damage.kind in (DamageKind.INCOMPLETE, DamageKind.GARBAGE)
         if can_be_torn and self._facts.in_use:
             return
@@ -146,7 +156,7 @@ class LogCheck:
         if can_be_torn and not was_durable:
             finding.kind = FindingKind.TORN
         elif was_durable:
-            finding.reason += ", although the end of the log had reached the disk"
+            finding.reason += ", although the end of the log had been durable"
         yield finding
 
     # --- order --------------------------------------------------------------------------------------------------------
@@ -163,12 +173,14 @@ class LogCheck:
                 and max(last.due + size, segment.base_offset) <= frame.base_offset
             ):
                 room = f"its neighbours leave room for {last.due} to {frame.base_offset - 1}"
-                yield self._misplaced(last.file, last.frame, last.due, f"its base offset says otherwise: {room}")
+                yield self._misplaced(last.file, last.frame, last.due, f"its base offset does not fit: {room}")
             else:
                 if gap is not None:
                     yield gap
-                yield self._misplaced(segment.path, frame, due, f"the log is at {max(due, segment.base_offset)} here")
-                # The offsets that it should have had are missing now.
+                yield self._misplaced(
+                    segment.path, frame, due, f"expected at least {max(due, segment.base_offset)} here"
+                )
+                # The offsets that the batch should have had are missing now.
                 self._gap_is_explained = True
                 return
         elif gap is not None:
@@ -195,11 +207,11 @@ class LogCheck:
             yield self._wrong_epoch(last.file, last.frame, "the next batch has", frame.leader_epoch)
             before = last.epoch_before
         elif frame.leader_epoch < before:
-            yield self._wrong_epoch(segment.path, frame, "the batch before has", before)
+            yield self._wrong_epoch(segment.path, frame, "the previous batch has", before)
             self._last = _Seen(frame, segment.path, self._due, before)
             return
         elif highest is not None and frame.leader_epoch > highest:
-            yield self._wrong_epoch(segment.path, frame, "the metadata log says", highest)
+            yield self._wrong_epoch(segment.path, frame, "the metadata log has", highest)
             self._last = _Seen(frame, segment.path, self._due, before)
             return
         self._last = _Seen(frame, segment.path, self._due, before)

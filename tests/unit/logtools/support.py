@@ -27,14 +27,14 @@ SMALL = LogConfig(segment_bytes=700, index_interval_bytes=100)
 
 
 def broker_config(**settings: str) -> BrokerConfig:
-    """Keyword arguments are keys with underscores for dots."""
+    """Returns a configuration. Keyword arguments are config keys with underscores for dots."""
     values = {"node.id": str(NODE_ID), "offsets.topic.num.partitions": "4"}
     values.update({key.replace("_", "."): value for key, value in settings.items()})
     return BrokerConfig.from_properties(values)
 
 
 def uuids() -> Callable[[], bytes]:
-    """Ids that differ, and are the same in each run."""
+    """Returns a source of distinct ids that are the same in each run."""
     numbers = itertools.count(1)
     return lambda: next(numbers).to_bytes(16, "big")
 
@@ -63,7 +63,7 @@ def record_of(record: CoordinatorRecord, at_ms: int = NOW_MS) -> Record:
 
 
 def append(log_dir: LogDir, topic: str, partition: int, batches: Sequence[bytes], config: LogConfig = SMALL) -> None:
-    """Each batch is made for offset 0 and moved to where the log ends."""
+    """Appends batches that were encoded for base offset 0, moving each to the log end offset."""
     log = log_dir.open_log(topic, partition, config, NOW_MS)
     for batch in batches:
         moved = log.end_offset.to_bytes(8, "big") + batch[8:]
@@ -72,7 +72,7 @@ def append(log_dir: LogDir, topic: str, partition: int, batches: Sequence[bytes]
 
 
 def metadata_records(partitions: int = 2, offsets_partitions: int = 4) -> list[CoordinatorRecord]:
-    """One topic `orders` and the offsets topic."""
+    """Returns the records of a topic `orders` and of the offsets topic."""
     made = [records.new_topic_record("orders", TOPIC_ID), records.new_topic_record("__consumer_offsets", OFFSETS_ID)]
     for number in range(partitions):
         made.append(records.new_partition_record(TOPIC_ID, number, [NODE_ID], [DIRECTORY_ID], NOW_MS))
@@ -83,13 +83,12 @@ def metadata_records(partitions: int = 2, offsets_partitions: int = 4) -> list[C
 
 def write_metadata(log_dir: LogDir, made: Sequence[CoordinatorRecord]) -> None:
     serde = MetadataSerde()
-    append(
-        log_dir, "__cluster_metadata", 0, [encode_batch_from_parts([serde.serialize(each)], NOW_MS) for each in made]
-    )
+    batches = [encode_batch_from_parts([serde.serialize(record)], NOW_MS) for record in made]
+    append(log_dir, "__cluster_metadata", 0, batches)
 
 
 def make_small_folder(path: str, fs: FileSystem | None = None) -> None:
-    """A cleanly closed folder: metadata, a group's offsets, a topic; a few segments each, with indexes."""
+    """Creates a cleanly closed folder: metadata, a group's offsets and a topic, in a few segments with indexes."""
     log_dir = open_folder(path, fs)
     write_metadata(log_dir, metadata_records())
     home = partition_for("readers", 4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of a folder that is being written to: a crash at that time would have left the same."""
+"""Backups of a folder that is being written to. The copy equals what a crash at that time would have left."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Interrupting(RealFileSystem):
 
 
 def no_wait() -> None:
-    raise AssertionError("nothing is to be waited for")
+    raise AssertionError("the backup must not wait here")
 
 
 def back_up(folder: Path, fs: RealFileSystem | None = None, wait: Callable[[], None] = no_wait) -> BackupReport:
@@ -61,7 +61,7 @@ def backup(folder: Path) -> Path:
     return folder.parent / "backup"
 
 
-def test_a_stopped_folder_is_copied_whole(folder: Path, backup: Path) -> None:
+def test_the_folder_of_a_stopped_broker_is_copied_whole(folder: Path, backup: Path) -> None:
     report = back_up(folder)
     assert (report.partitions, report.repeated, report.notes) == (4, 0, [])
     for path in folder.glob("*/*.log"):
@@ -73,7 +73,7 @@ def test_a_stopped_folder_is_copied_whole(folder: Path, backup: Path) -> None:
     assert not (backup / ".kafka_cleanshutdown").exists()
 
 
-def test_what_is_appended_meanwhile_may_be_in_it_but_never_half(folder: Path, backup: Path) -> None:
+def test_a_batch_that_is_appended_meanwhile_is_copied_whole_or_not_at_all(folder: Path, backup: Path) -> None:
     log = sorted((folder / f"__consumer_offsets-{HOME}").glob("*.log"))[-1]
 
     def write() -> None:
@@ -88,7 +88,7 @@ def test_what_is_appended_meanwhile_may_be_in_it_but_never_half(folder: Path, ba
     assert copy.stat().st_size == log.stat().st_size - 50
 
 
-def test_a_segment_that_begins_meanwhile_does_not_matter(folder: Path, backup: Path) -> None:
+def test_a_segment_that_is_rolled_meanwhile_is_not_copied(folder: Path, backup: Path) -> None:
     log = sorted((folder / f"__consumer_offsets-{HOME}").glob("*.log"))[-1]
     following = log.with_name(f"{16:020d}.log")
 
@@ -116,7 +116,7 @@ def test_a_partition_that_is_compacted_meanwhile_is_copied_again(folder: Path, b
     assert (backup / first.relative_to(folder)).read_bytes() == first.read_bytes()
 
 
-def test_a_cleaner_between_two_steps_is_waited_for(folder: Path, backup: Path) -> None:
+def test_a_backup_waits_for_a_cleaner_that_is_replacing_segments(folder: Path, backup: Path) -> None:
     first = sorted((folder / f"__consumer_offsets-{HOME}").glob("*.log"))[0]
     swap = first.with_name(f"{first.name}.swap")
     first.rename(swap)
@@ -128,14 +128,14 @@ def test_a_cleaner_between_two_steps_is_waited_for(folder: Path, backup: Path) -
     assert is_sound(backup)
 
 
-def test_a_cleaner_that_never_ends_is_an_error(folder: Path, backup: Path) -> None:
+def test_a_cleaner_that_never_finishes_is_an_error(folder: Path, backup: Path) -> None:
     (folder / "orders-0" / "00000000000000000000.log.swap").write_bytes(b"")
-    with pytest.raises(StorageError, match="changed all the time"):
+    with pytest.raises(StorageError, match="changed during each of 100 attempts"):
         back_up(folder, wait=lambda: None)
     assert [path.name for path in folder.parent.iterdir()] == ["data"]
 
 
-def test_a_first_cleaning_meanwhile_is_remembered(folder: Path, backup: Path) -> None:
+def test_a_first_cleaning_meanwhile_is_in_the_cleaner_checkpoint(folder: Path, backup: Path) -> None:
     checkpoint = folder / CLEANER_OFFSET_FILE
 
     def clean() -> None:
@@ -176,7 +176,7 @@ def test_offsets_are_copied_before_data_and_metadata_last(folder: Path, backup: 
     assert points < next(number for number, path in enumerate(opened) if path.endswith(".log"))
 
 
-def test_damage_is_copied_and_said(folder: Path, backup: Path) -> None:
+def test_damage_is_copied_and_noted(folder: Path, backup: Path) -> None:
     log = sorted((folder / "orders-0").glob("*.log"))[-1]
     data = bytearray(log.read_bytes())
     data[70] ^= 1
@@ -196,9 +196,9 @@ def test_the_copy_can_be_opened(folder: Path, backup: Path) -> None:
     assert log_dir.close()
 
 
-def test_a_backup_makes_a_new_folder_of_a_data_folder(folder: Path, backup: Path) -> None:
+def test_a_backup_needs_a_data_folder_and_a_new_target(folder: Path, backup: Path) -> None:
     back_up(folder)
-    with pytest.raises(StorageError, match="is there already"):
+    with pytest.raises(StorageError, match="already exists"):
         back_up(folder)
-    with pytest.raises(StorageError, match="no data folder"):
+    with pytest.raises(StorageError, match="not a data folder"):
         back_up(folder / "orders-0")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of log files."""
+"""The rows that a dump makes of log files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows(path: Path, selection: Selection | None = None) -> list[Json]:
     return list(dump_file(FS, str(path), selection or Selection()))
 
 
-def test_a_folder_a_partition_and_a_file_can_be_given(folder: Path) -> None:
+def test_the_path_can_be_a_data_folder_a_partition_folder_or_a_file(folder: Path) -> None:
     everything = files_at(FS, str(folder), frozenset())
     assert everything == sorted(str(path) for path in folder.glob("*/*.log"))
     orders = [path for path in everything if "/orders-1/" in path]
@@ -44,14 +44,14 @@ def test_a_folder_a_partition_and_a_file_can_be_given(folder: Path) -> None:
 
 
 def test_rows_of_data(folder: Path) -> None:
-    found = rows(folder / "orders-0" / "00000000000000000000.log", Selection(from_offset=2, to_offset=4))
-    assert [(row["offset"], row["key"], row["value"]) for row in found] == [
+    dumped = rows(folder / "orders-0" / "00000000000000000000.log", Selection(from_offset=2, to_offset=4))
+    assert [(row["offset"], row["key"], row["value"]) for row in dumped] == [
         (2, "k0", "value-2" * 3),
         (3, "k1", "value-0" * 3),
         (4, "k1", "value-1" * 3),
     ]
-    assert [row["compression"] for row in found] == ["none", "zstd", "zstd"]
-    assert {row["partition"] for row in found} == {"orders-0"}
+    assert [row["compression"] for row in dumped] == ["none", "zstd", "zstd"]
+    assert {row["partition"] for row in dumped} == {"orders-0"}
 
 
 def test_rows_of_metadata(folder: Path) -> None:
@@ -63,16 +63,16 @@ def test_rows_of_metadata(folder: Path) -> None:
     }
 
 
-def test_damage_is_shown_and_what_follows_too(folder: Path) -> None:
+def test_a_dump_shows_damage_and_the_batches_after_it(folder: Path) -> None:
     path = folder / "orders-0" / "00000000000000000000.log"
     data = bytearray(path.read_bytes())
     second = list(iter_headers(bytes(data)))[1][0]
     data[second + 70] ^= 1
     path.write_bytes(data)
-    found = rows(path)
-    (damage,) = (row for row in found if "damage" in row)
+    dumped = rows(path)
+    (damage,) = (row for row in dumped if "damage" in row)
     assert (damage["position"], damage["offset"]) == (second, 3)
-    assert [row["offset"] for row in found if "damage" not in row][:4] == [0, 1, 2, 6]
+    assert [row["offset"] for row in dumped if "damage" not in row][:4] == [0, 1, 2, 6]
 
 
 def test_rows_of_the_files_beside_a_segment(folder: Path) -> None:
@@ -101,7 +101,7 @@ def test_group_records_have_kafkas_names() -> None:
     assert describer.describe(commit_tombstone("g", "orders", 3))[1] is None
 
 
-def test_our_own_tagged_fields_are_shown() -> None:
+def test_tagged_fields_of_kcoord_are_shown() -> None:
     record = records.new_group_epoch_record("g", 3, 0, -1, records.EpochReason.JOIN)
     value = RecordDescriber(LogKind.OFFSETS).describe(record_of(record))[1]
     assert isinstance(value, dict)
@@ -122,5 +122,5 @@ def test_unknown_and_malformed_records_are_shown_as_bytes() -> None:
         describer.check(malformed)
 
 
-def test_bytes_that_are_no_text_are_base64() -> None:
+def test_bytes_that_are_not_utf8_are_base64() -> None:
     assert RecordDescriber(LogKind.DATA).describe(Record(None, b"\xff")) == (None, {"base64": "/w=="})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders for Apache Kafka made from data folders: the metadata records, what is copied, and what is refused."""
+"""Exports for Apache Kafka: the metadata records, the copied files, and the sources that are rejected."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ def image_of(fs: FileSystem, folder: str = TARGET) -> MetadataImage:
 
 
 def files_in(fs: FileSystem, folder: str) -> dict[str, bytes]:
-    """The content of every file below a folder."""
-    found = {}
+    """Returns the content of every file below a folder, by path."""
+    contents = {}
     for name in fs.list_dir(folder):
         path = join(folder, name)
         try:
-            found.update(files_in(fs, path))
+            contents.update(files_in(fs, path))
         except NotADirectoryError:
-            found[path] = read_file(fs, path)
-    return found
+            contents[path] = read_file(fs, path)
+    return contents
 
 
 def logs_of(fs: FileSystem, folder: str) -> dict[str, bytes]:
-    """The bytes of each log but the metadata's, by the name of its partition."""
+    """Returns the bytes of every log except the metadata log, by partition name."""
     return {
         partition.name: b"".join(read_file(fs, segment.path) for segment in segments_in(fs, partition.path))
         for partition in partitions_in(fs, folder)
@@ -100,7 +100,7 @@ def exported_image(*added: CoordinatorRecord) -> tuple[MetadataImage, MetadataEx
     return ImageBuilder.of(made), maker
 
 
-def test_partitions_wait_for_the_election_on_the_node() -> None:
+def test_exported_partitions_have_no_leader_before_the_election() -> None:
     change = records.new_reassignment_record(TOPIC_ID, 1, [2, 3], [DIRECTORY_ID] * 2, 3)
     image, _ = exported_image(change)
     topic = image.topics["orders"]
@@ -114,7 +114,7 @@ def test_partitions_wait_for_the_election_on_the_node() -> None:
     assert image.brokers == {}
 
 
-def test_levels_are_those_that_kafka_knows() -> None:
+def test_feature_levels_are_at_most_those_of_kafka() -> None:
     def levels(*features: tuple[str, int]) -> dict[str, int]:
         image, _ = exported_image(*(records.new_feature_level_record(*feature) for feature in features))
         return dict(image.features)
@@ -132,7 +132,7 @@ def test_the_features_come_first_and_partitions_in_kafkas_version() -> None:
     assert {record.value_version for record in made if isinstance(record.value, PartitionRecord)} == {2}
 
 
-def test_configs_go_along_but_for_our_own() -> None:
+def test_configs_are_exported_except_those_of_kcoord() -> None:
     image, maker = exported_image(
         records.new_config_record(2, "orders", "retention.ms", "1234"),
         records.new_config_record(2, "orders", "min.insync.replicas", "2"),
@@ -203,7 +203,7 @@ def test_producers_and_their_open_transactions_are_in_a_snapshot() -> None:
     assert (offset, producer.producer_id, producer.current_transaction_first_offset) == (1, 7, 0)
 
 
-def test_what_only_journals_of_workers_hold_goes_along(fs: MemoryFileSystem) -> None:
+def test_bytes_that_only_the_journals_of_workers_hold_are_exported(fs: MemoryFileSystem) -> None:
     segment = segments_in(fs, f"{SOURCE}/orders-0")[-1]
     whole = read_file(fs, segment.path)
     fs.damage(segment.path, lambda data: data[: len(data) // 2])
@@ -220,7 +220,7 @@ def test_what_only_journals_of_workers_hold_goes_along(fs: MemoryFileSystem) -> 
     assert not fs.exists(f"{TARGET}/.workers")
 
 
-def test_start_offsets_go_along(fs: MemoryFileSystem) -> None:
+def test_log_start_offsets_are_exported(fs: MemoryFileSystem) -> None:
     worker = f"{SOURCE}/.workers/0"
     make_durable_dirs(fs, worker)
     write_offset_checkpoint(fs, f"{worker}/{LOG_START_OFFSET_FILE}", {("orders", 0): 4})
@@ -230,7 +230,7 @@ def test_start_offsets_go_along(fs: MemoryFileSystem) -> None:
     assert not fs.exists(f"{TARGET}/orders-1/leader-handover-checkpoint")
 
 
-def test_folders_of_deleted_topics_stay_behind(fs: MemoryFileSystem) -> None:
+def test_folders_of_deleted_topics_are_not_exported(fs: MemoryFileSystem) -> None:
     make_durable_dirs(fs, f"{SOURCE}/gone-0")
     make_durable_dirs(fs, f"{SOURCE}/orders-9")
     PartitionFiles(fs, f"{SOURCE}/orders-1").create(bytes(16))
@@ -261,7 +261,7 @@ def is_nothing_left(fs: FileSystem) -> bool:
     return fs.list_dir("var") == ["source"]
 
 
-def test_damage_is_refused_by_the_name_of_the_source_file(fs: MemoryFileSystem) -> None:
+def test_damage_is_an_error_that_names_the_source_file(fs: MemoryFileSystem) -> None:
     path = segments_in(fs, f"{SOURCE}/orders-0")[0].path
     fs.damage(path, lambda data: data[:100] + bytes([data[100] ^ 1]) + data[101:])
     with pytest.raises(StorageError, match=f"^{path}: position 0"):
@@ -270,7 +270,7 @@ def test_damage_is_refused_by_the_name_of_the_source_file(fs: MemoryFileSystem) 
 
 
 @pytest.mark.parametrize("folder", [SOURCE, f"{SOURCE}/.workers/1"])
-def test_a_folder_in_use_is_refused(fs: MemoryFileSystem, folder: str) -> None:
+def test_a_folder_in_use_is_an_error(fs: MemoryFileSystem, folder: str) -> None:
     make_durable_dirs(fs, folder)
     path = f"{folder}/.lock"
     write_all(fs.open_append(path), b"")
@@ -282,7 +282,7 @@ def test_a_folder_in_use_is_refused(fs: MemoryFileSystem, folder: str) -> None:
     export(fs)
 
 
-def test_no_broker_can_start_meanwhile(fs: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_broker_can_start_during_an_export(fs: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     build = LogExport._build
 
     def try_to_start(self: LogExport, *arguments: object) -> None:
@@ -294,29 +294,29 @@ def test_no_broker_can_start_meanwhile(fs: MemoryFileSystem, monkeypatch: pytest
     assert export(fs).topics == 2
 
 
-def test_what_is_no_data_folder_or_is_there_already_is_refused(fs: MemoryFileSystem) -> None:
+def test_an_export_needs_a_data_folder_and_a_new_target(fs: MemoryFileSystem) -> None:
     make_durable_dirs(fs, f"{TARGET}/something")
-    with pytest.raises(StorageError, match=f"^{TARGET}: is there already"):
+    with pytest.raises(StorageError, match=f"^{TARGET}: already exists"):
         export(fs)
     fs.remove_dir(f"{TARGET}/something")
     make_durable_dirs(fs, f"{TARGET}.incomplete")
-    with pytest.raises(StorageError, match=f"^{TARGET}.incomplete: is there already"):
+    with pytest.raises(StorageError, match=f"^{TARGET}.incomplete: already exists"):
         export(fs)
     fs.remove_dir(f"{TARGET}.incomplete")
     export(fs)
     fs.remove(f"{SOURCE}/meta.properties")
-    with pytest.raises(StorageError, match=r"no data folder: it has no meta\.properties"):
+    with pytest.raises(StorageError, match=r"not a data folder: it has no meta\.properties"):
         LogExport(fs, SOURCE, "var/second", 1, NOW_MS, uuids()).run()
 
 
-def test_the_target_is_not_in_the_source(fs: MemoryFileSystem) -> None:
+def test_a_target_inside_the_source_is_an_error(fs: MemoryFileSystem) -> None:
     before = files_in(fs, SOURCE)
-    with pytest.raises(StorageError, match=f"^{SOURCE}/kafka: is in {SOURCE}"):
+    with pytest.raises(StorageError, match=f"^{SOURCE}/kafka: is inside {SOURCE}"):
         LogExport(fs, SOURCE, f"{SOURCE}/kafka", 1, NOW_MS, uuids()).run()
     assert files_in(fs, SOURCE) == before
 
 
-def test_a_full_disk_is_told_by_its_folder(fs: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_that_names_the_folder(fs: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -326,7 +326,7 @@ def test_a_full_disk_is_told_by_its_folder(fs: MemoryFileSystem, monkeypatch: py
     assert is_nothing_left(fs)
 
 
-def test_without_metadata_there_is_nothing_to_export(fs: MemoryFileSystem) -> None:
+def test_a_folder_without_a_metadata_log_is_an_error(fs: MemoryFileSystem) -> None:
     folder = f"{SOURCE}/__cluster_metadata-0"
     for name in fs.list_dir(folder):
         fs.remove(f"{folder}/{name}")
@@ -346,7 +346,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     said = capsys.readouterr().out
     assert f"start Kafka with log.dirs={target}, node.id=3" in said
     assert main(["log", "export", source, target, "--json"]) == 1
-    assert capsys.readouterr().err == f"kcoord log: {target}: is there already; an export makes a new folder\n"
+    assert capsys.readouterr().err == f"kcoord log: {target}: already exists; an export needs a new folder\n"
     assert main(["log", "export", source, f"{target}2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["classic groups"], report["committed offsets"], report["topics"]) == (1, 2, 2)

@@ -66,7 +66,7 @@ def image_of(folder: Path) -> MetadataImage:
 
 
 def records_in(folder: Path, topic: str) -> list[tuple[int, Record]]:
-    """(partition, record) of all partitions of a topic."""
+    """Yields (partition, record) for all partitions of a topic."""
     return [
         (partition.number, record)
         for partition in partitions_in(FS, str(folder))
@@ -77,15 +77,15 @@ def records_in(folder: Path, topic: str) -> list[tuple[int, Record]]:
 
 
 def served_offsets(folder: Path) -> Mapping[tuple[str, str, int], int]:
-    """What the shards of a broker have after replaying the folder."""
+    """Returns the state of a broker's shards after they replay the folder."""
     offsets: dict[tuple[str, str, int], int] = {}
     serde = CoordinatorSerde()
     shards: dict[int, GroupCoordinatorShard] = {}
     config, image = broker_config(), image_of(folder)
     for number, record in records_in(folder, "__consumer_offsets"):
-        found = serde.deserialize(record.key, record.value)
-        if found is not None:
-            shards.setdefault(number, GroupCoordinatorShard(config, image)).replay(found)
+        decoded = serde.deserialize(record.key, record.value)
+        if decoded is not None:
+            shards.setdefault(number, GroupCoordinatorShard(config, image)).replay(decoded)
     for shard in shards.values():
         state = shard.hard_state()["offsets"]
         assert isinstance(state, dict)
@@ -142,8 +142,8 @@ def test_every_group_of_the_sample_is_in_the_partition_of_its_hash(imported: tup
 
 def test_records_of_unknown_types_are_kept_byte_for_byte(sample: Path, imported: tuple[Path, ImportReport]) -> None:
     def share_records(folder: Path) -> list[tuple[bytes | None, bytes | None]]:
-        found = [record for _, record in records_in(folder, "__consumer_offsets")]
-        return [(one.key, one.value) for one in found if group_id_of(one.key) == "share-1"]
+        records = [record for _, record in records_in(folder, "__consumer_offsets")]
+        return [(record.key, record.value) for record in records if group_id_of(record.key) == "share-1"]
 
     assert len(share_records(sample)) == 15
     assert share_records(imported[0]) == share_records(sample)
@@ -156,7 +156,7 @@ def test_topics_of_the_sample_are_found_with_their_ids_and_partitions(imported: 
             words = line.replace(":", "").split()
             truth[words[1]] = uuid_from_string(words[3]), int(words[5])
     topics = dict(image_of(imported[0]).topics)
-    # Offsets that are committed in transactions come without the id of their topic.
+    # Offsets that are committed in transactions have no topic id.
     truth["in-tx"] = topics["in-tx"].id, truth["in-tx"][1]
     assert len(topics.pop("__consumer_offsets").partitions) == 50
     assert {name: (topic.id, len(topic.partitions)) for name, topic in topics.items()} == truth
@@ -170,7 +170,7 @@ def test_the_imported_folder_is_sound(imported: tuple[Path, ImportReport]) -> No
 # --- small folders ----------------------------------------------------------------------------------------------------
 
 
-def test_an_import_of_our_own_folder_keeps_everything(tmp_path: Path) -> None:
+def test_an_import_of_a_kcoord_folder_keeps_everything(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     make_small_folder(str(source))
     report = run(source, target, offsets_topic_num_partitions="7")
@@ -201,7 +201,7 @@ def test_history_is_kept_with_its_times_and_headers(tmp_path: Path) -> None:
     assert kept[1].headers == [("reason", b"expired")]
 
 
-def test_configs_are_taken_where_they_are_valid(tmp_path: Path) -> None:
+def test_only_valid_configs_are_imported(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     made = metadata_records()
     made.append(records.new_config_record(2, "orders", "retention.ms", "1234"))
@@ -229,7 +229,7 @@ def transactional_batch(producer_id: int, value: bytes = b"v") -> bytes:
 
 
 def transaction_log(statuses: Mapping[int, int]) -> list[bytes]:
-    """Of producers 7, 8, ... what their coordinator noted last."""
+    """Returns the last transaction record of each of the producers 7, 8, ..., by the given status."""
     serde = CoordinatorSerde(TRANSACTION_RECORDS)
     made = []
     for producer_id, status in statuses.items():
@@ -284,7 +284,7 @@ def test_a_moved_start_offset_is_kept(tmp_path: Path) -> None:
     log_dir.close()
 
 
-def test_a_torn_end_is_left_out_and_damage_refused(tmp_path: Path) -> None:
+def test_a_torn_end_is_left_out_and_damage_is_an_error(tmp_path: Path) -> None:
     source = tmp_path / "source"
     make_small_folder(str(source))
     log = sorted((source / "__consumer_offsets-0").glob("*.log"))[-1]
@@ -301,12 +301,12 @@ def test_a_torn_end_is_left_out_and_damage_refused(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
 
 
-def test_an_import_makes_a_new_folder_only(tmp_path: Path) -> None:
+def test_an_import_needs_a_new_target(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     make_small_folder(str(source))
     target.mkdir()
     run(source, target)
-    with pytest.raises(StorageError, match="is there already"):
+    with pytest.raises(StorageError, match="already exists"):
         run(source, target)
     (tmp_path / "empty").mkdir()
     with pytest.raises(NoLogsError):

@@ -32,8 +32,8 @@ def test_verify_and_repair(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert (finding["kind"], finding["file"], finding["offset"]) == ("damaged bytes", str(path), 3)
     damaged = path.read_bytes()
     assert main(["log", "repair", str(folder)]) == 1
-    said = capsys.readouterr()
-    assert "left out" in said.out and "Nothing was changed" in said.err
+    output = capsys.readouterr()
+    assert "left out" in output.out and "Nothing was changed" in output.err
     assert path.read_bytes() == damaged
     keep = folder.parent / "kept"
     assert main(["log", "repair", str(folder), "--yes", "--keep", str(keep)]) == 0
@@ -44,8 +44,8 @@ def test_verify_and_repair(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "nothing to repair" in capsys.readouterr().err
 
 
-def test_a_repair_begins_with_what_only_the_journal_has(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Put back after the repair, it would be written over what is somewhere else by then."""
+def test_a_repair_first_replays_the_journal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If the journal were replayed after the repair, it would overwrite bytes that the repair has moved."""
     path = logs(folder, "orders-0")[-1]
     whole = path.read_bytes()
     end = len(whole) // 2
@@ -74,24 +74,24 @@ def test_dump_as_a_table_and_as_json(folder: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.splitlines()[2].split() == ["offset", "position"]
 
 
-def test_a_dump_of_damage_ends_with_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dump_of_damage_exits_with_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flip(logs(folder, "orders-0")[0], 1)
     assert main(["log", "dump", str(folder)]) == 1
-    said = capsys.readouterr()
-    assert "damage" in said.out and "1 places are damaged" in said.err
+    output = capsys.readouterr()
+    assert "damage" in output.out and "1 places are damaged" in output.err
 
 
 def test_import_and_backup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, backup = folder.parent / "imported", folder.parent / "backup"
     command = ["log", "import", str(folder), "--into", str(target), "--override", "node.id=1"]
     assert main([*command, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["classic groups"], said["committed offsets"]) == (
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["classic groups"], printed["committed offsets"]) == (
         1,
         2,
     )
     assert main(command) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main(["log", "backup", str(target), "--into", str(backup), "--verify"]) == 0
     assert "would serve 2 topics, 1 groups, 2 offsets" in capsys.readouterr().out
     assert main(["log", "backup", str(backup), "--verify", "--json"]) == 0
@@ -108,7 +108,7 @@ def test_import_and_backup(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["log", "backup", str(target)]) == 2
 
 
-def test_what_is_no_folder_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_without_logs_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["log", "verify", str(tmp_path / "missing")]) == 1
     assert main(["log", "verify", str(tmp_path)]) == 1
     assert "there is no partition folder" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups that are lost although they have offsets: a check names them, a repair brings them back, and neither an import
-nor an export makes any.
-"""
+"""Lost groups: a check finds them, a repair restores them, and neither an import nor an export creates any."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ COMMIT = commit_record("g", "orders", 0, 5)
 
 
 def make_folder(path: Path, batches: Iterable[bytes], partition: int = 0) -> Path:
-    """A cleanly closed folder with one partition of group records."""
+    """Creates a cleanly closed folder with one partition of `__consumer_offsets`."""
     log_dir = open_folder(str(path))
     write_metadata(log_dir, metadata_records(offsets_partitions=1))
     append(log_dir, "__consumer_offsets", partition, list(batches))
@@ -74,7 +72,7 @@ def check(folder: Path) -> list[Finding]:
 
 
 def loaded(folder: Path) -> GroupCoordinatorShard:
-    """The shard of the folder's one partition of group records."""
+    """Loads the shard of the folder's one partition of `__consumer_offsets`."""
     return replayed(batches_in(folder))
 
 
@@ -101,8 +99,9 @@ def exported(source: Path, target: Path) -> ExportReport:
 
 
 def lost_for_other_brokers(folder: Path) -> set[str]:
-    """By the rule that Kafka 4.3.1 loads a log with: a tombstone of a group takes the group, whatever offsets it has;
-    a commit makes it again.
+    """Returns the groups that Kafka 4.3.1 loses when it loads the log.
+
+    Its rule: a tombstone of a group removes the group even if it has offsets, and a later commit creates it again.
     """
     groups: dict[str, str] = {}
     offsets: dict[str, set[bytes]] = {}
@@ -127,13 +126,13 @@ def lost_for_other_brokers(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("end", [CLASSIC_END, CONSUMER_END], ids=["classic", "consumer"])
-def test_a_lost_group_is_named_and_brought_back(tmp_path: Path, end: Record) -> None:
+def test_a_check_finds_a_lost_group_and_a_repair_restores_it(tmp_path: Path, end: Record) -> None:
     folder = make_folder(tmp_path / "data", batches(COMMIT, commit_record("g", "orders", 1, 6), end))
-    (found,) = check(folder)
-    assert (found.kind, found.group, found.offset) == (FindingKind.LOST_GROUP, "g", 3)
-    assert "group g has 2 committed offsets" in str(found)
-    (step, *_) = Repair(FS, str(folder), RepairMode.TRUNCATE, f"{folder}.kept", [found]).plan()
-    assert "a record of the group is written" in step.what
+    (finding,) = check(folder)
+    assert (finding.kind, finding.group, finding.offset) == (FindingKind.LOST_GROUP, "g", 3)
+    assert "group g has 2 committed offsets" in str(finding)
+    (step, *_) = Repair(FS, str(folder), RepairMode.TRUNCATE, f"{folder}.kept", [finding]).plan()
+    assert "a group record is appended" in step.what
     assert lost_for_other_brokers(folder) == {"g"}
     repair(folder)
     assert check(folder) == []
@@ -159,8 +158,8 @@ def test_no_other_group_is_lost(tmp_path: Path, records: list[Record]) -> None:
     assert check(make_folder(tmp_path / "data", batches(*records))) == []
 
 
-def test_damage_is_named_first(tmp_path: Path) -> None:
-    """What the damaged part says of the group is not known."""
+def test_lost_groups_are_not_searched_in_a_damaged_log(tmp_path: Path) -> None:
+    """The damaged part may contain records of the group."""
     folder = make_folder(tmp_path / "data", batches(COMMIT, COMMIT, CLASSIC_END))
     path = folder / "__consumer_offsets-0" / f"{0:020}.log"
     data = bytearray(path.read_bytes())
@@ -176,20 +175,20 @@ def test_a_group_that_a_broker_may_be_moving_is_not_lost(tmp_path: Path) -> None
     assert list(FolderCheck(FS, str(folder), in_use=True).run()) == []
 
 
-def test_an_import_brings_a_lost_group_back(tmp_path: Path) -> None:
+def test_an_import_restores_a_lost_group(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "data", batches(COMMIT, CLASSIC_END))
     report = imported(source, tmp_path / "new")
-    assert report.notes == ["group g had offsets, but its last record was a tombstone; it is back"]
+    assert report.notes == ["group g had offsets, but its last record was a tombstone; the group is restored"]
     assert (report.groups, report.offsets) == ({"classic": 1}, 1)
     assert check(tmp_path / "new") == []
     assert lost_for_other_brokers(tmp_path / "new") == set()
 
 
-def test_an_export_brings_a_lost_group_back(tmp_path: Path) -> None:
+def test_an_export_restores_a_lost_group(tmp_path: Path) -> None:
     """The broker of the source lists the group, so Kafka has to list it too."""
     source = make_folder(tmp_path / "data", batches(COMMIT, CLASSIC_END))
     report = exported(source, tmp_path / "new")
-    assert report.notes == ["group g had offsets, but its last record was a tombstone; it is back"]
+    assert report.notes == ["group g had offsets, but its last record was a tombstone; the group is restored"]
     assert (report.groups, report.offsets) == ({"classic": 1}, 1)
     assert check(tmp_path / "new") == []
     assert lost_for_other_brokers(tmp_path / "new") == set()
@@ -228,7 +227,7 @@ def test_an_import_has_the_coordinators_offsets_and_no_lost_group(steps: list[St
 @settings(max_examples=20)
 @given(steps=logs(oddities=False))
 def test_a_cleaned_log_gives_the_same_offsets_and_no_lost_group(steps: list[Step]) -> None:
-    """The cleaner takes out tombstones, and what they and later commits replaced."""
+    """The cleaner removes tombstones, and the records that they and later commits replaced."""
     batches = batches_of(steps)
     offsets = offsets_of(replayed(batches))
     with tempfile.TemporaryDirectory() as name:
@@ -255,7 +254,7 @@ def test_a_cleaned_log_gives_the_same_offsets_and_no_lost_group(steps: list[Step
 
 @settings(max_examples=40)
 @given(steps=logs(oddities=False))
-def test_a_check_names_what_other_brokers_lose(steps: list[Step]) -> None:
+def test_a_check_finds_the_groups_that_other_brokers_lose(steps: list[Step]) -> None:
     plain = [step for step in steps if step.producer_id == NO_PRODUCER]
     with tempfile.TemporaryDirectory() as name:
         folder = make_folder(Path(name), batches_of(plain))
@@ -264,8 +263,8 @@ def test_a_check_names_what_other_brokers_lose(steps: list[Step]) -> None:
 
 @settings(max_examples=60)
 @given(steps=logs(oddities=True))
-def test_a_restore_offers_what_the_coordinator_had(steps: list[Step]) -> None:
-    """At the time of every batch."""
+def test_a_restore_offers_the_offsets_that_the_coordinator_had(steps: list[Step]) -> None:
+    """Compares them at the time of every batch."""
     batches = batches_of(steps)
     for count in range(1, len(batches) + 1):
         restored: dict[OffsetOf, int] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A repair takes out what the check named and nothing else; what it takes is kept, and the folder is sound then."""
+"""A repair removes what the check found and nothing else, keeps a copy of it, and leaves a sound folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def repair(folder: Path, mode: RepairMode = RepairMode.SKIP) -> Path:
 
 
 def offsets(folder: Path, partition: str) -> list[int]:
-    """Of all records that can be read."""
+    """Returns the offsets of all records that can be read."""
     batches = FolderReader(FS, str(folder / partition)).batches()
     return [record.offset for frame in batches for record in decode_records(frame.batch)]
 
@@ -148,7 +148,7 @@ def test_a_plan_changes_nothing(folder: Path) -> None:
     assert not (folder.parent / "kept").exists()
 
 
-def test_what_an_operator_has_to_decide_is_left(folder: Path) -> None:
+def test_a_finding_that_an_operator_has_to_decide_is_left(folder: Path) -> None:
     path = damages.break_topic_id(folder)
     repair(folder)
     assert [(finding.kind, finding.file) for finding in check(folder)] == [(FindingKind.IDENTITY, str(path))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group's offsets at a time, and what a restore does with them."""
+"""The offsets of a group at a given time, and the actions of a restore."""
 
 from __future__ import annotations
 
@@ -50,25 +50,25 @@ def test_the_last_commit_up_to_the_time_counts() -> None:
 def test_a_deletion_counts_only_up_to_the_time() -> None:
     log = batches(commit_record("g", "orders", 0, 10, 100), commit_tombstone("g", "orders", 0, 200, "expired"))
     assert offsets_at(log, "g", 250).offsets == {}
-    found = offsets_at(log, "g", 150)
-    assert found.offsets == {("orders", 0): past(10, 100)}
-    assert found.deletions == {("orders", 0): DeletedOffset(200, "expired")}
+    past_offsets = offsets_at(log, "g", 150)
+    assert past_offsets.offsets == {("orders", 0): past(10, 100)}
+    assert past_offsets.deletions == {("orders", 0): DeletedOffset(200, "expired")}
 
 
-def test_what_compaction_has_removed_is_known_to_be_lost() -> None:
-    found = offsets_at(batches(commit_tombstone("g", "orders", 0, 200)), "g", 150)
-    assert (found.offsets, found.lost) == ({}, {("orders", 0)})
-    (row,) = plan_restore(found, {}, TOPICS)
+def test_an_offset_that_compaction_has_removed_is_lost() -> None:
+    past_offsets = offsets_at(batches(commit_tombstone("g", "orders", 0, 200)), "g", 150)
+    assert (past_offsets.offsets, past_offsets.lost) == ({}, {("orders", 0)})
+    (row,) = plan_restore(past_offsets, {}, TOPICS)
     assert row.action is RestoreAction.LOST
 
 
-def test_what_was_deleted_while_its_transaction_was_open_is_neither_restored_nor_lost() -> None:
+def test_an_offset_that_was_deleted_while_its_transaction_was_open_is_neither_restored_nor_lost() -> None:
     log = batches_of(
         [Step("commit offsets", producer_id=7), Step("delete offsets"), Step("commit", producer_id=7)],
     )
     for time_ms in (NOW_MS - 1, NOW_MS, NOW_MS + 5):
-        found = offsets_at(log, "g", time_ms)
-        assert (found.offsets, found.lost) == ({}, set())
+        past_offsets = offsets_at(log, "g", time_ms)
+        assert (past_offsets.offsets, past_offsets.lost) == ({}, set())
 
 
 def test_each_partition_gets_its_action() -> None:
@@ -99,5 +99,5 @@ def test_offsets_of_another_topic_of_that_name_are_not_restored() -> None:
 def test_the_history_can_come_from_a_folder(tmp_path: Path) -> None:
     folder = f"{tmp_path}/data"
     make_small_folder(folder)
-    found = offsets_at(batches_in_folder(RealFileSystem(), folder, "readers"), "readers", NOW_MS + 9)
-    assert {key: offset.offset for key, offset in found.offsets.items()} == {("orders", 0): 8, ("orders", 1): 9}
+    past_offsets = offsets_at(batches_in_folder(RealFileSystem(), folder, "readers"), "readers", NOW_MS + 9)
+    assert {key: offset.offset for key, offset in past_offsets.offsets.items()} == {("orders", 0): 8, ("orders", 1): 9}

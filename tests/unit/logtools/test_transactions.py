@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which offsets of transactions count."""
+"""Which of the offsets that are committed in transactions count."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.unit.logtools.support import NOW_MS
 
 
 class Script:
-    """Batches with the offsets that they would have in one log."""
+    """Builds the batches of one log, with consecutive offsets."""
 
     def __init__(self) -> None:
         self.batches: list[bytes] = []
         self._next_offset = 0
 
     def write(self, name: str, value: str | None, producer_id: int = -1, key_type: int = 1) -> None:
-        """A committed offset of the group `name`, whose value is a text here."""
+        """Appends a committed offset of the group `name`. The value is a text here."""
         key = key_type.to_bytes(2, "big") + OffsetCommitKey(group=name, topic="t", partition=0).encode(0)
         record = Record(key, None if value is None else value.encode(), timestamp_ms=NOW_MS)
         self._add(
@@ -63,7 +63,7 @@ def resolve(batches: Iterable[bytes], prepared: Collection[int] = ()) -> tuple[l
     return [f"{group_id_of(record.key)}={(record.value or b'-').decode()}" for record in records], resolver.counts
 
 
-def test_a_record_counts_from_its_commit_on() -> None:
+def test_a_pending_record_counts_from_the_commit_marker_on() -> None:
     script = Script()
     script.write("a", "1", producer_id=7)
     script.write("b", "2")
@@ -71,7 +71,7 @@ def test_a_record_counts_from_its_commit_on() -> None:
     assert resolve(script.batches) == (["b=2", "a=1"], TransactionCounts(committed=1))
 
 
-def test_its_time_is_that_of_the_marker() -> None:
+def test_a_pending_record_gets_the_timestamp_of_the_marker() -> None:
     script = Script()
     script.write("a", "1", producer_id=7)
     script.commit(7)
@@ -113,7 +113,7 @@ def test_of_two_transactions_the_later_record_wins_whatever_the_order_of_the_mar
     assert resolve(script.batches)[0] == ["a=new"]
 
 
-def test_a_tombstone_deletes_what_transactions_under_way_have_written() -> None:
+def test_a_tombstone_deletes_the_pending_records_of_its_key() -> None:
     script = Script()
     script.write("a", "1", producer_id=7)
     script.write("b", "1", producer_id=7)
@@ -141,7 +141,7 @@ def test_old_and_new_keys_of_offset_commits_are_the_same_key() -> None:
     assert resolve(script.batches)[0] == ["a=new"]
 
 
-def test_records_that_are_no_offsets_do_not_wait() -> None:
+def test_other_records_than_offset_commits_count_at_once() -> None:
     script = Script()
     script.write("a", "1", producer_id=7, key_type=3)
     script.abort(7)
@@ -149,20 +149,20 @@ def test_records_that_are_no_offsets_do_not_wait() -> None:
 
 
 @given(steps=logs(oddities=True))
-def test_what_counts_is_what_the_coordinator_applies(steps: list[Step]) -> None:
-    """Against the broker's own load, not against another tool."""
+def test_the_records_that_count_are_those_that_the_coordinator_applies(steps: list[Step]) -> None:
+    """The reference is the load of a broker's shard, not another tool."""
     batches = batches_of(steps)
     shard = replayed(batches)
     serde = CoordinatorSerde()
     offsets: dict[OffsetOf, int] = {}
     resolver = TransactionResolver()
     for record in (record for batch in batches for record in resolver.feed(batch)):
-        found = serde.deserialize(record.key, record.value)
-        if found is not None and isinstance(found.key, OffsetCommitKey):
-            key = found.key.group, found.key.topic, found.key.partition
+        decoded = serde.deserialize(record.key, record.value)
+        if decoded is not None and isinstance(decoded.key, OffsetCommitKey):
+            key = decoded.key.group, decoded.key.topic, decoded.key.partition
             offsets.pop(key, None)
-            if isinstance(found.value, OffsetCommitValue):
-                offsets[key] = found.value.offset
+            if isinstance(decoded.value, OffsetCommitValue):
+                offsets[key] = decoded.value.offset
     assert offsets == offsets_of(shard)
 
 
@@ -173,7 +173,7 @@ def test_a_prepared_transaction_counts_without_its_marker() -> None:
     assert resolve(script.batches, prepared={7}) == (["a=1"], TransactionCounts(committed=1, pending=1))
 
 
-def test_a_producer_that_goes_on_begins_a_new_transaction() -> None:
+def test_a_record_after_the_marker_begins_a_new_transaction() -> None:
     script = Script()
     script.write("a", "1", producer_id=7)
     script.abort(7)

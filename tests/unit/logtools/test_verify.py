@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every planted damage is found, and named where it is."""
+"""A check finds every kind of planted damage, and names its file and position."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def test_any_flipped_bit_is_found_in_its_file(folder: Path, partition: str, suff
             flipped = bytearray(data)
             flipped[position] ^= 1 << position % 8
             path.write_bytes(flipped)
-            found = check(folder / partition if suffix == ".log" and position % 2 else folder)
-            assert any(finding.file == str(path) for finding in found), position
+            findings = check(folder / partition if suffix == ".log" and position % 2 else folder)
+            assert any(finding.file == str(path) for finding in findings), position
         path.write_bytes(data)
 
 
 def test_every_byte_outside_of_the_crc_is_covered(folder: Path) -> None:
-    """Base offset, length, leader epoch and magic of each batch of a log."""
+    """These bytes are base offset, length, leader epoch and magic of each batch."""
     for path in logs(folder, "orders-0"):
         data = path.read_bytes()
         for start, header in iter_headers(data):
@@ -82,8 +82,11 @@ def test_every_byte_outside_of_the_crc_is_covered(folder: Path) -> None:
                 flipped = bytearray(data)
                 flipped[position] ^= 4
                 path.write_bytes(flipped)
-                found = check(folder)
-                assert any(one.file == str(path) and one.position == start for one in found), (position, header)
+                findings = check(folder)
+                assert any(finding.file == str(path) and finding.position == start for finding in findings), (
+                    position,
+                    header,
+                )
         path.write_bytes(data)
 
 
@@ -106,7 +109,7 @@ def test_a_file_that_ends_early_is_found_wherever_it_ends(folder: Path) -> None:
         path.write_bytes(data)
 
 
-def test_a_torn_end_after_a_crash_is_called_so(folder: Path) -> None:
+def test_a_torn_end_after_a_crash_is_found_as_torn(folder: Path) -> None:
     (folder / ".kafka_cleanshutdown").unlink()
     (folder / "recovery-point-offset-checkpoint").unlink()
     path = logs(folder, "orders-0")[-1]
@@ -117,17 +120,17 @@ def test_a_torn_end_after_a_crash_is_called_so(folder: Path) -> None:
     assert [finding for finding in check(folder, in_use=True) if finding.file == str(path)] == []
 
 
-def test_damage_in_the_middle_names_where_the_log_goes_on(folder: Path) -> None:
+def test_a_finding_in_the_middle_names_the_next_valid_batch(folder: Path) -> None:
     path = logs(folder, "orders-0")[0]
     second, third = positions(path)[1:3]
     data = bytearray(path.read_bytes())
     data[second + 70] ^= 1
     path.write_bytes(data)
-    (found,) = check(folder)
-    assert (found.kind, found.position, found.offset) == (FindingKind.DAMAGED, second, 3)
-    assert (found.end, found.next_offset) == (third, 6)
-    assert "CRC" in found.reason
-    assert str(found).startswith(f"{path}: position {second}, offset 3: damaged bytes")
+    (finding,) = check(folder)
+    assert (finding.kind, finding.position, finding.offset) == (FindingKind.DAMAGED, second, 3)
+    assert (finding.end, finding.next_offset) == (third, 6)
+    assert "CRC" in finding.reason
+    assert str(finding).startswith(f"{path}: position {second}, offset 3: damaged bytes")
 
 
 def test_every_damage_of_several_is_found(folder: Path) -> None:
@@ -138,8 +141,10 @@ def test_every_damage_of_several_is_found(folder: Path) -> None:
             data[start + 65] ^= 0x10
             touched.add((str(path), start))
         path.write_bytes(data)
-    found = {(finding.file, finding.position) for finding in check(folder) if finding.kind is FindingKind.DAMAGED}
-    assert found == touched
+    positions_found = {
+        (finding.file, finding.position) for finding in check(folder) if finding.kind is FindingKind.DAMAGED
+    }
+    assert positions_found == touched
 
 
 def remove_middle_segment(folder: Path) -> Path:
@@ -177,9 +182,9 @@ def append_zeros(folder: Path) -> Path:
 
 def swap_two_segments(folder: Path) -> Path:
     first, second = logs(folder, "orders-0")[:2]
-    one, other = first.read_bytes(), second.read_bytes()
-    first.write_bytes(other)
-    second.write_bytes(one)
+    first_data, second_data = first.read_bytes(), second.read_bytes()
+    first.write_bytes(second_data)
+    second.write_bytes(first_data)
     return second
 
 
@@ -287,7 +292,7 @@ def test_planted_damage_is_named(folder: Path, damage: Damage, kind: FindingKind
     assert (kind, str(path)) in [(finding.kind, finding.file) for finding in check(folder)]
 
 
-def test_gaps_are_no_finding_where_a_cleaner_has_been(folder: Path) -> None:
+def test_gaps_are_no_finding_in_a_compacted_log(folder: Path) -> None:
     path = logs(folder, "__consumer_offsets-0")[0]
     data = path.read_bytes()
     second, third = positions(path)[1:3]
@@ -305,8 +310,8 @@ def test_the_batch_with_the_wrong_base_offset_is_named_and_not_its_neighbour(fol
     data = bytearray(path.read_bytes())
     rewrite_header(data, second, base_offset=1_000)
     path.write_bytes(data)
-    found = [finding for finding in check(folder) if finding.kind is not FindingKind.INDEX]
-    assert [(finding.kind, finding.position, finding.offset) for finding in found] == [
+    findings = [finding for finding in check(folder) if finding.kind is not FindingKind.INDEX]
+    assert [(finding.kind, finding.position, finding.offset) for finding in findings] == [
         (FindingKind.MISPLACED, second, 3)
     ]
 
@@ -317,12 +322,12 @@ def test_the_batch_with_the_wrong_leader_epoch_is_named_and_not_its_neighbour(fo
     data = bytearray(path.read_bytes())
     rewrite_header(data, second, partition_leader_epoch=9)
     path.write_bytes(data)
-    (found,) = check(folder)
-    assert (found.kind, found.position, found.leader_epoch) == (FindingKind.WRONG_EPOCH, second, 0)
+    (finding,) = check(folder)
+    assert (finding.kind, finding.position, finding.leader_epoch) == (FindingKind.WRONG_EPOCH, second, 0)
 
 
 @pytest.mark.parametrize("compression", list(Compression))
-def test_what_our_cleaner_leaves_is_sound(compression: Compression) -> None:
+def test_a_log_is_sound_after_the_log_cleaner(compression: Compression) -> None:
     file_system = MemoryFileSystem()
     writer = Writer(file_system)
     for number in range(60):
