@@ -154,6 +154,7 @@ class SimulatedBroker(Machine):
         """Kills the process; with the whole machine, what was not synced is lost to a random extent."""
         self._end_process()
         self.operations_before_power_loss = None
+        self.power_losses += whole_machine
         self.trace.add("crash", f"whole_machine={whole_machine}")
         self.disk.crash(self._keep if whole_machine else keep_everything)
 

@@ -94,9 +94,9 @@ class SimulatedClient(ABC):
         *,
         hears_both: bool = False,
         timeout_ms: int | None = None,
-    ) -> None:
-        """Sends a request about a group. `hears_both`: where it is sent twice, each answer counts, because it may bring
-        something new.
+    ) -> int:
+        """Sends a request about a group; returns how many times. `hears_both`: where it is sent twice, each answer
+        counts, because it may bring something new.
         """
         self._correlation_id += 1
         correlation_id = self._correlation_id
@@ -106,6 +106,7 @@ class SimulatedClient(ABC):
         sent.copies = self._network.send(self._connection, data)
         patience_ms = self.options.request_timeout_ms if timeout_ms is None else timeout_ms
         self.clock.after(patience_ms, lambda: self._expire(sent))
+        return sent.copies
 
     def reconnect(self) -> None:
         """Nothing that is under way on the old connection arrives any more, in either direction."""

@@ -37,6 +37,7 @@ class Machine:
         self.config: BrokerConfig = options.broker_config()
         self.faults_on = True
         self.opening = 0
+        self.power_losses = 0
         self.operations_before_power_loss: int | None = None
         self.uuids = RandomUuids(random.randbytes)
         self.disk = MemoryFileSystem(fault=self._disk_fault)

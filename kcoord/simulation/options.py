@@ -72,6 +72,8 @@ class Options:
     """Whether transactional commits of older clients have to be agreed on (KIP-890)."""
     inline_ms: int
     """Targets that take longer are computed in the background; 0 for all of them."""
+    record_producers: int = 0
+    """How many clients append records; where there are some, others read them."""
     hop_ms: int = 0
     """How long the answer of one coordinator takes to the other, which may be on another worker."""
     most_groups: int = 100_000
@@ -140,6 +142,7 @@ class Options:
             turn_ms=choice((0, 0, 1)),
             fast_paths=choice((True, True, True, True, False)),
             has_foreign_shards=choice((False, False, True)),
+            record_producers=choice((0, 0, 2, 3)),
         )
         SCENARIOS[scenario](options)
         if "mixed" in options.protocols:
@@ -249,6 +252,12 @@ def _topics(options: Options) -> None:
     options.every_ms = {**options.every_ms, "topic": 500, "admin": 500, "member": 3_000, "broker": 0}
 
 
+def _records(options: Options) -> None:
+    """Records are written and read all the time, the machine stops now and then, and the disk fails."""
+    options.record_producers, options.producers, options.disk_error_probability = 3, 2, 0.01
+    options.every_ms = {**options.every_ms, "broker": 6_000}
+
+
 def _configs(options: Options) -> None:
     """Configs of groups change all the time, and heartbeats are answered from memory."""
     options.protocols, options.heartbeat_interval_ms, options.fast_paths = ("consumer", "consumer"), 500, True
@@ -257,7 +266,7 @@ def _configs(options: Options) -> None:
 
 def _corners(options: Options) -> None:
     options._keep_only(frozenset())
-    options.protocols, options.shards, options.producers = ("consumer",), 3, 0
+    options.protocols, options.shards, options.producers, options.record_producers = ("consumer",), 3, 0, 0
     options.network_delay_ms, options.disk_delay_ms, options.hop_ms, options.most_groups = 2, 2, 200, 100
     options.migration_policy, options.verification = "bidirectional", False
     options.has_foreign_shards, options.turn_ms, options.fast_paths = False, 0, True
@@ -273,5 +282,6 @@ SCENARIOS: Final[Mapping[str, Callable[[Options], None]]] = {
     "storm": _storm,
     "topics": _topics,
     "configs": _configs,
+    "records": _records,
     "corners": _corners,
 }

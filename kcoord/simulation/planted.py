@@ -42,6 +42,10 @@ from kcoord.server.net.request_path import RequestPath
 from kcoord.storage import journal
 from kcoord.storage.journal import DurableAppends
 from kcoord.storage.offset_map import OffsetMap
+from kcoord.topics.fetch_manager import FetchManager
+from kcoord.topics.open_log import OpenLog
+from kcoord.topics.partition import Partition
+from kcoord.topics.producer_state import AbortedTransaction, BatchFacts, ProducerState
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentValue,
@@ -303,6 +307,25 @@ def _of_any_image(self: MetadataAnswers, frame: bytes, image: MetadataImage) -> 
     return _metadata_answer(self, frame, self._image or image)
 
 
+def _knows_no_aborted(self: ProducerState, first_offset: int, end_offset: int) -> list[AbortedTransaction]:
+    """Readers of committed records are not told what to leave out."""
+    return []
+
+
+def _takes_every_batch(self: ProducerState, facts: BatchFacts) -> None:
+    """Takes a batch that is there already for a new one."""
+
+
+def _flushes_later(self: Partition, opened: OpenLog, now_ms: int) -> None:
+    """What is to be on the disk before it is acknowledged stays in the page cache."""
+    opened.unflushed_records = 0
+
+
+def _up_to_the_end(self: OpenLog) -> int:
+    """Records of open transactions count as committed."""
+    return self.log.end_offset
+
+
 _first_images: Final[dict[PackedFetch, MetadataImage]] = {}
 _prepare = CommitPlan.prepare
 _encode = PackedFetch.encode
@@ -323,6 +346,11 @@ _find_member = ConsumerHeartbeat._find_member
 
 FAULTS: Final = {
     "answer-overtakes": Fault(patches=[(RequestPath, "_send", _overtakes)]),
+    "aborted-records-not-told": Fault(patches=[(ProducerState, "aborted_between", _knows_no_aborted)]),
+    "acknowledged-before-flush": Fault(patches=[(Partition, "flush", _flushes_later)]),
+    "batch-taken-twice": Fault(patches=[(ProducerState, "check", _takes_every_batch)]),
+    "fetch-not-woken": Fault(patches=[(FetchManager, "on_append", _nothing)]),
+    "open-transaction-is-read": Fault(patches=[(OpenLog, "last_stable_offset", property(_up_to_the_end))]),
     "aborted-transaction-counts": Fault(patches=[(PendingOffsets, "end", _aborted_too)]),
     "clocks-of-workers-not-compared": Fault(patches=[(CreationOrder, "answer", _hears_nothing)]),
     "compaction-loses-the-newest-value": Fault(

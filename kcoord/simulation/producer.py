@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of a transactional producer that commits offsets of a group (consume, transform, produce), in both
-generations of the protocol; some of its transactions are aborted, and some it forgets.
+"""A model of a transactional producer that commits offsets of a group and writes records (consume, transform, produce),
+in both generations of the protocol; some of its transactions are aborted, and some it forgets.
 """
 
 from __future__ import annotations
@@ -12,15 +12,20 @@ from typing import Final
 from kcoord.simulation.checkers import AcknowledgedCommits
 from kcoord.simulation.client import RETRIABLE, RETRY_MS, SimulatedClient
 from kcoord.simulation.clock import VirtualClock
+from kcoord.simulation.ledger import FLUSHED_TOPIC, RECORD_PARTITIONS, Attempt, Ledger, Place, Transaction
 from kcoord.simulation.network import Network
 from kcoord.simulation.observer import CommitKey
 from kcoord.simulation.options import Options
+from kcoord.simulation.promises import Promises
+from kcoord.simulation.record_producer import REFUSED, produce_request, produced
 from kcoord.simulation.trace import Trace
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
     EndTxnRequest,
     EndTxnResponse,
     InitProducerIdRequest,
@@ -30,6 +35,7 @@ from kcoord_protocol.messages import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
 )
+from kcoord_protocol.record_batch import Record, encode_batch
 
 _INIT_VERSION: Final = 4
 _ADD_VERSION: Final = 3
@@ -38,6 +44,9 @@ _TIMEOUTS_MS: Final = (2_000, 8_000)
 _PAUSE_MS: Final = 600
 _FORGET_PROBABILITY: Final = 0.1
 _COMMIT_PROBABILITY: Final = 0.7
+_NEW_PRODUCE_VERSION: Final = 13
+_OLD_PRODUCE_VERSION: Final = 11
+_NOT_NOW: Final = frozenset({Errors.CONCURRENT_TRANSACTIONS, Errors.NOT_ENOUGH_REPLICAS})
 _START_ANEW: Final = frozenset(
     {
         Errors.PRODUCER_FENCED,
@@ -47,6 +56,7 @@ _START_ANEW: Final = frozenset(
         Errors.TRANSACTION_ABORTABLE,
         Errors.UNKNOWN_MEMBER_ID,
         Errors.ILLEGAL_GENERATION,
+        Errors.OUT_OF_ORDER_SEQUENCE_NUMBER,
     }
 )
 
@@ -65,6 +75,8 @@ class TransactionalProducer(SimulatedClient):
         options: Options,
         trace: Trace,
         commits: AcknowledgedCommits,
+        promises: Promises,
+        ledger: Ledger | None,
     ) -> None:
         super().__init__(f"producer-{number}", clock, random, network, options)
         self.group_id = group_id
@@ -73,6 +85,13 @@ class TransactionalProducer(SimulatedClient):
         self._topic = topic
         self._trace = trace
         self._commits = commits
+        self._promises = promises
+        self._ledger = ledger
+        """None where nobody reads records."""
+        self._transaction = Transaction()
+        self._place = Place(FLUSHED_TOPIC, random.randrange(RECORD_PARTITIONS))
+        self._sequence = 0
+        self._values = 0
         self._is_new_protocol = random.random() < 0.5
         self._producer = -1, -1
         self._pending: list[tuple[CommitKey, int]] = []
@@ -100,7 +119,7 @@ class TransactionalProducer(SimulatedClient):
         self.clock.after(delay_ms, lambda: action() if not self.is_waiting and self._step == action else None)
 
     def _on_error(self, error: int, again: Callable[[], None]) -> None:
-        if error in RETRIABLE or error == Errors.CONCURRENT_TRANSACTIONS:
+        if error in RETRIABLE | REFUSED | _NOT_NOW:
             self._after(RETRY_MS, again)
         elif error in _START_ANEW:
             self._trace.add("producer-anew", f"{self.name} {error}")
@@ -119,13 +138,19 @@ class TransactionalProducer(SimulatedClient):
             if response.error_code:
                 self._on_error(response.error_code, self._init)
                 return
-            self._producer = response.producer_id, response.producer_epoch
+            self._become(response.producer_id, response.producer_epoch)
             self._after(self.random.randint(0, _PAUSE_MS), self._begin)
 
         self.request(ApiKey.INIT_PRODUCER_ID, _INIT_VERSION, self.group_id, request, on_answer)
 
+    def _become(self, producer_id: int, epoch: int) -> None:
+        """With a new epoch a producer counts its batches from 0."""
+        if self._producer != (producer_id, epoch):
+            self._producer, self._sequence = (producer_id, epoch), 0
+
     def _begin(self) -> None:
         self._pending = []
+        self._transaction = Transaction()
         (self._commit if self._is_new_protocol else self._add)()
 
     def _add(self) -> None:
@@ -179,17 +204,86 @@ class TransactionalProducer(SimulatedClient):
         if self._faults_on and chance < _FORGET_PROBABILITY:
             self._trace.add("producer-forgets", self.name)
             self._after(self.random.randint(1, 2 * max(_TIMEOUTS_MS)), self._init)
-        elif chance < 0.4:
+        elif chance < 0.3:
             self._after(self.random.randint(0, _PAUSE_MS), self._commit)
+        elif chance < 0.5 and self._ledger is not None:
+            self._after(self.random.randint(0, _PAUSE_MS), self._write)
         else:
             is_committed = not self._faults_on or self.random.random() < _COMMIT_PROBABILITY
             self._end(is_committed)
+
+    # Records.
+
+    def _write(self) -> None:
+        """One record; a producer of the old generation has its partition added first."""
+        assert self._ledger is not None
+        value = f"{self.name}/{self._values}".encode()
+        self._values += 1
+        self._ledger.attempt(value, Attempt(self._place, copies=1, transaction=self._transaction))
+        (self._produce if self._is_new_protocol else self._add_partition)(value)
+
+    def _add_partition(self, value: bytes) -> None:
+        def again() -> None:
+            self._add_partition(value)
+
+        self._step = again
+        producer_id, epoch = self._producer
+        topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(
+            name=self._place.topic, partitions=[self._place.partition]
+        )
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self._transactional_id,
+            v3_and_below_producer_id=producer_id,
+            v3_and_below_producer_epoch=epoch,
+            v3_and_below_topics=[topic],
+        )
+
+        def on_answer(body: bytes) -> None:
+            response = AddPartitionsToTxnResponse.decode(body, _ADD_VERSION)
+            error = response.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
+            if error:
+                self._on_error(error, again)
+            else:
+                self._produce(value)
+
+        self.request(ApiKey.ADD_PARTITIONS_TO_TXN, _ADD_VERSION, self.group_id, request, on_answer)
+
+    def _produce(self, value: bytes) -> None:
+        def again() -> None:
+            self._produce(value)
+
+        assert self._ledger is not None
+        self._step = again
+        producer_id, epoch = self._producer
+        batch = encode_batch(
+            [Record(None, value, timestamp_ms=self.clock.now_ms)],
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=self._sequence,
+            is_transactional=True,
+        )
+        topic_id = self._promises.topic_id(self._place.topic) or bytes(16)
+        version = _NEW_PRODUCE_VERSION if self._is_new_protocol else _OLD_PRODUCE_VERSION
+        ledger, power_losses = self._ledger, self._ledger.glance().power_losses
+
+        def on_answer(body: bytes) -> None:
+            answer = produced(body, version)
+            if answer.error_code:
+                self._on_error(answer.error_code, again)
+                return
+            ledger.acknowledge(self._place, answer.base_offset, value, power_losses)
+            self._sequence += 1
+            self._go_on()
+
+        request = produce_request(self._place, topic_id, batch, transactional_id=self._transactional_id)
+        self.request(ApiKey.PRODUCE, version, self.group_id, request, on_answer)
 
     def _end(self, is_committed: bool) -> None:
         def again() -> None:
             self._end(is_committed)
 
         self._step = again
+        self._transaction.may_be_committed = is_committed
         producer_id, epoch = self._producer
         version = 5 if self._is_new_protocol else 3
         request = EndTxnRequest(
@@ -205,7 +299,8 @@ class TransactionalProducer(SimulatedClient):
                 self._on_error(response.error_code, again)
                 return
             if version >= 5:
-                self._producer = response.producer_id, response.producer_epoch
+                self._become(response.producer_id, response.producer_epoch)
+            self._transaction.is_committed = is_committed
             if is_committed:
                 self._trace.add("transaction-committed", self.name)
                 self._after(1, lambda: self._read(dict(self._pending)))

@@ -5,13 +5,16 @@ get configs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
+from types import MappingProxyType
 from typing import Final
 
 from kcoord.coordinator.group.offsets.expiration import GROUP_RETENTION_KEY
-from kcoord.metadata.image import GROUP_RESOURCE
+from kcoord.metadata.image import GROUP_RESOURCE, TOPIC_RESOURCE
 from kcoord.simulation.broker import SimulatedBroker
 from kcoord.simulation.controller import Controller
+from kcoord.simulation.ledger import CACHED_TOPIC, FLUSHED_TOPIC, RECORD_PARTITIONS
 from kcoord.simulation.options import Options
 from kcoord_protocol.messages import ConfigRecord, Message, PartitionRecord, RemoveTopicRecord, TopicRecord
 
@@ -31,6 +34,9 @@ class Topics:
 
     def begin(self, random: Random) -> None:
         self.create(random, FIRST_TOPIC, self._options.partitions)
+        if self._options.record_producers:
+            self.create(random, FLUSHED_TOPIC, RECORD_PARTITIONS, {"flush.messages": "1"})
+            self.create(random, CACHED_TOPIC, RECORD_PARTITIONS)
 
     def change(self, random: Random) -> None:
         """The first topic only grows; the later one comes, grows, goes and comes again."""
@@ -53,11 +59,19 @@ class Topics:
                 lambda time_ms: _partitions(topic.id, first, count, time_ms), f"grow {topic.name} {first}"
             )
 
-    def create(self, random: Random, name: str, partitions: int) -> None:
+    def create(
+        self, random: Random, name: str, partitions: int, configs: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         topic_id = random.randbytes(16)
         self.names[topic_id] = name
-        topic = TopicRecord(name=name, topic_id=topic_id)
-        self._controller.make(lambda time_ms: [topic, *_partitions(topic_id, 0, partitions, time_ms)], f"create {name}")
+        records: list[Message] = [TopicRecord(name=name, topic_id=topic_id)]
+        records += [
+            ConfigRecord(resource_type=TOPIC_RESOURCE, resource_name=name, name=key, value=value)
+            for key, value in configs.items()
+        ]
+        self._controller.make(
+            lambda time_ms: [*records, *_partitions(topic_id, 0, partitions, time_ms)], f"create {name}"
+        )
 
     def _delete(self, topic_id: bytes) -> None:
         self._controller.publish([RemoveTopicRecord(topic_id=topic_id)], f"delete {topic_id.hex()}")

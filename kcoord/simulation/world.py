@@ -7,7 +7,7 @@ second nothing fails any more, and all clients have to settle within a time that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import ceil
@@ -28,6 +28,7 @@ from kcoord.simulation.consumer import ModelConsumer
 from kcoord.simulation.controller import Controller
 from kcoord.simulation.disturbances import Disturbance, draw
 from kcoord.simulation.leaver import Leaver
+from kcoord.simulation.ledger import Ledger
 from kcoord.simulation.network import Network
 from kcoord.simulation.options import (
     COMMITTER_GROUP,
@@ -42,6 +43,8 @@ from kcoord.simulation.planted import NO_FAULT, Fault
 from kcoord.simulation.process import TOPICS
 from kcoord.simulation.producer import TransactionalProducer
 from kcoord.simulation.promises import PromisedSubscription, Promises
+from kcoord.simulation.record_producer import RecordProducer
+from kcoord.simulation.record_reader import RecordReader
 from kcoord.simulation.rude import RudeClient
 from kcoord.simulation.state_checks import BrokerChecks, partitions_of
 from kcoord.simulation.surroundings import around
@@ -118,8 +121,12 @@ class World:
             )
             for name in ("pipeliner", "reader")
         ]
+        has_records = self.options.record_producers > 0
+        self.ledger = Ledger(lambda: self.broker.power_losses, lambda: self.clock.now_ms) if has_records else None
         leaver = Leaver(self.clock, self.stream("leaver"), self.network, self.options)
         self.clients: list[ModelClient] = [self.committer, *self.pipeliners, leaver, *self._make_producers()]
+        if self.ledger is not None:
+            self.clients += self._make_record_clients(self.ledger)
         if setup.scenario == "corners":
             shard_of = self.broker.group_shard
             self.clients += corners.actors(self.clock, self.stream, self.network, self.options, self.trace, shard_of)
@@ -181,9 +188,39 @@ class World:
                 self.options,
                 self.trace,
                 self.commits,
+                self.promises,
+                self.ledger,
             )
             for number in range(self.options.producers)
         ]
+
+    def _make_record_clients(self, ledger: Ledger) -> Iterator[ModelClient]:
+        """The first producer is not idempotent, the others are."""
+        for number in range(self.options.record_producers):
+            name = f"record-producer-{number}"
+            yield RecordProducer(
+                name,
+                self.clock,
+                self.stream(name),
+                self.network,
+                self.options,
+                self.promises,
+                ledger,
+                is_idempotent=number > 0,
+            )
+        for is_committed in (False, True):
+            name = "reader-of-committed" if is_committed else "reader-of-all"
+            yield RecordReader(
+                name,
+                self.clock,
+                self.stream(name),
+                self.network,
+                self.options,
+                self.trace,
+                self.promises,
+                ledger,
+                is_committed=is_committed,
+            )
 
     def _member_ids(self, group_id: str) -> list[str]:
         return [

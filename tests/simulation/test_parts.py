@@ -13,6 +13,7 @@ import pytest
 from kcoord.simulation.checkers import Ownership, ToldEpochs
 from kcoord.simulation.client import SimulatedClient
 from kcoord.simulation.clock import START_MS, VirtualClock
+from kcoord.simulation.ledger import CACHED_TOPIC, FLUSHED_TOPIC, Attempt, Ledger, Place, Transaction
 from kcoord.simulation.loop import SimulatedLoop
 from kcoord.simulation.network import Network, SimulatedConnection
 from kcoord.simulation.options import Options
@@ -190,6 +191,73 @@ def test_told_epochs_do_not_go_back() -> None:
     epochs.told("g", "a", 4)
     with pytest.raises(ViolationError, match=r"^I-5 "):
         epochs.told("g", "a", 3)
+
+
+FLUSHED, CACHED = Place(FLUSHED_TOPIC, 0), Place(CACHED_TOPIC, 0)
+
+
+class Book:
+    """A ledger with values "0" to "9", sent once to each topic; `power_losses` can be raised."""
+
+    def __init__(self, transaction: Transaction | None = None) -> None:
+        self.power_losses = 0
+        self.ledger = Ledger(lambda: self.power_losses, lambda: START_MS)
+        for number in range(10):
+            self.ledger.attempt(b"f%d" % number, Attempt(FLUSHED, 1, "producer", number, transaction))
+            self.ledger.attempt(b"c%d" % number, Attempt(CACHED, 1))
+
+    def acknowledge(self, place: Place, *values: bytes, first_offset: int = 0) -> None:
+        for offset, value in enumerate(values, first_offset):
+            self.ledger.acknowledge(place, offset, value, self.power_losses)
+
+    def read(self, place: Place, *values: bytes, first_offset: int = 0, committed: bool = False) -> None:
+        found = {first_offset + number: value for number, value in enumerate(values) if value}
+        glance = self.ledger.glance()
+        self.ledger.read(place, first_offset, first_offset + len(values), found, glance, committed=committed)
+
+
+def test_the_ledger_holds_readers_to_what_was_acknowledged() -> None:
+    book = Book()
+    book.acknowledge(FLUSHED, b"f0", b"f1")
+    book.read(FLUSHED, b"f0", b"f1", b"f2")
+    for wrong in ((b"f0", b""), (b"f0", b"f3"), (b"f1",), (b"f0", b"f1", b"f2", b"f2"), (b"c0",)):
+        with pytest.raises(ViolationError, match=r"^L-[12] "):
+            book.read(FLUSHED, *wrong)
+    with pytest.raises(ViolationError, match=r"^L-2 "):
+        book.acknowledge(FLUSHED, b"f5", b"f4", first_offset=5)
+    with pytest.raises(ViolationError, match=r"^L-1 "):
+        book.ledger.ends_at(FLUSHED, 1, book.ledger.glance())
+
+
+def test_the_ledger_lets_the_power_take_what_was_not_promised() -> None:
+    book = Book()
+    book.acknowledge(FLUSHED, b"f0", b"f1")
+    book.read(FLUSHED, b"f2", first_offset=2)
+    book.acknowledge(CACHED, b"c0", b"c1")
+    before = book.ledger.glance()
+    book.power_losses += 1
+    book.ledger.ends_at(CACHED, 1, before)
+    book.acknowledge(CACHED, b"c2", first_offset=1)
+    book.read(CACHED, b"c0", b"c2")
+    book.ledger.ends_at(FLUSHED, 2, book.ledger.glance())
+    book.acknowledge(FLUSHED, b"f2", first_offset=2)
+    with pytest.raises(ViolationError, match=r"^L-1 "):
+        book.ledger.ends_at(CACHED, 1, book.ledger.glance())
+    with pytest.raises(ViolationError, match=r"^L-1 "):
+        book.ledger.ends_at(FLUSHED, 1, book.ledger.glance())
+
+
+def test_the_ledger_takes_a_transaction_as_a_whole() -> None:
+    transaction = Transaction()
+    book = Book(transaction)
+    book.acknowledge(FLUSHED, b"f0", b"f1")
+    book.read(FLUSHED, b"", b"", committed=True)
+    with pytest.raises(ViolationError, match=r"^L-3 "):
+        book.read(FLUSHED, b"f0", b"", committed=True)
+    transaction.may_be_committed = transaction.is_committed = True
+    book.read(FLUSHED, b"f0", b"f1", committed=True)
+    with pytest.raises(ViolationError, match=r"^L-1 "):
+        book.read(FLUSHED, b"f0", b"", committed=True)
 
 
 def test_what_is_left_out_changes_nothing_else() -> None:
