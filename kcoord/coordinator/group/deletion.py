@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from kcoord.coordinator.group import records
 from kcoord.coordinator.group.consumer.group import ConsumerGroup
@@ -13,7 +13,9 @@ from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffsets
 from kcoord.coordinator.group.offsets.expiration import MAX_TOMBSTONES, Expiration
 from kcoord.coordinator.group.offsets.transactional_offsets import OffsetKey, TransactionalOffsets
 from kcoord.coordinator.group.records import TombstoneReason
-from kcoord.runtime.result import CoordinatorRecord
+from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import DeleteGroupsResponse
 
 
 class Deletion:
@@ -32,8 +34,28 @@ class Deletion:
             if self._offsets.get(*key) is None:
                 yield records.new_offset_commit_tombstone(*key, TombstoneReason.TOPIC_DELETE)
 
+    def of_groups(
+        self, groups: Mapping[str, Group], group_ids: Iterable[str]
+    ) -> CoordinatorResult[list[DeleteGroupsResponse.DeletableGroupResult]]:
+        """KIP-229: an empty group goes with its offsets; one result per distinct id."""
+        tombstones: list[CoordinatorRecord] = []
+        results = []
+        for group_id in dict.fromkeys(group_ids):
+            group = groups.get(group_id)
+            error, message = Errors.NONE, None
+            if group is None:
+                error, message = Errors.GROUP_ID_NOT_FOUND, f"Group {group_id} not found."
+            elif not group.is_empty():
+                error, message = Errors.NON_EMPTY_GROUP, f"The group {group_id} is not empty."
+            else:
+                tombstones += self.of_group(group)
+            results.append(
+                DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=error, error_message=message)
+            )
+        return CoordinatorResult(results, tombstones, is_refusable=True)
+
     def of_group(self, group: Group) -> list[CoordinatorRecord]:
-        """KIP-229: a group and its offsets, those within transactions too."""
+        """A group and its offsets, those within transactions too."""
         tombstones = [
             records.new_offset_commit_tombstone(group.group_id, topic, partition, TombstoneReason.GROUP_DELETE)
             for topic, partitions in sorted(self._offsets.of_group(group.group_id).items())

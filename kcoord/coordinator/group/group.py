@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What groups of both protocols have in common: id, type, state; the limits on new groups; timers and background tasks.
-
-The limits keep strangers from filling the memory of a coordinator. Kafka has none of them; the defaults are beyond what
-an honest client asks for. They hold for what is to be made, so that a group that is older than a limit can still be
-used and deleted.
+"""What groups of both protocols have in common: id, type, state; timers and background tasks.
 
 Timers and tasks have keys, under which they are armed and started. Whichever timer of a consumer group's member fires,
 the member is removed.
@@ -12,13 +8,10 @@ the member is removed.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Protocol
+from functools import partial
+from typing import Final, Protocol
 
 from kcoord.runtime.result import Cancel, Schedule, TimerKey, TimerKind
-from kcoord_protocol.errors import Errors, KafkaError
-
-if TYPE_CHECKING:
-    from kcoord.config import BrokerConfig
 
 
 class GroupType(Enum):
@@ -64,33 +57,6 @@ class Group(Protocol):
         """Whether a live member consumes `topic`, so that its offsets may not be deleted (KIP-496)."""
 
 
-def check_new_group(config: BrokerConfig, group_id: str, present_groups: int) -> None:
-    """INVALID_GROUP_ID beyond kcoord.max.id.bytes, POLICY_VIOLATION beyond kcoord.partition.max.groups."""
-    if _is_too_long(config, group_id):
-        raise KafkaError(
-            Errors.INVALID_GROUP_ID, f"The group id is longer than kcoord.max.id.bytes={config.kcoord_max_id_bytes}."
-        )
-    limit = config.kcoord_partition_max_groups
-    if present_groups >= limit:
-        raise KafkaError(
-            Errors.POLICY_VIOLATION, f"This coordinator partition has kcoord.partition.max.groups={limit} groups."
-        )
-
-
-def check_new_member(config: BrokerConfig, member_id: str, instance_id: str | None) -> None:
-    """INVALID_REQUEST where an id is longer than kcoord.max.id.bytes."""
-    for name, text in (("member id", member_id), ("group instance id", instance_id or "")):
-        if _is_too_long(config, text):
-            raise KafkaError(
-                Errors.INVALID_REQUEST, f"The {name} is longer than kcoord.max.id.bytes={config.kcoord_max_id_bytes}."
-            )
-
-
-def _is_too_long(config: BrokerConfig, text: str) -> bool:
-    limit = config.kcoord_max_id_bytes
-    return len(text) > limit or (not text.isascii() and len(text.encode()) > limit)
-
-
 class GroupTimer(TimerKind):
     """Timers and tasks of both group protocols."""
 
@@ -116,39 +82,20 @@ MEMBER_TIMERS: Final = (
 )
 OFFSETS_EXPIRATION: Final = TimerKey(GroupTimer.OFFSETS_EXPIRATION)
 
-# Every heartbeat makes such a key, and a member of an enum class takes ten times as long to look up as a global name.
-_SESSION: Final = GroupTimer.SESSION
-_CLASSIC_HEARTBEAT: Final = GroupTimer.CLASSIC_HEARTBEAT
-
-
-def session_timer(group_id: str, member_id: str) -> TimerKey:
-    """The member has been silent for its session timeout."""
-    return TimerKey(_SESSION, group_id, member_id)
-
-
-def rebalance_timer(group_id: str, member_id: str) -> TimerKey:
-    """The member has not revoked its partitions within its rebalance timeout."""
-    return TimerKey(GroupTimer.REBALANCE, group_id, member_id)
-
-
-def classic_join_timer(group_id: str, member_id: str) -> TimerKey:
-    """The classic member was told to rejoin and has not done so within its rebalance timeout."""
-    return TimerKey(GroupTimer.CLASSIC_MEMBER_JOIN, group_id, member_id)
-
-
-def classic_sync_timer(group_id: str, member_id: str) -> TimerKey:
-    """The classic member has joined and not fetched its assignment within its rebalance timeout."""
-    return TimerKey(GroupTimer.CLASSIC_MEMBER_SYNC, group_id, member_id)
-
-
-def downgrade_timer(group_id: str) -> TimerKey:
-    """Only classic members may be left: the group follows them once what is under way is replayed."""
-    return TimerKey(GroupTimer.DOWNGRADE, group_id)
-
-
-def heartbeat_timer(group_id: str, member_id: str) -> TimerKey:
-    """The member of a classic group has been silent for its session timeout."""
-    return TimerKey(_CLASSIC_HEARTBEAT, group_id, member_id)
+# Functions of (group id, member id), or of the group id alone. `partial` makes a key without a Python function, and
+# every heartbeat makes one.
+session_timer: Final = partial(TimerKey, GroupTimer.SESSION)
+"""The member has been silent for its session timeout."""
+rebalance_timer: Final = partial(TimerKey, GroupTimer.REBALANCE)
+"""The member has not revoked its partitions within its rebalance timeout."""
+classic_join_timer: Final = partial(TimerKey, GroupTimer.CLASSIC_MEMBER_JOIN)
+"""The classic member was told to rejoin and has not done so within its rebalance timeout."""
+classic_sync_timer: Final = partial(TimerKey, GroupTimer.CLASSIC_MEMBER_SYNC)
+"""The classic member has joined and not fetched its assignment within its rebalance timeout."""
+downgrade_timer: Final = partial(TimerKey, GroupTimer.DOWNGRADE)
+"""Only classic members may be left: the group follows them once what is under way is replayed."""
+heartbeat_timer: Final = partial(TimerKey, GroupTimer.CLASSIC_HEARTBEAT)
+"""The member of a classic group has been silent for its session timeout."""
 
 
 def cancel_member_timers(group_id: str, member_id: str) -> list[Schedule | Cancel]:

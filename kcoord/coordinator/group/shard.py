@@ -5,14 +5,18 @@ One method per operation, each from state and request to a CoordinatorResult; `r
 methods decide which group is meant, and which protocol it speaks, with the conversion of a group from one to the other
 (KIP-848). What a group does then is in `consumer`, `classic`, `offsets` and `describe`. Methods named `packed` are the
 fast paths of `packed_commit` and `packed_fetch`; `*_verification` and timers are soft state.
+
+Limits keep strangers from filling the memory of a coordinator. Kafka has none of them; the defaults are beyond what an
+honest client asks for. They hold for what is to be made, so a group that is older than a limit can still be used and
+deleted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group import describe, migration, records, snapshot
@@ -33,14 +37,7 @@ from kcoord.coordinator.group.consumer.group import (
 from kcoord.coordinator.group.consumer.resolved_regexes import update_resolved_regexes
 from kcoord.coordinator.group.counters import GroupCounters
 from kcoord.coordinator.group.deletion import Deletion
-from kcoord.coordinator.group.group import (
-    MEMBER_TIMERS,
-    OFFSETS_EXPIRATION,
-    Group,
-    GroupTimer,
-    check_new_group,
-    check_new_member,
-)
+from kcoord.coordinator.group.group import MEMBER_TIMERS, OFFSETS_EXPIRATION, Group, GroupTimer
 from kcoord.coordinator.group.loading import timers_after_load
 from kcoord.coordinator.group.offsets import operations as offset_operations
 from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffsets
@@ -68,12 +65,13 @@ from kcoord.runtime.result import (
 from kcoord.runtime.snapshot import PackedState, SnapshotPart
 from kcoord.runtime.verification import Verifications
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.messages import ConsumerGroupDescribeResponse, DeleteGroupsResponse, ListGroupsResponse
 
 if TYPE_CHECKING:
     from kcoord_protocol.messages import (
+        ConsumerGroupDescribeResponse,
         ConsumerGroupHeartbeatRequest,
         ConsumerGroupHeartbeatResponse,
+        DeleteGroupsResponse,
         DescribeGroupsResponse,
         HeartbeatRequest,
         HeartbeatResponse,
@@ -81,6 +79,7 @@ if TYPE_CHECKING:
         JoinGroupResponse,
         LeaveGroupRequest,
         LeaveGroupResponse,
+        ListGroupsResponse,
         OffsetCommitRequest,
         OffsetCommitResponse,
         OffsetDeleteRequest,
@@ -92,8 +91,6 @@ if TYPE_CHECKING:
         TxnOffsetCommitRequest,
         TxnOffsetCommitResponse,
     )
-
-DescribedGroups: TypeAlias = list[ConsumerGroupDescribeResponse.DescribedGroup]
 
 
 def _unknown_member(group_id: str, member_id: str) -> KafkaError:
@@ -144,7 +141,28 @@ class GroupCoordinatorShard:
         """A member was silent or slow and is removed, or a barrier of a classic group opens."""
         if key == OFFSETS_EXPIRATION:
             return self.expire_offsets(context)
-        return self._group_timer_fired(context, key)
+        group = self._groups.get(key.group_id)
+        if isinstance(group, ClassicGroup):
+            rebalance = Rebalance(self._config, group, context.now_ms)
+            rebalance.timer_fired(key)
+            return rebalance.answer(None)
+        if isinstance(group, ConsumerGroup):
+            if key.kind in MEMBER_TIMERS:
+                return self._member_timer_fired(context, group, key)
+            if migration.can_downgrade(self._config, group):
+                return migration.downgrade(self._config, self._image, group, context.now_ms)
+        return CoordinatorResult(None)
+
+    def _member_timer_fired(
+        self, context: OperationContext, group: ConsumerGroup, key: TimerKey
+    ) -> CoordinatorResult[None]:
+        """KIP-848 Session and Rebalance Timeouts; classic members are also given a time to rejoin and to sync."""
+        member = group.members.get(key.member_id)
+        if member is None:
+            return CoordinatorResult(None)
+        if key.kind == GroupTimer.REBALANCE and member.state is not MemberState.UNREVOKED_PARTITIONS:
+            return CoordinatorResult(None)
+        return self._remove_members(context, group, [member], records.EpochReason.FENCED)
 
     def target_input(self, group_id: str) -> TargetInput | None:
         """What a ComputeTarget task of the group works on, as of now; None where it needs no new target any more."""
@@ -182,14 +200,9 @@ class GroupCoordinatorShard:
             delta = TopicDelta.between(old, image)
         if not delta.changed and not delta.racks_changed:
             return CoordinatorResult(None)
-        for group in self._consumer_groups():
-            if delta.come_or_gone:
-                group.regex_stale = True
-            group.metadata_stale = (
-                group.metadata_stale
-                or delta.racks_changed
-                or not delta.changed.isdisjoint(group.subscribed_topic_names())
-            )
+        for group in self._groups.values():
+            if isinstance(group, ConsumerGroup):
+                group.note_metadata(delta)
         return CoordinatorResult(
             None, [tombstone for topic in delta.gone for tombstone in self._deletion.of_topic(topic)]
         )
@@ -212,7 +225,7 @@ class GroupCoordinatorShard:
 
     def consumer_group_describe(
         self, context: OperationContext, group_ids: list[str]
-    ) -> CoordinatorResult[DescribedGroups]:
+    ) -> CoordinatorResult[list[ConsumerGroupDescribeResponse.DescribedGroup]]:
         """One described group per id, in that order; GROUP_ID_NOT_FOUND for what is no consumer group."""
         assignors = self._config.consumer_assignors
         return CoordinatorResult(
@@ -228,23 +241,7 @@ class GroupCoordinatorShard:
     def delete_groups(
         self, context: OperationContext, group_ids: list[str]
     ) -> CoordinatorResult[list[DeleteGroupsResponse.DeletableGroupResult]]:
-        """KIP-229: an empty group goes with its offsets; one result per distinct id."""
-        result: CoordinatorResult[list[DeleteGroupsResponse.DeletableGroupResult]] = CoordinatorResult(
-            [], is_refusable=True
-        )
-        for group_id in dict.fromkeys(group_ids):
-            group = self._groups.get(group_id)
-            error, message = Errors.NONE, None
-            if group is None:
-                error, message = Errors.GROUP_ID_NOT_FOUND, f"Group {group_id} not found."
-            elif not group.is_empty():
-                error, message = Errors.NON_EMPTY_GROUP, f"The group {group_id} is not empty."
-            else:
-                result.records += self._deletion.of_group(group)
-            result.response.append(
-                DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=error, error_message=message)
-            )
-        return result
+        return self._deletion.of_groups(self._groups, group_ids)
 
     @property
     def image(self) -> MetadataImage:
@@ -266,9 +263,6 @@ class GroupCoordinatorShard:
         """All that the log has brought about, in a form that compares equal exactly where the states are equal."""
         return self._replay.hard_state()
 
-    def _consumer_groups(self) -> Iterable[ConsumerGroup]:
-        return (group for group in self._groups.values() if isinstance(group, ConsumerGroup))
-
     # Consumer groups.
 
     def consumer_group_heartbeat(
@@ -282,7 +276,7 @@ class GroupCoordinatorShard:
             )
         conversion = CoordinatorResult[object](None)
         if request.member_epoch == JOIN_GROUP_EPOCH:
-            check_new_member(self._config, request.member_id, request.instance_id)
+            self._check_new_member(request.member_id, request.instance_id)
             group = self._consumer_group_to_join(request.group_id, context, conversion)
         else:
             group = self._consumer_group(request.group_id)
@@ -337,7 +331,7 @@ class GroupCoordinatorShard:
             classic_join.validate_request(self._config, request)
         except KafkaError as error:
             return CoordinatorResult(refused_join(error.error, request.member_id))
-        check_new_member(self._config, request.member_id, request.group_instance_id)
+        self._check_new_member(request.member_id, request.group_instance_id)
         group = self._present_or_admitted(request.group_id)
         if isinstance(group, ConsumerGroup) and not group.is_empty():
             result = classic_members.join(self._config, self._image, group, context, request)
@@ -372,18 +366,14 @@ class GroupCoordinatorShard:
         group = self._group_of_member(request.group_id, request.member_id)
         if isinstance(group, ConsumerGroup):
             return classic_members.sync(group, self._image, context, request)
-        rebalance = Rebalance(self._config, group, context.now_ms)
-        classic_operations.sync(rebalance, context, request)
-        return cast("CoordinatorResult[SyncGroupResponse]", rebalance.result)
+        return classic_operations.sync(Rebalance(self._config, group, context.now_ms), context, request)
 
     def heartbeat(self, context: OperationContext, request: HeartbeatRequest) -> CoordinatorResult[HeartbeatResponse]:
         """Keeps a classic member alive, or tells it to rejoin."""
         group = self._group_of_member(request.group_id, request.member_id)
         if isinstance(group, ConsumerGroup):
             return classic_members.heartbeat(group, context, request)
-        rebalance = Rebalance(self._config, group, context.now_ms)
-        response = classic_operations.heartbeat(rebalance, request)
-        return CoordinatorResult(response, timers=rebalance.result.timers)
+        return classic_operations.heartbeat(Rebalance(self._config, group, context.now_ms), request)
 
     def leave_group(
         self, context: OperationContext, request: LeaveGroupRequest
@@ -394,11 +384,8 @@ class GroupCoordinatorShard:
         group = self._groups.get(request.group_id)
         if isinstance(group, ConsumerGroup):
             return classic_members.leave(group, request, partial(self._remove_members, context))
-        known = group if isinstance(group, ClassicGroup) else ClassicGroup(request.group_id)
-        rebalance = Rebalance(self._config, known, context.now_ms)
-        response = classic_operations.leave(rebalance, request)
-        effects = rebalance.result
-        return CoordinatorResult(response, effects.records, effects.timers, completions=effects.completions)
+        classic = group if isinstance(group, ClassicGroup) else ClassicGroup(request.group_id)
+        return classic_operations.leave(Rebalance(self._config, classic, context.now_ms), request)
 
     def _group_of_member(self, group_id: str, member_id: str) -> ConsumerGroup | ClassicGroup:
         if not group_id:
@@ -408,36 +395,12 @@ class GroupCoordinatorShard:
             raise _unknown_member(group_id, member_id)
         return group
 
-    # Members of both types, and time.
+    # Members of both types.
 
     def steady_heartbeat(self, group_id: str, member_id: str) -> SteadyHeartbeat | None:
         """Asked after a heartbeat of the member was answered without error: will the answer be the same again?"""
         group = self._groups.get(group_id)
         return steady_heartbeat(self._config, self._image, group, member_id) if group is not None else None
-
-    def _group_timer_fired(self, context: OperationContext, key: TimerKey) -> CoordinatorResult[None]:
-        group = self._groups.get(key.group_id)
-        if isinstance(group, ConsumerGroup) and key.kind in MEMBER_TIMERS:
-            return self._consumer_timer_fired(context, group, key)
-        if isinstance(group, ClassicGroup):
-            rebalance = Rebalance(self._config, group, context.now_ms)
-            rebalance.timer_fired(key)
-            effects = rebalance.result
-            return CoordinatorResult(None, effects.records, effects.timers, completions=effects.completions)
-        if isinstance(group, ConsumerGroup) and migration.can_downgrade(self._config, group):
-            return migration.downgrade(self._config, self._image, group, context.now_ms)
-        return CoordinatorResult(None)
-
-    def _consumer_timer_fired(
-        self, context: OperationContext, group: ConsumerGroup, key: TimerKey
-    ) -> CoordinatorResult[None]:
-        """KIP-848 Session and Rebalance Timeouts; classic members are also given a time to rejoin and to sync."""
-        member = group.members.get(key.member_id)
-        if member is None:
-            return CoordinatorResult(None)
-        if key.kind == GroupTimer.REBALANCE and member.state is not MemberState.UNREVOKED_PARTITIONS:
-            return CoordinatorResult(None)
-        return self._remove_members(context, group, [member], records.EpochReason.FENCED)
 
     # Offsets.
 
@@ -494,14 +457,7 @@ class GroupCoordinatorShard:
         self, context: OperationContext, request: TxnOffsetCommitRequest, ticket: int | None
     ) -> CoordinatorResult[TxnOffsetCommitResponse]:
         """The offsets are pending until `end_transaction`."""
-        epoch = self._pending.epoch_of(request.producer_id)
-        if epoch is not None and request.producer_epoch < epoch:
-            raise KafkaError(Errors.INVALID_PRODUCER_EPOCH, f"Producer {request.producer_id} is at epoch {epoch}.")
-        agreed = ticket is not None and self._verifications.holds(request.producer_id, ticket)
-        if epoch != request.producer_epoch and not agreed:
-            raise KafkaError(
-                Errors.INVALID_TXN_STATE, f"Producer {request.producer_id} has no transaction under way here."
-            )
+        offset_operations.check_transaction(self._pending, self._verifications, request, ticket)
         group = self._present_or_admitted(request.group_id)
         return offset_operations.commit_transactional_offsets(self._config, self._image, group, context, request)
 
@@ -509,9 +465,7 @@ class GroupCoordinatorShard:
         self, context: OperationContext, producer: Producer, coordinator_epoch: int, *, committed: bool
     ) -> CoordinatorResult[None]:
         """The marker makes pending offsets count, or drops them. Nothing is written where nothing is open."""
-        epoch = self._pending.epoch_of(producer.producer_id)
-        if epoch is not None and producer.producer_epoch < epoch:
-            raise KafkaError(Errors.INVALID_PRODUCER_EPOCH, f"Producer {producer.producer_id} is at epoch {epoch}.")
+        epoch = self._pending.check_epoch(producer.producer_id, producer.producer_epoch)
         self._verifications.end(producer.producer_id)
         if epoch is None:
             return CoordinatorResult(None)
@@ -534,9 +488,28 @@ class GroupCoordinatorShard:
     def _next_expiration(self, context: OperationContext) -> Schedule:
         return Schedule(OFFSETS_EXPIRATION, context.now_ms + self._config.offsets_retention_check_interval_ms)
 
+    # What may be made.
+
     def _present_or_admitted(self, group_id: str) -> Group | None:
-        """The group, or None where it may be made."""
+        """The group, or None if it may be made. Raises INVALID_GROUP_ID beyond kcoord.max.id.bytes, and
+        POLICY_VIOLATION beyond kcoord.partition.max.groups.
+        """
         group = self._groups.get(group_id)
         if group is None:
-            check_new_group(self._config, group_id, len(self._groups))
+            self._check_length("group id", group_id, Errors.INVALID_GROUP_ID)
+            limit = self._config.kcoord_partition_max_groups
+            if len(self._groups) >= limit:
+                raise KafkaError(
+                    Errors.POLICY_VIOLATION,
+                    f"This coordinator partition has kcoord.partition.max.groups={limit} groups.",
+                )
         return group
+
+    def _check_new_member(self, member_id: str, instance_id: str | None) -> None:
+        self._check_length("member id", member_id, Errors.INVALID_REQUEST)
+        self._check_length("group instance id", instance_id or "", Errors.INVALID_REQUEST)
+
+    def _check_length(self, name: str, text: str, error: Errors) -> None:
+        limit = self._config.kcoord_max_id_bytes
+        if len(text) > limit or (not text.isascii() and len(text.encode()) > limit):
+            raise KafkaError(error, f"The {name} is longer than kcoord.max.id.bytes={limit}.")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
@@ -12,7 +12,7 @@ from kcoord.coordinator.group.classic.rebalance import (
     sync_response,
 )
 from kcoord.coordinator.group.group import GroupState, GroupTimer, heartbeat_timer
-from kcoord.runtime.result import PENDING, OperationContext, TimerKey
+from kcoord.runtime.result import PENDING, CoordinatorResult, OperationContext, TimerKey
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import HeartbeatResponse, LeaveGroupResponse, SyncGroupResponse
 
@@ -37,7 +37,9 @@ def check_generation(group: ClassicGroup, generation: int) -> None:
         )
 
 
-def sync(rebalance: Rebalance, context: OperationContext, request: SyncGroupRequest) -> None:
+def sync(
+    rebalance: Rebalance, context: OperationContext, request: SyncGroupRequest
+) -> CoordinatorResult[SyncGroupResponse]:
     """The leader brings the assignments, which makes the generation complete; the others wait for them."""
     group = rebalance.group
     member = check_member(group, request.member_id, request.group_instance_id)
@@ -56,17 +58,16 @@ def sync(rebalance: Rebalance, context: OperationContext, request: SyncGroupRequ
         if not group.pending_sync:
             rebalance.cancel(TimerKey(GroupTimer.CLASSIC_SYNC, group.group_id))
         rebalance.reset_heartbeat(member)
-        rebalance.result.response = sync_response(group, member.assignment)
-        return
+        return rebalance.answer(sync_response(group, member.assignment))
     if member.sync_token != context.token:
         rebalance.complete(member.sync_token, SyncGroupResponse(error_code=Errors.REBALANCE_IN_PROGRESS))
     member.sync_token = context.token
-    rebalance.result.response = PENDING
     if member.member_id == group.leader:
         rebalance.complete_generation({given.member_id: given.assignment for given in request.assignments})
+    return rebalance.answer(cast("SyncGroupResponse", PENDING))
 
 
-def heartbeat(rebalance: Rebalance, request: HeartbeatRequest) -> HeartbeatResponse:
+def heartbeat(rebalance: Rebalance, request: HeartbeatRequest) -> CoordinatorResult[HeartbeatResponse]:
     """Keeps the member alive; while a rebalance is being prepared it is told to rejoin."""
     group = rebalance.group
     member = check_member(group, request.member_id, request.group_instance_id)
@@ -75,10 +76,10 @@ def heartbeat(rebalance: Rebalance, request: HeartbeatRequest) -> HeartbeatRespo
         raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {group.group_id} has no members.")
     rebalance.reset_heartbeat(member)
     preparing = group.state is GroupState.PREPARING_REBALANCE
-    return HeartbeatResponse(error_code=Errors.REBALANCE_IN_PROGRESS if preparing else Errors.NONE)
+    return rebalance.answer(HeartbeatResponse(error_code=Errors.REBALANCE_IN_PROGRESS if preparing else Errors.NONE))
 
 
-def leave(rebalance: Rebalance, request: LeaveGroupRequest) -> LeaveGroupResponse:
+def leave(rebalance: Rebalance, request: LeaveGroupRequest) -> CoordinatorResult[LeaveGroupResponse]:
     """Each member of the batch leaves or is refused on its own; what is left of the group rebalances once."""
     response = LeaveGroupResponse()
     removed = False
@@ -92,7 +93,7 @@ def leave(rebalance: Rebalance, request: LeaveGroupRequest) -> LeaveGroupRespons
         )
     if removed:
         rebalance.rebalance_after_removal()
-    return response
+    return rebalance.answer(response)
 
 
 def _leave_one(rebalance: Rebalance, identity: LeaveGroupRequest.MemberIdentity) -> Errors:

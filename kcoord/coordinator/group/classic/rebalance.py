@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.classic.group import NO_GENERATION, ClassicGroup
@@ -28,6 +28,8 @@ from kcoord_protocol.messages import GroupMetadataKey, JoinGroupResponse, SyncGr
 
 if TYPE_CHECKING:
     from kcoord_protocol.messages import GroupMetadataValue
+
+T = TypeVar("T")
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
 """How long a member that has not been told its id may wait in a join phase; it is expected to ask again."""
@@ -71,6 +73,11 @@ class Rebalance:
     group: ClassicGroup
     now_ms: int
     result: CoordinatorResult[object] = field(default_factory=lambda: CoordinatorResult[object](None))
+
+    def answer(self, response: T) -> CoordinatorResult[T]:
+        """The result, with the response of the operation."""
+        self.result.response = response
+        return cast("CoordinatorResult[T]", self.result)
 
     # Join phase.
 

@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 
 from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.group import GroupState, GroupType
+from kcoord.metadata.delta import TopicDelta
 from kcoord.metadata.image import GROUP_RESOURCE, MetadataImage
 
 JOIN_GROUP_EPOCH = 0
@@ -274,6 +275,13 @@ class ConsumerGroup:
         """Whether no member owns the partition or has yet to revoke it."""
         owners = self._owners.get(topic_id)
         return owners is None or partition not in owners
+
+    def note_metadata(self, delta: TopicDelta) -> None:
+        """If the group depends on what has changed, its next heartbeat looks again."""
+        if delta.come_or_gone:
+            self.regex_stale = True
+        if delta.racks_changed or not delta.changed.isdisjoint(self.subscribed_topic_names()):
+            self.metadata_stale = True
 
     def static_member(self, instance_id: str) -> ConsumerGroupMember | None:
         member_id = self.static_members.get(instance_id)

@@ -18,6 +18,7 @@ from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset, 
 from kcoord.coordinator.group.offsets.transactional_offsets import TransactionalOffsets
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, OperationContext, Producer, Schedule
+from kcoord.runtime.verification import Verifications
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import (
     OffsetCommitResponse,
@@ -322,6 +323,18 @@ def may_fetch(group: Group | None, request: OffsetFetchRequest.OffsetFetchReques
         raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {request.group_id} has no member {request.member_id}.")
     if request.member_epoch != member.member_epoch:
         raise _stale(member, request.member_epoch)
+
+
+def check_transaction(
+    pending: TransactionalOffsets, verifications: Verifications, request: TxnOffsetCommitRequest, ticket: int | None
+) -> None:
+    """Raises unless the producer's transaction is open in this log, or its beginning was agreed with the transaction
+    coordinator since the ticket was taken.
+    """
+    epoch = pending.check_epoch(request.producer_id, request.producer_epoch)
+    agreed = ticket is not None and verifications.holds(request.producer_id, ticket)
+    if epoch != request.producer_epoch and not agreed:
+        raise KafkaError(Errors.INVALID_TXN_STATE, f"Producer {request.producer_id} has no transaction under way here.")
 
 
 def delete_offsets(

@@ -14,6 +14,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset
 from kcoord.runtime.result import Producer
+from kcoord_protocol.errors import Errors, KafkaError
 
 T = TypeVar("T")
 
@@ -56,6 +57,13 @@ class PendingOffsets(Generic[T]):
         """The epoch of a producer whose transaction is open in this log."""
         found = self.open.get(producer_id)
         return found.producer_epoch if found is not None else None
+
+    def check_epoch(self, producer_id: int, producer_epoch: int) -> int | None:
+        """As `epoch_of`; raises INVALID_PRODUCER_EPOCH if that epoch is newer than the caller's."""
+        epoch = self.epoch_of(producer_id)
+        if epoch is not None and producer_epoch < epoch:
+            raise KafkaError(Errors.INVALID_PRODUCER_EPOCH, f"Producer {producer_id} is at epoch {epoch}.")
+        return epoch
 
     def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
         writers = self._writers.get(group_id)
