@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of Kafka's APIs, and the message classes that belong to them."""
+"""The API keys of Kafka, and the message classes of each API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kcoord_protocol.messages import message_class
 
 
 class ApiKey(IntEnum):
-    """Every API of Kafka 4.4.0; not all have schemas here."""
+    """Every API of Kafka 4.4.0. Not every API has a schema here."""
 
     PRODUCE = 0
     FETCH = 1
@@ -111,12 +111,12 @@ class ApiKey(IntEnum):
 
 
 def request_class(api_key: int) -> type[Message]:
-    """The class of an API's requests; UnsupportedVersionError where the API has no schema."""
+    """Return the class of an API's requests; raise UnsupportedVersionError if the API has no schema."""
     return _class_of(api_key, "Request", _request_classes)
 
 
 def response_class(api_key: int) -> type[Message]:
-    """The class of an API's responses; UnsupportedVersionError where the API has no schema."""
+    """Return the class of an API's responses; raise UnsupportedVersionError if the API has no schema."""
     return _class_of(api_key, "Response", _response_classes)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The 61-byte header of a record batch, format 2: reading it, checking its checksum, and stamping it in place.
+"""The 61-byte header of a record batch, format 2: reading it, verifying its checksum, and stamping it in place.
 
-Base offset and leader epoch lie outside the checksum, so that the broker can set them without touching the rest.
+The checksum does not cover the base offset and the leader epoch, so the broker can set them without changing the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from kcoord_protocol.errors import CorruptBatchError, UnsupportedMagicError
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 BATCH_OVERHEAD_BYTES: Final = 61
-LOG_OVERHEAD_BYTES: Final = 12  # base offset and length, which batch_length does not count
+LOG_OVERHEAD_BYTES: Final = 12
+"""The base offset and the length. batch_length does not count them."""
 SMALLEST_BATCH_LENGTH: Final = BATCH_OVERHEAD_BYTES - LOG_OVERHEAD_BYTES
 MAGIC: Final = 2
 NO_TIMESTAMP: Final = -1
@@ -41,13 +42,17 @@ _INT16: Final = Struct(">h")
 _LEADER_EPOCH_POSITION: Final = 12
 MAGIC_POSITION: Final = 16
 _CRC_POSITION: Final = 17
-ATTRIBUTES_POSITION: Final = 21  # the checksum covers everything from here on
+ATTRIBUTES_POSITION: Final = 21
+"""The checksum covers everything from the attributes on."""
 _MAX_TIMESTAMP_POSITION: Final = 35
 _MAX_INT32: Final = 0x7FFF_FFFF
 
 
 def _load_crc32c() -> Callable[..., int]:
-    """Load the extension alone: importing its package reads installed metadata, which costs a tenth of our start."""
+    """Return the function of the extension module alone.
+
+    Importing its package would read installed metadata, which costs a tenth of kcoord's start.
+    """
     package = PathFinder.find_spec("crc32c")
     extension = PathFinder.find_spec("crc32c._crc32c", package.submodule_search_locations) if package else None
     if extension is None or extension.loader is None:
@@ -62,7 +67,7 @@ crc32c: Final = _load_crc32c()
 
 
 class TimestampType(IntEnum):
-    """Who set the timestamps of a batch."""
+    """Whether the producer (CREATE_TIME) or the broker (LOG_APPEND_TIME) sets the timestamps of a batch."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
@@ -70,7 +75,7 @@ class TimestampType(IntEnum):
 
 @dataclass(slots=True)
 class BatchHeader:
-    """The 61 bytes before the records."""
+    """The fields in the 61 bytes before the records."""
 
     base_offset: int
     batch_length: int
@@ -88,7 +93,7 @@ class BatchHeader:
 
     @property
     def size_bytes(self) -> int:
-        """The whole batch, header included."""
+        """The size of the whole batch, header included."""
         return self.batch_length + LOG_OVERHEAD_BYTES
 
     @property
@@ -101,7 +106,7 @@ class BatchHeader:
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of the last record; sequences wrap to 0 after the largest int32."""
+        """The sequence number of the last record. Sequence numbers wrap to 0 after the largest int32."""
         if self.base_sequence == NO_SEQUENCE:
             return NO_SEQUENCE
         return (self.base_sequence + self.last_offset_delta) & _MAX_INT32
@@ -127,21 +132,22 @@ class BatchHeader:
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """When the cleaner may drop the batch's tombstones; it takes the place of the base timestamp."""
+        """The time from which the cleaner may drop the batch's tombstones. It replaces the base timestamp."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
 
 def decode_header(data: Buffer, position: int = 0) -> BatchHeader:
-    """Read the header at `position`; the records need not be there yet."""
+    """Read the header at `position`. The records need not be in the data."""
     if len(data) - position < BATCH_OVERHEAD_BYTES:
         if len(data) - position > MAGIC_POSITION and data[position + MAGIC_POSITION] != MAGIC:
             raise unsupported_magic(data[position + MAGIC_POSITION], position)
-        raise CorruptBatchError(f"{len(data) - position} bytes are too few for a batch header", position=position)
+        reason = f"{len(data) - position} bytes are too few for a batch header of {BATCH_OVERHEAD_BYTES}"
+        raise CorruptBatchError(reason, position=position)
     header = BatchHeader(*HEADER.unpack_from(data, position))
     if header.magic != MAGIC:
         raise unsupported_magic(header.magic, position)
     if header.batch_length < SMALLEST_BATCH_LENGTH:
-        reason = f"a batch length of {header.batch_length} is less than its header"
+        reason = f"a batch length of {header.batch_length} is less than its header, {SMALLEST_BATCH_LENGTH}"
         raise CorruptBatchError(reason, position=position, base_offset=header.base_offset)
     return header
 
@@ -151,7 +157,7 @@ def unsupported_magic(magic: int, position: int) -> UnsupportedMagicError:
 
 
 def verify_crc(data: Buffer, position: int = 0) -> bool:
-    """Whether the batch at `position` is whole and its checksum right."""
+    """Return whether the batch at `position` is whole and its checksum matches."""
     header = decode_header(data, position)
     end = position + header.size_bytes
     return end <= len(data) and crc32c(memoryview(data)[position + ATTRIBUTES_POSITION : end]) == header.crc
@@ -165,7 +171,7 @@ def rewrite_header(
     partition_leader_epoch: int | None = None,
     log_append_time_ms: int | None = None,
 ) -> None:
-    """Stamp the whole batch at `position` in place; only a log append time changes what the checksum covers."""
+    """Stamp the whole batch at `position` in place. Only a log append time requires a new checksum."""
     if base_offset is not None:
         _INT64.pack_into(batch, position, base_offset)
     if partition_leader_epoch is not None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compression codecs of record batches, each in the framing that Kafka's own clients read and write.
+"""The compression codecs of record batches, in the framings that Kafka's own clients read and write.
 
-The libraries behind snappy, lz4 and zstd are imported on first use. Decompression is bounded before and while it runs:
-a few hostile bytes must not become gigabytes.
+The libraries for snappy, lz4 and zstd are imported on first use. The size of decompressed data is limited before and
+during decompression, so that a few hostile bytes cannot become gigabytes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kcoord_protocol.errors import BatchTooLargeError, CorruptBatchError
 from kcoord_protocol.primitives import decode_uvarint
 
 MAX_DECOMPRESSED_BYTES: Final = 256 << 20
-# Deflate reaches at most about 1032 to 1 (lz4: 255, snappy: 22). Zstd can do better, but beyond the size of an ordinary
-# batch only a bomb does.
+# Deflate reaches at most about 1032 to 1 (lz4: 255, snappy: 22). Zstd can exceed that, but above UNSUSPICIOUS_BYTES
+# only a decompression bomb does.
 MAX_COMPRESSION_RATIO: Final = 1032
 UNSUSPICIOUS_BYTES: Final = 16 << 20
 
@@ -47,21 +47,26 @@ class Compression(IntEnum):
 
 
 def compress(codec: Compression, data: bytes, level: int | None = None) -> bytes:
-    """Compress the records of a batch. `level` is one of the codec, as in Kafka's compression.*.level; None is its
-    default. Snappy has no levels.
+    """Compress the records of a batch.
+
+    `level` is the codec's, as in Kafka's compression.*.level; None is the default. Snappy has no levels.
     """
     return _COMPRESSORS[codec](data, level)
 
 
 def decompress(codec: Compression, data: bytes, max_bytes: int | None = None) -> bytes:
-    """Decompress the records of a batch; BatchTooLargeError beyond `max_bytes` or beyond any honest ratio."""
+    """Decompress the records of a batch.
+
+    Raise BatchTooLargeError if they exceed `max_bytes`, or MAX_COMPRESSION_RATIO above UNSUSPICIOUS_BYTES.
+    """
     honest_bytes = max(UNSUSPICIOUS_BYTES, len(data) * MAX_COMPRESSION_RATIO)
     limit = min(MAX_DECOMPRESSED_BYTES if max_bytes is None else max_bytes, honest_bytes)
     try:
         return _DECOMPRESSORS[codec](data, limit)
     except CorruptBatchError:
         raise
-    except Exception as e:  # each library has its own error type, and naming them would import all libraries
+    except Exception as e:
+        # Each library has its own error type, and naming these types would import all libraries.
         raise CorruptBatchError(f"the {codec.name.lower()} data cannot be decompressed: {e}") from e
 
 
@@ -100,7 +105,7 @@ def _decompress_gzip(data: bytes, limit: int) -> bytes:
 
 
 def _compress_snappy(data: bytes, level: int | None) -> bytes:
-    """Write xerial blocks, which is what Kafka's Java clients write; every client reads them."""
+    """Write xerial blocks, as Kafka's Java clients do; every client reads them."""
     from cramjam import snappy
 
     parts = [_XERIAL_HEADER]
@@ -122,7 +127,7 @@ def _decompress_snappy(data: bytes, limit: int) -> bytes:
         (size,) = _INT32.unpack_from(data, position)
         position += _INT32.size
         if not 0 < size <= len(data) - position:
-            raise CorruptBatchError(f"a snappy block of {size} bytes does not fit")
+            raise CorruptBatchError(f"a snappy block of {size} bytes does not fit in {len(data) - position}")
         parts.append(_decompress_snappy_block(data[position : position + size], limit))
         limit -= len(parts[-1])
         position += size
@@ -132,7 +137,8 @@ def _decompress_snappy(data: bytes, limit: int) -> bytes:
 def _decompress_snappy_block(block: bytes, limit: int) -> bytes:
     from cramjam import snappy
 
-    size, _ = decode_uvarint(block, 0)  # the library would allocate this before it reads on
+    # The library would allocate the announced size before it reads the data.
+    size, _ = decode_uvarint(block, 0)
     if size > limit:
         raise _too_large(limit)
     if size > len(block) * _SNAPPY_MAX_RATIO:
@@ -141,8 +147,9 @@ def _decompress_snappy_block(block: bytes, limit: int) -> bytes:
 
 
 def _compress_lz4(data: bytes, level: int | None) -> bytes:
-    """Write independent blocks of 64 KiB: the Java client refuses linked ones. As in Kafka the default level stands for
-    the fast compressor, and any other for the one that takes its time.
+    """Write independent blocks of 64 KiB, since the Java client rejects linked blocks.
+
+    As in Kafka, the default level selects the fast compressor, and any other level the high compressor.
     """
     import lz4.frame
 
@@ -164,7 +171,8 @@ def _decompress_lz4(data: bytes, limit: int) -> bytes:
     import lz4.frame
 
     frame = lz4.frame.LZ4FrameDecompressor()
-    possible = min(limit, len(data) * _LZ4_MAX_RATIO)  # the library reserves that much
+    # The library allocates max_length in advance, so it must not exceed what the data can become.
+    possible = min(limit, len(data) * _LZ4_MAX_RATIO)
     records = _checked(frame.decompress(data, max_length=possible + 1), limit)
     if not frame.eof:
         raise CorruptBatchError("the lz4 frame ends early")
@@ -178,7 +186,10 @@ def _compress_zstd(data: bytes, level: int | None) -> bytes:
 
 
 def _decompress_zstd(data: bytes, limit: int) -> bytes:
-    """Read piecewise: the frame need not state its size, and may lie. A cut frame gives fewer bytes, not an error."""
+    """Read in pieces, since a frame may omit its size or state a wrong one.
+
+    A frame that is cut off yields fewer bytes, not an error.
+    """
     import zstandard
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values of control records, by which brokers mark the end of transactions (KIP-98) and snapshots in a log."""
+"""Keys and values of control records. They mark the end of transactions (KIP-98), and snapshots, in a log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _END_TXN_VALUE: Final = Struct(">hi")
 
 
 class ControlRecordType(IntEnum):
-    """What a control record says; only the first two occur in topics."""
+    """The type of a control record. Only ABORT and COMMIT occur in topics."""
 
     ABORT = 0
     COMMIT = 1
@@ -31,7 +31,7 @@ def control_key(control_type: ControlRecordType) -> bytes:
 
 
 def decode_control_key(key: bytes | None) -> ControlRecordType | None:
-    """Read the key of a control record; None for a type that is not known, which readers have to skip."""
+    """Read the key of a control record; return None for an unknown type, which readers must skip."""
     if key is None or len(key) < _KEY.size:
         raise CorruptBatchError("the key of a control record is too short")
     version, control_type = _KEY.unpack_from(key)
@@ -46,7 +46,7 @@ def end_txn_marker(coordinator_epoch: int) -> bytes:
 
 
 def decode_end_txn_marker(value: bytes | None) -> int:
-    """Read the coordinator epoch; newer versions may append to it."""
+    """Read the coordinator epoch. Newer versions may have more fields after it."""
     if value is None or len(value) < _END_TXN_VALUE.size or value[0] & 0x80:
         raise CorruptBatchError("the value of an end transaction marker is not valid")
     _, epoch = _END_TXN_VALUE.unpack_from(value)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generates the decoder of one message version.
 
-Fields of fixed size that follow each other become one struct call, which also reads the first byte of a following
-length. Strings are sliced without a bounds check: the position only grows, so that a slice beyond the end makes a
-later read, or the final comparison with the length, fail. Counts of arrays are checked before anything is allocated
-for them.
+Adjacent fields of fixed size become one struct call, which also reads the first byte of a following length. Strings are
+sliced without a bounds check. Since the position only grows, a slice beyond the end makes a later read fail, or the
+final comparison with the length. The count of an array is checked before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ def _uuids(data: bytes, position: int, end: int) -> list[bytes]:
 def decoder_source(
     schema: MessageSchema, version: int, cls: type[object], structs: Mapping[str, type[object]]
 ) -> tuple[str, dict[str, object]]:
-    """The source of `decode(b, p)`, and the names it refers to; the caller adds `unknown_tags`."""
+    """Return the source of `decode(b, p)`, and the names that it uses; the caller adds `unknown_tags`."""
     source = _DecoderSource(schema, version, cls, structs)
     source.generate()
     return source.text(), source.constants
 
 
 class _DecoderSource(Source):
-    # In generated code: b the bytes, e their length, p the position, n a length, o0 o1 ... structs, l1 l2 ... lists.
+    # In generated code, b is the bytes, e their length, p the position, n a length, o0 o1 ... structs, l1 l2 ... lists.
 
     def __init__(
         self, schema: MessageSchema, version: int, cls: type[object], structs: Mapping[str, type[object]]
@@ -103,7 +102,7 @@ class _DecoderSource(Source):
             self._bytes(target, nullable, flexible)
 
     def _flush(self, length_code: str = "") -> None:
-        """Emit the pending run of fixed fields, and with it the length that follows into `n`."""
+        """Emit the pending run of fixed fields; if `length_code` is given, also read the following length into `n`."""
         run = [*self._run, (length_code, "n")] if length_code else self._run
         self._run = []
         if not run:

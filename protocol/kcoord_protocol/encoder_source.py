@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generates the encoder of one message version.
 
-The encoder appends pieces to a list and joins them once. Fields of fixed size that follow each other become one
-struct call, together with the length byte of what follows. A value that does not fit makes the generated code fail in
-some way; the reference encoder then finds out where.
+The encoder appends pieces to a list and joins them once. Adjacent fields of fixed size become one struct call, together
+with the length byte of the next field. A value that does not fit makes the generated code raise some exception. The
+reference encoder then finds the field.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def _joined_uuids(uuids: list[bytes]) -> bytes:
 
 
 def encoder_source(schema: MessageSchema, version: int) -> tuple[str, dict[str, object]]:
-    """The source of `encode(o0)`, and the names it refers to; the caller adds `encode_tags`."""
+    """Return the source of `encode(o0)`, and the names that it uses; the caller adds `encode_tags`."""
     source = _EncoderSource(schema, version)
     source.generate()
     return source.text(), source.constants
 
 
 class _EncoderSource(Source):
-    # In generated code: w the pieces, a their append, s a value, n its length as written, o0 o1 ... structs.
+    # In generated code, w is the list of pieces, a its append, s a value, n its encoded length, and o0 o1 ... structs.
 
     def __init__(self, schema: MessageSchema, version: int) -> None:
         super().__init__(schema, version)
@@ -69,7 +69,7 @@ class _EncoderSource(Source):
             self._tags(struct, var)
 
     def _is_set(self, field: FieldSchema, value: str) -> str:
-        """An expression that is true where the field does not have its default."""
+        """Return an expression that is true if the field does not have its default."""
         if field.default_is_null:
             return f"{value} is not None"
         if field.is_array:
@@ -96,11 +96,11 @@ class _EncoderSource(Source):
         if code == "16s":
             with self.block(f"if len({value}) != 16:"):
                 self.line("raise ValueError")
-        # A bool is packed as a number, because the format "?" would take anything, also None.
+        # A bool is packed as a number, because the format "?" would accept any object, also None.
         self._run.append(("B" if code == "?" else code, value))
 
     def _flush(self, *more: tuple[str, str]) -> None:
-        """Emit the pending run of fixed fields, together with what follows it."""
+        """Emit the pending run of fixed fields, together with the fields in `more`."""
         self._pack([*self._run, *more])
         self._run = []
 
@@ -119,7 +119,7 @@ class _EncoderSource(Source):
         self.line(f"a({pack}({', '.join(values)}))")
 
     def _length(self, flexible: bool, code: str) -> None:
-        """Emit the pending run and the length `n`: for the compact form the length plus one, 0 for null."""
+        """Emit the pending run and the length `n`. In the compact form, `n` is the length plus one, or 0 for null."""
         if not flexible:
             self._flush((code, "n"))
             return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kafka's error codes, and the exceptions of this package.
 
-`KafkaError` is an expected failure that a client is told about; `DecodeError` and `EncodeError` name the field that
-was at fault.
+`KafkaError` is an expected failure that a response reports to a client. `DecodeError` and `EncodeError` name the wrong
+field.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import IntEnum
 
 
 class Errors(IntEnum):
-    """Every error code of Kafka 4.3.1, with whether a client may simply try again."""
+    """Every error code of Kafka 4.3.1. `retriable`: the client may send the same request again."""
 
     retriable: bool
     description: str
@@ -26,7 +26,7 @@ class Errors(IntEnum):
     UNKNOWN_SERVER_ERROR = -1, False, "The broker failed in a way that has no code of its own."
     NONE = 0, False, "Success."
     OFFSET_OUT_OF_RANGE = 1, False, "The partition holds no record at that offset."
-    CORRUPT_MESSAGE = 2, True, "The records are damaged: the checksum, a length or the content does not add up."
+    CORRUPT_MESSAGE = 2, True, "The records are corrupt: the checksum, a length or the content does not match."
     UNKNOWN_TOPIC_OR_PARTITION = 3, True, "This server does not host this topic-partition."
     INVALID_FETCH_SIZE = 4, False, "The fetch size is not a usable number."
     LEADER_NOT_AVAILABLE = 5, True, "The partition has no leader at the moment."
@@ -35,7 +35,7 @@ class Errors(IntEnum):
     BROKER_NOT_AVAILABLE = 8, False, "The broker cannot be reached."
     REPLICA_NOT_AVAILABLE = 9, True, "The replica asked for cannot be used."
     MESSAGE_TOO_LARGE = 10, False, "A record batch is larger than the topic accepts."
-    STALE_CONTROLLER_EPOCH = 11, False, "The controller speaks with an old epoch."
+    STALE_CONTROLLER_EPOCH = 11, False, "The request has an old controller epoch."
     OFFSET_METADATA_TOO_LARGE = 12, False, "The metadata text of a committed offset is too long."
     NETWORK_EXCEPTION = 13, True, "The connection broke before an answer arrived."
     COORDINATOR_LOAD_IN_PROGRESS = 14, True, "The coordinator is still reading its log."
@@ -59,7 +59,7 @@ class Errors(IntEnum):
     INVALID_TIMESTAMP = 32, False, "A record's timestamp is outside the accepted range."
     UNSUPPORTED_SASL_MECHANISM = 33, False, "The broker does not offer this SASL mechanism."
     ILLEGAL_SASL_STATE = 34, False, "The request is not allowed in this phase of the authentication."
-    UNSUPPORTED_VERSION = 35, False, "The broker does not speak this version of the request."
+    UNSUPPORTED_VERSION = 35, False, "The broker does not support this version of the request."
     TOPIC_ALREADY_EXISTS = 36, False, "Topic with this name already exists."
     INVALID_PARTITIONS = 37, False, "The number of partitions is not possible."
     INVALID_REPLICATION_FACTOR = 38, False, "The replication factor is not positive or exceeds the number of brokers."
@@ -79,33 +79,33 @@ class Errors(IntEnum):
     TRANSACTION_COORDINATOR_FENCED = 52, False, "The transaction coordinator has been replaced by a newer one."
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53, False, "The client may not use the transactional id."
     SECURITY_DISABLED = 54, False, "The broker runs without the security feature needed."
-    OPERATION_NOT_ATTEMPTED = 55, False, "Not tried, because another part of the request had failed."
+    OPERATION_NOT_ATTEMPTED = 55, False, "The operation was not attempted, because another part of the request failed."
     KAFKA_STORAGE_ERROR = 56, True, "The disk failed to read or write."
     LOG_DIR_NOT_FOUND = 57, False, "The user-specified log directory is not found in the broker config."
-    SASL_AUTHENTICATION_FAILED = 58, False, "The credentials were refused."
+    SASL_AUTHENTICATION_FAILED = 58, False, "The broker rejected the credentials."
     UNKNOWN_PRODUCER_ID = 59, False, "The broker has no state for the producer id."
     REASSIGNMENT_IN_PROGRESS = 60, False, "The partition is being moved already."
     DELEGATION_TOKEN_AUTH_DISABLED = 61, False, "Delegation tokens are switched off."
     DELEGATION_TOKEN_NOT_FOUND = 62, False, "The delegation token is not found on the server."
-    DELEGATION_TOKEN_OWNER_MISMATCH = 63, False, "The delegation token belongs to someone else."
+    DELEGATION_TOKEN_OWNER_MISMATCH = 63, False, "The delegation token belongs to another owner."
     DELEGATION_TOKEN_REQUEST_NOT_ALLOWED = 64, False, "Delegation tokens cannot be asked for over this connection."
     DELEGATION_TOKEN_AUTHORIZATION_FAILED = 65, False, "The client may not handle the delegation token."
-    DELEGATION_TOKEN_EXPIRED = 66, False, "The delegation token is past its time."
+    DELEGATION_TOKEN_EXPIRED = 66, False, "The delegation token has expired."
     INVALID_PRINCIPAL_TYPE = 67, False, "The kind of principal is not supported."
     NON_EMPTY_GROUP = 68, False, "The group is not empty."
     GROUP_ID_NOT_FOUND = 69, False, "The group id does not exist."
-    FETCH_SESSION_ID_NOT_FOUND = 70, True, "There is no such fetch session."
-    INVALID_FETCH_SESSION_EPOCH = 71, True, "The fetch session is at another epoch."
-    LISTENER_NOT_FOUND = 72, True, "The leader has no listener of the name the request came through."
+    FETCH_SESSION_ID_NOT_FOUND = 70, True, "The fetch session does not exist."
+    INVALID_FETCH_SESSION_EPOCH = 71, True, "The fetch session has another epoch."
+    LISTENER_NOT_FOUND = 72, True, "The leader has no listener with the name of the listener that received the request."
     TOPIC_DELETION_DISABLED = 73, False, "The broker is configured not to delete topics."
-    FENCED_LEADER_EPOCH = 74, True, "The request names a leader epoch that is over."
+    FENCED_LEADER_EPOCH = 74, True, "The request names an older leader epoch than the current one."
     UNKNOWN_LEADER_EPOCH = 75, True, "The request names a leader epoch that this broker has not seen yet."
     UNSUPPORTED_COMPRESSION_TYPE = 76, False, "The client cannot read records compressed in this way."
     STALE_BROKER_EPOCH = 77, False, "The broker's registration has been replaced."
-    OFFSET_NOT_AVAILABLE = 78, True, "The new leader cannot vouch for its latest offset yet."
+    OFFSET_NOT_AVAILABLE = 78, True, "The new leader does not know its latest offset yet."
     MEMBER_ID_REQUIRED = 79, False, "The member has to join again with the id it was given."
     PREFERRED_LEADER_NOT_AVAILABLE = 80, True, "The preferred leader is not available."
-    GROUP_MAX_SIZE_REACHED = 81, False, "The group takes no further members."
+    GROUP_MAX_SIZE_REACHED = 81, False, "The group has its maximum number of members."
     FENCED_INSTANCE_ID = 82, False, "Another member has taken over the group instance id."
     ELIGIBLE_LEADERS_NOT_AVAILABLE = 83, True, "No replica that may lead is available."
     ELECTION_NOT_NEEDED = 84, True, "Leader election not needed for topic partition."
@@ -115,18 +115,18 @@ class Errors(IntEnum):
         False,
         "Deleting offsets of a topic is forbidden while the consumer group is actively subscribed to it.",
     )
-    INVALID_RECORD = 87, False, "A record broke a rule of the topic and was refused."
+    INVALID_RECORD = 87, False, "A record broke a rule of the topic and was rejected."
     UNSTABLE_OFFSET_COMMIT = 88, True, "A transaction that commits offsets is still open."
     THROTTLING_QUOTA_EXCEEDED = 89, True, "The client used up its quota; it should wait."
     PRODUCER_FENCED = 90, False, "A newer producer uses the same transactional id."
-    RESOURCE_NOT_FOUND = 91, False, "What the request refers to does not exist."
-    DUPLICATE_RESOURCE = 92, False, "It already exists, or the request names it twice."
+    RESOURCE_NOT_FOUND = 91, False, "The resource that the request names does not exist."
+    DUPLICATE_RESOURCE = 92, False, "The resource already exists, or the request names it twice."
     UNACCEPTABLE_CREDENTIAL = 93, False, "The credential does not meet the requirements."
     INCONSISTENT_VOTER_SET = 94, False, "The two sides disagree about the set of voters."
     INVALID_UPDATE_VERSION = 95, False, "The version to update to is not possible."
     FEATURE_UPDATE_FAILED = 96, False, "A feature could not be changed."
     PRINCIPAL_DESERIALIZATION_FAILURE = 97, False, "The forwarded principal could not be read."
-    SNAPSHOT_NOT_FOUND = 98, False, "There is no such snapshot."
+    SNAPSHOT_NOT_FOUND = 98, False, "The snapshot does not exist."
     POSITION_OUT_OF_RANGE = 99, False, "The position lies outside the snapshot."
     UNKNOWN_TOPIC_ID = 100, True, "This server does not host this topic ID."
     DUPLICATE_BROKER_REGISTRATION = 101, False, "A broker with that id is registered and alive."
@@ -148,14 +148,14 @@ class Errors(IntEnum):
     STALE_MEMBER_EPOCH = 113, False, "The member's epoch is behind; try again after the next heartbeat."
     MISMATCHED_ENDPOINT_TYPE = 114, False, "The request reached an endpoint of the wrong kind."
     UNSUPPORTED_ENDPOINT_TYPE = 115, False, "This kind of endpoint is not supported."
-    UNKNOWN_CONTROLLER_ID = 116, False, "There is no controller with that id."
+    UNKNOWN_CONTROLLER_ID = 116, False, "No controller has that id."
     UNKNOWN_SUBSCRIPTION_ID = 117, False, "The client's telemetry subscription is out of date."
     TELEMETRY_TOO_LARGE = 118, False, "The client sent more telemetry than is accepted."
     INVALID_REGISTRATION = 119, False, "The registration contradicts the cluster's settings."
     TRANSACTION_ABORTABLE = 120, False, "The transaction can only be aborted now."
     INVALID_RECORD_STATE = 121, False, "The record is not in a delivery state that allows this."
-    SHARE_SESSION_NOT_FOUND = 122, True, "There is no such share session."
-    INVALID_SHARE_SESSION_EPOCH = 123, True, "The share session is at another epoch."
+    SHARE_SESSION_NOT_FOUND = 122, True, "The share session does not exist."
+    INVALID_SHARE_SESSION_EPOCH = 123, True, "The share session has another epoch."
     FENCED_STATE_EPOCH = 124, False, "The share state has moved on to a newer epoch."
     INVALID_VOTER_KEY = 125, False, "The voter's key does not match the receiver."
     DUPLICATE_VOTER = 126, False, "The voter is in the set already."
@@ -172,7 +172,7 @@ class Errors(IntEnum):
 
 
 class KafkaError(Exception):
-    """An expected failure: it ends as `error`, and maybe `message`, in a response."""
+    """An expected failure. The response carries `error` and, if the API has a field for it, `message`."""
 
     def __init__(self, error: Errors, message: str | None = None) -> None:
         super().__init__(error, message)
@@ -184,7 +184,7 @@ class KafkaError(Exception):
 
 
 class ProtocolError(ValueError):
-    """Bytes or a message that the protocol does not allow; `path` names the field ("" where there is none)."""
+    """Bytes or a message that the protocol does not allow. `path` names the field, "" if no field is known."""
 
     def __init__(self, reason: str, path: str = "") -> None:
         super().__init__(reason, path)
@@ -196,11 +196,11 @@ class ProtocolError(ValueError):
 
 
 class DecodeError(ProtocolError):
-    """The bytes are not what they claim to be."""
+    """The bytes are malformed."""
 
 
 class EncodeError(ProtocolError):
-    """A message cannot be written."""
+    """A message cannot be encoded."""
 
 
 class UnsupportedVersionError(ProtocolError):
@@ -208,11 +208,11 @@ class UnsupportedVersionError(ProtocolError):
 
 
 class UnsupportedFieldError(EncodeError, UnsupportedVersionError):
-    """A field that the version lacks is set, and leaving it out would lose information."""
+    """A field is set that the version lacks, and leaving it out would lose information."""
 
 
 class FramingError(DecodeError):
-    """A length prefix is impossible. `frames` are the complete ones that were received before it."""
+    """A length prefix is impossible. `frames` are the complete frames that were received before it."""
 
     def __init__(self, reason: str, frames: list[bytes] | None = None) -> None:
         super().__init__(reason)
@@ -220,10 +220,10 @@ class FramingError(DecodeError):
 
 
 class CorruptBatchError(DecodeError):
-    """A record batch is damaged or contradicts itself.
+    """A record batch is corrupt or contradicts itself.
 
-    `position` is the byte where the bad batch or record begins in the bytes that were read, `base_offset` the base
-    offset of the batch; both are -1 if they are unknown.
+    `position` is the byte where the corrupt batch or record begins in the bytes that were read. `base_offset` is the
+    base offset of the batch. Both are -1 if they are unknown.
     """
 
     def __init__(self, reason: str, path: str = "", *, position: int = -1, base_offset: int = -1) -> None:
@@ -237,4 +237,4 @@ class UnsupportedMagicError(CorruptBatchError):
 
 
 class BatchTooLargeError(CorruptBatchError):
-    """The records of a compressed batch are larger than the limit, or than any honest compression makes them."""
+    """The records of a compressed batch exceed the limit, or a ratio that no ordinary batch reaches."""

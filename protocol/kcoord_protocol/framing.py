@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames: how they are cut out of a byte stream, and the headers of requests and responses in them.
+"""Frames in a byte stream, and the headers of the requests and responses in them.
 
-A frame is an int32 length, then that many bytes. Nothing is allocated for a length that was only announced; a frame is
-at most one copy of what has arrived. Requests can have a limit of their own below that of the few APIs which carry
-records: a decoded request takes many times its bytes.
+A frame is an int32 length, then that many bytes. No memory is allocated for a length whose bytes have not arrived, and
+a frame is copied at most once. Most requests have a lower limit than the few APIs that carry records
+(`bulk_api_keys`), because a decoded request takes many times its bytes.
 
-The header's version follows from the API's version: flexible versions have a header with tagged fields. The response
-header of ApiVersions never has them, because its reader may not know which version was answered (KIP-511).
+The version of a header follows from the version of the API: flexible versions have a header with tagged fields. The
+response header of ApiVersions never has them, because its reader may not know the version of the response (KIP-511).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _api_key_at: Final = Struct(">h").unpack_from
 
 
 class FrameReader:
-    """Collects bytes until whole frames are there.
+    """Collects received bytes and returns whole frames.
 
-    Frames are requests where `max_request_bytes` is given: it is the limit for all API keys but `bulk_api_keys`,
-    checked as soon as the key of a frame has arrived.
+    If `max_request_bytes` is given, frames are requests. It is the limit for all API keys except `bulk_api_keys`, and
+    is checked as soon as the API key of a frame has arrived.
     """
 
-    __slots__ = ("_buffer", "_bulk_api_keys", "_max_frame_bytes", "_max_request_bytes", "_wanted_bytes")
+    __slots__ = ("_buffer", "_bulk_api_keys", "_max_frame_bytes", "_max_request_bytes", "_needed_bytes")
 
     def __init__(
         self, max_frame_bytes: int, max_request_bytes: int | None = None, bulk_api_keys: Container[int] = ()
@@ -42,28 +42,28 @@ class FrameReader:
         self._max_request_bytes = max_frame_bytes if max_request_bytes is None else max_request_bytes
         self._bulk_api_keys = bulk_api_keys
         self._buffer = bytearray()
-        self._wanted_bytes = 0
+        self._needed_bytes = 0
 
     @property
     def buffered_bytes(self) -> int:
-        """How many bytes of an unfinished frame are held."""
+        """The number of bytes held of an incomplete frame."""
         return len(self._buffer)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
-        """Take received bytes and return the frames that are complete now, without their length.
+        """Take received bytes and return the frames that are complete now, without their length prefix.
 
-        After a FramingError the stream is out of step, and the connection is of no more use.
+        After a FramingError the position in the stream is lost, and the connection must be closed.
         """
         if self._buffer:
             self._buffer += data
-            if len(self._buffer) < self._wanted_bytes:
+            if len(self._buffer) < self._needed_bytes:
                 return []
             data = bytes(self._buffer)
             self._buffer.clear()
         elif type(data) is not bytes:
             data = bytes(data)
         elif len(data) >= LENGTH_BYTES:
-            # What arrives from a client that waits for each answer: one whole frame.
+            # Fast path: a client that waits for each response sends one whole frame at a time.
             (length,) = _length_at(data)
             if length == len(data) - LENGTH_BYTES and length <= self._max_request_bytes:
                 return [data[LENGTH_BYTES:]]
@@ -72,7 +72,7 @@ class FrameReader:
     def _cut(self, data: bytes) -> list[bytes]:
         frames: list[bytes] = []
         position, end = 0, len(data)
-        wanted = LENGTH_BYTES
+        needed = LENGTH_BYTES
         while end - position >= LENGTH_BYTES:
             (length,) = _length_at(data, position)
             if not 0 <= length <= self._max_frame_bytes:
@@ -80,17 +80,17 @@ class FrameReader:
             body = position + LENGTH_BYTES
             if length > self._max_request_bytes:
                 if end - body < _API_KEY_BYTES:
-                    wanted = LENGTH_BYTES + _API_KEY_BYTES
+                    needed = LENGTH_BYTES + _API_KEY_BYTES
                     break
                 self._check_request(data, body, length, frames)
             if end - body < length:
-                wanted = LENGTH_BYTES + length
+                needed = LENGTH_BYTES + length
                 break
             position = body + length
             frames.append(data[body:position])
         if position < end:
             self._buffer += data[position:] if position else data
-            self._wanted_bytes = wanted
+            self._needed_bytes = needed
         return frames
 
     def _check_request(self, data: bytes, body: int, length: int, frames: list[bytes]) -> None:
@@ -113,7 +113,7 @@ _flexible_responses: Final[dict[int, int]] = {}
 
 
 def request_header_version(api_key: int, api_version: int) -> int:
-    """1 or 2; UnsupportedVersionError for an API that has no schema."""
+    """Return 1 or 2; raise UnsupportedVersionError if the API has no schema."""
     first = _flexible_requests.get(api_key)
     if first is None:
         versions = request_class(api_key).flexible_versions
@@ -122,7 +122,7 @@ def request_header_version(api_key: int, api_version: int) -> int:
 
 
 def response_header_version(api_key: int, api_version: int) -> int:
-    """0 or 1; UnsupportedVersionError for an API that has no schema."""
+    """Return 0 or 1; raise UnsupportedVersionError if the API has no schema."""
     first = _flexible_responses.get(api_key)
     if first is None:
         versions = response_class(api_key).flexible_versions
@@ -132,13 +132,13 @@ def response_header_version(api_key: int, api_version: int) -> int:
 
 
 def decode_request_header(frame: bytes) -> tuple[RequestHeader, int]:
-    """The header of a request frame, and where the body starts.
+    """Return the header of a request frame and the position of the body.
 
-    An API without schema is a DecodeError: nobody can tell where its header ends. The version may be
+    Raise DecodeError for an API without schema, since the end of its header is unknown. The API's version may be
     one that does not exist.
     """
     if len(frame) < _REQUEST_START_BYTES:
-        raise DecodeError(f"request of {len(frame)} bytes")
+        raise DecodeError(f"request of {len(frame)} bytes, the header alone has {_REQUEST_START_BYTES}")
     header = _new(RequestHeader)
     api_key, header.request_api_version, header.correlation_id, size = _request_start.unpack_from(frame)
     header.request_api_key = api_key
@@ -173,7 +173,7 @@ def _client_id(frame: bytes, size: int) -> tuple[str | None, int]:
 
 
 def encode_request(api_key: int, api_version: int, correlation_id: int, client_id: str | None, body: bytes) -> bytes:
-    """A whole request frame, with its length."""
+    """Return a whole request frame with its length prefix."""
     header = RequestHeader(
         request_api_key=api_key, request_api_version=api_version, correlation_id=correlation_id, client_id=client_id
     ).encode(request_header_version(api_key, api_version))
@@ -181,9 +181,9 @@ def encode_request(api_key: int, api_version: int, correlation_id: int, client_i
 
 
 def decode_response_header(frame: bytes, api_key: int, api_version: int) -> tuple[int, int]:
-    """The correlation id of a response frame, and where the body starts."""
+    """Return the correlation id of a response frame and the position of the body."""
     if len(frame) < 4:
-        raise DecodeError(f"response of {len(frame)} bytes")
+        raise DecodeError(f"response of {len(frame)} bytes, the header alone has 4")
     correlation_id = int.from_bytes(frame[:4], "big", signed=True)
     if response_header_version(api_key, api_version) == 0:
         return correlation_id, 4
@@ -194,7 +194,7 @@ def decode_response_header(frame: bytes, api_key: int, api_version: int) -> tupl
 
 
 def encode_response(correlation_id: int, api_key: int, api_version: int, body: bytes) -> bytes:
-    """A whole response frame, with its length."""
+    """Return a whole response frame with its length prefix."""
     if response_header_version(api_key, api_version) == 0:
         return _response_start.pack(4 + len(body), correlation_id) + body
     return _response_start.pack(5 + len(body), correlation_id) + _NO_TAGS + body

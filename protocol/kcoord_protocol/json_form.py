@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages as JSON, in the form that Kafka's own tools print.
 
-camelCase names, bytes as base64, uuids as 22 characters, only the fields of the version, and no tagged field that has
-its default.
+Names are in camelCase, bytes are base64, and uuids have 22 characters. A document has only the fields of the version,
+and no tagged field that has its default.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kcoord_protocol.uuid import uuid_from_string, uuid_to_string
 
 
 def to_json(message: Message, version: int) -> JsonObject:
-    """The JSON object of a message."""
+    """Return the JSON object of a message."""
     message.check_version(version)
     return _struct_to_json(message, message.message_schema.root, version, message._structs)
 
@@ -60,7 +60,10 @@ def _item_to_json(field: FieldSchema, item: Any, version: int, structs: dict[str
 
 
 def from_json(cls: type[Message], document: JsonObject, version: int) -> Message:
-    """The message of a JSON object; absent fields get their defaults. KeyError where the version lacks a field."""
+    """Return the message of a JSON object. Absent fields get their defaults.
+
+    Raise KeyError if the version lacks a field of the object.
+    """
     cls.check_version(version)
     message = cls()
     _fill(message, cls.message_schema.root, document, version, cls._structs)

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Message classes, made from schemas, with constructors, decoders and encoders that are compiled for them.
 
-A class has one slot per schema field and serves all versions. Its constructor and its codecs are Python source of their
-own, compiled on first use, so that importing a message costs little. Generic code that walks a schema costs three to
-five times as much per message as code written out for one version.
+A class has one slot per schema field and serves all versions. Its constructor, and the codec of each version, are
+generated as Python source and compiled on first use, so importing a message costs little. Generic code that follows a
+schema costs three to five times as much per message as code generated for one version.
+
+Compiled code does not say which field is wrong: malformed bytes make it raise some exception, or end at a wrong
+position. `decode` and `encode` then call the `Explainer`, which finds the field, and raise DecodeError or EncodeError
+with its path. They raise no other error than these and UnsupportedVersionError.
 """
 
 from __future__ import annotations
@@ -26,20 +30,20 @@ TaggedFields: TypeAlias = tuple[tuple[int, bytes], ...]
 Decoder: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
 Encoder: TypeAlias = Callable[[Any], bytes]
 
-# What generated code runs into on malformed bytes or wrong values; a slow second pass then finds the field.
+# The exceptions of generated code on malformed bytes or wrong values. A slow second pass then finds the field.
 _CODEC_FAILURES = (StructError, IndexError, ValueError, TypeError, AttributeError, OverflowError)
 
-# The tags and sizes of one program are few.
+# A program uses few different tags and sizes.
 _uvarint = lru_cache(maxsize=1024)(encode_uvarint)
 
-# The slow pass stops here, so that a hostile frame cannot buy much more time than an honest one of its size.
+# The slow pass stops after this number of values. A hostile frame therefore costs little more time than a good frame.
 _EXPLAINED_VALUES = 100_000
 
 _MODULE: Final = "kcoord_protocol.messages"
 
 
 class _Missing:
-    """The default of a constructor argument whose real default has to be made afresh."""
+    """The default of a constructor argument whose real default is a new object for each call."""
 
     def __repr__(self) -> str:
         return "<default>"
@@ -49,19 +53,19 @@ _MISSING: Final = _Missing()
 
 
 class Explainer(ABC):
-    """Finds out what is wrong where compiled code has failed."""
+    """Finds the wrong field after compiled code has failed."""
 
     @abstractmethod
     def explain_decode(self, cls: type[Message], data: bytes, offset: int, version: int, max_values: int) -> int:
-        """Decodes slowly and returns where the message ends; DecodeError with the path of the field that is wrong."""
+        """Decodes slowly and returns the position of the end; raises DecodeError with the path of the wrong field."""
 
     @abstractmethod
     def explain_encode(self, message: Message, version: int) -> None:
-        """Encodes slowly; EncodeError with the path of the field that is wrong."""
+        """Encodes slowly; raises EncodeError with the path of the wrong field."""
 
 
 class Struct:
-    """A group of fields inside a message. Compared by value, mutable, and therefore not hashable."""
+    """A group of fields inside a message. Structs are compared by value, and mutable, and therefore not hashable."""
 
     __slots__ = ("unknown_tagged_fields",)
 
@@ -95,9 +99,9 @@ class Struct:
         return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
-def encode_tags(known: Iterable[tuple[int, bytes]], unknown: Iterable[tuple[int, bytes]]) -> bytes:
+def encode_tags(tagged: Iterable[tuple[int, bytes]], unknown: Iterable[tuple[int, bytes]]) -> bytes:
     """Write a tagged section, in the order of the tags."""
-    fields = sorted([*known, *unknown], key=itemgetter(0))
+    fields = sorted([*tagged, *unknown], key=itemgetter(0))
     pieces = [_uvarint(len(fields))]
     last = -1
     for tag, data in fields:
@@ -109,7 +113,7 @@ def encode_tags(known: Iterable[tuple[int, bytes]], unknown: Iterable[tuple[int,
 
 
 def decode_unknown_tags(data: bytes, position: int, target: Struct) -> int:
-    """Read the tagged section of a struct that has no tagged fields of its own."""
+    """Read the tagged section of a struct without tagged fields in its schema; return the position of its end."""
     count, position = decode_uvarint(data, position)
     end = len(data)
     if count * 2 > end - position or count > MAX_TAGGED_FIELDS:
@@ -155,9 +159,9 @@ class _Encoders(dict[int, Encoder]):
 
 
 class Message(Struct):
-    """A request, a response, a header or a record: what one schema file describes.
+    """A request, a response, a header or a record. Each schema file describes one message.
 
-    Subclasses also have `name`, the same as `message_name`, unless the message has a field of that name.
+    Subclasses also have `name`, the same as `message_name`, unless the message has a field called `name`.
     """
 
     __slots__ = ()
@@ -188,7 +192,7 @@ class Message(Struct):
 
     @classmethod
     def decode_prefix(cls, data: Buffer, offset: int, version: int) -> tuple[Self, int]:
-        """Decode a message that starts at `offset`; also returns where it ends."""
+        """Decode a message that starts at `offset`; return it and the position of its end."""
         if type(data) is not bytes:
             data = bytes(data)
         try:
@@ -241,7 +245,7 @@ class Message(Struct):
 
 
 def make_class(schema: MessageSchema, explainer: Explainer) -> type[Message]:
-    """Create the class of a message, and those of its structs as attributes of it. Compiles nothing yet."""
+    """Create the class of a message, with the classes of its structs as attributes. Compiles nothing yet."""
     structs: dict[str, type[Struct]] = {}
     for struct in schema.structs.values():
         namespace = _namespace(struct, f"{schema.name}.{struct.name}", structs)
@@ -285,7 +289,7 @@ def _compile_encoder(cls: type[Message], version: int) -> Encoder:
 
 
 def _compile_constructor(struct: StructSchema, structs: Mapping[str, type[Struct]]) -> Callable[..., None]:
-    """The constructor of a struct's class: every field a keyword argument with the schema's default."""
+    """Return the constructor of a struct's class: every field is a keyword argument with the schema's default."""
     constants: dict[str, object] = {"MISSING": _MISSING}
     parameters = ["self", "*"]
     lines = []
@@ -316,5 +320,6 @@ def _fresh_default(field: FieldSchema, structs: Mapping[str, type[Struct]], cons
 
 
 def _compile(source: str, constants: dict[str, object], title: str, function: str) -> Callable[..., Any]:
-    exec(compile(source, f"<{title}>", "exec"), constants)  # the source is built from our own schema files alone
+    # The source is built from the schema files of this package alone, never from input.
+    exec(compile(source, f"<{title}>", "exec"), constants)
     return cast(Callable[..., Any], constants[function])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All message classes, made from their schemas on first use: `from kcoord_protocol.messages import FetchRequest`.
 
-Structs inside a message are attributes of the message's class. The stub beside this file, written by
-`kcoord_protocol.stubs`, lists every field.
+Structs inside a message are attributes of the message's class. The stub beside this file lists every field;
+`kcoord_protocol.stubs` writes it. Threads that ask for a class at the same time get the same class.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kcoord_protocol.schema import load_schema, schema_names
 
 
 class _Reference(Explainer):
-    """Explains with the slow reference codec, which is imported when something is wrong."""
+    """Explains a failure with the reference codec, which is imported at the first failure."""
 
     def explain_decode(self, cls: type[Message], data: bytes, offset: int, version: int, max_values: int) -> int:
         from kcoord_protocol.reference import decode_message
@@ -31,15 +31,15 @@ _REFERENCE: Final = _Reference()
 
 
 def message_names() -> list[str]:
-    """The names of all messages that have a schema."""
+    """Return the names of all messages that have a schema."""
     return list(schema_names())
 
 
 def message_class(name: str) -> type[Message]:
-    """The class of a message by its schema name; KeyError where there is no such message."""
+    """Return the class of a message by its schema name; raise KeyError if the message does not exist."""
     cls = _classes.get(name)
     if cls is None:
-        # A client and a broker may live in two threads of one process: both must get the same class.
+        # A client and a broker may run in two threads of one process, and both must get the same class.
         cls = _classes.setdefault(name, make_class(load_schema(name), _REFERENCE))
         globals()[name] = cls
     return cls

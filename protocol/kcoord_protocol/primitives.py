@@ -2,7 +2,7 @@
 """Variable-length integers and the length-prefixed pieces that generated codecs share.
 
 Decoders take (data, position) and return (value, next position). They raise IndexError or ValueError on malformed
-input; whoever calls them turns that into a DecodeError that knows the field.
+input. The caller turns these into a DecodeError that names the field.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ MAX_LENGTH: Final = 0x7FFF_FFFF
 MAX_ARRAY_ELEMENTS: Final = 1_000_000
 """The largest array that Kafka 4.4 decodes. Older releases limit arrays only by the size of the message."""
 MAX_TAGGED_FIELDS: Final = 10_000
-"""In one struct, as in Kafka 4.4. Messages have a handful; the limit stops bytes that fill memory with unknown ones."""
+"""The limit per struct, as in Kafka 4.4. Messages have few; without it, unknown tagged fields could fill the memory."""
 _MAX_UINT32: Final = 0xFFFF_FFFF
 _MAX_UINT64: Final = 0xFFFF_FFFF_FFFF_FFFF
 _MAX_CACHED_RUN: Final = 256
 
 
 class RunStructs(dict[int, Struct]):
-    """Maps a count to the struct object of that many equal integers; only short runs are kept."""
+    """Maps `count` to the struct object of a run of `count` equal integers. Only short runs are cached."""
 
     def __init__(self, code: str) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ _ONE_BYTE: Final = tuple(bytes((value,)) for value in range(0x80))
 
 
 def decode_compact_string(data: bytes, position: int) -> tuple[str, int]:
-    """Read a compact string of any legal length: the general path behind the one-byte lengths of generated code."""
+    """Read a compact string of any legal length. Generated code reads one-byte lengths itself."""
     size, position = decode_uvarint(data, position)
     if size == 0:
         raise ValueError("null in a field that is not nullable")
@@ -127,12 +127,12 @@ def decode_compact_bytes(data: bytes, position: int) -> tuple[bytes, int]:
 
 
 def decode_compact_nullable_string(data: bytes, position: int) -> tuple[str | None, int]:
-    """The same where null is allowed: its length, zero, may take more bytes than it needs."""
+    """Read a compact string or null. The length of null, zero, may be encoded in more bytes than it needs."""
     size, end = decode_uvarint(data, position)
     return (None, end) if size == 0 else decode_compact_string(data, position)
 
 
 def decode_compact_nullable_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
-    """See `decode_compact_nullable_string`."""
+    """Read compact bytes or null. The length of null, zero, may be encoded in more bytes than it needs."""
     size, end = decode_uvarint(data, position)
     return (None, end) if size == 0 else decode_compact_bytes(data, position)

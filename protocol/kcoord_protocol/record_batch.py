@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kafka's record batches, format 2: the unit that is stored, sent and checksummed.
 
-`walk_batches` goes from one to the next; record_walk.py goes through the records of one.
-Nothing read from a batch is believed: lengths, counts and sizes are checked against the bytes that are there.
+`walk_batches` goes from batch to batch; record_walk.py goes through the records of one batch. Every length, count and
+size is checked against the bytes that exist before it is used.
 """
 
 from __future__ import annotations
@@ -90,15 +90,20 @@ HeaderFields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int
 
 _PREFIX: Final = Struct(">qiibI")
 """The header up to the checksum."""
-_CHECKED: Final = Struct(">hiqqqhii")  # what the checksum covers, before the records
+_CHECKED: Final = Struct(">hiqqqhii")
+"""The header from the attributes on. The checksum covers it and the records."""
 _NULL: Final = b"\x01"
 _LENGTHS: Final = tuple(encode_varint(size) for size in range(512))
-_RECORD_STARTS: Final = tuple(b"\0\0" + delta for delta in _LENGTHS)  # attributes, timestamp delta 0, offset delta
+_RECORD_STARTS: Final = tuple(b"\0\0" + delta for delta in _LENGTHS)
+"""Attributes 0, timestamp delta 0 and an offset delta."""
 
 
 @dataclass(slots=True)
 class Record:
-    """Offset -1: numbered by the encoder. Bytes of header keys that are not UTF-8 become surrogate escapes."""
+    """A record. The encoder numbers a record with offset -1.
+
+    Bytes of header keys that are not UTF-8 become surrogate escapes.
+    """
 
     key: bytes | None = None
     value: bytes | None = None
@@ -112,11 +117,11 @@ def walk_batches(
 ) -> Iterator[tuple[int, HeaderFields]]:
     """Yield (position, header fields) of each whole batch from `position` on.
 
-    Checks what every reader relies on: the format, the length, offsets that are not negative. Ends silently before a
-    batch that the data cuts off, because fetch responses and files under way end like that.
+    Raise CorruptBatchError for another format, an impossible length or a negative offset. End silently before a batch
+    that is cut off, because fetch responses and files that are being written end like that.
 
-    `end` may lie beyond the data: then a batch counts as whole although only its header is in the data. `verify` checks
-    the checksums, for which each whole batch has to be in the data.
+    `end` may lie beyond the data. A batch then counts as whole if its header is in the data. `verify` also checks the
+    checksums; the data must then hold each whole batch.
     """
     if end is None:
         end = len(data)
@@ -150,7 +155,7 @@ def _impossible(fields: HeaderFields, position: int) -> CorruptBatchError:
 
 
 def iter_headers(data: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield (position, header) of each whole batch in `data`, as objects. Skips a last batch that is cut off."""
+    """Yield (position, header object) of each whole batch in `data`. Skip a last batch that is cut off."""
     for start, fields in walk_batches(data, position):
         yield start, BatchHeader(*fields)
         position = start + LOG_OVERHEAD_BYTES + fields[1]
@@ -159,10 +164,10 @@ def iter_headers(data: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHe
 
 
 def possible_batches(data: bytes, position: int, end: int, offset: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (position, bytes, base offset) of whatever looks like a batch header with at least `offset`, byte by byte.
+    """Yield (position, bytes, base offset) of all bytes that look like a batch header with at least `offset`.
 
-    This is how a reader finds the next batch after damage. The batch has to end at or before `end`, which may lie
-    beyond the data, and its checksum is for the caller to check.
+    A reader finds the next batch after corrupt bytes in this way. The batch must end at or before `end`, which may lie
+    beyond the data. The caller must check the checksum.
     """
     magic_at = data.find(MAGIC, position + MAGIC_POSITION)
     while 0 <= magic_at <= len(data) - BATCH_OVERHEAD_BYTES + MAGIC_POSITION:
@@ -175,12 +180,15 @@ def possible_batches(data: bytes, position: int, end: int, offset: int) -> Itera
 
 
 def decode_records(data: Buffer, position: int = 0, *, max_bytes: int | None = None) -> list[Record]:
-    """All records of the batch at `position`, with absolute offsets and timestamps. Does not check the checksum."""
+    """Return the records of the batch at `position`, with absolute offsets and timestamps.
+
+    Does not check the checksum.
+    """
     return list(iter_records(data, position, max_bytes=max_bytes))
 
 
 def iter_records(data: Buffer, position: int = 0, *, max_bytes: int | None = None) -> Iterator[Record]:
-    """As `decode_records`, one by one: an error in a later record is raised when it is reached."""
+    """Yield the records as `decode_records` returns them. An error in a record is raised when the record is reached."""
     header = decode_header(data, position)
     return _decoded(_checked_records(data, position, header, max_bytes), header)
 
@@ -206,14 +214,15 @@ def _decoded(data: bytes, header: BatchHeader) -> Iterator[Record]:
     except CorruptBatchError as error:
         error.base_offset = base_offset
         if not error.path and number < header.records_count:
-            error.path = f"records[{number}]"  # its headers
+            # The walker names the record in its own errors. This error is from the headers of the record.
+            error.path = f"records[{number}]"
         raise
 
 
 def decode_entries(
     data: Buffer, position: int = 0, *, max_bytes: int | None = None
 ) -> list[tuple[int, bytes | None, bytes | None]]:
-    """(offset, key, value) of each record: what the loaders of coordinator and metadata logs need."""
+    """Return (offset, key, value) of each record, as the loaders of coordinator and metadata logs need it."""
     header = decode_header(data, position)
     records = _checked_records(data, position, header, max_bytes)
     base_offset = header.base_offset
@@ -234,7 +243,7 @@ def decode_entries(
 
 
 def records_of(data: Buffer, position: int, header: BatchHeader, max_bytes: int | None = None) -> bytes:
-    """The uncompressed records of the whole batch at `position`."""
+    """Return the uncompressed records of the whole batch at `position`."""
     records = bytes(data[position + BATCH_OVERHEAD_BYTES : position + LOG_OVERHEAD_BYTES + header.batch_length])
     if not header.attributes & COMPRESSION_BITS or not records:
         return records
@@ -244,7 +253,7 @@ def records_of(data: Buffer, position: int, header: BatchHeader, max_bytes: int 
 def _checked_records(data: Buffer, position: int, header: BatchHeader, max_bytes: int | None) -> bytes:
     reason = None
     if position + header.size_bytes > len(data):
-        reason = f"the batch needs {header.size_bytes} bytes, {len(data) - position} are there"
+        reason = f"the batch needs {header.size_bytes} bytes, only {len(data) - position} are left"
     else:
         records = records_of(data, position, header, max_bytes)
         count = header.records_count
@@ -273,10 +282,10 @@ def encode_batch(
     is_control: bool = False,
     delete_horizon_ms: int | None = None,
 ) -> bytes:
-    """Write one batch. A record with offset -1 follows the one before it.
+    """Return a batch. A record with offset -1 gets the offset after the record before it.
 
-    `last_offset` keeps offsets that compaction emptied at the end. With LOG_APPEND_TIME the largest timestamp is that
-    of all. Without records nothing is compressed, as in the batches that the cleaner leaves for a producer's state.
+    `last_offset` keeps the offsets of removed records at the end. With LOG_APPEND_TIME, every record has the largest
+    timestamp. A batch without records is not compressed; the cleaner keeps such batches for producer state.
     """
     base_timestamp = records[0].timestamp_ms if records else NO_TIMESTAMP
     if delete_horizon_ms is not None:
@@ -286,12 +295,12 @@ def encode_batch(
     for record in records:
         expected, delta = delta + 1, record.offset - base_offset if record.offset >= 0 else delta + 1
         if delta < expected:
-            raise EncodeError(f"offset {record.offset} is out of order in a batch at {base_offset}")
+            raise EncodeError(f"offset {record.offset} is out of order in the batch at offset {base_offset}")
         content = _encode_record(record, record.timestamp_ms - base_timestamp, delta)
         parts += encode_varint(len(content)), content
     last_delta = delta if last_offset is None else last_offset - base_offset
     if last_delta < delta:
-        raise EncodeError(f"last offset {last_offset} is before the last record's")
+        raise EncodeError(f"last offset {last_offset} is before the last record, at {base_offset + delta}")
     body = compress(compression, b"".join(parts), compression_level) if records else b""
     attributes = (
         (compression if records else Compression.NONE)
@@ -318,7 +327,10 @@ def encode_batch_from_parts(
     base_sequence: int = NO_SEQUENCE,
     is_transactional: bool = False,
 ) -> bytes:
-    """Write (key, value) pairs at consecutive offsets with one timestamp, as coordinator and metadata logs need."""
+    """Return a batch of (key, value) pairs at consecutive offsets, all with one timestamp.
+
+    The logs of coordinators and metadata are written in this way.
+    """
     count = len(pairs)
     attributes = compression | TRANSACTIONAL_BIT if is_transactional else compression
     producer = (producer_id, producer_epoch, base_sequence)
@@ -332,7 +344,7 @@ def encode_batch_from_parts(
 def encode_batch_around(
     body: bytes, count: int, *, timestamp_ms: int, base_offset: int, compression: Compression = Compression.NONE
 ) -> bytes:
-    """The batch of what `encode_records` has made of `count` records."""
+    """Return the batch around `body`, the `count` records that `encode_records` has encoded."""
     no_producer = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE)
     checked = _CHECKED.pack(compression, count - 1, timestamp_ms, timestamp_ms, *no_producer, count)
     if compression:
@@ -341,14 +353,15 @@ def encode_batch_around(
 
 
 def frame_batch(base_offset: int, partition_leader_epoch: int, checked: bytes) -> bytes:
-    """Put base offset, length, leader epoch, format and checksum before what the checksum covers."""
+    """Return a batch: base offset, length, leader epoch, format and checksum, then the checked bytes."""
     size = len(checked) + ATTRIBUTES_POSITION - LOG_OVERHEAD_BYTES
     return _PREFIX.pack(base_offset, size, partition_leader_epoch, MAGIC, crc32c(checked)) + checked
 
 
 def encode_records(pairs: Sequence[tuple[bytes | None, bytes | None]], first_delta: int = 0) -> bytes:
-    """What a batch holds, for (key, value) pairs at consecutive offsets with its timestamp. The first is `first_delta`
-    behind the base offset.
+    """Return the records section of a batch, for (key, value) pairs at consecutive offsets with one timestamp.
+
+    `first_delta` is the offset delta of the first record.
     """
     end_delta = first_delta + len(pairs)
     starts = _RECORD_STARTS
@@ -366,7 +379,8 @@ def encode_records(pairs: Sequence[tuple[bytes | None, bytes | None]], first_del
             else:
                 content = join((start, lengths[len(key)], key, lengths[len(value)], value, b"\0"))
             parts += lengths[len(content)], content
-        except (IndexError, TypeError):  # longer than the table of lengths, or both null
+        except (IndexError, TypeError):
+            # A length exceeds the table, or both key and value are null.
             content = join((start, *_encode_nullable(key), *_encode_nullable(value), b"\0"))
             parts += encode_varint(len(content)), content
     return join(parts)
@@ -397,7 +411,7 @@ def encode_control_batch(
     base_offset: int = 0,
     partition_leader_epoch: int = 0,
 ) -> bytes:
-    """Write a batch with one control record; it counts as transactional exactly when it ends a transaction."""
+    """Return a batch with one control record. The batch is transactional if the record ends a transaction."""
     record = Record(control_key(control_type), value, timestamp_ms=timestamp_ms)
     return encode_batch(
         [record],

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The walker over the records in a batch. It yields positions and numbers, never objects.
 
-Theory of operation. `walk_batches` of record_batch.py goes from batch header to batch header; `walk_records` goes
-through the uncompressed records of one batch. It checks that all lengths add up to the record, and all records to the
-batch. A record is length, attributes (without meaning), timestamp delta, offset delta, key, value and headers. Numbers
-of one or two bytes are read in place: a call for each would double the time.
+Theory of operation. `walk_batches` of record_batch.py goes from batch header to batch header. `walk_records` goes
+through the uncompressed records of one batch. It checks that the lengths of the fields add up to the record, and the
+records to the batch. A record is length, attributes (without meaning), timestamp delta, offset delta, key, value and
+headers. Numbers of one or two bytes are decoded in place, because a call for each number would double the time.
 
-Errors are CorruptBatchError. `position` is the byte where the bad batch or record begins, in the data that was given.
-`base_offset` is the base offset of the bad batch, as far as the walker knows it.
+Errors are CorruptBatchError. `position` is the byte where the corrupt batch or record begins, in the data that was
+given. `base_offset` is the base offset of the corrupt batch, if the walker knows it.
 
-All other readers of batches and records call these two. Readers that need another form for speed say so in their text,
-and tests/unit/test_record_walk.py holds them to the two: the vectorized readers of the data pipeline
+All other readers of batches and records call these two functions. A few readers need another form for speed and say so
+in their text; tests/unit/test_record_walk.py compares them with the two: the vectorized readers of the data pipeline
 (kcoord/pipeline/batch_table.py, record_split.py, numba_kernels.py), the runs of equal records in the cleaner
 (kcoord/storage/record_filter.py) and in the loader of committed offsets (kcoord/coordinator/group/offsets/records.py).
 """
@@ -26,20 +26,22 @@ from kcoord_protocol.primitives import decode_uvarint, decode_uvarlong
 SMALLEST_RECORD_BYTES: Final = 7
 
 RecordPlace: TypeAlias = tuple[int, int, int, int, int, int, int]
-"""End of the record (the next one begins there), timestamp delta and offset delta (both zigzag-encoded), start and end
-of the key, start of the value, and its end, where the headers begin. A key or value that is null starts at -1. A record
-without headers ends one byte after its value.
+"""(end of the record, timestamp delta, offset delta, key start, key end, value start, value end).
+
+The next record begins at the end, and the headers at the end of the value. Both deltas are zigzag-encoded. A null key
+or value starts at -1. A record without headers ends one byte after its value.
 """
 
 
 def walk_records(
     data: bytes, count: int, *, last_offset_delta: int | None = None, check_headers: bool = True, lenient: bool = False
 ) -> Iterator[RecordPlace]:
-    """Yield the place of each of the `count` records, which have to fill `data`.
+    """Yield the place of each of the `count` records, which must fill `data`.
 
-    If `last_offset_delta` is given, the offset deltas have to rise, up to it at most. Readers that decode the headers
-    themselves, or never look at them, leave `check_headers` out. `lenient` reads as Kafka's broker does: any negative
-    length is null (for consumers only -1 is), and negative offset deltas are left to the caller.
+    * `last_offset_delta`: if given, the offset deltas must rise, and may not exceed it.
+    * `check_headers`: False for readers that decode the headers themselves, or never read them.
+    * `lenient`: read as Kafka's broker does. Any negative length is null (for consumers only -1 is), and the caller
+      checks the offset deltas.
     """
     position, index, start, previous = 0, 0, 0, -1
     rises = last_offset_delta is not None
@@ -114,7 +116,10 @@ _WRONG_LENGTH: Final = "the record's length, or one inside it, is wrong"
 
 
 def _decode_record_start(data: bytes, position: int) -> tuple[int, int, int, int]:
-    """(timestamp delta, offset delta, key length: all zigzag; position of the key). Two bytes are the common case."""
+    """Return (timestamp delta, offset delta, key length, position of the key); the first three are zigzag-encoded.
+
+    Two bytes per number are the common case here.
+    """
     later = data[position]
     position += 1
     if later & 0x80:
@@ -139,7 +144,7 @@ def _decode_record_start(data: bytes, position: int) -> tuple[int, int, int, int
 
 
 def _check_end(data: bytes, position: int, end: int) -> None:
-    """Accepts a record that has headers at `position`, and a record that ends there only if it says so."""
+    """Raises an error unless the record has headers, which begin at `position` and may reach to `end`."""
     has_headers = data[position] != 0
     if position >= end or not has_headers:
         raise CorruptBatchError(_WRONG_LENGTH)
@@ -155,16 +160,17 @@ def _check_headers(data: bytes, position: int, end: int, *, lenient: bool) -> No
 
 
 def walk_headers(data: bytes, position: int, end: int, *, lenient: bool = False) -> Iterator[tuple[int, int, int, int]]:
-    """Yield start and end of the name, and of the value, of each header of a record; a value that is null starts at -1.
+    """Yield (name start, name end, value start, value end) of each header of a record; a null value starts at -1.
 
-    The headers begin with their number at `position` and have to reach to `end`. Raises IndexError, too, if the data
-    ends before.
+    The headers begin with their number at `position` and must reach to `end`. Raise CorruptBatchError, or IndexError if
+    the data ends before.
     """
     count = data[position]
     position += 1
     if count & 0x80:
         count, position = decode_uvarint(data, position - 1)
-    if count & 1 or count > end - position:  # zigzag: twice the count, and a header has at least two bytes
+    # In zigzag, `count` is twice the number of headers, and a header has at least two bytes.
+    if count & 1 or count > end - position:
         raise _impossible_count(count)
     for _ in range(count >> 1):
         size = data[position]
@@ -194,7 +200,7 @@ def _impossible_count(count: int) -> CorruptBatchError:
 
 
 def decode_headers(data: bytes, position: int, end: int) -> list[tuple[str, bytes | None]]:
-    """Return the headers of one record: `data[position:end]`, from their number to the record's end.
+    """Return the headers of one record in `data[position:end]`, from their number to the end of the record.
 
     Bytes of names that are not UTF-8 become surrogate escapes.
     """

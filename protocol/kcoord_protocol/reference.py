@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slow codec: it walks the schema field by field and knows where it is.
+"""The reference codec: it follows the schema field by field, slowly, and knows the path of the current field.
 
-It decides what is wrong with input on which compiled code failed, and it is the oracle that tests compare compiled
-code with.
+It finds the wrong field in input on which compiled code failed. Tests compare compiled code with it.
 """
 
 from __future__ import annotations
@@ -31,9 +30,10 @@ _UUID_BYTES: Final = 16
 def decode_message(
     cls: type[_M], data: bytes, offset: int, version: int, max_values: int = sys.maxsize
 ) -> tuple[_M, int]:
-    """Decode a message that starts at `offset`; DecodeError with the field's path where that is impossible.
+    """Decode a message that starts at `offset`; return it and the position of its end.
 
-    After `max_values` values it gives up with a DecodeError that has no path.
+    Raise DecodeError with the path of the wrong field if the bytes are malformed, and without a path if the first
+    `max_values` values are well-formed and more follow.
     """
     decoder = _Decoder(cls, data, offset, version, max_values)
     message = cls()
@@ -73,7 +73,7 @@ class _Decoder:
     def _count_value(self) -> None:
         self._values_left -= 1
         if self._values_left < 0:
-            raise DecodeError("malformed, beyond the values that were searched for the cause")
+            raise DecodeError("malformed, beyond the values that are searched for the cause")
 
     def _value(self, field: FieldSchema, flexible: bool, path: str, *, nullable: bool) -> object:
         self._count_value()
@@ -132,7 +132,7 @@ class _Decoder:
         return value
 
     def _length(self, flexible: bool, code: str, path: str) -> int:
-        """A length or count; -1 is null."""
+        """Read a length or count; -1 is null."""
         length = self._uvarint(path) - 1 if flexible else int(self._fixed(code, path))
         if length < -1:
             raise DecodeError(f"length {length}", path)
@@ -140,7 +140,7 @@ class _Decoder:
 
     def _tags(self, schema: StructSchema, target: Struct, path: str) -> None:
         place = f"{path}.<tags>" if path else "<tags>"
-        known = {field.tag: field for field in self._layout.tagged_fields(schema)}
+        fields_by_tag = {field.tag: field for field in self._layout.tagged_fields(schema)}
         count = self._uvarint(place)
         if count * 2 > len(self.data) - self.position:
             raise DecodeError(f"{count} tagged fields announced, {len(self.data) - self.position} bytes left", place)
@@ -152,7 +152,7 @@ class _Decoder:
             self._count_value()
             tag = self._uvarint(place)
             size = self._uvarint(place)
-            field = known.get(tag)
+            field = fields_by_tag.get(tag)
             place_of_tag = _join(path, field) if field else f"{place}[{tag}]"
             if tag in seen:
                 raise DecodeError("tag occurs twice", place_of_tag)
@@ -177,7 +177,7 @@ def _check_nullable(nullable: bool, path: str) -> None:
 
 
 def encode_message(message: Message, version: int) -> bytes:
-    """Encode a message; EncodeError with the field's path where that is impossible."""
+    """Encode a message; raise EncodeError with the path of a field that cannot be encoded."""
     encoder = _Encoder(type(message), version)
     encoder.struct(message.message_schema.root, message, "")
     return b"".join(encoder.pieces)
@@ -213,16 +213,16 @@ class _Encoder:
         return content != field.default
 
     def _tags(self, schema: StructSchema, value: Struct, path: str) -> None:
-        known = []
+        tagged = []
         for field in self._layout.tagged_fields(schema):
             content = getattr(value, field.attribute, None)
             if self._is_set(field, content) and field.tag is not None:
                 outer, self.pieces = self.pieces, []
                 self._field(field, content, _join(path, field))
-                known.append((field.tag, b"".join(self.pieces)))
+                tagged.append((field.tag, b"".join(self.pieces)))
                 self.pieces = outer
         try:
-            self.pieces.append(encode_tags(known, value.unknown_tagged_fields))
+            self.pieces.append(encode_tags(tagged, value.unknown_tagged_fields))
         except (ValueError, TypeError) as e:
             raise EncodeError(f"invalid tagged fields: {e}", f"{path}.unknown_tagged_fields".lstrip(".")) from e
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads and checks message schema files: one JSON file per message, in Kafka's schema language.
 
-A schema says everything about a message that its codec, its class and its type stub need. Schemas are package data:
-`schemas/` at the top of a source checkout, `kcoord_protocol/_schemas/` in an installed one.
+The codec, the class and the type stub of a message are made from its schema alone. Schemas are package data, in
+`schemas/` of a source checkout and in `kcoord_protocol/_schemas/` of an installed package.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class FieldSchema:
 
     @property
     def is_struct(self) -> bool:
-        """Whether the type (or the array's element type) is a struct."""
+        """True if the type, or the element type of an array, is a struct."""
         return self.element_type[0].isupper()
 
     def is_tagged(self, version: int) -> bool:
@@ -101,11 +101,12 @@ class FieldSchema:
         return version in self.nullable_versions
 
     def is_flexible(self, version: int, message_is_flexible: bool) -> bool:
-        """Whether lengths are compact; only RequestHeader's ClientId differs from its message (KIP-511)."""
+        """Return whether lengths are compact. Only RequestHeader's ClientId differs from its message (KIP-511)."""
         return message_is_flexible if self.flexible_override is None else version in self.flexible_override
 
     def _parse_default(self, spec: JsonObject, owner: str) -> tuple[Default, bool]:
-        # Only the text "null" is a null default; a JSON null is none: observed in the bytes of Kafka 4.3.1.
+        # The text "null" is a null default. A JSON null means that there is no default (observed in the bytes of Kafka
+        # 4.3.1).
         text = str(spec.get("default") if spec.get("default") is not None else "")
         if text == "null" or (self.element_type == "records" and not self.is_array):
             return None, True
@@ -118,7 +119,7 @@ class FieldSchema:
 
 
 class StructSchema:
-    """An ordered list of fields; the message itself is the outermost struct."""
+    """A struct: an ordered list of fields. The message itself is the outermost struct."""
 
     __slots__ = ("fields", "name")
 
@@ -128,7 +129,7 @@ class StructSchema:
 
 
 class MessageSchema:
-    """One schema file."""
+    """The content of a schema file."""
 
     __slots__ = ("api_key", "flexible_versions", "kind", "name", "root", "structs", "valid_versions")
 
@@ -171,7 +172,7 @@ class MessageSchema:
 
 @cache
 def attribute_name(name: str) -> str:
-    """The Python attribute of a schema field: snake_case, and a trailing underscore for a keyword."""
+    """Return the Python attribute of a schema field: snake_case, with a trailing underscore for a keyword."""
     snake = _WORD_START.sub("_", name).lower()
     return snake + "_" if keyword.iskeyword(snake) else snake
 
@@ -192,7 +193,7 @@ def parse_versions(text: object) -> range:
 
 
 def load_schema(name: str) -> MessageSchema:
-    """Read the schema of one message; KeyError where there is none."""
+    """Read the schema of a message; raise KeyError if the message has no schema."""
     text = schema_paths()[name].read_text("utf-8")
     schema = MessageSchema(json.loads(_COMMENT_LINE.sub("", text) if "//" in text else text))
     if schema.name != name:
@@ -201,12 +202,12 @@ def load_schema(name: str) -> MessageSchema:
 
 
 def schema_names() -> Iterator[str]:
-    """All messages that have a schema, sorted."""
+    """Return the names of all messages that have a schema, sorted."""
     return iter(sorted(schema_paths()))
 
 
 def schema_paths() -> dict[str, Path]:
-    """Message name -> schema file."""
+    """Return the schema files by message name."""
     if not _paths:
         package = Path(__file__).parent
         installed = package / "_schemas"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the generators of decoders and encoders share: indented lines, constants, and minimal sizes."""
+"""The shared base of the generators of decoders and encoders: indented lines, constants, and minimal sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIXED_BYTES = {"?": 1, "b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "I": 4, "q": 8, "
 
 
 class Source:
-    """Collects the lines of generated functions and the objects they refer to."""
+    """Collects the lines of generated functions and the objects that they use."""
 
     def __init__(self, schema: MessageSchema, version: int) -> None:
         self.schema = schema
@@ -28,7 +28,7 @@ class Source:
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """Indent what is emitted inside under `head`."""
+        """Indent the lines that are emitted inside, under `head`."""
         self.line(head)
         self._indent += 1
         length = len(self.lines)
@@ -39,7 +39,7 @@ class Source:
 
     @contextmanager
     def function(self, head: str) -> Iterator[None]:
-        """Collect what is emitted inside as a function of its own."""
+        """Collect the lines that are emitted inside as a separate function."""
         outer, self.lines = self.lines, [head]
         outer_indent, self._indent = self._indent, 1
         yield
@@ -50,7 +50,7 @@ class Source:
         return "\n\n".join(self.functions)
 
     def is_inline(self, field: FieldSchema) -> bool:
-        """Whether the field stands in the fixed order of the struct, not in its tagged section."""
+        """Return whether the field is in the fixed order of the struct, not in its tagged section."""
         return self.version in field.versions and self.version not in field.tagged_versions
 
     def tagged_fields(self, struct: StructSchema) -> list[FieldSchema]:
@@ -59,7 +59,7 @@ class Source:
         return sorted((f for f in struct.fields if self.version in f.tagged_versions), key=lambda field: field.tag or 0)
 
     def min_bytes(self, field: FieldSchema) -> int:
-        """The fewest bytes that one element of an array field can have."""
+        """Return the smallest size of an element of an array field, in bytes."""
         if field.struct is not None:
             return self._min_struct_bytes(field.struct)
         if field.element_type in FIXED_TYPES:

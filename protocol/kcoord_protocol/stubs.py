@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m kcoord_protocol.stubs [--check]`: writes the type stub of the messages, or checks that it is fresh."""
+"""`python -m kcoord_protocol.stubs [--check]`: writes the type stub of the messages, or checks that it is current."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def message_class(name: str) -> type[Message]: ...
 
 
 def stub_text() -> str:
-    """The whole stub."""
+    """Return the content of the stub."""
     classes = ["\n".join(_message_lines(load_schema(name))) + "\n" for name in schema_names()]
     return "\n".join([_HEAD, *classes])
 

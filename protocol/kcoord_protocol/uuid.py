@@ -25,7 +25,7 @@ def hyphenated_uuid(uuid: bytes) -> str:
 
 
 def uuid_from_string(text: str) -> bytes:
-    """Read the 22-character form; anything that Kafka's tools would not print is a ValueError."""
+    """Read the 22-character form; raise ValueError for any text that Kafka's tools would not print."""
     try:
         uuid = urlsafe_b64decode(text + "==")
     except ValueError as e:

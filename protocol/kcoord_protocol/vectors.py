@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m kcoord_protocol.vectors FILE.jsonl[.gz] ...`: checks the codec against messages of another implementation.
 
-Each line has `name`, `version`, `hex` and `doc`; the bytes must decode to the document, and encode to the same bytes
-again. Messages of share groups and streams groups that have no schema here are counted and skipped: kcoord does not
-serve these groups.
+Each line has `name`, `version`, `hex` and `doc`. The bytes must decode to the document, and the message must encode to
+the same bytes again. Messages of share groups and streams groups that have no schema here are counted and skipped,
+because kcoord does not serve these groups.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOT_SERVED = ("Share", "Streams")
 
 
 def read_vectors(path: Path) -> Iterator[JsonObject]:
-    """The lines of a vector file, with the field names of `schemas/`."""
+    """Yield the lines of a vector file, with the field names of `schemas/`."""
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
         for line in lines:
             if line.strip():
@@ -39,7 +39,7 @@ def read_vectors(path: Path) -> Iterator[JsonObject]:
 
 
 def is_skipped(name: str) -> bool:
-    """True for a message of share or streams groups that has no schema."""
+    """Return whether the message is one of share or streams groups that has no schema."""
     if not name.startswith(_NOT_SERVED):
         return False
     try:
@@ -50,7 +50,7 @@ def is_skipped(name: str) -> bool:
 
 
 def check_vector(vector: JsonObject) -> str | None:
-    """What is wrong with our reading of one vector, or None."""
+    """Return how the codec differs from a vector, None if it agrees."""
     name, version, document = str(vector["name"]), int(str(vector["version"])), vector["doc"]
     data = bytes.fromhex(str(vector["hex"]))
     try:
@@ -69,7 +69,7 @@ def check_vector(vector: JsonObject) -> str | None:
 
 
 def _comparable(value: Any) -> Any:
-    """A form in which NaN equals NaN, as number or as Jackson's text, and a bool differs from a number."""
+    """Return a form in which NaN (as a number, or as Jackson's text) equals NaN, and a bool differs from a number."""
     if isinstance(value, dict):
         return {key: _comparable(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -82,7 +82,7 @@ def _comparable(value: Any) -> Any:
 
 
 def main(arguments: list[str]) -> int:
-    """Check the files, print every failure and the totals of each file."""
+    """Check the files; print every failure and the totals of each file. Return 1 if a vector failed."""
     if not arguments:
         print("usage: python -m kcoord_protocol.vectors FILE.jsonl[.gz] ...", file=sys.stderr)
         return 2

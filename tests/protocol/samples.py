@@ -25,7 +25,7 @@ _SCALARS: dict[str, Any] = {
 
 
 def full_sample(cls: type[Message], version: int) -> Message:
-    """A message with every field of the version set to something that is not its default."""
+    """Return a message in which every field of the version has a value that is not its default."""
     return _fill(cls(), cls.message_schema.root, cls, version)  # type: ignore[return-value]
 
 
@@ -49,7 +49,7 @@ def _item(field: FieldSchema, cls: type[Message], version: int) -> Any:
 
 @cache
 def messages(name: str, version: int) -> st.SearchStrategy[Message]:
-    """Any message of the version."""
+    """Return a strategy for any message of the version."""
     cls = message_class(name)
     return _structs(cls, cls.message_schema.root, cls, version)
 

@@ -31,11 +31,11 @@ def test_text_gets_smaller(codec: Compression) -> None:
 
 
 def test_raw_snappy_and_several_xerial_streams() -> None:
-    """librdkafka writes raw snappy, Java writes xerial blocks; snappy-java reads streams one after another."""
+    """librdkafka writes raw snappy, and Java writes xerial blocks. snappy-java reads concatenated streams."""
     assert decompress(Compression.SNAPPY, bytes(snappy.compress_raw(TEXT))) == TEXT
-    one = compress(Compression.SNAPPY, TEXT)
-    assert one.startswith(b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01")
-    assert decompress(Compression.SNAPPY, one + one) == TEXT * 2
+    stream = compress(Compression.SNAPPY, TEXT)
+    assert stream.startswith(b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01")
+    assert decompress(Compression.SNAPPY, stream + stream) == TEXT * 2
 
 
 def test_several_gzip_members_and_zstd_frames() -> None:
@@ -57,7 +57,7 @@ def test_kafka_python_agrees(codec: Compression) -> None:
     assert decompress(codec, getattr(kafka_python, f"{name}_encode")(TEXT)) == TEXT
 
 
-def test_libraries_are_not_loaded_before_they_are_needed() -> None:
+def test_libraries_are_imported_on_first_use() -> None:
     libraries = {"lz4", "cramjam", "zstandard", "importlib.metadata"}
     script = f"import sys, kcoord_protocol.record_batch; print(*{libraries} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

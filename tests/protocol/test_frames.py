@@ -49,14 +49,15 @@ def test_impossible_lengths(length: str) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 5, 6, 100])
-def test_only_bulk_requests_may_be_larger_than_the_others(step: int) -> None:
+def test_only_bulk_requests_may_exceed_the_request_limit(step: int) -> None:
     bulk = b"\x00\x00\x00\x14" + b"\x00\x00" + b"r" * 18
     other = b"\x00\x00\x00\x14" + b"\x00\x08" + b"r" * 18
     reader = FrameReader(100, 10, {0})
     frames = [frame for at in range(0, len(bulk), step) for frame in reader.feed(bulk[at : at + step])]
     assert frames == [bulk[4:]]
     with pytest.raises(FramingError, match="request of 20 bytes with api key 8, allowed are 10"):
-        for at in range(0, 8, step):  # the body need not arrive
+        # The limit is checked before the body arrives.
+        for at in range(0, 8, step):
             reader.feed(other[at : min(at + step, 8)])
     assert FrameReader(100, 10, {0}).feed(b"\x00\x00\x00\x02\x00\x08") == [b"\x00\x08"]
 
@@ -80,7 +81,7 @@ def test_request_header_keeps_tagged_fields() -> None:
     assert decode_request_header(frame) == (header, len(frame) - 4)
 
 
-def test_a_version_that_does_not_exist_has_a_header() -> None:
+def test_the_header_of_a_version_that_does_not_exist_is_decoded() -> None:
     header, position = decode_request_header(encode_request(18, 99, 5, "c", b"")[4:])
     assert (header.request_api_version, position) == (99, 12)
 

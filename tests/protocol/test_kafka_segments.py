@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segment files that Apache Kafka 4.3.1 wrote: all batches read, and uncompressed ones are written again byte for byte.
+"""Segment files of Apache Kafka 4.3.1: every batch is decoded, and uncompressed batches are encoded to the same bytes.
 
-The sample lies outside the repository; where it is absent these tests are skipped, and pytest's summary says so.
+The sample is outside the repository. If it is absent, these tests are skipped, and pytest's summary says so.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Batch = tuple[bytes, BatchHeader, list[Record]]
 @pytest.fixture(scope="module")
 def batches() -> list[Batch]:
     sample = shared("spark-sample", "consumer_offsets.tar.xz")
-    found: list[Batch] = []
+    batches: list[Batch] = []
     with tarfile.open(sample) as archive:
         for member in archive:
             stream = archive.extractfile(member) if member.name.endswith(".log") else None
@@ -42,12 +42,12 @@ def batches() -> list[Batch]:
                 assert position == end
                 end += header.size_bytes
                 assert verify_crc(data, position)
-                found.append((data[position:end], header, decode_records(data, position)))
+                batches.append((data[position:end], header, decode_records(data, position)))
             assert end == len(data)
-    return found
+    return batches
 
 
-def test_everything_is_there(batches: list[Batch]) -> None:
+def test_all_batches_and_records_are_decoded(batches: list[Batch]) -> None:
     assert sum(len(records) for _, _, records in batches) == 24_368
     assert Counter(header.compression for _, header, _ in batches) == {
         Compression.NONE: 3619,
@@ -64,7 +64,7 @@ def test_everything_is_there(batches: list[Batch]) -> None:
         assert decode_entries(batch) == [(record.offset, record.key, record.value) for record in records]
 
 
-def test_uncompressed_batches_are_written_again_byte_for_byte(batches: list[Batch]) -> None:
+def test_uncompressed_batches_are_encoded_to_the_same_bytes(batches: list[Batch]) -> None:
     fast = 0
     for batch, header, records in batches:
         if header.compression is not Compression.NONE:
@@ -97,7 +97,7 @@ def test_uncompressed_batches_are_written_again_byte_for_byte(batches: list[Batc
     assert fast > 2000
 
 
-def test_compressed_batches_hold_the_same_when_written_again(batches: list[Batch]) -> None:
+def test_compressed_batches_hold_the_same_records_after_encoding(batches: list[Batch]) -> None:
     for _, header, records in batches[::7]:
         again = encode_batch(records, base_offset=header.base_offset, compression=header.compression)
         assert decode_records(again) == records

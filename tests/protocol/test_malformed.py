@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes from a hostile peer: nothing but DecodeError, no read beyond the frame, no memory for what is not there."""
+"""Bytes from a hostile peer: the only error is DecodeError, no read leaves the frame, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.protocol.samples import ALL_NAMES, full_sample
 
 
 def decodes_alike(cls: type[Message], data: bytes, version: int) -> bool:
-    """Whether the bytes are a message; compiled code and reference codec have to agree."""
+    """Return whether the bytes are a message; compiled code and the reference codec must agree."""
     try:
         message = cls.decode(data, version)
     except DecodeError:
@@ -113,7 +113,7 @@ def test_memory_is_a_small_multiple_of_the_frame() -> None:
 
 @pytest.mark.parametrize("name", ["MetadataRequest", "FetchResponse", "CreateTopicsRequest", "OffsetFetchRequest"])
 def test_smallest_elements_stay_bounded(name: str) -> None:
-    """Zeroes and ones make the densest arrays; no frame may grow by more than two orders of magnitude."""
+    """Zeroes and ones make the densest arrays. Memory stays below two orders of magnitude above the frame."""
     cls = message_class(name)
     version = cls.valid_versions[-1]
     for fill in (b"\x00", b"\x01", b"\x02", b"\x7f"):
@@ -170,7 +170,7 @@ def test_prefix_offset_outside_the_data() -> None:
             MetadataResponse.decode_prefix(b"", offset, 0)
 
 
-def test_the_search_for_the_cause_is_limited() -> None:
+def test_the_search_for_the_wrong_field_is_limited() -> None:
     count = 200_000
     frame = encode_uvarint(count + 1)
     with pytest.raises(DecodeError, match="beyond the values") as failure:
@@ -179,7 +179,7 @@ def test_the_search_for_the_cause_is_limited() -> None:
 
 
 def test_lengths_that_take_more_bytes_than_they_need() -> None:
-    """As in Kafka, also where the length says null."""
+    """Kafka accepts them too, also for the length of null."""
     null, empty = b"\x80\x00", b"\x81\x00"
     rest = b"\x00\x00\x00\x0a\x00"
     for length, text in ((null, None), (empty, "")):

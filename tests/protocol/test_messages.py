@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The message classes: construction, comparison, what cannot be encoded, versions, tagged fields."""
+"""The message classes: construction, comparison, values that cannot be encoded, versions, tagged fields."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_class_attributes() -> None:
         _ = messages_module.NoSuchRequest  # type: ignore[attr-defined]
 
 
-def test_unknown_argument_and_attribute_are_refused() -> None:
+def test_unknown_argument_and_attribute_are_rejected() -> None:
     with pytest.raises(TypeError):
         OffsetCommitRequest(group="g")  # type: ignore[call-arg]
     request = OffsetCommitRequest()
@@ -150,7 +150,7 @@ def test_a_field_that_the_version_lacks() -> None:
         MetadataRequest(topics=[], allow_auto_topic_creation=False).encode(0)
 
 
-def test_null_only_where_the_version_allows_it() -> None:
+def test_null_is_encoded_only_if_the_version_allows_it() -> None:
     assert MetadataRequest(topics=None).encode(1) == b"\xff\xff\xff\xff"
     with pytest.raises(EncodeError, match="topics: null"):
         MetadataRequest(topics=None).encode(0)
@@ -178,7 +178,7 @@ def test_unknown_tagged_fields_are_kept() -> None:
     assert message != plain
 
 
-def test_unknown_tags_stand_among_the_known_ones() -> None:
+def test_unknown_and_known_tags_are_written_in_one_order() -> None:
     leader = FetchResponse.LeaderIdAndEpoch(leader_id=1, leader_epoch=2)
     partition = FetchResponse.PartitionData(current_leader=leader, unknown_tagged_fields=((9, b"z"),))
     response = FetchResponse(

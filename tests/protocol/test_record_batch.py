@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record batches: what is encoded is decoded again, other implementations agree, stamping keeps the checksum."""
+"""Record batches: encoding and decoding agree, other implementations agree, and stamping keeps the checksum valid."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RECORD = st.builds(Record, NULLABLE_BYTES, NULLABLE_BYTES, HEADERS, st.integers(
 
 @st.composite
 def numbered_records(draw: st.DrawFn) -> list[Record]:
-    """Records with growing offsets, with gaps as compaction leaves them."""
+    """Draw records with growing offsets and gaps, as compaction leaves them."""
     records = draw(st.lists(RECORD, max_size=8))
     offset = draw(st.integers(0, 1 << 40))
     for record in records:
@@ -99,7 +99,7 @@ def test_batches_survive_a_round_trip(
     compression=st.sampled_from([Compression.NONE, Compression.NONE, Compression.LZ4]),
     base_offset=st.integers(0, 1 << 60),
 )
-def test_the_fast_encoder_writes_what_the_general_one_does(
+def test_the_fast_encoder_agrees_with_the_general_encoder(
     pairs: list[tuple[bytes | None, bytes | None]], repeat: int, compression: Compression, base_offset: int
 ) -> None:
     pairs = pairs * repeat
@@ -144,7 +144,7 @@ def test_compaction_keeps_the_last_offset_even_of_an_empty_batch() -> None:
         encode_batch([Record(offset=11)], base_offset=10, last_offset=10)
 
 
-def test_a_delete_horizon_takes_the_place_of_the_base_timestamp() -> None:
+def test_a_delete_horizon_replaces_the_base_timestamp() -> None:
     records = [Record(b"k", None, [], NOW, 3)]
     batch = encode_batch(records, base_offset=3, delete_horizon_ms=NOW + 86_400_000)
     assert decode_header(batch).delete_horizon_ms == NOW + 86_400_000
@@ -166,7 +166,7 @@ def test_sequences_wrap() -> None:
     assert decode_header(encode_batch(records)).last_sequence == -1
 
 
-def test_header_keys_that_are_not_utf8_survive() -> None:
+def test_header_keys_that_are_not_utf8_are_kept() -> None:
     batch = encode_batch([Record(headers=[("a\udcff", b"v")])])
     assert b"a\xff" in batch
     assert decode_records(batch)[0].headers == [("a\udcff", b"v")]
@@ -194,7 +194,7 @@ def test_stamping_in_place(compression: Compression) -> None:
 
 
 @pytest.mark.parametrize("make", [bytes, bytearray, memoryview])
-def test_walking_batches_leaves_out_a_cut_one(make: type[bytes]) -> None:
+def test_iter_headers_skips_a_last_batch_that_is_cut_off(make: type[bytes]) -> None:
     batches = [encode_batch([Record(value=b"v" * size)], base_offset=size) for size in (1, 5, 100)]
     data = b"".join(batches)
     starts = [0, len(batches[0]), len(batches[0]) + len(batches[1])]
@@ -230,7 +230,7 @@ def test_end_transaction_markers(control_type: ControlRecordType, code: int) -> 
     assert decode_end_txn_marker(record.value) == 6
 
 
-def test_control_records_of_the_future() -> None:
+def test_control_records_of_newer_versions() -> None:
     assert decode_control_key(control_key(ControlRecordType.KRAFT_VOTERS)) is ControlRecordType.KRAFT_VOTERS
     assert decode_control_key(b"\0\x01\0\x63and more") is None
     assert decode_end_txn_marker(b"\0\x01\0\0\0\x05and more") == 5

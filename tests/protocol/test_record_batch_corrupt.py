@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged, lying and hostile batches: CorruptBatchError, never a crash, a wrong record or gigabytes of memory."""
+"""Corrupt and hostile batches raise CorruptBatchError: never another error, a wrong record, or gigabytes of memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ XERIAL_HEADER = b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
 
 
 def batch_of(content: bytes, count: int = 1, last_delta: int | None = None) -> bytes:
-    """A batch whose records section is `content`."""
+    """Return a batch whose records section is `content`."""
     batch = bytearray(encode_batch([]) + content)
     pack_into(">i", batch, 8, len(batch) - 12)
     pack_into(">i", batch, 23, count - 1 if last_delta is None else last_delta)
@@ -66,7 +66,7 @@ def test_records_written_by_hand_are_read() -> None:
         (record(b"\0\0\0\x02k\x03v\0"), "wrong"),  # value length -2
         (record(b"\0\0\0\x02k\x02v\0\0"), "wrong"),
         (record(b"\0\0\x01\x02k\x02v\0"), "wrong"),  # offset delta -1
-        (record(b"\0\0\x02\x02k\x02v\0"), "exceeds"),  # offset delta 1 where the last is 0
+        (record(b"\0\0\x02\x02k\x02v\0"), "exceeds"),  # offset delta 1, but the last offset delta is 0
         (record(b"\0\0\0\x02k\x02v\x01"), "number of headers -1"),
         (record(b"\0\0\0\x02k\x02v\x08\x02n\x01"), "number of headers 4"),
         (record(b"\0\0\0\x02k\x02v\x02\x01\x02xx"), "header key"),
@@ -79,7 +79,7 @@ def test_records_written_by_hand_are_read() -> None:
         (record(b"\0\0\0\x02k\x02v\0") + b"more", "4 bytes follow"),
     ],
 )
-def test_lying_records(content: bytes, reason: str) -> None:
+def test_records_with_wrong_lengths(content: bytes, reason: str) -> None:
     for decode in (decode_records, decode_entries):
         with pytest.raises(CorruptBatchError, match=reason):
             decode(batch_of(content))
@@ -96,7 +96,7 @@ def test_lying_records(content: bytes, reason: str) -> None:
         (0x7FFF_FFFF, "do not fit"),
     ],
 )
-def test_lying_record_counts(count: int, reason: str) -> None:
+def test_wrong_record_counts(count: int, reason: str) -> None:
     two = record(b"\0\0\0\x02k\x10" + b"v" * 8 + b"\0") + record(b"\0\0\x02\x02k\x02v\0")
     with pytest.raises(CorruptBatchError, match=reason):
         decode_records(batch_of(two, count, last_delta=0x7FFF_FFFF))
@@ -110,7 +110,7 @@ def test_offsets_that_do_not_grow() -> None:
         decode_records(batch_of(same + same, count=2, last_delta=0))
 
 
-def test_a_record_that_does_not_end_with_the_batch() -> None:
+def test_batches_that_are_cut_off() -> None:
     with pytest.raises(CorruptBatchError, match="the batch needs"):
         decode_records(BATCH[:-1])
     with pytest.raises(CorruptBatchError, match="too few"):
@@ -122,7 +122,7 @@ def test_a_record_that_does_not_end_with_the_batch() -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1, 3])
-def test_other_formats_are_named(magic: int) -> None:
+def test_the_error_names_an_unsupported_format(magic: int) -> None:
     data = BATCH[:16] + bytes((magic,)) + BATCH[17:]
     for read in (decode_header, decode_records, verify_crc, lambda batch: list(iter_headers(batch))):
         for size in (len(data), 30):
@@ -138,7 +138,7 @@ def test_unknown_codec() -> None:
 
 
 @given(st.integers(0, len(BATCH) - 1), st.integers(0, 255))
-def test_a_changed_byte_is_noticed(position: int, byte: int) -> None:
+def test_a_changed_byte_is_detected(position: int, byte: int) -> None:
     data = bytearray(BATCH)
     data[position] = byte
     outside_the_checksum = position < 8 or 12 <= position < 16 or bytes(data) == BATCH
@@ -150,7 +150,9 @@ def test_a_changed_byte_is_noticed(position: int, byte: int) -> None:
 
 
 @given(st.sampled_from(Compression), st.binary(max_size=60), st.integers(0, 200), st.integers(0, 60))
-def test_garbage_is_never_more_than_a_decode_error(codec: Compression, garbage: bytes, position: int, cut: int) -> None:
+def test_garbage_raises_no_other_error_than_decode_error(
+    codec: Compression, garbage: bytes, position: int, cut: int
+) -> None:
     batch = bytearray(encode_batch([Record(b"k", b"v" * 40, [("h", b"x")])] * 3, compression=codec))
     position = BATCH_OVERHEAD_BYTES + position % (len(batch) - BATCH_OVERHEAD_BYTES)
     batch[position : position + cut] = garbage
@@ -172,7 +174,7 @@ def test_garbage_is_never_more_than_a_decode_error(codec: Compression, garbage: 
         XERIAL_HEADER + b"\xff\xff\xff\xff",
     ],
 )
-def test_data_of_no_codec(codec: Compression, content: bytes) -> None:
+def test_data_that_is_not_compressed(codec: Compression, content: bytes) -> None:
     with pytest.raises(CorruptBatchError):
         decode_records(batch_with_codec(codec, content))
 
@@ -207,7 +209,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("codec", BOMBS)
-def test_bombs_do_not_go_off(codec: Compression) -> None:
+def test_decompression_bombs_are_rejected(codec: Compression) -> None:
     tracemalloc.start()
     with pytest.raises(BatchTooLargeError, match="exceed 1000000 bytes"):
         decode_records(batch_with_codec(codec, BOMBS[codec]), max_bytes=1_000_000)
@@ -217,19 +219,19 @@ def test_bombs_do_not_go_off(codec: Compression) -> None:
 
 
 @pytest.mark.parametrize("codec", [Compression.GZIP, Compression.SNAPPY, Compression.LZ4])
-def test_a_large_limit_lets_honest_ratios_pass(codec: Compression) -> None:
+def test_possible_ratios_are_accepted_below_a_large_limit(codec: Compression) -> None:
     assert decompress(codec, BOMBS[codec]) == bytes(64 << 20)
 
 
-def test_a_ratio_that_no_honest_batch_has() -> None:
-    """4,000 times smaller is fine for a batch of ordinary size, and not for a large one."""
+def test_a_suspicious_ratio_is_rejected() -> None:
+    """A ratio of 4,000 is accepted for a batch of ordinary size, but not for a large batch."""
     small = zstandard.ZstdCompressor().compress(bytes(8 << 20))
     assert decompress(Compression.ZSTD, small) == bytes(8 << 20)
     with pytest.raises(BatchTooLargeError):
         decompress(Compression.ZSTD, BOMBS[Compression.ZSTD])
 
 
-def test_snappy_sizes_are_not_believed() -> None:
+def test_wrong_snappy_sizes_are_rejected() -> None:
     with pytest.raises(BatchTooLargeError):
         decompress(Compression.SNAPPY, encode_uvarint(0xFFFF_FFFF) + b"\0a")
     with pytest.raises(CorruptBatchError, match="impossible size"):

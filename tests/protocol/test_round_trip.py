@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every message in every version: decode(encode(x)) == x, and compiled code agrees with the reference codec."""
+"""Each message in each version: decode(encode(x)) == x, and compiled code agrees with the reference codec."""
 
 from __future__ import annotations
 

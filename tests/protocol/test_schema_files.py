@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schema files themselves: complete, uniform, and of Kafka's layout."""
+"""The schema files: complete, uniform, and with Kafka's layouts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def all_fields(struct: Schema) -> Iterator[Schema]:
 
 
 def field_at(name: str, *path: str) -> tuple[Schema, list[str]]:
-    """The field at the end of the path, and the names of its siblings in wire order."""
+    """Return the field at the end of the path, and the names of its siblings in wire order."""
     struct = load(next(SCHEMAS.glob(f"*/{name}.json")))
     for step in path:
         siblings = [field["name"] for field in struct["fields"]]
@@ -64,7 +64,7 @@ def in_order(keys: Schema, order: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_file_is_uniform_and_explains_itself(path: Path) -> None:
+def test_every_file_is_uniform_and_describes_its_fields(path: Path) -> None:
     schema = load(path)
     assert schema["name"] == path.stem
     assert schema["type"] in FOLDERS[path.parent.name]
@@ -135,7 +135,7 @@ def covers(field: Schema, version: int) -> bool:
 
 
 def test_layouts_are_kafkas() -> None:
-    """Skipped, visibly, where the facts about Kafka's layouts are not at hand."""
+    """This test is skipped if the facts about Kafka's layouts are absent."""
     checker, facts = shared("tools", "check_schemas.py"), shared("kafka-facts-4.4.0", "apis.tsv").parent
     result = subprocess.run([sys.executable, checker, SCHEMAS, facts], capture_output=True, text=True, check=False)
     assert result.stdout.splitlines()[-1] == f"{len(FILES)} same, 0 different", result.stdout

@@ -62,7 +62,7 @@ def test_uuids(uuid: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "A" * 21, "A" * 21 + "B", "A" * 23, "!" * 22, "é" * 22, "A" * 20 + "+/"])
-def test_texts_that_are_no_uuid(text: str) -> None:
+def test_invalid_uuids(text: str) -> None:
     with pytest.raises(ValueError, match="not a uuid"):
         uuid_from_string(text)
 
@@ -136,7 +136,7 @@ def test_schemas_that_break_the_rules(field: dict[str, Any]) -> None:
         message_with(field)
 
 
-def test_names_that_are_used_twice() -> None:
+def test_duplicate_names() -> None:
     field = {"name": "A", "type": "int8", "versions": "0+"}
     struct = {"name": "B", "type": "S", "versions": "0+", "fields": []}
     with pytest.raises(SchemaError, match="twice"):
@@ -145,12 +145,12 @@ def test_names_that_are_used_twice() -> None:
         message_with(struct, struct | {"name": "C"})
 
 
-def test_the_stub_is_fresh(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_stub_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
     assert stubs.main(["--check"]) == 0
     assert stubs.main(["--what"]) == 2
     assert "usage" in capsys.readouterr().err
 
 
-def test_the_package_is_ours() -> None:
+def test_the_package_has_its_type_files() -> None:
     assert Path(kcoord_protocol.__file__).with_name("py.typed").exists()
     assert Path(kcoord_protocol.__file__).with_name("messages.pyi").exists()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages are made in several threads at once, where a client and a broker share a process."""
+"""Message classes that several threads make at the same time, as in a process with a client and a broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THREADS = 4
 
 
 def test_all_threads_get_the_same_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each thread is held until all of them have found that the class does not exist yet."""
+    """Every thread waits until all threads have seen that the class does not exist yet."""
     monkeypatch.setattr(messages, "_classes", {})
     monkeypatch.setattr(messages, "globals", dict, raising=False)
     all_here = Barrier(THREADS, timeout=10)

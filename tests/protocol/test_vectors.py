@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes written by Kafka's own serializer, and the command that checks them."""
+"""Bytes of Kafka's own serializer, and the command that checks them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ GOOD = {"name": "OffsetDeleteRequest", "version": 0, "hex": "00016700000000", "d
 
 @pytest.mark.parametrize(("folder", "checked", "skipped"), [("kafka-facts", 2031, 0), ("kafka-facts-4.4.0", 2061, 150)])
 def test_kafkas_bytes(folder: str, checked: int, skipped: int) -> None:
-    count = others = 0
+    count = skipped_count = 0
     for vector in vectors.read_vectors(shared(folder, "vectors.jsonl.gz")):
         name, version, document = str(vector["name"]), int(str(vector["version"])), vector["doc"]
         if vectors.is_skipped(name):
-            others += 1
+            skipped_count += 1
             continue
         assert vectors.check_vector(vector) is None, (name, version)
         assert isinstance(document, dict)
         message = from_json(message_class(name), document, version)
         assert message.encode(version).hex() == vector["hex"], (name, version)
         count += 1
-    assert (count, others) == (checked, skipped)
+    assert (count, skipped_count) == (checked, skipped)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
