@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pytest plugin: the fixtures `kcoord_broker` and `kcoord_broker_factory`, and the marker `kcoord`.
 
-pytest loads it in every project that has kcoord installed, so it imports nothing else before a test wants a broker.
+pytest loads it in every project that has kcoord installed. So it imports nothing else before a test uses a broker.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--kcoord-broker",
         choices=MODES,
-        help="where the brokers of the fixture kcoord_broker run (default: ini option kcoord_broker, or in-process)",
+        help="how the brokers of the fixture kcoord_broker run (default: ini option kcoord_broker, or in-process)",
     )
-    parser.addini("kcoord_broker", "where the brokers of kcoord_broker run: in-process or process", default=MODES[0])
-    parser.addini("kcoord_config", "settings of all brokers of kcoord_broker, KEY=VALUE a line", type="linelist")
+    parser.addini("kcoord_broker", "how the brokers of kcoord_broker run: in-process or process", default=MODES[0])
+    parser.addini("kcoord_config", "settings of all brokers of kcoord_broker, one KEY=VALUE per line", type="linelist")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "kcoord(config=None, mode=None): settings of the kcoord_broker of this test, and where it runs",
+        "kcoord(config=None, mode=None): settings and mode (in-process or process) of this test's kcoord_broker",
     )
 
 
@@ -47,7 +47,7 @@ def _kcoord_pool() -> Iterator[BrokerPool]:
 
 @pytest.fixture
 def kcoord_broker_config() -> Mapping[str, str]:
-    """Broker settings for the tests of a module or folder: redefine it there."""
+    """The broker settings for the tests of a module or folder. Redefine this fixture there."""
     return {}
 
 
@@ -55,8 +55,8 @@ def kcoord_broker_config() -> Mapping[str, str]:
 def kcoord_broker(
     request: pytest.FixtureRequest, _kcoord_pool: BrokerPool, kcoord_broker_config: Mapping[str, str]
 ) -> Iterator[KcoordBroker]:
-    """A broker of this test's own: nothing of any other test is in it, and its port is a new one."""
-    mode, config = _wanted(request, kcoord_broker_config)
+    """A broker for this test alone, without data of other tests, on a new port."""
+    mode, config = _mode_and_config(request, kcoord_broker_config)
     broker = _kcoord_pool.take(mode, config)
     yield broker
     _kcoord_pool.give_back(broker)
@@ -66,8 +66,8 @@ def kcoord_broker(
 def kcoord_broker_factory(
     request: pytest.FixtureRequest, _kcoord_pool: BrokerPool, kcoord_broker_config: Mapping[str, str]
 ) -> Iterator[Callable[..., KcoordBroker]]:
-    """Makes as many brokers as a test wants: `kcoord_broker_factory(config)`."""
-    mode, common = _wanted(request, kcoord_broker_config)
+    """Starts any number of brokers for a test: `kcoord_broker_factory(config)`."""
+    mode, common = _mode_and_config(request, kcoord_broker_config)
     made: list[KcoordBroker] = []
 
     def make(config: Mapping[str, str] | None = None) -> KcoordBroker:
@@ -79,9 +79,11 @@ def kcoord_broker_factory(
         _kcoord_pool.give_back(broker)
 
 
-def _wanted(request: pytest.FixtureRequest, fixture_config: Mapping[str, str]) -> tuple[Mode, dict[str, str]]:
-    """The marker wins over the fixture, and that over the ini file; the command line decides where the broker runs,
-    unless a marker does.
+def _mode_and_config(request: pytest.FixtureRequest, fixture_config: Mapping[str, str]) -> tuple[Mode, dict[str, str]]:
+    """Returns mode and config of a test's broker.
+
+    For the config, the marker wins over the fixture, and the fixture over the ini file. For the mode, the marker wins
+    over the command line, and the command line over the ini file.
     """
     config: dict[str, str] = {}
     for line in request.config.getini("kcoord_config"):
@@ -96,5 +98,5 @@ def _wanted(request: pytest.FixtureRequest, fixture_config: Mapping[str, str]) -
         config.update(marker.kwargs.get("config") or {})
         mode = marker.kwargs.get("mode") or mode
     if mode not in MODES:
-        raise pytest.UsageError(f"kcoord_broker is {mode!r}; it can be {' or '.join(MODES)}")
+        raise pytest.UsageError(f"kcoord_broker must be {' or '.join(MODES)}, not {mode!r}")
     return cast("Mode", mode), config

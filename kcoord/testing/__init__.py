@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brokers for tests: `start_broker`, and with pytest the fixture `kcoord_broker`.
 
-A broker starts in a few milliseconds in a thread of the test's process, on a free port, with its files in memory;
-real clients speak to it over TCP. See docs/testing.md.
+A broker starts in a few milliseconds in a thread of the test's process, on a free port, with its files in memory.
+Real clients connect to it over TCP. See docs/testing.md.
 """
 
 from kcoord.testing.broker import InjectedFault, KcoordBroker, Mode, Record, Request, StoredRecord, start_broker

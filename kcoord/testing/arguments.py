@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the JSON object of a control request field by field; whatever is wrong is said with the name of the field."""
+"""Reads the JSON object of a control request field by field. Every error text names the field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T", str, int, bool)
 
 
 class Arguments:
-    """`text`, `integer` and so on take a field; `end` refuses what was not taken."""
+    """The fields of a request. `text`, `integer` and so on take a field; `end` rejects the fields that are left."""
 
     def __init__(self, body: object) -> None:
         if body is None:
@@ -49,19 +49,19 @@ class Arguments:
     def number(self, name: str, default: None) -> int | None: ...
 
     def number(self, name: str, default: int | None) -> int | None:
-        """An integer, or its digits: what a query string has."""
+        """Takes an integer, or a string of digits as in a query string."""
         text = self._fields.get(name)
         if isinstance(text, str):
             if not text.lstrip("-").isdigit():
-                raise ControlError(f"{name} must be an integer, it is {text!r}")
+                raise ControlError(f"{name} must be an integer, not {text!r}")
             self._fields[name] = int(text)
         return self._take(name, int, "an integer", default)
 
     def count(self, name: str, default: int = 0) -> int:
-        """An integer that is not negative."""
+        """Takes an integer that is not negative."""
         value = self.integer(name, default)
         if value < 0:
-            raise ControlError(f"{name} must not be negative, it is {value}")
+            raise ControlError(f"{name} must not be negative: {value}")
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -70,36 +70,36 @@ class Arguments:
         return value
 
     def mapping(self, name: str) -> dict[str, object]:
-        """An object; empty where it is absent."""
+        """Takes an object; empty if the field is absent."""
         value = self._fields.pop(name, None)
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            raise ControlError(f"{name} must be an object, it is {value!r}")
+            raise ControlError(f"{name} must be an object, not {value!r}")
         return {str(key): item for key, item in value.items()}
 
     def texts(self, name: str) -> dict[str, str]:
-        """An object of strings; numbers and truth values are taken as their text."""
+        """Takes an object of strings; numbers and booleans become strings."""
         texts = {}
         for key, value in self.mapping(name).items():
             if not isinstance(value, str | int | float):
-                raise ControlError(f"{name}.{key} must be a string, it is {value!r}")
+                raise ControlError(f"{name}.{key} must be a string, not {value!r}")
             texts[key] = str(value).lower() if isinstance(value, bool) else str(value)
         return texts
 
     def items(self, name: str) -> list[object]:
-        """A list; empty where it is absent."""
+        """Takes a list; empty if the field is absent."""
         value = self._fields.pop(name, None)
         if value is None:
             return []
         if not isinstance(value, list):
-            raise ControlError(f"{name} must be a list, it is {value!r}")
+            raise ControlError(f"{name} must be a list, not {value!r}")
         return value
 
     def end(self) -> None:
-        """Refuses fields that nobody asked for: most are misspelt."""
+        """Raises ControlError if fields are left. Such fields are usually misspelt."""
         if self._fields:
-            raise ControlError(f"unknown: {', '.join(sorted(self._fields))}")
+            raise ControlError(f"unknown fields: {', '.join(sorted(self._fields))}")
 
     def _take(self, name: str, kind: type[T], title: str, default: object) -> T | None:
         value = self._fields.pop(name, None)
@@ -109,5 +109,5 @@ class Arguments:
             assert default is None or isinstance(default, kind)
             return default
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ControlError(f"{name} must be {title}, it is {value!r}")
+            raise ControlError(f"{name} must be {title}, not {value!r}")
         return value

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker for tests, and everything that a test may do to it. All calls block; from a coroutine use
-`asyncio.to_thread`.
+"""A broker for tests, with all operations that a test may use.
 
-Whatever cannot be done is a ControlError that names the field; a wait that takes too long is a WaitTimeout, which is a
-TimeoutError as well.
+All calls block. In a coroutine, call them through `asyncio.to_thread`.
+
+A call that fails raises ControlError, whose text names the wrong field. A wait that times out raises WaitTimeout, which
+is also a TimeoutError.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ WAIT_SECONDS: Final = 10.0
 
 @dataclass(slots=True, frozen=True)
 class Record:
-    """A record to produce; None leaves partition and time to the producer."""
+    """A record to produce. If partition or timestamp is None, the producer chooses it."""
 
     value: Payload
     key: Payload = None
@@ -38,7 +39,7 @@ class Record:
 
 @dataclass(slots=True, frozen=True)
 class StoredRecord:
-    """A record of a topic."""
+    """A record that is stored in a topic."""
 
     partition: int
     offset: int
@@ -50,8 +51,9 @@ class StoredRecord:
 
 @dataclass(slots=True, frozen=True)
 class Request:
-    """A request that the broker received. `body` is the request in Kafka's JSON form; `fault` the number of the fault
-    that it met.
+    """A request that the broker received.
+
+    `body` is the request in Kafka's JSON form. `fault` is the number of the fault that was applied, or None.
     """
 
     number: int
@@ -68,7 +70,7 @@ class Request:
 
 
 class InjectedFault:
-    """A fault in force, until it is used up or removed. As a context manager it is removed at the end."""
+    """A fault that is active until it is used up or removed. As a context manager it is removed at the end."""
 
     def __init__(self, broker: KcoordBroker, number: int) -> None:
         self._broker = broker
@@ -76,11 +78,11 @@ class InjectedFault:
 
     @property
     def hits(self) -> int:
-        """How many requests met it."""
+        """The number of requests that the fault was applied to."""
         return cast("int", self._state()["hits"])
 
     def wait(self, hits: int = 1, timeout: float = WAIT_SECONDS) -> None:
-        """Waits until so many requests met it."""
+        """Waits until the fault was applied to `hits` requests. Raises WaitTimeout after `timeout` seconds."""
         self._broker.call("GET", f"/faults/{self.number}", {"hits": str(hits), "timeout_ms": _ms(timeout)})
 
     def remove(self) -> None:
@@ -98,13 +100,13 @@ class InjectedFault:
         try:
             self.remove()
         except ControlError as error:
-            # The test has cleared all faults, or begun anew.
+            # The test has cleared all faults, or reset the broker.
             if error.status != 404:
                 raise
 
 
 class KcoordBroker:
-    """A running broker. `start_broker` and the fixture `kcoord_broker` make one."""
+    """A running broker. `start_broker` and the fixture `kcoord_broker` create it."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -113,7 +115,7 @@ class KcoordBroker:
 
     @property
     def listeners(self) -> dict[str, str]:
-        """Listener name -> `host:port` that is listened on, which may differ from what clients are told."""
+        """Listener name -> `host:port` that is bound, which may differ from the advertised address."""
         return cast("dict[str, dict[str, str]]", self.call("GET", "/"))["listeners"]
 
     @property
@@ -126,23 +128,24 @@ class KcoordBroker:
 
     @property
     def control_url(self) -> str | None:
-        """Where its control listens; None for a broker in this process."""
+        """The URL of the broker's control; None for a broker in this process."""
         return self._transport.control_url
 
     def call(self, method: str, path: str, query: Mapping[str, str] | None = None, body: object = None) -> object:
-        """A request to the control, as docs/testing.md lists them; returns the JSON of the answer."""
+        """Sends a request to the control (docs/testing.md lists them) and returns the decoded JSON of the response."""
         return self._transport.call(method, path, query or {}, body)
 
     def stop(self) -> None:
         self._transport.close()
 
     def restart(self) -> None:
-        """An orderly stop and a start: same address, same data."""
+        """Stops the broker cleanly and starts it with the same address and data."""
         self.call("POST", "/restart")
 
     def reset(self, config: Mapping[str, str] | None = None, *, like_new: bool = False) -> None:
-        """A broker that knows nothing, at the same address; `config` changes settings from now on. One that is like new
-        has only these settings, and another port.
+        """Deletes all data and restarts the broker at the same address.
+
+        `config` is added to the settings. With `like_new` the broker has only these settings, and a new port.
         """
         body = {"config": dict(config or {}), "like_new": like_new}
         status = cast("dict[str, Any]", self.call("POST", "/reset", body=body))
@@ -162,78 +165,94 @@ class KcoordBroker:
         self.call("POST", "/topics", body={"name": name, "partitions": partitions, "configs": dict(configs or {})})
 
     def add_partitions(self, name: str, total: int) -> None:
-        """Lets the topic grow to `total` partitions."""
+        """Increases the partition count of the topic to `total`."""
         self.call("POST", f"/topics/{quote(name)}/partitions", body={"total": total})
 
     def delete_topic(self, name: str) -> None:
         self.call("DELETE", f"/topics/{quote(name)}")
 
     def produce(self, topic: str, records: Iterable[Payload | Record]) -> list[tuple[int, int]]:
-        """Stores records, values or whole ones; returns partition and offset of each."""
-        body = {"records": [_record_to_json(one if isinstance(one, Record) else Record(one)) for one in records]}
+        """Produces values or records, and returns partition and offset of each, in order."""
+        whole_records = (record if isinstance(record, Record) else Record(record) for record in records)
+        body = {"records": [_record_to_json(record) for record in whole_records]}
         places = cast("list[dict[str, int]]", self.call("POST", f"/topics/{quote(topic)}/records", body=body))
         return [(place["partition"], place["offset"]) for place in places]
 
     def records(self, topic: str) -> list[StoredRecord]:
-        """All records of a topic, by partition and offset."""
-        found = cast("list[dict[str, Any]]", self.call("GET", f"/topics/{quote(topic)}/records"))
-        return [_stored_record(one) for one in found]
+        """Returns all records of a topic, by partition and offset."""
+        documents = cast("list[dict[str, Any]]", self.call("GET", f"/topics/{quote(topic)}/records"))
+        return [_stored_record(document) for document in documents]
 
     # Groups.
 
     def group(self, group_id: str) -> Group:
-        """The group as it is; Dead and empty if it does not exist."""
+        """Returns the group as it is now; Dead and empty if it does not exist."""
         return self._group(group_id, {})
 
     def wait_for_group(
         self, group_id: str, *, state: str | None = None, members: int | None = None, timeout: float = WAIT_SECONDS
     ) -> Group:
-        """Waits until the group is in the state and has that many members; returns it."""
-        wanted = {"timeout_ms": _ms(timeout)}
+        """Waits until the group has the state and the number of members, and returns it.
+
+        Raises WaitTimeout after `timeout` seconds.
+        """
+        query = {"timeout_ms": _ms(timeout)}
         if state is not None:
-            wanted["state"] = state
+            query["state"] = state
         if members is not None:
-            wanted["members"] = str(members)
-        return self._group(group_id, wanted)
+            query["members"] = str(members)
+        return self._group(group_id, query)
 
     def _group(self, group_id: str, query: Mapping[str, str]) -> Group:
         return group_from_json(cast("dict[str, Any]", self.call("GET", f"/groups/{quote(group_id, '')}", query)))
 
     def committed(self, group_id: str) -> dict[str, dict[int, int]]:
-        """Topic -> partition -> committed offset."""
+        """Returns topic -> partition -> committed offset."""
         offsets = cast("dict[str, dict[str, int]]", self.call("GET", f"/groups/{quote(group_id, '')}/offsets"))
-        return {topic: {int(one): offset for one, offset in found.items()} for topic, found in offsets.items()}
+        return {
+            topic: {int(partition): offset for partition, offset in partitions.items()}
+            for topic, partitions in offsets.items()
+        }
 
     def commit(self, group_id: str, offsets: Mapping[str, Mapping[int, int]]) -> None:
         """Commits offsets for a group without members: topic -> partition -> offset."""
-        body = {"offsets": {topic: {str(one): at for one, at in found.items()} for topic, found in offsets.items()}}
-        self.call("PUT", f"/groups/{quote(group_id, '')}/offsets", body=body)
+        document = {
+            topic: {str(partition): offset for partition, offset in partitions.items()}
+            for topic, partitions in offsets.items()
+        }
+        self.call("PUT", f"/groups/{quote(group_id, '')}/offsets", body={"offsets": document})
 
     def override_target_assignment(self, group_id: str, members: Mapping[str, Mapping[str, Sequence[int]]]) -> int:
-        """Gives members their target assignment: member id, instance id or client id -> topic -> partitions.
+        """Sets the target assignment of members and returns the new group epoch.
 
-        Members that are not named lose these partitions and keep the others. Returns the new group epoch. The next
-        change of the group's members, subscriptions or topics lets the assignor decide again.
+        `members` maps a member id, instance id or client id to topic -> partitions. Other members lose these partitions
+        and keep the rest. The assignor computes a new target after the next change of the group's members,
+        subscriptions or topics.
         """
-        body = {"members": {name: {topic: list(ids) for topic, ids in one.items()} for name, one in members.items()}}
-        answer = cast("dict[str, int]", self.call("PUT", f"/groups/{quote(group_id, '')}/target", body=body))
+        document = {
+            name: {topic: list(partitions) for topic, partitions in assignment.items()}
+            for name, assignment in members.items()
+        }
+        target = f"/groups/{quote(group_id, '')}/target"
+        answer = cast("dict[str, int]", self.call("PUT", target, body={"members": document}))
         return answer["epoch"]
 
     def expire_session(self, group_id: str, member: str) -> None:
-        """Lets the session of one member end now: member id, instance id or client id."""
+        """Expires the session of a member now. `member` is a member id, instance id or client id."""
         self.call("POST", f"/groups/{quote(group_id, '')}/members/{quote(member, '')}/expire")
 
     # The clock.
 
     @property
     def now_ms(self) -> int:
-        """The broker's clock."""
+        """The broker's clock, in ms since the epoch."""
         return cast("dict[str, int]", self.call("GET", "/"))["now_ms"]
 
     def advance_clock(self, seconds: float) -> int:
-        """Moves the broker's clock: sessions, retention and expiry come due. Members that are alive had no chance to
-        send a heartbeat meanwhile, so beyond the session timeout they are gone, too; see `expire_session`. Returns the
-        new time in ms.
+        """Advances the broker's clock and returns the new time in ms. Session timeouts and retention elapse.
+
+        Live members send no heartbeat in between, so they expire too if `seconds` exceeds the session timeout. To
+        expire one member, use `expire_session`.
         """
         answer = cast("dict[str, int]", self.call("POST", "/clock/advance", body={"ms": round(seconds * 1000)}))
         return answer["now_ms"]
@@ -257,13 +276,17 @@ class KcoordBroker:
         skip: int = 0,
         times: int | None = 1,
     ) -> InjectedFault:
-        """Lets requests fail that match everything that is given: an API such as "OffsetCommit", a group, a member id
-        or instance id, a member epoch or generation, a client id.
+        """Makes matching requests fail.
 
-        They are answered with an error of Kafka's, are delayed by so many seconds, get no answer (drop: the connection
-        hangs until the fault is removed), or lose their connection (close). With `after_handling` the broker does what
-        was asked, and only the answer suffers. The first `skip` matches go through, then `times` meet the fault; None:
-        all that come.
+        A request matches if it has all given values: an API such as "OffsetCommit", a group, a member id or instance
+        id, a member epoch or generation, a client id.
+
+        The outcome is one of these: the response has a Kafka error (`error`, `message`), the connection hangs without a
+        response until the fault is removed (`drop`), or the connection is closed (`close`). `delay` in seconds comes
+        before the outcome, or alone delays the response. With `after_handling` the broker first handles the request,
+        and only the response is affected.
+
+        The first `skip` matching requests pass, then the fault is applied `times` times; None means without a limit.
         """
         body = {
             "api": api,
@@ -295,19 +318,20 @@ class KcoordBroker:
         epoch: int | None = None,
         client_id: str | None = None,
     ) -> list[Request]:
-        """What clients have asked, oldest first; the last 10,000 requests are kept."""
-        wanted = {"api": api, "group": group, "member": member, "epoch": epoch, "client_id": client_id}
-        query = {key: str(value) for key, value in wanted.items() if value is not None}
-        return [Request(**one) for one in cast("list[dict[str, Any]]", self.call("GET", "/requests", query))]
+        """Returns the matching requests of clients, oldest first. The broker keeps the last 10,000 requests."""
+        selector = {"api": api, "group": group, "member": member, "epoch": epoch, "client_id": client_id}
+        query = {key: str(value) for key, value in selector.items() if value is not None}
+        documents = cast("list[dict[str, Any]]", self.call("GET", "/requests", query))
+        return [Request(**document) for document in documents]
 
     def clear_requests(self) -> None:
         self.call("DELETE", "/requests")
 
 
 def start_broker(config: Mapping[str, str] | None = None, mode: Mode = "in-process") -> KcoordBroker:
-    """Starts a broker on a free port, in a thread of this process or in a process of its own. Use it in a `with`.
+    """Starts a broker on a free port, in a thread of this process or in its own process. Use it in a `with`.
 
-    `config` are Kafka's settings of brokers, on top of those of `kcoord.testing.host.DEFAULTS`.
+    `config` has broker settings by Kafka's config keys. They override `kcoord.testing.host.DEFAULTS`.
     """
     if mode == "process":
         return KcoordBroker(ProcessTransport(config or {}))
@@ -320,7 +344,7 @@ def start_broker(config: Mapping[str, str] | None = None, mode: Mode = "in-proce
 
 
 class _BrokerWithThread(KcoordBroker):
-    """A broker that has its thread for itself."""
+    """A broker that does not share its thread."""
 
     def __init__(self, transport: Transport, thread: LoopThread) -> None:
         super().__init__(transport)
@@ -353,12 +377,12 @@ def _record_to_json(record: Record) -> dict[str, object]:
     }
 
 
-def _stored_record(found: Mapping[str, Any]) -> StoredRecord:
+def _stored_record(document: Mapping[str, Any]) -> StoredRecord:
     return StoredRecord(
-        found["partition"],
-        found["offset"],
-        found["timestamp_ms"],
-        from_text(found["key"]),
-        from_text(found["value"]),
-        {name: from_text(value) for name, value in found["headers"].items()},
+        document["partition"],
+        document["offset"],
+        document["timestamp_ms"],
+        from_text(document["key"]),
+        from_text(document["value"]),
+        {name: from_text(value) for name, value in document["headers"].items()},
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A clock that can be moved ahead. It still never goes back."""
+"""A clock that tests can advance. It never goes back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kcoord.server.clock import Clock
 
 
 class MovableClock(Clock):
-    """The clock of a broker under test."""
+    """The clock of a test broker."""
 
     __slots__ = ("_ahead_ms",)
 
@@ -17,7 +17,7 @@ class MovableClock(Clock):
 
     @property
     def ahead_ms(self) -> int:
-        """How far it was moved."""
+        """How far the clock is ahead of the time of day."""
         return self._ahead_ms
 
     def now_ms(self) -> int:

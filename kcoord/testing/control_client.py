@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the control does as a client of its own broker. Its requests are neither in the history nor met by faults."""
+"""The control as a client of its own broker. Its requests are not in the history, and no fault is applied to them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kcoord.testing.monitor import CONTROL_CLIENT_ID
 from kcoord_protocol.errors import Errors
 
 BASE64_PREFIX: Final = "base64:"
-"""How bytes that are no UTF-8 text begin in JSON."""
+"""The prefix of bytes in JSON that are not UTF-8."""
 _POLL_MS: Final = 200
 _READ_SECONDS: Final = 30
 
@@ -47,7 +47,7 @@ class NewRecord:
 
 
 class ControlClient:
-    """Connects when it is first needed. `connect` to another address closes what is open."""
+    """Connects at the first use. `connect` with another address closes the open connections."""
 
     def __init__(self) -> None:
         self._address = ""
@@ -111,15 +111,15 @@ class ControlClient:
                 )
             )
         await producer.flush()
-        places = [await one for one in sent]
-        return [{"partition": one.partition, "offset": one.offset or 0} for one in places]
+        places = [await delivery for delivery in sent]
+        return [{"partition": place.partition, "offset": place.offset or 0} for place in places]
 
     async def records(self, topic: str) -> list[dict[str, object]]:
-        """All records that are there, by partition and offset."""
+        """Returns all records that the topic has now, by partition and offset."""
         description = (await (await self._ask()).describe_topics([topic]))[topic]
-        partitions = [TopicPartition(topic, one.partition) for one in description.partitions]
+        partitions = [TopicPartition(topic, partition.partition) for partition in description.partitions]
         ends = (await (await self._ask()).list_offsets(dict.fromkeys(partitions, OffsetSpec.latest()))).all()
-        found = []
+        records: list[ConsumerRecord] = []
         async with (
             asyncio.timeout(_READ_SECONDS),
             Consumer(
@@ -127,9 +127,10 @@ class ControlClient:
             ) as consumer,
         ):
             consumer.assign(partitions)
-            while any([await consumer.position(one) < ends[one].offset for one in partitions]):
-                found += await consumer.poll(_POLL_MS)
-        return [_record_to_json(one) for one in sorted(found, key=lambda one: (one.partition, one.offset))]
+            while any([await consumer.position(partition) < ends[partition].offset for partition in partitions]):
+                records += await consumer.poll(_POLL_MS)
+        records.sort(key=lambda record: (record.partition, record.offset))
+        return [_record_to_json(record) for record in records]
 
     # Groups.
 
@@ -144,23 +145,23 @@ class ControlClient:
 
     async def committed(self, group_id: str) -> Offsets:
         offsets = (await (await self._ask()).list_consumer_group_offsets([group_id]))[group_id]
-        found: Offsets = {}
+        offsets_by_topic: Offsets = {}
         for partition, offset in sorted(offsets.items()):
             if offset is not None:
-                found.setdefault(partition.topic, {})[str(partition.partition)] = offset.offset
-        return found
+                offsets_by_topic.setdefault(partition.topic, {})[str(partition.partition)] = offset.offset
+        return offsets_by_topic
 
     async def commit(self, group_id: str, offsets: Mapping[str, Mapping[int, int]]) -> None:
-        wanted: dict[TopicPartition, OffsetAndMetadata | int] = {
+        new_offsets: dict[TopicPartition, OffsetAndMetadata | int] = {
             TopicPartition(topic, partition): offset
             for topic, partitions in offsets.items()
             for partition, offset in partitions.items()
         }
-        (await (await self._ask()).alter_consumer_group_offsets(group_id, wanted)).all()
+        (await (await self._ask()).alter_consumer_group_offsets(group_id, new_offsets)).all()
 
 
 def _record_from(record: object) -> NewRecord:
-    """A text, or an object with `value` and what else a record has."""
+    """Decodes a record from JSON: a string is its value, an object has its fields."""
     arguments = Arguments(record if isinstance(record, dict) else {"value": record})
     new = NewRecord(
         _to_bytes("value", arguments.text("value", None)),
@@ -185,7 +186,7 @@ def _record_to_json(record: ConsumerRecord) -> dict[str, object]:
 
 
 def to_text(data: bytes | None) -> str | None:
-    """UTF-8 as it is, everything else as `base64:...`."""
+    """Returns UTF-8 bytes as text, and all other bytes as `base64:...`."""
     if data is None:
         return None
     try:
@@ -196,7 +197,7 @@ def to_text(data: bytes | None) -> str | None:
 
 
 def from_text(text: str | None) -> bytes | None:
-    """The reverse of `to_text`; ValueError where it is none."""
+    """Returns the bytes for a text of `to_text`. Raises ValueError if the base64 is malformed."""
     if text is None:
         return None
     if not text.startswith(BASE64_PREFIX):
@@ -208,4 +209,4 @@ def _to_bytes(name: str, text: str | None) -> bytes | None:
     try:
         return from_text(text)
     except binascii.Error as error:
-        raise ControlError(f"{name} is no base64: {error}") from None
+        raise ControlError(f"{name} is not valid base64: {error}") from None

@@ -1,7 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control of a test broker: JSON in, JSON out, whoever carries it (a thread of the same process, or HTTP).
+"""The control of a test broker: it executes the requests of tests, with JSON in and out.
 
-Runs in the event loop of the broker. What a client can do, it does as a client, under CONTROL_CLIENT_ID.
+Who calls whom, and in which thread:
+
+    test thread                    thread of the event loop
+    KcoordBroker -> Transport ---> BrokerController -> BrokerHost -> InstrumentedProcess (the broker)
+                                       |                                     |
+                                       +-> ControlClient --- TCP ----------->+ -> Monitor -> Faults
+
+* A transport blocks the calling thread until the controller has answered. It is a thread of the same process
+  (`ThreadTransport`) or HTTP to another process (`ProcessTransport`, `http_control`).
+* The controller, the broker and the monitor run in one event loop, so they need no locks. Control requests of several
+  threads interleave at every `await`.
+* For everything that a client can do, the controller is a client of its broker (`ControlClient`), under the client id
+  CONTROL_CLIENT_ID. What no client can do, it does on the objects of the broker: move the clock, inject faults, set a
+  target assignment, expire a session.
+
+`restart` keeps the files, the faults, the history, the port, and the distance of the clock. `reset` keeps the settings
+and the port only. Both close all connections.
 """
 
 from __future__ import annotations
@@ -28,7 +44,7 @@ Query = Mapping[str, str]
 
 
 class BrokerController:
-    """`handle` answers one request. Paths, methods and fields are those of docs/testing.md."""
+    """Executes control requests. docs/testing.md lists paths, methods and fields."""
 
     def __init__(self, host: BrokerHost) -> None:
         self._host = host
@@ -59,22 +75,23 @@ class BrokerController:
         ]
 
     async def handle(self, method: str, path: str, query: Query, body: object) -> object:
-        """The answer, a value for JSON; `path` is percent-encoded, as in a URL. ControlError where the request is wrong
-        or cannot be done.
+        """Executes one request and returns the response, a value for JSON.
+
+        `path` is percent-encoded, as in a URL. Raises ControlError if the request is malformed or fails.
         """
         allowed = []
-        for known_method, pattern, function in self._routes:
-            found = pattern.fullmatch(path)
-            if found is None:
+        for route_method, pattern, function in self._routes:
+            match = pattern.fullmatch(path)
+            if match is None:
                 continue
-            if known_method != method:
-                allowed.append(known_method)
+            if route_method != method:
+                allowed.append(route_method)
                 continue
-            named = [unquote(part) for part in found.groups()]
-            return await _run(function(*named, Arguments({**query} if method == "GET" else body)))
+            parts = [unquote(part) for part in match.groups()]
+            return await _run(function(*parts, Arguments({**query} if method == "GET" else body)))
         if allowed:
-            raise ControlError(f"{path} takes {' and '.join(allowed)}, not {method}", 405)
-        raise ControlError(f"there is no {path}", 404)
+            raise ControlError(f"{path} supports {' and '.join(allowed)}, not {method}", 405)
+        raise ControlError(f"unknown path {path}", 404)
 
     async def close(self) -> None:
         await self._client.close()
@@ -90,7 +107,7 @@ class BrokerController:
         process = self._host.process
         return {
             "bootstrap_servers": self._host.bootstrap_servers,
-            "listeners": {name: str(one).partition("://")[2] for name, one in process.bound.items()},
+            "listeners": {name: str(listener).partition("://")[2] for name, listener in process.bound.items()},
             "cluster_id": process.broker.cluster_id,
             "now_ms": process.clock.now_ms(),
             "ahead_ms": process.clock.ahead_ms,
@@ -155,12 +172,12 @@ class BrokerController:
         return [fault.to_json() for fault in self._host.monitor.faults.all()]
 
     async def _fault(self, number: str, arguments: Arguments) -> object:
-        """At once, or when so many requests have met it."""
+        """Returns the fault, after it was applied to at least `hits` requests."""
         hits, timeout_ms = arguments.number("hits", 0), arguments.number("timeout_ms", WAIT_MS)
         arguments.end()
         fault = self._host.monitor.faults.get(_fault_number(number))
         if not await until(lambda: fault.hits >= hits, timeout_ms):
-            raise WaitTimeout(f"waited {timeout_ms} ms for {hits} requests to meet fault {number}, {fault.hits} did")
+            raise WaitTimeout(f"waited {timeout_ms} ms for {hits} hits of fault {number}, but it has {fault.hits}")
         return fault.to_json()
 
     async def _remove_fault(self, number: str, arguments: Arguments) -> object:
@@ -189,7 +206,7 @@ def _path(template: str) -> re.Pattern[str]:
 
 def _fault_number(text: str) -> int:
     if not text.isdigit():
-        raise ControlError(f"a fault has a number, not {text!r}", 404)
+        raise ControlError(f"the number of a fault must be an integer, not {text!r}", 404)
     return int(text)
 
 

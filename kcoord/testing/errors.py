@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said to whoever asks a test broker for something that it cannot do."""
+"""The errors of calls to a test broker."""
 
 from __future__ import annotations
 
 
 class ControlError(Exception):
-    """A request to the control of a test broker that failed. `status` is the HTTP status that it stands for."""
+    """A request to the control of a test broker failed. `status` is the HTTP status of the response."""
 
     def __init__(self, text: str, status: int = 400) -> None:
         super().__init__(text)
@@ -14,7 +14,7 @@ class ControlError(Exception):
 
 
 class WaitTimeout(ControlError, TimeoutError):
-    """What was waited for did not come in time; the text tells what there was instead."""
+    """A wait timed out. The text has the state at that time."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, 408)

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults by rule: which requests meet one, how often, and what happens to them. Pure: no clock, no sockets.
+"""Rules for faults: the requests that they match, how often they apply, and the outcome. Pure: no clock, no sockets.
 
-The first rule that matches and is not used up decides. A request that a rule lets pass (`skip`) is counted as matched,
-and no later rule is asked.
+Every request is compared with the rules in the order in which they were added. The first rule that matches and is not
+used up decides alone:
+
+1. The first `skip` matching requests pass. They count as `matched`, and no later rule is applied to them.
+2. The next `times` matching requests get the outcome. They count as `matched` and as `hits`.
+3. Then the rule is used up. It stays in the list and matches nothing.
+
+`instrumented_connection` carries out the outcome.
 """
 
 from __future__ import annotations
@@ -19,21 +25,21 @@ from kcoord_protocol.errors import Errors
 
 
 class FaultOutcome(Enum):
-    """How a request ends that meets a fault."""
+    """The outcome of a fault."""
 
     ANSWER = "answer"
-    """As if nothing were wrong, but late."""
+    """The normal response, after a delay."""
     ERROR = "error"
     DROP = "drop"
-    """No answer, and none to what the connection asks afterwards, as with a broker that hangs. The connection ends when
-    the fault is removed.
+    """No response to this request and to later ones of the connection, as if the broker hung. The connection is closed
+    when the fault is removed.
     """
     CLOSE = "close"
 
 
 @dataclass(slots=True)
 class Selector:
-    """Which requests; None means all. `member` is a member id or an instance id."""
+    """Selects requests. None matches every request. `member` is a member id or an instance id."""
 
     api: ApiKey | None = None
     group: str | None = None
@@ -73,7 +79,7 @@ class Selector:
 
 @dataclass(slots=True)
 class RequestFault:
-    """A rule. With `after_handling` the broker does what was asked, and only the answer is touched."""
+    """A rule. With `after_handling` the broker handles the request first, and only the response is affected."""
 
     selector: Selector
     outcome: FaultOutcome = FaultOutcome.ANSWER
@@ -107,14 +113,14 @@ class RequestFault:
 
 
 def fault_from(arguments: Arguments) -> RequestFault:
-    """The rule of a JSON object; ControlError names the field that is wrong."""
+    """Decodes a rule from JSON. Raises ControlError, which names the wrong field."""
     selector = Selector.taken_from(arguments)
     error = arguments.text("error", None)
-    wanted = [FaultOutcome.ERROR] if error is not None else []
-    wanted += [outcome for outcome in (FaultOutcome.DROP, FaultOutcome.CLOSE) if arguments.flag(outcome.value)]
+    outcomes = [FaultOutcome.ERROR] if error is not None else []
+    outcomes += [outcome for outcome in (FaultOutcome.DROP, FaultOutcome.CLOSE) if arguments.flag(outcome.value)]
     fault = RequestFault(
         selector,
-        wanted[0] if wanted else FaultOutcome.ANSWER,
+        outcomes[0] if outcomes else FaultOutcome.ANSWER,
         Errors.NONE if error is None else error_named(error),
         arguments.text("message", None),
         arguments.count("delay_ms"),
@@ -123,36 +129,36 @@ def fault_from(arguments: Arguments) -> RequestFault:
         arguments.count("times", 1) or None,
     )
     arguments.end()
-    if len(wanted) > 1:
-        raise ControlError("only one of error, drop and close can be chosen")
+    if len(outcomes) > 1:
+        raise ControlError("only one of error, drop and close is allowed")
     if fault.outcome is FaultOutcome.ANSWER and not fault.delay_ms:
         raise ControlError("a fault needs error, delay_ms, drop or close")
     return fault
 
 
 def api_named(name: str) -> ApiKey:
-    """The API of a name such as OffsetCommit or OFFSET_COMMIT."""
-    wanted = name.replace("_", "").lower()
-    for known, api in API_NAMES.items():
-        if known.lower() == wanted:
+    """Returns the API with a name such as OffsetCommit or OFFSET_COMMIT."""
+    normalized = name.replace("_", "").lower()
+    for api_name, api in API_NAMES.items():
+        if api_name.lower() == normalized:
             return api
-    raise ControlError(f"api: there is none named {name!r}; there are {', '.join(sorted(API_NAMES))}")
+    raise ControlError(f"api: unknown API {name!r}; the APIs are {', '.join(sorted(API_NAMES))}")
 
 
 def error_named(name: str) -> Errors:
-    """The error of a name such as NOT_COORDINATOR, or of a code."""
+    """Returns the error with a name such as NOT_COORDINATOR, or with a code."""
     if name.lstrip("-").isdigit() and int(name) in Errors._value2member_map_:
         return Errors(int(name))
     try:
         return Errors[name.upper()]
     except KeyError:
         raise ControlError(
-            f"error: there is none named {name!r}; names are those of Kafka, as NOT_COORDINATOR"
+            f"error: unknown error {name!r}; use a Kafka error name such as NOT_COORDINATOR, or its code"
         ) from None
 
 
 class Faults:
-    """The rules in force, oldest first."""
+    """The active rules, oldest first."""
 
     def __init__(self) -> None:
         self._rules: dict[int, RequestFault] = {}
@@ -164,7 +170,7 @@ class Faults:
         return fault
 
     def meet(self, facts: RequestFacts) -> RequestFault | None:
-        """The fault that a request meets, which is counted; None where it goes through."""
+        """Returns the rule that applies to a request and counts the hit; None if the request passes."""
         for fault in self._rules.values():
             if fault.is_used_up or not fault.selector.matches(facts):
                 continue

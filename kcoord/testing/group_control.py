@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a test broker's control that is about groups: waiting for a state, offsets, targets, sessions."""
+"""The requests of the control that concern groups: wait for a state, offsets, target assignments, sessions."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ _LOOK_SECONDS: Final = 0.01
 
 
 class GroupControl:
-    """`connected` gives a client of the broker that is running."""
+    """Executes control requests of groups. `connected` returns a client that is connected to the running broker."""
 
     def __init__(self, host: BrokerHost, connected: Callable[[], Awaitable[ControlClient]]) -> None:
         self._host = host
         self._connected = connected
 
     async def group(self, group_id: str, arguments: Arguments) -> object:
-        """At once, or when the group has the state and the number of members that are asked for."""
+        """Returns the group, after it has the requested state and number of members."""
         state, members = arguments.text("state", None), arguments.number("members", None)
         timeout_ms = arguments.number("timeout_ms", WAIT_MS)
         arguments.end()
         client = await self._connected()
         group = await client.group(group_id)
 
-        async def is_as_wanted() -> bool:
+        async def is_reached() -> bool:
             nonlocal group
             group = await client.group(group_id)
-            return _is_as_wanted(group, state, members)
+            return _is_reached(group, state, members)
 
-        if await until(is_as_wanted, timeout_ms):
+        if await until(is_reached, timeout_ms):
             return group.to_json()
-        wanted = [f"state {state}"] if state is not None else []
-        wanted += [f"{members} members"] if members is not None else []
-        raise WaitTimeout(f"waited {timeout_ms} ms for {' and '.join(wanted)}, but {group}")
+        conditions = [f"state {state}"] if state is not None else []
+        conditions += [f"{members} members"] if members is not None else []
+        raise WaitTimeout(f"waited {timeout_ms} ms for {' and '.join(conditions)}, but {group}")
 
     async def committed(self, group_id: str, arguments: Arguments) -> object:
         arguments.end()
@@ -64,12 +64,12 @@ class GroupControl:
         return await client.committed(group_id)
 
     async def override_target(self, group_id: str, arguments: Arguments) -> object:
-        wanted = {member: _partitions(member, value) for member, value in arguments.mapping("members").items()}
+        targets = {member: _partitions(member, value) for member, value in arguments.mapping("members").items()}
         arguments.end()
-        if not wanted:
-            raise ControlError("members is missing: member -> topic -> partitions")
+        if not targets:
+            raise ControlError("members is missing: an object of member -> topic -> partitions")
         epoch = await self._run(
-            group_id, lambda shard, context: shard.override_target_assignment(context, group_id, wanted)
+            group_id, lambda shard, context: shard.override_target_assignment(context, group_id, targets)
         )
         return {"epoch": epoch}
 
@@ -81,7 +81,7 @@ class GroupControl:
     async def _run(
         self, group_id: str, operation: Callable[[ControllableShard, OperationContext], CoordinatorResult[T]]
     ) -> T:
-        """Runs an operation on the group's shard, and waits until its records are written."""
+        """Runs an operation on the group's shard, and returns its response once its records are written."""
         process = self._host.process
 
         def on_shard(shard: GroupCoordinatorShard, context: OperationContext, _: None) -> CoordinatorResult[T]:
@@ -93,7 +93,7 @@ class GroupControl:
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_ms: int) -> bool:
-    """Looks until the condition holds, at least once; False where it does not in time."""
+    """Polls until the condition holds, at least once. Returns False after the timeout."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
     while True:
@@ -105,7 +105,7 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_ms: int
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-def _is_as_wanted(group: Group, state: str | None, members: int | None) -> bool:
+def _is_reached(group: Group, state: str | None, members: int | None) -> bool:
     return (state is None or state.lower() == group.state.lower()) and (
         members is None or members == len(group.members)
     )
@@ -113,20 +113,20 @@ def _is_as_wanted(group: Group, state: str | None, members: int | None) -> bool:
 
 def _partitions(member: str, value: object) -> TopicPartitions:
     if not isinstance(value, dict):
-        raise ControlError(f"members.{member} must be an object of topics, it is {value!r}")
+        raise ControlError(f"members.{member} must be an object of topics, not {value!r}")
     for topic, partitions in value.items():
-        if not isinstance(partitions, list) or not all(type(one) is int for one in partitions):
-            raise ControlError(f"members.{member}.{topic} must be a list of partitions, it is {partitions!r}")
+        if not isinstance(partitions, list) or not all(type(partition) is int for partition in partitions):
+            raise ControlError(f"members.{member}.{topic} must be a list of partitions, not {partitions!r}")
     return value
 
 
 def _offsets(topic: str, value: object) -> dict[int, int]:
-    """Partition -> offset; the keys of JSON objects are strings."""
+    """Decodes partition -> offset. In JSON the keys are strings."""
     if not isinstance(value, dict):
-        raise ControlError(f"offsets.{topic} must be an object of partitions, it is {value!r}")
+        raise ControlError(f"offsets.{topic} must be an object of partitions, not {value!r}")
     offsets = {}
     for partition, offset in value.items():
         if not str(partition).isdigit() or type(offset) is not int:
-            raise ControlError(f"offsets.{topic} maps partitions to offsets, not {partition!r} to {offset!r}")
+            raise ControlError(f"offsets.{topic} must map partitions to offsets, not {partition!r} to {offset!r}")
         offsets[int(partition)] = offset
     return offsets

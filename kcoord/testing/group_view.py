@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group as a test sees it, as data that goes through JSON and back. A group that does not exist is Dead and empty."""
+"""A group as tests see it: plain data that converts to JSON and back. A missing group is Dead and empty."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 DEAD: Final = "Dead"
 
 Assignment = dict[str, list[int]]
-"""Topic -> partitions in order."""
+"""Topic -> partitions in ascending order."""
 
 
 @dataclass(slots=True, frozen=True)
 class Member:
-    """A member. Epoch and target are None in classic groups."""
+    """A member of a group. `epoch` and `target_assignment` are None in classic groups."""
 
     member_id: str
     instance_id: str | None
@@ -31,7 +31,7 @@ class Member:
 
 @dataclass(slots=True, frozen=True)
 class Group:
-    """A group. What only the consumer protocol has is None for classic groups."""
+    """A group. `epoch`, `target_epoch` and `creation_time_ms` are None for classic groups."""
 
     group_id: str
     type: str = ""
@@ -49,7 +49,9 @@ class Group:
     def __str__(self) -> str:
         if self.state == DEAD and not self.members:
             return f"group {self.group_id} is Dead, or does not exist"
-        owned = "; ".join(f"{one.client_id or one.member_id} has {_text(one.assignment)}" for one in self.members)
+        owned = "; ".join(
+            f"{member.client_id or member.member_id} has {_text(member.assignment)}" for member in self.members
+        )
         return f"group {self.group_id} is {self.state} with {len(self.members)} members{': ' if owned else ''}{owned}"
 
 
@@ -60,7 +62,7 @@ def _text(assignment: Assignment) -> str:
 
 
 def group_from_json(document: Mapping[str, Any]) -> Group:
-    return Group(**{**document, "members": [Member(**one) for one in document["members"]]})
+    return Group(**{**document, "members": [Member(**member) for member in document["members"]]})
 
 
 def group_from_description(description: ConsumerGroupDescription) -> Group:
@@ -73,19 +75,19 @@ def group_from_description(description: ConsumerGroupDescription) -> Group:
         description.group_epoch,
         description.target_assignment_epoch,
         description.group_creation_time_ms,
-        [_member(one) for one in sorted(description.members, key=lambda one: one.member_id)],
+        [_member(member) for member in sorted(description.members, key=lambda member: member.member_id)],
     )
 
 
-def _member(one: MemberDescription) -> Member:
-    target = one.target_assignment
+def _member(member: MemberDescription) -> Member:
+    target = member.target_assignment
     return Member(
-        one.member_id,
-        one.group_instance_id,
-        one.client_id,
-        one.host,
-        one.member_epoch,
-        by_topic(one.assignment),
+        member.member_id,
+        member.group_instance_id,
+        member.client_id,
+        member.host,
+        member.member_epoch,
+        by_topic(member.assignment),
         None if target is None else by_topic(target),
     )
 

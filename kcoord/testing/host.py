@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts, restarts and replaces a broker whose files are in memory, in the event loop that is running.
-
-The address stays over restarts, so that clients find the broker again.
-"""
+"""Starts, restarts and resets a test broker, whose files are in memory."""
 
 from __future__ import annotations
 
@@ -37,12 +34,15 @@ DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
         "offsets.topic.num.partitions": "8",
     }
 )
-"""What differs from a broker's own defaults: nobody waits for a rebalance longer than need be."""
+"""The settings that differ from a broker's defaults. They keep rebalances from waiting longer than necessary."""
 
 
 class BrokerHost:
-    """See the module's text. `settings` win over DEFAULTS; ConfigError where they cannot be used. A strict host also
-    refuses keys that no broker knows: in a test they are mistakes.
+    """Owns a test broker, which runs in the running event loop.
+
+    `settings` override DEFAULTS. Raises ConfigError if they cannot be used. A strict host also rejects unknown config
+    keys, which are mistakes in a test. After the first start the ports stay the same, so that clients find the broker
+    after a restart.
     """
 
     def __init__(self, settings: Mapping[str, str], *, strict: bool = True) -> None:
@@ -81,7 +81,7 @@ class BrokerHost:
         self._keep_ports()
 
     def _keep_ports(self) -> None:
-        """A port that the system has picked is asked for by its number from now on."""
+        """Replaces port 0 in the settings by the port that the system has chosen."""
         bound = self.process.bound
         entries = BrokerConfig.from_properties(self._settings).open_listeners
         self._settings["listeners"] = ",".join(
@@ -94,36 +94,37 @@ class BrokerHost:
             await process.stop()
 
     async def restart(self) -> None:
-        """An orderly stop and a start on the same files; the clock keeps what it was moved ahead."""
+        """Stops the broker cleanly and starts it on the same files. The clock stays ahead as far as it was."""
         ahead_ms = self.process.clock.ahead_ms
         await self.stop()
         await self.start(ahead_ms=ahead_ms)
 
     async def reset(self, settings: Mapping[str, str], *, like_new: bool = False) -> None:
-        """A broker that knows nothing: no topics, groups, faults, history, and the clock at the time of day.
+        """Replaces the broker by one without topics, groups, faults and history, with its clock at the time of day.
 
-        `settings` join those that it has; one that is like new has nothing else, and gets another port.
+        `settings` are added to the present ones. With `like_new` they are added to DEFAULTS, and the port changes.
+        Settings are checked before the broker stops.
         """
-        wanted = {**(DEFAULTS if like_new else self._settings), **settings}
+        new_settings = {**(DEFAULTS if like_new else self._settings), **settings}
         refuse_unknown(settings)
-        usable(wanted)
+        usable(new_settings)
         await self.stop()
-        self._settings = wanted
+        self._settings = new_settings
         self._file_system = MemoryFileSystem()
         self.monitor = Monitor()
         await self.start()
 
 
 def usable(settings: Mapping[str, str]) -> BrokerConfig:
-    """The configuration; ConfigError where a test broker cannot have it."""
+    """Returns the configuration. Raises ConfigError if a test broker cannot use it."""
     config = BrokerConfig.from_properties(settings)
     if worker_count(config) > 1:
-        raise ConfigError(f"a test broker is one process: it cannot have {worker_count(config)} workers")
+        raise ConfigError(f"a test broker is one process, so it cannot have {worker_count(config)} workers")
     return config
 
 
 def refuse_unknown(settings: Mapping[str, str]) -> None:
-    """ConfigError for keys that no broker knows."""
+    """Raises ConfigError for unknown config keys."""
     unknown = BrokerConfig.from_properties(settings).unknown
     if unknown:
         raise ConfigError(f"unknown settings: {', '.join(sorted(unknown))}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control over HTTP, for programs in any language: one JSON request, one JSON answer.
+"""The control over HTTP, for programs in any language: a JSON request, a JSON response.
 
-Python's own server, with a thread for each connection; the work is done in the broker's event loop. Only test mode
-opens it.
+The server is Python's `ThreadingHTTPServer`, with a thread per connection. Each request runs in the broker's event
+loop, and its thread waits for the response. Only test mode opens it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_BODY_BYTES: Final = 64 * 1024 * 1024
 
 
 class HttpControl:
-    """Serves from its construction until `close`. OSError where the address cannot be had."""
+    """Serves from its construction until `close`. Raises OSError if the address cannot be bound."""
 
     def __init__(self, host: str, port: int, controller: BrokerController, loop: asyncio.AbstractEventLoop) -> None:
         class Handler(_Handler):
@@ -46,7 +46,7 @@ class HttpControl:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection. The names of its methods are those that the base class looks for."""
+    """One connection. The base class calls the `do_` methods by their names."""
 
     controller: BrokerController
     loop: asyncio.AbstractEventLoop
@@ -66,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve()
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """The broker's history tells more."""
+        """Logs nothing, since the broker's history has more details."""
 
     def _serve(self) -> None:
         try:
@@ -91,11 +91,11 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "0")
         if not length.isdigit() or int(length) > MOST_BODY_BYTES:
             self.close_connection = True
-            raise ControlError(f"Content-Length must be 0 to {MOST_BODY_BYTES}, it is {length}", 413)
+            raise ControlError(f"Content-Length must be 0 to {MOST_BODY_BYTES}, not {length}", 413)
         data = self.rfile.read(int(length))
         if not data.strip():
             return None
         try:
             return json.loads(data)
         except ValueError as error:
-            raise ControlError(f"the body is no JSON: {error}") from None
+            raise ControlError(f"the body is not valid JSON: {error}") from None

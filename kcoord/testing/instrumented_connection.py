@@ -1,7 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections of a test broker: each request is shown to the monitor, and meets the fault that the monitor names.
+"""The connections of a test broker, which observe every request and apply faults to it.
 
-This is a table of APIs put in front of the broker's own: a broker outside test mode has nothing of it.
+Each connection has its own table of APIs (`InstrumentedApis`), which wraps the broker's table. Only test brokers have
+it, so other brokers pay nothing. The steps of a request:
+
+1. The monitor records the request and returns the fault that applies, if any. Requests of the control skip this step.
+2. Without a fault, the broker handles the request as usual.
+3. With `after_handling`, the broker handles the request before the fault. So its effects stay even if the client gets
+   an error or no response.
+4. The delay of the fault elapses.
+5. The outcome follows: the normal response (the broker handles the request now if it has not yet), an error response,
+   a closed connection, or a hanging connection. A hanging connection waits for its end: the client closes it, or the
+   fault is removed.
 """
 
 from __future__ import annotations
@@ -31,8 +41,9 @@ if TYPE_CHECKING:
 
 
 class InstrumentedPath(RequestPath):
-    """A path whose requests are watched. `gone` ends the wait of those that are never answered, `abort` ends the
-    connection.
+    """A request path whose requests are observed.
+
+    `abort` closes the connection. `gone` is set when the connection is closed, and ends the wait of dropped requests.
     """
 
     def __init__(self, settings: PathSettings, monitor: Monitor, on_answer: Callable[[], None]) -> None:
@@ -51,7 +62,7 @@ class InstrumentedPath(RequestPath):
 
 
 class InstrumentedConnection(KafkaConnection):
-    """A connection that faults can end."""
+    """A connection that faults can close."""
 
     def __init__(self, owner: Connections) -> None:
         super().__init__(owner)
@@ -60,14 +71,14 @@ class InstrumentedConnection(KafkaConnection):
 
 
 class InstrumentedConnections(Connections):
-    """Connections that faults can end."""
+    """Connections that faults can close."""
 
     def open(self) -> InstrumentedConnection:
         return InstrumentedConnection(self)
 
 
 class InstrumentedListener(SocketListener):
-    """A listener of such connections. What is answered from memory would not be seen, so nothing is."""
+    """A listener of instrumented connections. Fast paths bypass the API table, so they are disabled."""
 
     def __init__(self, address: Listener, broker: Broker, limits: ConnectionLimits, monitor: Monitor) -> None:
         super().__init__(address, broker, limits)
@@ -78,7 +89,7 @@ class InstrumentedListener(SocketListener):
 
 
 class InstrumentedApis(ApiTable):
-    """The APIs of a broker, as one connection sees them."""
+    """The APIs of a broker, wrapped for one connection."""
 
     __slots__ = ("_path",)
 
@@ -133,7 +144,7 @@ class InstrumentedApi(BoundApi):
         return self.settle(future, request)
 
     def _error(self, fault: RequestFault, request: Message) -> object:
-        """As the API tells it. A producer that wants no acknowledgement hears of an error by losing its connection."""
+        """Returns the error in the layout of the API. With acks=0 a producer's connection is closed instead."""
         if self.key is ApiKey.PRODUCE and isinstance(request, ProduceRequest) and request.acks == 0:
             self._path.abort()
             return None

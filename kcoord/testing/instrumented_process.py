@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker that lives in somebody else's process: watched connections, a clock that can be moved, quick to stop."""
+"""The broker process of a test broker."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _QUIET_SECONDS: Final = 10.0
 
 
 class InstrumentedProcess(BrokerProcess):
-    """See the module's text."""
+    """A broker with observed connections, a movable clock, and a fast stop. It runs inside any process."""
 
-    # A test that is over waits for nobody.
+    # A stop does not wait for pending responses, since the test is over.
     answer_seconds = 0.0
 
     def __init__(self, config: BrokerConfig, clock: MovableClock, folder: DataFolder, monitor: Monitor) -> None:
@@ -42,15 +42,18 @@ class InstrumentedProcess(BrokerProcess):
         return listener
 
     async def advance_clock(self, milliseconds: int) -> None:
-        """Moves the clock from deadline to deadline, so that what is due comes in order and at its time: a session that
-        ends makes a group empty, and its offsets expire later. At most MOST_STEPS steps; the last one is at the end.
+        """Advances the clock in steps from deadline to deadline.
+
+        So timers fire in order and at their own time: a session expires, its group becomes empty, and the group's
+        offsets expire later. There are about MOST_STEPS steps at most. After every step the broker finishes all work
+        that became due.
         """
         end_ms = self.clock.now_ms() + milliseconds
         least_ms = max(milliseconds // MOST_STEPS, 1)
         while (now_ms := self.clock.now_ms()) < end_ms:
             deadline_ms = self.broker.pump.next_deadline_ms()
-            wanted_ms = max(now_ms + least_ms, end_ms if deadline_ms is None else deadline_ms)
-            self.clock.advance(min(wanted_ms, end_ms) - now_ms)
+            target_ms = max(now_ms + least_ms, end_ms if deadline_ms is None else deadline_ms)
+            self.clock.advance(min(target_ms, end_ms) - now_ms)
             self.broker.pump.on_clock_moved()
             self.broker.fetches.on_clock_moved()
             self.broker.tick()

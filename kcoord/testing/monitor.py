@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sees every request of a test broker: keeps a history, counts, and says which one meets a fault.
-
-The broker's own control asks under a client id of its own, which is neither seen nor disturbed.
-"""
+"""Observes the requests of a test broker."""
 
 from __future__ import annotations
 
@@ -19,11 +16,14 @@ if TYPE_CHECKING:
 
 CONTROL_CLIENT_ID: Final = "kcoord-control"
 MOST_OBSERVATIONS: Final = 10_000
-"""Older ones are forgotten; the counts go on."""
+"""Older requests are dropped from the history; the counts include them."""
 
 
 class Monitor:
-    """See the module's text."""
+    """Keeps a history and counts of all requests, and selects the fault that applies to a request.
+
+    Requests of the control have their own client id. They are not observed, and no fault applies to them.
+    """
 
     def __init__(self) -> None:
         self.faults = Faults()
@@ -33,7 +33,7 @@ class Monitor:
         self._hanging: dict[int, list[Callable[[], None]]] = {}
 
     def observe(self, context: RequestContext, request: Message) -> RequestFault | None:
-        """Takes note of a request; returns the fault that it meets."""
+        """Records a request and returns the fault that applies to it, or None."""
         facts = facts_of(context.api_key, context.api_version, context.client_id, request)
         fault = self.faults.meet(facts)
         self._number += 1
@@ -51,11 +51,11 @@ class Monitor:
         return fault
 
     def hang(self, fault: RequestFault, end: Callable[[], None]) -> None:
-        """A connection hangs by the fault; `end` is called when the fault is removed."""
+        """Registers a connection that hangs because of the fault. `end` is called when the fault is removed."""
         self._hanging.setdefault(fault.number, []).append(end)
 
     def remove_fault(self, number: int) -> RequestFault:
-        """What hangs by the fault ends: its clients may connect again."""
+        """Removes the fault and closes its hanging connections, so that clients reconnect."""
         fault = self.faults.remove(number)
         self._end_hanging(number)
         return fault
@@ -70,11 +70,11 @@ class Monitor:
             end()
 
     def requests(self, selector: Selector) -> Iterable[Observation]:
-        """What matches, oldest first."""
-        return (seen for seen in self._history if selector.matches(seen.facts))
+        """Returns the matching requests, oldest first."""
+        return (observation for observation in self._history if selector.matches(observation.facts))
 
     def counts(self) -> dict[str, int]:
-        """Requests by API."""
+        """Returns the number of requests by API name."""
         return dict(sorted(self._counts.items()))
 
     def forget(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request is about, whichever API it belongs to: its group, its member, its epoch. Pure."""
+"""Extracts the groups, members and epochs of a request of any API. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _EPOCH_FIELDS = ("member_epoch", "generation_id", "generation_id_or_member_epoch
 _GROUP_KEY_TYPE = 0
 
 API_NAMES = {"".join(part.capitalize() for part in api.name.split("_")): api for api in ApiKey}
-"""`OffsetCommit` and so on, as Kafka writes them."""
+"""API keys by Kafka's spelling, such as `OffsetCommit`."""
 NAMES_OF_APIS = {api: name for name, api in API_NAMES.items()}
 
 
 @dataclass(slots=True, frozen=True)
 class RequestFacts:
-    """By what a request can be found. `members` has member ids and instance ids."""
+    """The values by which requests are selected. `members` has member ids and instance ids."""
 
     api: ApiKey
     version: int
@@ -42,7 +42,7 @@ def facts_of(api: ApiKey, version: int, client_id: str, request: Message) -> Req
 
 
 def _parts(request: Message) -> Iterator[object]:
-    """LeaveGroup has members of its own, OffsetFetch groups."""
+    """Yields nested parts of a request: LeaveGroup has a list of members, OffsetFetch a list of groups."""
     for name in ("members", "groups"):
         for part in getattr(request, name, None) or ():
             if not isinstance(part, str):
@@ -80,7 +80,7 @@ class Observation:
     facts: RequestFacts
     request: Message
     fault: int | None = None
-    """The number of the fault that it met."""
+    """The number of the fault that was applied, or None."""
     body: dict[str, object] | None = field(default=None, init=False)
 
     def to_json(self) -> dict[str, object]:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test may do to a group that no client can: give it a target assignment, or let a member's session end.
+"""Operations on groups that only tests have: set a target assignment, or expire a member's session.
 
-Both are ordinary operations of the group's shard: records out, replay in. Pure.
+Both are ordinary operations of the group's shard: they return records, and the replay of these records changes the
+state. Pure.
 """
 
 from __future__ import annotations
@@ -22,21 +23,22 @@ TopicPartitions = Mapping[str, Iterable[int]]
 
 
 class ControllableShard(GroupCoordinatorShard):
-    """A shard that also does what only a test asks for."""
+    """A group shard with the operations that only tests use."""
 
     def override_target_assignment(
-        self, context: OperationContext, group_id: str, wanted: Mapping[str, TopicPartitions]
+        self, context: OperationContext, group_id: str, assignments: Mapping[str, TopicPartitions]
     ) -> CoordinatorResult[int]:
-        """A new group epoch whose target gives each named member what is wanted for it; returns the epoch.
+        """Sets the target assignment of some members under a new group epoch, and returns the epoch.
 
-        Nobody else is to have these partitions, so others lose them; what else they have they keep. The next change of
-        the group's members, subscriptions or topics lets the assignor decide again.
+        Other members lose these partitions and keep the rest of their targets. The assignor computes a new target
+        after the next change of the group's members, subscriptions or topics.
         """
         group = self._groups.get(group_id)
         if not isinstance(group, ConsumerGroup):
             raise KafkaError(Errors.GROUP_ID_NOT_FOUND, f"there is no consumer group {group_id}")
         named = {
-            self._member_id(group, name): _assignment(self._image, partitions) for name, partitions in wanted.items()
+            self._member_id(group, name): _assignment(self._image, partitions)
+            for name, partitions in assignments.items()
         }
         _check_disjoint(named)
         targets = _with_named(group, named)
@@ -52,7 +54,7 @@ class ControllableShard(GroupCoordinatorShard):
         return result
 
     def expire_session(self, context: OperationContext, group_id: str, name: str) -> CoordinatorResult[None]:
-        """The member was silent for its session timeout, whatever the clock says."""
+        """Fires the session timer of a member now, whatever the clock says."""
         group = self._groups.get(group_id)
         if not isinstance(group, ConsumerGroup | ClassicGroup):
             raise KafkaError(Errors.GROUP_ID_NOT_FOUND, f"there is no group {group_id}")
@@ -60,22 +62,24 @@ class ControllableShard(GroupCoordinatorShard):
         return self.fire_timer(context, timer(group_id, self._member_id(group, name)))
 
     def _member_id(self, group: ConsumerGroup | ClassicGroup, name: str) -> str:
-        """The member of a member id, an instance id, or a client id that only one member has."""
+        """Returns the id of the member with this member id, or the single member with this instance id or client id."""
         if name in group.members:
             return name
         for attribute in ("instance_id", "client_id"):
-            found = [member_id for member_id, one in group.members.items() if getattr(one, attribute) == name]
-            if len(found) == 1:
-                return found[0]
-        known = ", ".join(sorted(group.members)) or "no members"
+            member_ids = [
+                member_id for member_id, member in group.members.items() if getattr(member, attribute) == name
+            ]
+            if len(member_ids) == 1:
+                return member_ids[0]
+        members = ", ".join(sorted(group.members)) or "no members"
         raise KafkaError(
-            Errors.UNKNOWN_MEMBER_ID, f"group {group.group_id} has no single member {name}; it has {known}"
+            Errors.UNKNOWN_MEMBER_ID, f"group {group.group_id} has no single member {name}; it has {members}"
         )
 
 
-def _assignment(image: MetadataImage, wanted: TopicPartitions) -> Assignment:
+def _assignment(image: MetadataImage, partitions_by_topic: TopicPartitions) -> Assignment:
     assignment: dict[bytes, frozenset[int]] = {}
-    for name, partitions in wanted.items():
+    for name, partitions in partitions_by_topic.items():
         topic = image.topics.get(name)
         if topic is None:
             raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
@@ -96,12 +100,13 @@ def _check_disjoint(named: Mapping[str, Assignment]) -> None:
                 other = seen.setdefault((topic_id, partition), member_id)
                 if other != member_id:
                     raise KafkaError(
-                        Errors.INVALID_REQUEST, f"partition {partition} of a topic is given to {other} and {member_id}"
+                        Errors.INVALID_REQUEST,
+                        f"partition {partition} of a topic is assigned to {other} and {member_id}",
                     )
 
 
 def _with_named(group: ConsumerGroup, named: Mapping[str, Assignment]) -> dict[str, Assignment]:
-    """The targets of all members: those that are named, and what is left of the others'."""
+    """Returns the targets of all members. Members that are not named keep theirs without these partitions."""
     taken: dict[bytes, frozenset[int]] = {}
     for assignment in named.values():
         for topic_id, partitions in assignment.items():

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The brokers of a test session. A broker in this process is made anew for each test, which takes a few
-milliseconds; a process takes a hundred times as long, so one that was given back is reset and lent again.
-"""
+"""The brokers of a test session."""
 
 from __future__ import annotations
 
@@ -12,14 +10,18 @@ from kcoord.testing.transports import LoopThread, ProcessTransport, ThreadTransp
 
 
 class BrokerPool:
-    """`take` and `give_back`, from one thread."""
+    """Lends brokers to tests. All calls come from one thread.
+
+    A broker in this process starts in a few milliseconds, so each test gets a new one. A process takes a hundred times
+    as long, so a process that was given back is reset and lent again.
+    """
 
     def __init__(self) -> None:
         self._thread: LoopThread | None = None
         self._idle: list[KcoordBroker] = []
 
     def take(self, mode: Mode, config: Mapping[str, str]) -> KcoordBroker:
-        """A broker without topics, groups, faults or history, with these settings, on a port that no test had."""
+        """Returns a broker without topics, groups, faults and history, with these settings, on a new port."""
         if mode == "in-process":
             if self._thread is None:
                 self._thread = LoopThread()
@@ -35,8 +37,9 @@ class BrokerPool:
         return broker
 
     def give_back(self, broker: KcoordBroker) -> None:
-        """Ends a broker of this process; a process waits for the next test, already empty, so that clients that a test
-        has left behind find nobody.
+        """Stops a broker in this process. A broker process is reset and waits for the next test.
+
+        The reset changes its port, so clients that a test has left behind cannot reconnect.
         """
         if broker.control_url is None:
             broker.stop()

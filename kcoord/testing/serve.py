@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord serve --test-mode`: a broker in a process of its own, its files in memory, its control over HTTP."""
+"""`kcoord serve --test-mode`: a broker in its own process, with its files in memory and its control over HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def run(settings: Mapping[str, str], control_host: str, control_port: int, on_ready: OnReady) -> None:
-    """Runs until a signal ends it. Raises StartError where it cannot start; `on_ready` gets the control's URL."""
+    """Runs until SIGTERM or SIGINT. Raises StartError if it cannot start. `on_ready` gets the control's URL."""
     uvloop.run(_run(settings, control_host, control_port, on_ready))
 
 

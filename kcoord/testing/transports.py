@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ways to a broker's control: a thread of this process, or HTTP to another one. Both block their caller."""
+"""The two transports to a broker's control: a thread of this process, or HTTP to another process.
+
+Both block the calling thread until the response is there.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ T = TypeVar("T")
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 10.0
 CALL_SECONDS: Final = 600.0
-"""Longer than anything takes that the control does by itself; waits have timeouts of their own."""
+"""An upper bound for every call, so that a hung broker cannot block forever. Waits have shorter timeouts."""
 
 _READY = re.compile(r"^kcoord is ready: .*control (http://([^\s:]+):(\d+))", re.MULTILINE)
 
@@ -36,13 +39,13 @@ class Transport(Protocol):
     def control_url(self) -> str | None: ...
 
     def call(self, method: str, path: str, query: Mapping[str, str], body: object) -> object:
-        """The answer; ControlError says what was wrong."""
+        """Sends a request and returns the decoded response. Raises ControlError if it fails."""
 
     def close(self) -> None: ...
 
 
 class LoopThread:
-    """An event loop in a thread of its own, in which any number of brokers live."""
+    """An event loop in its own thread, which runs any number of brokers."""
 
     def __init__(self) -> None:
         import uvloop
@@ -89,11 +92,11 @@ class ThreadTransport:
 
 
 class ProcessTransport:
-    """A broker in a process that this one starts: `kcoord serve --test-mode`."""
+    """A broker in a child process: `kcoord serve --test-mode`."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         command = [sys.executable, "-m", "kcoord", "serve", "--test-mode"]
-        # Checked here: the process would only warn of keys that no broker knows.
+        # Checks the settings here, since the process would only warn about unknown keys.
         BrokerHost(settings)
         for key, value in settings.items():
             command += ["--override", f"{key}={value}"]
@@ -103,28 +106,28 @@ class ProcessTransport:
         self._host, self._port = self._wait_until_ready()
 
     def _wait_until_ready(self) -> tuple[str, int]:
-        """Reads the ready line. A process that says nothing for too long is ended, which ends the reading, too."""
+        """Reads the ready line. A process that is not ready in time is killed, which also ends the read."""
         watch = threading.Timer(START_SECONDS, self._process.kill)
         watch.start()
         try:
             assert self._process.stdout is not None
-            said = self._process.stdout.readline()
+            line = self._process.stdout.readline()
         finally:
             watch.cancel()
-        found = _READY.search(said)
-        if found is None:
-            text = f"kcoord did not start: {said}{self._said_at_last()}"
+        ready = _READY.search(line)
+        if ready is None:
+            text = f"kcoord did not start: {line}{self._final_log()}"
             self.close()
             raise ControlError(text, 503)
-        self.control_url = found[1]
-        return found[2], int(found[3])
+        self.control_url = ready[1]
+        return ready[2], int(ready[3])
 
-    def _said_at_last(self) -> str:
+    def _final_log(self) -> str:
         self._process.kill()
         self._process.wait()
-        return self._said()
+        return self._read_log()
 
-    def _said(self) -> str:
+    def _read_log(self) -> str:
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 
@@ -137,7 +140,7 @@ class ProcessTransport:
             answer = json.loads(response.read())
         except OSError as error:
             raise ControlError(
-                f"the broker's control does not answer: {error}; its log:\n{self._said()}", 503
+                f"the broker's control does not respond: {error}; its log:\n{self._read_log()}", 503
             ) from None
         finally:
             connection.close()

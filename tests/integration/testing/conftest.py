@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every test runs against a broker in this process, and against one in a process of its own."""
+"""Every test runs with a broker in this process, and again with a broker in its own process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test can do to a broker, seen by a real client."""
+"""The operations of a test broker, observed by a real client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAY_SECONDS = 86_400
 
 @asynccontextmanager
 async def consuming(broker: KcoordBroker, group: str, topic: str, **options: str) -> AsyncIterator[Consumer]:
-    """A member that is polled in the background."""
+    """Yields a subscribed consumer that is polled in the background."""
     async with Consumer(
         bootstrap_servers=broker.bootstrap_servers,
         group_id=group,
@@ -52,7 +52,7 @@ def test_topics_and_records(broker: KcoordBroker) -> None:
     )
     assert places == [(0, 0), (0, 1), (1, 0)]
     stored = broker.records("t")
-    assert [(one.partition, one.offset, one.key, one.value) for one in stored] == [
+    assert [(record.partition, record.offset, record.key, record.value) for record in stored] == [
         (0, 0, None, b"a"),
         (0, 1, b"k", b"\xff"),
         (1, 0, b"k", None),
@@ -78,7 +78,7 @@ async def test_waiting_for_a_group(broker: KcoordBroker) -> None:
 
 
 async def test_an_error_by_group_and_epoch(broker: KcoordBroker) -> None:
-    """A fenced member joins again; the other group hears nothing of it."""
+    """A fenced member joins again. The other group is not affected."""
     broker.create_topic("t", 1)
     async with consuming(broker, "g", "t"), consuming(broker, "other", "t"):
         group = await asyncio.to_thread(broker.wait_for_group, "g", state="Stable", members=1)
@@ -94,16 +94,16 @@ async def test_an_error_by_group_and_epoch(broker: KcoordBroker) -> None:
         else:
             pytest.fail("the member did not join again")
         assert fault.hits == 1
-        assert [one.fault for one in broker.requests(group="other")].count(fault.number) == 0
-        met = [one for one in broker.requests(group="g") if one.fault == fault.number]
-        assert [(one.api, one.epochs, one.members) for one in met] == [
+        assert [request.fault for request in broker.requests(group="other")].count(fault.number) == 0
+        hit = [request for request in broker.requests(group="g") if request.fault == fault.number]
+        assert [(request.api, request.epochs, request.members) for request in hit] == [
             ("ConsumerGroupHeartbeat", [group.epoch], [member_id])
         ]
-        assert met[0].body["groupId"] == "g"
+        assert hit[0].body["groupId"] == "g"
 
 
-async def test_an_answer_that_gets_lost(broker: KcoordBroker) -> None:
-    """The commit is done, the client does not know, and asks again."""
+async def test_a_lost_response(broker: KcoordBroker) -> None:
+    """The broker commits, but the client gets no response and retries."""
     broker.create_topic("t", 1)
     partition = TopicPartition("t", 0)
     with broker.inject_fault("OffsetCommit", close=True, after_handling=True) as fault:
@@ -119,7 +119,7 @@ async def test_an_answer_that_gets_lost(broker: KcoordBroker) -> None:
         fault.remove()
 
 
-async def test_a_request_that_gets_lost(broker: KcoordBroker) -> None:
+async def test_a_lost_request(broker: KcoordBroker) -> None:
     broker.inject_fault("CreateTopics", close=True, times=None)
     async with AdminClient(bootstrap_servers=broker.bootstrap_servers) as admin:
         assert not await admin.list_topics()
@@ -127,19 +127,19 @@ async def test_a_request_that_gets_lost(broker: KcoordBroker) -> None:
             (await admin.create_topics([NewTopic("t", 1, 1)], timeout_ms=1500)).all()
     broker.clear_faults()
     assert broker.call("GET", "/faults") == []
-    assert [one.api for one in broker.requests("CreateTopics")] != []
+    assert [request.api for request in broker.requests("CreateTopics")] != []
     with pytest.raises(ControlError):
         broker.records("t")
 
 
-async def test_a_broker_that_hangs_and_one_that_is_slow(broker: KcoordBroker) -> None:
+async def test_a_hanging_and_a_delayed_response(broker: KcoordBroker) -> None:
     broker.create_topic("t", 1)
     hang = broker.inject_fault("ListOffsets", drop=True)
     slow = broker.inject_fault("DescribeCluster", delay=0.2)
     async with AdminClient(bootstrap_servers=broker.bootstrap_servers, request_timeout_ms=500) as admin:
         began = time.monotonic()
-        found = await admin.list_offsets({TopicPartition("t", 0): OffsetSpec.latest()})
-        assert found[TopicPartition("t", 0)].offset == 0
+        offsets = await admin.list_offsets({TopicPartition("t", 0): OffsetSpec.latest()})
+        assert offsets[TopicPartition("t", 0)].offset == 0
         assert time.monotonic() - began >= 0.5
     async with AdminClient(bootstrap_servers=broker.bootstrap_servers) as admin:
         began = time.monotonic()
@@ -148,7 +148,7 @@ async def test_a_broker_that_hangs_and_one_that_is_slow(broker: KcoordBroker) ->
     assert (hang.hits, slow.hits) == (1, 1)
 
 
-async def test_a_producer_without_acknowledgements_loses_its_connection(broker: KcoordBroker) -> None:
+async def test_an_error_closes_the_connection_of_a_producer_with_acks_0(broker: KcoordBroker) -> None:
     broker.create_topic("t", 1)
     fault = broker.inject_fault("Produce", error="NOT_LEADER_OR_FOLLOWER")
     async with Producer(bootstrap_servers=broker.bootstrap_servers, acks=0, enable_idempotence=False) as producer:
@@ -160,16 +160,16 @@ async def test_a_producer_without_acknowledgements_loses_its_connection(broker: 
         if broker.records("t"):
             break
         await asyncio.sleep(0.02)
-    assert [one.value for one in broker.records("t")] == [b"kept"]
+    assert [record.value for record in broker.records("t")] == [b"kept"]
 
 
-async def test_the_clock_ends_sessions_and_lets_offsets_and_records_expire(broker: KcoordBroker) -> None:
+async def test_an_advanced_clock_expires_sessions_offsets_and_records(broker: KcoordBroker) -> None:
     broker.create_topic("t", 1, {"retention.ms": str(30 * DAY_SECONDS * 1000)})
     broker.produce("t", ["a"])
     before_ms = broker.now_ms
     async with consuming(broker, "g", "t") as consumer:
         await asyncio.to_thread(broker.wait_for_group, "g", state="Stable", members=1)
-        while not consumer.assignment:  # the answer may still be on its way
+        while not consumer.assignment:  # the response may still be in flight
             await asyncio.sleep(0.01)
         await consumer.commit({TopicPartition("t", 0): 1})
         heartbeats = broker.inject_fault("ConsumerGroupHeartbeat", group="g", drop=True, times=None)
@@ -178,7 +178,7 @@ async def test_the_clock_ends_sessions_and_lets_offsets_and_records_expire(broke
         assert len(broker.group("g").members) == 1
         await asyncio.to_thread(broker.advance_clock, 2)
         assert (broker.group("g").state, broker.group("g").members) == ("Empty", [])
-        # The offset of the empty group lives for its retention.
+        # The offset of the empty group is kept for its retention.
         await asyncio.to_thread(broker.advance_clock, 6.9 * DAY_SECONDS)
         assert broker.committed("g") == {"t": {0: 1}}
         await asyncio.to_thread(broker.advance_clock, 0.2 * DAY_SECONDS)
@@ -190,7 +190,7 @@ async def test_the_clock_ends_sessions_and_lets_offsets_and_records_expire(broke
         await asyncio.to_thread(broker.clear_faults)
 
 
-async def test_one_session_can_end_alone(broker: KcoordBroker) -> None:
+async def test_the_session_of_a_single_member_can_be_expired(broker: KcoordBroker) -> None:
     broker.create_topic("t", 2)
     async with consuming(broker, "g", "t", client_id="a"), consuming(broker, "g", "t", client_id="b"):
         group = await asyncio.to_thread(broker.wait_for_group, "g", state="Stable", members=2)
@@ -198,7 +198,7 @@ async def test_one_session_can_end_alone(broker: KcoordBroker) -> None:
         await asyncio.to_thread(fault.wait)
         await asyncio.to_thread(broker.expire_session, "g", "a")
         left = await asyncio.to_thread(broker.wait_for_group, "g", state="Stable", members=1)
-        assert [one.client_id for one in left.members] == ["b"]
+        assert [member.client_id for member in left.members] == ["b"]
         assert left.members[0].assignment == {"t": [0, 1]}
         assert left.epoch is not None and group.epoch is not None and left.epoch > group.epoch
         with pytest.raises(ControlError, match="has no single member c"):
@@ -207,15 +207,15 @@ async def test_one_session_can_end_alone(broker: KcoordBroker) -> None:
         await asyncio.to_thread(broker.wait_for_group, "g", state="Stable", members=2)
 
 
-async def test_a_target_assignment_of_ones_own(broker: KcoordBroker) -> None:
+async def test_a_test_can_set_the_target_assignment(broker: KcoordBroker) -> None:
     broker.create_topic("t", 4)
     async with consuming(broker, "g", "t", client_id="a"), consuming(broker, "g", "t", client_id="b"):
         before = await asyncio.to_thread(broker.wait_for_group, "g", state="Stable", members=2)
         epoch = await asyncio.to_thread(broker.override_target_assignment, "g", {"a": {"t": [0, 1, 2]}})
         assert before.epoch is not None and epoch == before.epoch + 1
         after = await asyncio.to_thread(broker.wait_for_group, "g", state="Stable", members=2)
-        owned = {one.client_id: one.assignment for one in after.members}
-        kept = {one.client_id: one.assignment for one in before.members}["b"]["t"]
+        owned = {member.client_id: member.assignment for member in after.members}
+        kept = {member.client_id: member.assignment for member in before.members}["b"]["t"]
         assert owned["a"] == {"t": [0, 1, 2]}
         assert owned["b"] == ({"t": [3]} if 3 in kept else {})
         assert after.creation_time_ms == before.creation_time_ms
@@ -223,7 +223,7 @@ async def test_a_target_assignment_of_ones_own(broker: KcoordBroker) -> None:
             ({"x": {"t": [0]}}, "no single member x"),
             ({"a": {"u": [0]}}, "there is no topic u"),
             ({"a": {"t": [4]}}, "has no partition 4"),
-            ({"a": {"t": [0]}, "b": {"t": [0]}}, "partition 0 of a topic is given to"),
+            ({"a": {"t": [0]}, "b": {"t": [0]}}, "partition 0 of a topic is assigned to"),
         ):
             with pytest.raises(ControlError, match=text):
                 broker.override_target_assignment("g", members)
@@ -240,13 +240,13 @@ async def test_a_restart_keeps_everything(broker: KcoordBroker) -> None:
     async with AdminClient(bootstrap_servers=address) as admin:
         await admin.list_topics()
         await asyncio.to_thread(broker.restart)
-        assert [one.name for one in await admin.list_topics()] == ["t"]
+        assert [topic.name for topic in await admin.list_topics()] == ["t"]
     assert broker.now_ms >= before_ms
-    assert [one.value for one in broker.records("t")] == [b"a"]
+    assert [record.value for record in broker.records("t")] == [b"a"]
     assert broker.committed("g") == {"t": {0: 1}}
 
 
-def test_a_reset_forgets_everything_but_the_address(broker: KcoordBroker) -> None:
+def test_a_reset_deletes_everything_except_the_address(broker: KcoordBroker) -> None:
     broker.create_topic("t", 1)
     broker.inject_fault(drop=True, client_id="nobody")
     broker.advance_clock(DAY_SECONDS)
@@ -263,10 +263,10 @@ def test_a_reset_forgets_everything_but_the_address(broker: KcoordBroker) -> Non
         broker.reset({"no.such": "1"})
     with pytest.raises(ControlError, match=r"num\.partitions"):
         broker.reset({"num.partitions": "many"})
-    assert len(broker.records("u")) == 1, "a refused reset changes nothing"
+    assert len(broker.records("u")) == 1, "a rejected reset changes nothing"
 
 
-def test_brokers_that_are_taken_have_nothing_of_each_other(pool: BrokerPool, mode: Mode) -> None:
+def test_brokers_of_a_pool_share_no_data(pool: BrokerPool, mode: Mode) -> None:
     ports = set()
     for number in range(3):
         broker = pool.take(mode, {"num.partitions": "2"} if number else {})
@@ -293,7 +293,9 @@ def test_settings_are_checked_before_anything_starts(mode: Mode) -> None:
         ({"listeners": "SSL://127.0.0.1:0"}, "only PLAINTEXT is served"),
     ],
 )
-def test_what_a_test_broker_cannot_be(config: dict[str, str], named: str, broker: KcoordBroker, mode: Mode) -> None:
+def test_settings_that_a_test_broker_rejects(
+    config: dict[str, str], named: str, broker: KcoordBroker, mode: Mode
+) -> None:
     with pytest.raises(ConfigError, match=named):
         start_broker(config, mode)
     with pytest.raises(ControlError, match=named):
@@ -301,13 +303,13 @@ def test_what_a_test_broker_cannot_be(config: dict[str, str], named: str, broker
     broker.create_topic("still-there")
 
 
-def test_an_address_that_is_taken(broker: KcoordBroker, mode: Mode) -> None:
+def test_an_address_in_use_is_an_error(broker: KcoordBroker, mode: Mode) -> None:
     with pytest.raises(Exception, match="cannot listen on"):
         start_broker({"listeners": f"PLAINTEXT://127.0.0.1:{broker.port}"}, mode)
 
 
 async def test_each_client_is_served_its_form_of_kip_1327(broker: KcoordBroker) -> None:
-    """Watched connections have the forms of others, and faults fail in the layout of the form."""
+    """An observed connection serves the same revision of KIP-1327, and error responses have its layout."""
     broker.create_topic("t", 1)
     for software, revision, knows in [("kcoord", "creation-time", True), ("dekaf", "new-partitions", False)]:
         async with Consumer(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/testing.md run as they stand there: as pytest would run them, and with curl."""
+"""The examples of docs/testing.md run unchanged: the modules with pytest, the script with bash and curl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 UNNEEDED = ("-p", "no:hypothesispytest", "-p", "no:xdist", "-p", "no:asyncio")
-"""Plugins that take long to import."""
+"""Options that turn off plugins with a slow import."""
 PAGE = (Path(__file__).parents[3] / "docs" / "testing.md").read_text()
 MODULES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SCRIPTS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
@@ -35,17 +35,17 @@ def test_modules(tmp_path: Path) -> None:
 def _free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
-        return [one.getsockname()[1] for one in sockets]
+        return [listener.getsockname()[1] for listener in sockets]
     finally:
-        for one in sockets:
-            one.close()
+        for listener in sockets:
+            listener.close()
 
 
 def _json_values(text: str) -> Iterator[object]:
-    """What curl printed, one answer after the other; the broker's ready line is between them."""
+    """Yields the responses that curl printed. The broker's ready line is between them."""
     decoder, position = json.JSONDecoder(), 0
-    while found := re.compile(r"^[{\[]", re.MULTILINE).search(text, position):
-        value, position = decoder.raw_decode(text, found.start())
+    while start := re.compile(r"^[{\[]", re.MULTILINE).search(text, position):
+        value, position = decoder.raw_decode(text, start.start())
         yield value
 
 
@@ -62,5 +62,5 @@ def test_script() -> None:
     answers = list(_json_values(ran.stdout))
     assert {"name": "orders", "partitions": 2} in answers
     assert any(answer.get("state") == "Empty" for answer in answers if isinstance(answer, dict))
-    assert {"orders": {"0": 1}} in answers, "the offset is there before the clock moves"
-    assert {} in answers, "and gone after it"
+    assert {"orders": {"0": 1}} in answers, "the offset exists before the clock is advanced"
+    assert {} in answers, "and has expired afterwards"

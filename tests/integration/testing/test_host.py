@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker whose clock is set back while it is down."""
+"""A broker whose clock is set back while it is stopped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HOUR_MS = 3_600_000
 
 
 async def test_partitions_that_are_added_later_are_newer_than_the_group() -> None:
-    """KIP-1327 would otherwise take them for old ones, and a consumer with `latest` would miss their first records."""
+    """Otherwise KIP-1327 treats them as older, and a consumer with `latest` misses their first records."""
     host = BrokerHost({})
     await host.start(ahead_ms=HOUR_MS)
     try:
@@ -26,7 +26,7 @@ async def test_partitions_that_are_added_later_are_newer_than_the_group() -> Non
         async with AdminClient(bootstrap_servers=host.bootstrap_servers) as admin:
             group = (await admin.describe_consumer_groups(["g"]))["g"]
             (await admin.create_partitions({"t": 2})).all()
-            times = [one.creation_time_ms for one in (await admin.describe_topics(["t"]))["t"].partitions]
+            times = [partition.creation_time_ms for partition in (await admin.describe_topics(["t"]))["t"].partitions]
     finally:
         await host.stop()
     assert before is not None and group.group_creation_time_ms == before

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the HTTP control answers to requests that are wrong, and that it exists in test mode only."""
+"""The responses of the HTTP control to wrong requests. The control exists in test mode only."""
 
 from __future__ import annotations
 
@@ -36,41 +36,41 @@ def ask(broker: KcoordBroker, method: str, path: str, body: str = "") -> tuple[i
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "text"),
     [
-        ("GET", "/nothing", "", 404, "there is no /nothing"),
-        ("DELETE", "/clock/advance", "", 405, "/clock/advance takes POST, not DELETE"),
-        ("PUT", "/requests", "", 405, "/requests takes GET and DELETE, not PUT"),
-        ("POST", "/faults", "{", 400, "the body is no JSON"),
+        ("GET", "/nothing", "", 404, "unknown path /nothing"),
+        ("DELETE", "/clock/advance", "", 405, "/clock/advance supports POST, not DELETE"),
+        ("PUT", "/requests", "", 405, "/requests supports GET and DELETE, not PUT"),
+        ("POST", "/faults", "{", 400, "the body is not valid JSON"),
         ("POST", "/faults", "[1]", 400, "the body must be a JSON object, not list"),
         ("POST", "/faults", "{}", 400, "a fault needs error, delay_ms, drop or close"),
         ("GET", "/faults/7", "", 404, "there is no fault 7"),
-        ("GET", "/faults/x", "", 404, "a fault has a number, not 'x'"),
+        ("GET", "/faults/x", "", 404, "the number of a fault must be an integer, not 'x'"),
         ("POST", "/topics", "{}", 400, "name is missing"),
         ("POST", "/topics", '{"name": "a b"}', 400, "INVALID_TOPIC_EXCEPTION"),
-        ("POST", "/topics/none/records", '{"records": [{"vlaue": "x"}]}', 400, "records[0]: unknown: vlaue"),
-        ("POST", "/topics/none/records", '{"records": [{"value": "base64:?"}]}', 400, "records[0]: value is no base64"),
+        ("POST", "/topics/none/records", '{"records": [{"vlaue": "x"}]}', 400, "records[0]: unknown fields: vlaue"),
+        ("POST", "/topics/none/records", '{"records": [{"value": "base64:?"}]}', 400, "value is not valid base64"),
         ("GET", "/topics/none/records", "", 404, "UNKNOWN_TOPIC_OR_PARTITION"),
         ("GET", "/groups/g?members=x", "", 400, "members must be an integer"),
         ("GET", "/groups/g?state=Stable&timeout_ms=1", "", 408, "waited 1 ms for state Stable, but group g is Dead"),
-        ("PUT", "/groups/g/offsets", '{"offsets": {"t": {"a": 1}}}', 400, "offsets.t maps partitions to offsets"),
+        ("PUT", "/groups/g/offsets", '{"offsets": {"t": {"a": 1}}}', 400, "offsets.t must map partitions to offsets"),
         ("PUT", "/groups/g/target", "{}", 400, "members is missing"),
         ("POST", "/clock/advance", '{"ms": -1}', 400, "ms must not be negative"),
     ],
 )
-def test_mistakes(process: KcoordBroker, method: str, path: str, body: str, status: int, text: str) -> None:
-    found, answer = ask(process, method, path, body)
-    assert found == status
+def test_wrong_requests(process: KcoordBroker, method: str, path: str, body: str, status: int, text: str) -> None:
+    actual_status, answer = ask(process, method, path, body)
+    assert actual_status == status
     assert isinstance(answer, dict) and text in answer["error"]
 
 
-def test_a_wait_for_a_fault(process: KcoordBroker) -> None:
+def test_a_wait_for_a_fault_times_out(process: KcoordBroker) -> None:
     status, fault = ask(process, "POST", "/faults", '{"delay_ms": 1, "times": 0}')
     assert status == 200 and isinstance(fault, dict)
     status, answer = ask(process, "GET", f"/faults/{fault['number']}?hits=1&timeout_ms=1")
-    assert status == 408 and "0 did" in str(answer)
+    assert status == 408 and "but it has 0" in str(answer)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "error"),
     [
         (["--control-port", "9093"], "--control-port and --control-host go with --test-mode"),
         (["--test-mode", "--control-port", "65536"], "a port is a number from 0 to 65535"),
@@ -79,15 +79,15 @@ def test_a_wait_for_a_fault(process: KcoordBroker) -> None:
         (["--test-mode", "--override", "listeners=SSL://127.0.0.1:0"], "only PLAINTEXT is served"),
     ],
 )
-def test_what_the_command_refuses(options: list[str], said: str) -> None:
+def test_options_that_the_command_rejects(options: list[str], error: str) -> None:
     command = [sys.executable, "-m", "kcoord", "serve", *options]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ran.returncode in (1, 2)
-    assert said in ran.stderr
+    assert error in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
-def test_a_control_port_that_is_taken(process: KcoordBroker) -> None:
+def test_a_control_port_in_use_is_an_error(process: KcoordBroker) -> None:
     assert process.control_url is not None
     port = process.control_url.rpartition(":")[2]
     options = ["--test-mode", "--override", "listeners=PLAINTEXT://127.0.0.1:0", "--control-port", port]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pytest plugin as a project sees it that has kcoord installed."""
+"""The pytest plugin in a project that has kcoord installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 INI = "[pytest]\n"
 UNNEEDED = ("-p", "no:hypothesispytest", "-p", "no:xdist", "-p", "no:asyncio")
-"""Plugins that take long to import."""
+"""Options that turn off plugins with a slow import."""
 
 
 def run(folder: Path, test: str, *options: str, ini: str = "") -> str:
@@ -58,13 +58,13 @@ def test_one(kcoord_broker):
 def test_two(kcoord_broker):
     kcoord_broker.create_topic("t")
     seen.add((kcoord_broker.control_url, kcoord_broker.port))
-    assert len({url for url, _ in seen}) == 1, "one process serves one test after the other"
-    assert len({port for _, port in seen}) == 2, "under an address of its own for each"
+    assert len({url for url, _ in seen}) == 1, "both tests use the same process"
+    assert len({port for _, port in seen}) == 2, "each test has its own port"
 """
     assert "2 passed" in run(tmp_path, test, "--kcoord-broker=process")
 
 
-def test_mistakes_are_named(tmp_path: Path) -> None:
+def test_wrong_settings_are_errors(tmp_path: Path) -> None:
     test = """
 import pytest
 
@@ -79,16 +79,16 @@ def test_mode(kcoord_broker):
     said = run(tmp_path, test)
     assert "2 errors" in said
     assert "unknown settings: num.partition" in said
-    assert "kcoord_broker is 'thread'; it can be in-process or process" in said
+    assert "kcoord_broker must be in-process or process, not 'thread'" in said
     assert "'nonsense' is not KEY=VALUE" in run(tmp_path, test, ini="kcoord_config = nonsense\n")
 
 
-def test_a_project_that_does_not_use_it_does_not_pay_for_it(tmp_path: Path) -> None:
+def test_the_plugin_imports_nothing_before_its_first_use(tmp_path: Path) -> None:
     test = """
 import sys
 
 def test_nothing_is_imported():
     assert "kcoord.pytest_plugin" in sys.modules
-    assert not {"kcoord.testing", "kcoord.server", "kcoord.client", "protocol"} & sys.modules.keys()
+    assert not {"kcoord.testing", "kcoord.server", "kcoord.client", "kcoord_protocol"} & sys.modules.keys()
 """
     assert "1 passed" in run(tmp_path, test)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which requests a fault meets, how often, and what is said about a rule that makes no sense."""
+"""The requests that a fault applies to, how often it applies, and the errors for invalid rules."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def fault(**fields: object) -> RequestFault:
         ({"api": "OffsetCommit", "group": "g", "member": "m", "epoch": 4}, False),
     ],
 )
-def test_everything_that_is_given_must_match(fields: dict[str, object], matches: bool) -> None:
+def test_a_request_must_match_all_given_fields(fields: dict[str, object], matches: bool) -> None:
     assert fault(**fields).selector.matches(facts()) is matches
 
 
-def test_some_pass_then_some_meet_it_then_all_pass() -> None:
+def test_requests_pass_before_skip_and_after_times() -> None:
     faults = Faults()
     rule = faults.add(fault(skip=2, times=2))
     met = [faults.meet(facts()) is rule for _ in range(6)]
@@ -76,19 +76,19 @@ def test_the_first_rule_decides_until_it_is_used_up() -> None:
     ("fields", "named"),
     [
         ({}, "a fault needs error, delay_ms, drop or close"),
-        ({"error": "NO_SUCH"}, "error: there is none named 'NO_SUCH'"),
+        ({"error": "NO_SUCH"}, "error: unknown error 'NO_SUCH'"),
         ({"error": 5}, "error must be a string"),
         ({"drop": True, "close": True}, "only one of error, drop and close"),
         ({"drop": 1}, "drop must be true or false"),
-        ({"drop": True, "api": "Commit"}, "api: there is none named 'Commit'"),
+        ({"drop": True, "api": "Commit"}, "api: unknown API 'Commit'"),
         ({"drop": True, "times": -1}, "times must not be negative"),
         ({"drop": True, "epoch": "x"}, "epoch must be an integer"),
         ({"delay_ms": -5}, "delay_ms must not be negative"),
         ({"delay_ms": True}, "delay_ms must be an integer"),
-        ({"drop": True, "grop": "g"}, "unknown: grop"),
+        ({"drop": True, "grop": "g"}, "unknown fields: grop"),
     ],
 )
-def test_a_rule_that_makes_no_sense_is_refused_by_name(fields: dict[str, object], named: str) -> None:
+def test_an_invalid_rule_is_an_error_that_names_the_field(fields: dict[str, object], named: str) -> None:
     with pytest.raises(ControlError, match=named):
         fault_from(Arguments(fields))
 
@@ -143,8 +143,12 @@ GROUP = OffsetFetchRequest.OffsetFetchRequestGroup
     ],
     ids=lambda value: value.message_name if isinstance(value, Message) else "",
 )
-def test_what_a_request_is_about(
+def test_the_groups_members_and_epochs_of_a_request(
     api: ApiKey, request_: Message, groups: set[str], members: set[str], epochs: set[int]
 ) -> None:
-    found = facts_of(api, 0, "c", request_)
-    assert (set(found.groups), set(found.members), set(found.epochs)) == (groups, members, epochs)
+    request_facts = facts_of(api, 0, "c", request_)
+    assert (set(request_facts.groups), set(request_facts.members), set(request_facts.epochs)) == (
+        groups,
+        members,
+        epochs,
+    )
