@@ -15,6 +15,9 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.run-stamp
 DEV := $(VENV)/.dev-stamp
 FUZZ := $(VENV)/.fuzz-stamp
+DOCS := $(VENV)/.docs-stamp
+MERMAID := docs/javascripts/mermaid.min.js
+MKDOCS := env NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Byte code ahead of time: a start must not pay for it where PYTHONDONTWRITEBYTECODE is set or the folder is read-only.
 COMPILE := $(BIN)/python -m compileall -q kcoord protocol
@@ -25,7 +28,7 @@ export KCOORD_SHARED := $(abspath $(SHARED))
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-clients peersuite check lint types imports shape format generate generate-check simulate model-check soak fuzz mutate conformance transcripts vectors schemas-check bench bench-check bench-peers \
-	docker docker-test lock env clean
+	docker docker-test docs docs-serve lock env clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -70,12 +73,14 @@ generate: $(DEV) ## write generated files again: types of the messages and of th
 	$(BIN)/python docs/make_configuration.py
 	$(BIN)/python docs/make_pipeline_tables.py
 	$(BIN)/python docs/make_lake_tables.py
+	$(BIN)/python docs/make_apis.py
 
 generate-check: $(DEV) ## fail where a generated file is not what its source says
 	$(BIN)/python -m kcoord_protocol.stubs --check
 	$(BIN)/python docs/make_configuration.py --check
 	$(BIN)/python docs/make_pipeline_tables.py --check
 	$(BIN)/python docs/make_lake_tables.py --check
+	$(BIN)/python docs/make_apis.py --check
 
 soak: $(DEV) ## real faults under real clients: kill -9 1000 times, the others 10 times; half an hour (KILLS=1000 ROUNDS=10; KCOORD_SOAK_SEED=... repeats)
 	KCOORD_SOAK_KILLS=$(KILLS) KCOORD_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/soak $(ARGS)
@@ -113,6 +118,12 @@ bench-peers: $(RUN) ## Kafka and kfake beside kcoord, half an hour or more (ARGS
 	@$(COMPILE)
 	$(BIN)/python -m bench.peers $(ARGS)
 
+docs: $(DOCS) $(MERMAID) ## build the documentation site into docs/site; a broken link fails (needs npm for the script of the diagrams)
+	$(MKDOCS) build --quiet --config-file docs/mkdocs.yml
+
+docs-serve: $(DOCS) $(MERMAID) ## show the documentation site on 127.0.0.1:8000 while you write
+	$(MKDOCS) serve --config-file docs/mkdocs.yml
+
 docker: ## build the image (BASE_IMAGE=python:3.13-slim-bookworm IMAGE=kcoord:dev)
 	docker build --build-arg BASE_IMAGE=$(BASE_IMAGE) --tag $(IMAGE) --file docker/Dockerfile .
 
@@ -124,12 +135,13 @@ lock: $(DEV) ## resolve the dependencies again and write requirements/*.lock
 	$(LOCK) --constraint requirements/run.lock --extra dev --output-file requirements/dev.lock
 	$(LOCK) --constraint requirements/dev.lock --extra spark-fast --extra delta --extra iceberg --output-file requirements/spark.lock
 	$(LOCK) --constraint requirements/dev.lock --extra fuzz --output-file requirements/fuzz.lock
+	$(LOCK) --constraint requirements/dev.lock --extra docs --output-file requirements/docs.lock
 	echo hatchling | $(subst pyproject.toml,-,$(LOCK)) --constraint requirements/dev.lock --output-file requirements/build.lock
 
 env: $(DEV) ## make the development environment only
 
 clean: ## remove the environment, caches and build results (not ./kcoord-data)
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .mutation_cache .hypothesis
+	rm -rf $(VENV) $(MERMAID) build dist docs/site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .mutation_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -149,3 +161,14 @@ $(DEV): requirements/dev.lock requirements/spark.lock $(RUN)
 $(FUZZ): requirements/fuzz.lock $(DEV)
 	$(PIP) install --require-hashes -r requirements/fuzz.lock
 	@touch $@
+
+$(DOCS): requirements/docs.lock $(DEV)
+	$(PIP) install --require-hashes -r requirements/docs.lock
+	@touch $@
+
+# The site ships the script, so that no page loads anything from another host.
+$(MERMAID): requirements/mermaid.sha256
+	mkdir -p $(@D)
+	npm pack --silent --pack-destination $(VENV) mermaid@11.6.0
+	tar --extract --gzip --to-stdout --file $(VENV)/mermaid-11.6.0.tgz package/dist/mermaid.min.js > $@
+	sha256sum --check --quiet requirements/mermaid.sha256 || { rm -f $@; exit 1; }
