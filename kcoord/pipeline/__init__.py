@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the format `kcoord` known to a session.
+    """Registers the format `kcoord` in a session.
 
-    Filter pushdown is taken part in where `spark.sql.python.filterPushdown.enabled` is true at that moment.
+    The format supports filter pushdown if `spark.sql.python.filterPushdown.enabled` is true at the time of the call.
     """
     from kcoord.pipeline.source import register as register_source
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The batches in a piece of a log, their header fields as columns; what is no sound batch is found and named here."""
+"""Finds the batches in a block of a log, checks them, and reads their header fields as columns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ _LAST_DELTA_AT: Final = 23
 
 @dataclass(slots=True)
 class Batches:
-    """One row per batch. `position` and `size_bytes` lie in the buffer that was scanned; the rest are header fields."""
+    """One row per batch. `position` and `size_bytes` locate the batch in the scanned buffer; the rest are header
+    fields.
+    """
 
     position: Ints
     size_bytes: Ints
@@ -54,6 +56,7 @@ class Batches:
 
     @classmethod
     def read(cls, gather: Gather, position: Ints) -> Self:
+        """Reads the headers of the batches that begin at `position`."""
         base_offset = gather.int64(position)
         return cls(
             position,
@@ -74,7 +77,7 @@ class Batches:
         return len(self.position)
 
     def rows(self, chosen: Flags | Ints | slice) -> Self:
-        return type(self)(*(getattr(self, each.name)[chosen] for each in fields(self)))
+        return type(self)(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     @property
     def is_control(self) -> Flags:
@@ -90,10 +93,10 @@ class Batches:
 
 
 def walk(data: Bytes, position: int, end: int) -> tuple[Ints, int]:
-    """Where whole batches begin in `data[position:end]`, and where the first thing begins that is none.
+    """Returns the positions of the whole batches in `data[position:end]`, and the position after the last batch.
 
-    As `walk_batches` of the protocol, but it looks at two fields only, which takes half the time: an eighth of decoding
-    batches of three records. `scan` looks at the other fields of all batches at once.
+    Does the same as `walk_batches` of the protocol in half the time, since it reads two fields only. That time is an
+    eighth of decoding batches of three records. `scan` checks the other fields of all batches at once.
     """
     view = data.data
     unpack = _LENGTH_AND_MAGIC.unpack_from
@@ -111,7 +114,11 @@ def walk(data: Bytes, position: int, end: int) -> tuple[Ints, int]:
 
 @dataclass(slots=True)
 class Scan:
-    """Where batches begin, and where and why the walk ended early; `error` is "" for a batch that the end cuts off."""
+    """The result of `scan`.
+
+    `positions` has the sound batches. `end` is the position after the last sound batch. `error` describes what is
+    wrong at `end`; it is "" if nothing follows, or if the buffer ends inside the next batch.
+    """
 
     positions: Ints
     end: int
@@ -119,7 +126,7 @@ class Scan:
 
 
 def scan(data: Bytes, end: int, walk: Walk, *, verify: bool) -> Scan:
-    """The batches in `data[:end]`; `verify` checks each checksum too."""
+    """Finds the sound batches in `data[:end]`, up to the first bad one. With `verify` it checks the checksums too."""
     positions, stop = walk(data, 0, end)
     view = data.data
     gather = Gather(data)
@@ -140,31 +147,31 @@ def scan(data: Bytes, end: int, walk: Walk, *, verify: bool) -> Scan:
 
 
 def _checksums(view: memoryview, positions: Ints, stop: int) -> Ints:
-    """As int32, of batches that lie one behind the other."""
+    """Computes the checksums, as int32, of adjacent batches; the last batch ends at `stop`."""
     starts = positions.tolist()
     ends = [*starts[1:], stop]
-    found = [crc32c(view[start + _CHECKED_AT : end]) for start, end in zip(starts, ends, strict=False)]
-    return np.array(found, np.uint32).view(np.int32).astype(np.int64)
+    checksums = [crc32c(view[start + _CHECKED_AT : end]) for start, end in zip(starts, ends, strict=False)]
+    return np.array(checksums, np.uint32).view(np.int32).astype(np.int64)
 
 
 def _what_is_wrong(view: memoryview, position: int) -> str:
     if not any(view[position : position + BATCH_OVERHEAD_BYTES]):
-        return "the file goes on with zeros"
+        return "the header of the batch is all zeros"
     magic = view[position + _MAGIC_AT]
     if magic != MAGIC:
-        return f"no record batch of format 2: the magic byte is {magic}"
+        return f"not a record batch of format 2: the magic byte is {magic}"
     is_long_enough = _LENGTH.unpack_from(view, position + _LENGTH_AT)[0] >= BATCH_OVERHEAD_BYTES - LOG_OVERHEAD_BYTES
-    return "" if is_long_enough else "the length of the batch is less than its header"
+    return "" if is_long_enough else "the length field of the batch is smaller than a batch header"
 
 
 def find_batch(data: Bytes, position: int, end: int, offset: int) -> int | None:
-    """The first position of a sound batch at or behind `position` that begins at `offset` or later."""
+    """Returns the first position at or after `position` of a sound batch whose base offset is at least `offset`."""
     content = data[:end].tobytes()
     return next((at for at, _, _ in possible_batches(content, position, end, offset) if verify_crc(content, at)), None)
 
 
 def control_type(data: Bytes, batches: Batches, row: int) -> int:
-    """The type in the first record of a control batch; -1 where there is none."""
+    """Returns the type in the first record of a control batch, or -1 if the record cannot be read."""
     position = int(batches.position[row])
     batch = data[position : position + int(batches.size_bytes[row])].tobytes()
     with suppress(CorruptBatchError):

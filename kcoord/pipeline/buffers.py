@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes in which numbers lie at any position, read as whole columns at once.
+"""Reads numbers at arbitrary positions of a byte buffer, a whole column at once.
 
-A buffer has PADDING_BYTES zeros behind its content, so that a word may be read at every position of the content.
+PADDING_BYTES zeros follow the content of each buffer, so a word may be read at every position of the content.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ PADDING_BYTES: Final = 32
 
 
 def padded(size_bytes: int) -> Bytes:
-    """A new buffer for that much content."""
+    """Allocates a buffer for `size_bytes` of content."""
     data = np.empty(size_bytes + PADDING_BYTES, np.uint8)
     data[size_bytes:] = 0
     return data
 
 
 def padded_copy(*parts: bytes | Bytes) -> Bytes:
-    """The parts, one behind the other."""
+    """Copies the parts into one new buffer."""
     arrays = [np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part for part in parts]
-    data = padded(sum(len(each) for each in arrays))
+    data = padded(sum(len(array) for array in arrays))
     at = 0
-    for each in arrays:
-        data[at : at + len(each)] = each
-        at += len(each)
+    for array in arrays:
+        data[at : at + len(array)] = array
+        at += len(array)
     return data
 
 
@@ -42,13 +42,17 @@ def content_bytes(data: Bytes) -> int:
 
 
 def overlapping_words(data: Bytes) -> Words:
-    """The 8 bytes at every position of the content and a little more, the first one lowest."""
+    """Returns the 8 bytes that begin at every position of the content, as little-endian words.
+
+    It has some more words, which begin in the padding.
+    """
     return np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
 
 
 class Gather:
-    """Reads big-endian numbers and byte words at the positions in an array. Positions lie in the content, or at its
-    end.
+    """Reads big-endian numbers and byte words at an array of positions.
+
+    A position lies in the content of the buffer or at its end.
     """
 
     def __init__(self, data: Bytes) -> None:
@@ -63,7 +67,7 @@ class Gather:
         return np.ndarray((len(self.data) - size_bytes + 1,), dtype, self.data, strides=(1,))
 
     def words(self, at: Ints) -> Words:
-        """The next 8 bytes, the first one lowest."""
+        """Reads 8 bytes each, as little-endian words."""
         words: Words = self._little[at].astype(np.uint64, copy=False)
         return words
 
@@ -83,9 +87,9 @@ class Gather:
         return self.data[at].astype(np.int64)
 
     def uuids(self, at: Ints) -> npt.NDArray[np.void]:
-        """16 bytes each."""
-        found: npt.NDArray[np.void] = self._uuid[at]  # type: ignore[assignment]
-        return found
+        """Reads 16 bytes each."""
+        uuids: npt.NDArray[np.void] = self._uuid[at]  # type: ignore[assignment]
+        return uuids
 
 
 _STOP_BITS: Final = np.uint64(0x8080808080808080)
@@ -96,8 +100,9 @@ _GROUPS: Final = tuple((np.uint64(number), np.uint64(0x7F << (7 * number))) for 
 
 
 def uvarints(words: Words) -> tuple[Words, Ints]:
-    """The unsigned varint at the beginning of each word, and how many bytes it takes; 8 or more where it does not
-    end.
+    """Returns the unsigned varint at the beginning of each word, and its size in bytes.
+
+    The size is 9 if the varint does not end within the word.
     """
     if not (words & _MORE).any():
         return words & _FIRST, np.ones(len(words), np.int64)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches decoded: the records of a piece of a log as Arrow columns, each made when it is asked for.
+"""Decoded batches: the records of a block of a log, as positions in a buffer.
 
-The columns are those of the table `records`; docs/pipeline-tables.md says what they mean.
+`record_columns` makes the columns of the table `records` from a chunk. The values of its records are decoded on first
+use and kept, so columns and tables share them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kcoord_protocol.record_walk import decode_headers
 
 @dataclass(slots=True)
 class Records:
-    """Per record: its batch (a row of `batches`), offset and time, and where its parts lie in the buffer."""
+    """One row per record: its batch (a row of `batches`), its offset and time, and the positions of its parts."""
 
     batch: Ints
     offset: Ints
@@ -37,10 +38,11 @@ class Records:
     value_size: Ints
     end: Ints
     number: Ints
-    """Its place among the records of its batch."""
+    """Index of the record in its batch."""
 
     @classmethod
     def of(cls, batches: Batches, split: Split, counts: Ints) -> Records:
+        """Adds batch, offset and time to the rows of `split`, which has `counts` records of each batch."""
         batch = np.repeat(np.arange(len(batches)), counts)
         first = np.repeat(np.cumsum(counts) - counts, counts)
         times = batches.base_timestamp[batch] + split.timestamp_delta
@@ -65,7 +67,7 @@ class Records:
 
 @dataclass(slots=True)
 class RecordChunk:
-    """Records with their batches and keys. `rows` narrows it down; `column` makes a column of `records`."""
+    """Records with their batches and keys. `rows` selects some of them."""
 
     log_partition: int
     data: Bytes
@@ -77,7 +79,7 @@ class RecordChunk:
     gather: Gather = field(init=False)
     is_control: Flags = field(init=False)
     lost: Flags = field(init=False)
-    """Records of committed transactions that were superseded before their marker came."""
+    """Records of committed transactions that were superseded before their marker came. `range_reader` sets it."""
     _offsets: tuple[Ints, OffsetValues] | None = None
     _values: dict[int, tuple[object | None, str | None]] | None = None
 
@@ -90,7 +92,7 @@ class RecordChunk:
         return len(self.records.batch)
 
     def rows(self, chosen: Flags | Ints | slice) -> RecordChunk:
-        """These records alone."""
+        """Returns a chunk of these records only."""
         if isinstance(chosen, np.ndarray) and chosen.dtype == np.bool_ and chosen.all():
             return self
         records, keys = self.records.rows(chosen), self.keys.rows(chosen)
@@ -100,12 +102,15 @@ class RecordChunk:
 
     @property
     def is_tombstone(self) -> Flags:
-        found: Flags = (self.records.value_size < 0) & ~self.is_control
-        return found
+        flags: Flags = (self.records.value_size < 0) & ~self.is_control
+        return flags
 
     @property
     def effective(self) -> Ints:
-        """The log offset from which each record counts, superseded or not; NEVER where it does not."""
+        """The log offset from which each record counts; NEVER if its transaction is open or aborted.
+
+        Ignores whether the record was superseded.
+        """
         waits = self._waits
         if not waits.any():
             return self.records.offset
@@ -113,31 +118,31 @@ class RecordChunk:
 
     @property
     def marker_timestamp_ms(self) -> Ints:
-        """When the marker was written from which each record counts; -1 where it waits for none, or never counts."""
-        found = self.resolution.marker_timestamp_ms[self.records.batch]
-        return np.where(self._waits & self.counts, found, -1)
+        """The time of the marker from which each record counts; -1 if it needs no marker or never counts."""
+        timestamps = self.resolution.marker_timestamp_ms[self.records.batch]
+        return np.where(self._waits & self.counts, timestamps, -1)
 
     @property
     def _waits(self) -> Flags:
-        """Which records wait for the marker of their transaction: committed offsets alone do."""
-        found: Flags = self.resolution.effective_offset[self.records.batch] != OWN
-        return found & self.is_offset & ~self.is_tombstone if found.any() else found
+        """Which records count from the marker of their transaction on. Only committed offsets do, not tombstones."""
+        flags: Flags = self.resolution.effective_offset[self.records.batch] != OWN
+        return flags & self.is_offset & ~self.is_tombstone if flags.any() else flags
 
     @property
     def counts(self) -> Flags:
         """Which records the coordinator applies."""
-        found: Flags = (self.effective != NEVER) & ~self.lost
-        return found
+        flags: Flags = (self.effective != NEVER) & ~self.lost
+        return flags
 
     @property
     def is_offset(self) -> Flags:
         types = self.keys.types
-        found: Flags = ((types == OFFSET_TYPES[0]) | (types == OFFSET_TYPES[1])) & ~self.is_control
-        return found
+        flags: Flags = ((types == OFFSET_TYPES[0]) | (types == OFFSET_TYPES[1])) & ~self.is_control
+        return flags
 
     @property
     def offset_values(self) -> tuple[Ints, OffsetValues]:
-        """Rows with an offset commit that is no tombstone, and their values."""
+        """The rows with an offset commit that is not a tombstone, and their values."""
         if self._offsets is None:
             rows = np.flatnonzero(self.is_offset & (self.records.value_size >= 0))
             records = self.records
@@ -149,12 +154,13 @@ class RecordChunk:
 
     @property
     def group_values(self) -> dict[int, tuple[object | None, str | None]]:
-        """Row -> (entry, error), for the other types that are known."""
+        """Row -> (entry, error), for the group record types in VALUE_READERS."""
         if self._values is None:
-            known = np.isin(self.keys.types, list(VALUE_READERS)) & (self.records.value_size >= 0) & ~self.is_control
+            has_reader = np.isin(self.keys.types, list(VALUE_READERS))
+            flags = has_reader & (self.records.value_size >= 0) & ~self.is_control
             self._values = {
                 row: read_value(int(self.keys.types[row]), self.value_bytes(row) or b"")
-                for row in np.flatnonzero(known).tolist()
+                for row in np.flatnonzero(flags).tolist()
             }
         return self._values
 
@@ -164,12 +170,12 @@ class RecordChunk:
         return None if size < 0 else self.data[at : at + size].tobytes()
 
     def headers(self) -> dict[int, list[tuple[str, bytes | None]]]:
-        """Row -> headers, of the records that have some; headers that cannot be read are left out."""
+        """Returns row -> headers, for records with headers. Headers that cannot be read are omitted."""
         records = self.records
         starts = records.value_at + np.maximum(records.value_size, 0)
-        found = {}
+        headers_by_row = {}
         for row in np.flatnonzero(records.end > starts + 1).tolist():
             with suppress(CorruptBatchError):
-                headers = self.data[starts[row] : records.end[row]].tobytes()
-                found[row] = decode_headers(headers, 0, len(headers))
-        return found
+                data = self.data[starts[row] : records.end[row]].tobytes()
+                headers_by_row[row] = decode_headers(data, 0, len(data))
+        return headers_by_row

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrow columns from numpy arrays and from positions in a buffer, without a Python object per row."""
+"""Makes Arrow columns from numpy arrays and from positions in a buffer, without a Python object per row."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _NUMPY_TYPES: Final = {pa.int32(): np.int32, pa.int64(): np.int64}
 
 
 def validity(valid: Flags | None) -> pa.Buffer | None:
-    """The bitmap of what is not null; None where all is."""
+    """Returns Arrow's bitmap of the rows that are not null, or None if no row is null."""
     if valid is None or bool(valid.all()):
         return None
     return pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 def int_column(values: Ints, dtype: pa.DataType, valid: Flags | None = None) -> pa.Array:
-    """A column of int32 or int64."""
+    """Makes a column of int32 or int64."""
     data = np.ascontiguousarray(values, _NUMPY_TYPES[dtype])
     return pa.Array.from_buffers(dtype, len(data), [validity(valid), pa.py_buffer(data)])
 
 
 def timestamp_column(values_ms: Ints, valid: Flags | None = None) -> pa.Array:
-    """Milliseconds since 1970; negative ones stand for none."""
-    known = values_ms >= 0
-    present = known if valid is None else known & valid
+    """Makes a column from milliseconds since 1970. Negative values become null."""
+    has_time = values_ms >= 0
+    present = has_time if valid is None else has_time & valid
     return pa.Array.from_buffers(TIMESTAMP, len(values_ms), [validity(present), pa.py_buffer(values_ms * 1000)])
 
 
@@ -47,8 +47,9 @@ def bool_column(values: Flags, valid: Flags | None = None) -> pa.Array:
 
 
 def views(data: Bytes, at: Ints, size: Ints, valid: Flags | None = None) -> pa.Array:
-    """Pieces of the buffer as Arrow binary views: nothing is copied but what has up to 12 bytes. A size below 0 is
-    null.
+    """Makes a column of Arrow binary views of the buffer. A size below 0 is null.
+
+    Only pieces of up to 12 bytes are copied; longer views refer to the buffer.
     """
     present = size >= 0
     if valid is not None:
@@ -67,7 +68,7 @@ def views(data: Bytes, at: Ints, size: Ints, valid: Flags | None = None) -> pa.A
 
 
 def _inline(data: Bytes, at: Ints, size: Ints) -> npt.NDArray[np.int32]:
-    """Views that hold their bytes themselves, zeros behind them."""
+    """Makes views that hold their bytes themselves, followed by zeros."""
     gather = Gather(data)
     rows = np.empty((len(at), 4), np.int32)
     rows[:, 0] = size
@@ -77,41 +78,41 @@ def _inline(data: Bytes, at: Ints, size: Ints) -> npt.NDArray[np.int32]:
 
 
 def pieces(data: Bytes, at: Ints, size: Ints) -> pa.Array:
-    """Pieces of the buffer as a binary column. A size below 0 is null."""
+    """Copies pieces of the buffer into a binary column. A size below 0 is null."""
     return views(data, at, size).cast(pa.binary())
 
 
 def empty_texts(present: Flags) -> pa.Array:
-    """A column of "" and nulls."""
+    """Makes a column of "" and nulls."""
     offsets = pa.py_buffer(np.zeros(len(present) + 1, np.int32))
     return pa.Array.from_buffers(pa.string(), len(present), [validity(present), offsets, pa.py_buffer(b"")])
 
 
-def text_column(found: pa.Array) -> pa.Array:
-    """Views as text. What is no UTF-8 has replacement characters."""
+def text_column(binary: pa.Array) -> pa.Array:
+    """Decodes binary views as UTF-8. Replacement characters stand for invalid bytes."""
     try:
-        return pc.cast(found, pa.string())
+        return pc.cast(binary, pa.string())
     except pa.ArrowInvalid:
-        texts = (None if each is None else each.decode("utf-8", "replace") for each in found.to_pylist())
+        texts = (None if value is None else value.decode("utf-8", "replace") for value in binary.to_pylist())
         return pa.array(texts, pa.string())
 
 
 def uuid_column(ids: npt.NDArray[np.void], valid: Flags) -> pa.Array:
-    """Uuids in Kafka's text form; all zero is none."""
+    """Makes a column of uuids in Kafka's text form. The zero uuid becomes null."""
     if not valid.any():
         return pa.nulls(len(ids), pa.string())
     words = np.ascontiguousarray(ids).view(np.uint64).reshape(-1, 2)
     if valid.all() and (words == words[0]).all():
-        one = ids[0].tobytes()
-        return pa.repeat(pa.scalar(None if one == ZERO_UUID else uuid_to_string(one), pa.string()), len(ids))
+        first = ids[0].tobytes()
+        return pa.repeat(pa.scalar(None if first == ZERO_UUID else uuid_to_string(first), pa.string()), len(ids))
     raw = pa.Array.from_buffers(pa.binary(16), len(ids), [validity(valid), pa.py_buffer(words)])
     encoded = raw.dictionary_encode()
-    texts = [None if each == ZERO_UUID else uuid_to_string(each) for each in encoded.dictionary.to_pylist()]
+    texts = [None if uuid == ZERO_UUID else uuid_to_string(uuid) for uuid in encoded.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(encoded.indices)
 
 
 def spread(values: Sequence[object], rows: Ints, count: int, dtype: pa.DataType) -> pa.Array:
-    """A column of `count` rows that has `values` at `rows` and null elsewhere."""
+    """Makes a column of `count` rows that has `values` at `rows` and null elsewhere."""
     if not len(rows):
         return pa.nulls(count, dtype)
     index = np.zeros(count, np.int64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table `current_offsets`: the last commit of each key of a log partition, without those that were deleted."""
+"""The table `current_offsets`: the newest commit of each key of a log partition, without deleted offsets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _LEAST_HELD: Final = 1 << 18
 
 
 class _Latest:
-    """Keeps the newest row of each key; what is superseded is dropped whenever it outweighs the rest."""
+    """Keeps the newest row of each key.
+
+    Superseded rows are dropped when the number of rows has doubled since the last time, and is above _LEAST_HELD.
+    """
 
     def __init__(self) -> None:
         self._batches: list[pa.RecordBatch] = []
@@ -31,7 +34,7 @@ class _Latest:
         self._limit = _LEAST_HELD
 
     def add(self, order: Ints, batch: pa.RecordBatch) -> None:
-        """`order` has columns key, effective offset, offset, is tombstone."""
+        """Adds rows of `current_offsets`. The columns of `order` are: key, effective offset, offset, is tombstone."""
         self._batches.append(batch)
         self._order.append(order)
         self._rows += len(order)
@@ -53,21 +56,24 @@ class _Latest:
 
 
 def newest(order: Ints) -> Ints:
-    """The rows with the greatest (effective offset, offset) of each key, in the order of the log."""
+    """Returns the row with the greatest (effective offset, offset) of each key, in the order of the log."""
     rows = np.lexsort((order[:, 2], order[:, 1], order[:, 0]))
     keys = order[rows, 0]
     return np.sort(rows[np.flatnonzero(np.diff(keys, append=-1) != 0)])
 
 
 def current_offsets(
-    wanted: LogRange, options: SourceOptions, names: list[str], groups: Collection[str] | None
+    whole: LogRange, options: SourceOptions, names: list[str], groups: Collection[str] | None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one log partition, whatever its size: it is read piece by piece, and only what is newest is held."""
+    """Yields the rows of one log partition of any size.
+
+    Reads range after range and keeps in memory only the newest row of each key. None as `groups` means all groups.
+    """
     loops = kernels(options.decoder)
     keys = KeyTable(loops.key_index())
     latest = _Latest()
-    for each, _ in log_ranges(wanted.folder, options.split_bytes, wanted.start, wanted.end):
-        for part in read_range(each, keys, options.checksums, loops):
+    for log_range, _ in log_ranges(whole.folder, options.split_bytes, whole.start, whole.end):
+        for part in read_range(log_range, keys, options.checksums, loops):
             chunk = part.chunk
             if groups is not None:
                 chunk = chunk.rows(chunk.keys.flags(lambda key: key.group in groups))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of the records that are few: groups, members, assignments. One by one, by the broker's own decoder, as rows
-of the types in `schemas.VALUES`.
+"""Reads the values of group records: groups, members, assignments. The rows have the types in `schemas.VALUES`.
+
+These records are few, so the broker's own decoder reads them one by one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _STATES: Final = {0: "stable", 1: "unrevoked_partitions", 2: "unreleased_partiti
 
 
 def moment(milliseconds: int) -> datetime | None:
-    """None for "unknown" and for what no calendar has."""
+    """Converts a timestamp. Returns None for a negative one ("unknown") and for one after the year 9999."""
     return _EPOCH + timedelta(milliseconds=milliseconds) if 0 <= milliseconds <= _LATEST_MS else None
 
 
@@ -65,7 +66,7 @@ def _member(value: Message) -> Row:
     classic = value.classic_member_metadata
     protocols = None
     if classic is not None:
-        protocols = [{"name": each.name, "metadata": each.metadata} for each in classic.supported_protocols]
+        protocols = [{"name": protocol.name, "metadata": protocol.metadata} for protocol in classic.supported_protocols]
     return {
         "instance_id": value.instance_id,
         "rack_id": value.rack_id,
@@ -82,7 +83,7 @@ def _member(value: Message) -> Row:
 
 def _target(value: Message) -> Row:
     assert isinstance(value, ConsumerGroupTargetAssignmentMetadataValue)
-    # The schema's default for a record without a time is 0.
+    # A record without a time has the schema's default, 0.
     return {
         "assignment_epoch": value.assignment_epoch,
         "assignment_timestamp": moment(value.assignment_timestamp or -1),
@@ -91,7 +92,7 @@ def _target(value: Message) -> Row:
 
 def _target_assignment(value: Message) -> list[Row]:
     assert isinstance(value, ConsumerGroupTargetAssignmentMemberValue)
-    return _assigned((each.topic_id, each.partitions, None) for each in value.topic_partitions)
+    return _assigned((topic.topic_id, topic.partitions, None) for topic in value.topic_partitions)
 
 
 def _current_assignment(value: Message) -> Row:
@@ -101,8 +102,10 @@ def _current_assignment(value: Message) -> Row:
         "member_epoch": value.member_epoch,
         "previous_member_epoch": value.previous_member_epoch,
         "state": _STATES.get(value.state, str(value.state)),
-        "assigned": _assigned((each.topic_id, each.partitions, each.assignment_epochs) for each in owned),
-        "pending_revocation": _assigned((each.topic_id, each.partitions, each.assignment_epochs) for each in pending),
+        "assigned": _assigned((topic.topic_id, topic.partitions, topic.assignment_epochs) for topic in owned),
+        "pending_revocation": _assigned(
+            (topic.topic_id, topic.partitions, topic.assignment_epochs) for topic in pending
+        ),
     }
 
 
@@ -141,9 +144,9 @@ def _classic_member(member: GroupMetadataValue.MemberMetadata, *, is_consumer: b
         "assigned": None
         if assignment is None
         else [
-            {"topic": each.topic, "topic_id": None, "partition": partition, "epoch": None}
-            for each in assignment.assigned_partitions
-            for partition in each.partitions
+            {"topic": topic.topic, "topic_id": None, "partition": partition, "epoch": None}
+            for topic in assignment.assigned_partitions
+            for partition in topic.partitions
         ],
         "subscription": member.subscription,
         "assignment": member.assignment,
@@ -159,11 +162,11 @@ VALUE_READERS: Final[dict[int, tuple[type[Message], Callable[[Message], object]]
     8: (ConsumerGroupCurrentMemberAssignmentValue, _current_assignment),
     16: (ConsumerGroupRegularExpressionValue, _regular_expression),
 }
-"""Record type -> class of its value, and what makes an entry of a value, of the type in `schemas.VALUES`."""
+"""Record type -> (class of its value, function that makes an entry of the type in `schemas.VALUES`)."""
 
 
 def read_value(record_type: int, data: bytes) -> tuple[object | None, str | None]:
-    """(entry, error). Both None for a version that is not known."""
+    """Returns (entry, error). Both are None for an unknown version."""
     cls, reader = VALUE_READERS[record_type]
     if len(data) < 2:
         return None, f"the value has {len(data)} bytes"
@@ -177,7 +180,7 @@ def read_value(record_type: int, data: bytes) -> tuple[object | None, str | None
 
 
 def to_json(entry: object) -> str:
-    """As `schemas.Value` says."""
+    """Encodes an entry as JSON, in the form that `schemas.Value` describes."""
     return json.dumps(entry, default=_plain, ensure_ascii=False, separators=(",", ":"))
 
 

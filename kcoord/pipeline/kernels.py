@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inner loops of the decoder, in numpy or compiled by numba, to choose from by name.
+"""The inner loops of the decoder, in numpy or compiled by numba, chosen by name.
 
-Both pay: numba halves the CPU of decoding, and costs 0.35 s and 115 MB in each process before its first record. The
-figures are in docs/performance.md, "Data pipeline".
+Both give the same results. numba halves the CPU time of decoding, but costs 0.35 s and 115 MB in each process before
+its first record. docs/performance.md, "Data pipeline", has the figures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DecoderName: TypeAlias = Literal["auto", "numpy", "numba"]
 
 class Kernels(NamedTuple):
     """`walk` finds batches, `split_records` cuts them into records, `read_offset_values` reads offset commits,
-    `key_index` makes what numbers keys, and `pieces` copies bytes into a column.
+    `key_index` makes a new KeyIndex, and `pieces` copies bytes into a column.
     """
 
     name: str
@@ -42,7 +42,10 @@ NUMPY = Kernels("numpy", walk, split_records, read_offset_values, ArrowKeyIndex,
 
 @cache
 def kernels(name: DecoderName) -> Kernels:
-    """`auto` is numba where it is installed. ImportError for `numba` where it is not."""
+    """Returns the inner loops of that name. `auto` means numba if it is installed, else numpy.
+
+    Raises ImportError for `numba` if it is not installed.
+    """
     if name == "numpy" or (name == "auto" and importlib.util.find_spec("numba") is None):
         return NUMPY
     try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of coordinator records. Few keys make most of a log, so each distinct one is decoded once and looked up after
-that.
+"""Keys of coordinator records. A few keys make up most of a log, so each distinct key is decoded once and then looked
+up.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ GROUP_TYPES: Final = (2, 3)
 _OFFSET_COMMIT: Final = b"\0\1"
 _LONGEST_TEXT: Final = 0x7FFF
 _MOST_KEYS: Final = 1 << 20
-"""So many keys are remembered, or those of one range."""
+"""A KeyTable with more keys than this is replaced before the next range."""
 
 
 class Key(NamedTuple):
-    """What a key says; None for what its type does not have."""
+    """The fields of a key. A field that its type does not have is None, or -1 for the partition."""
 
     record_type: int = NO_TYPE
     record_name: str | None = None
@@ -56,7 +56,7 @@ RECORD_NAMES: Final = {
 
 
 def _read_offset_key(data: bytes) -> Key | None:
-    """The key of an offset commit, where all is as it should be: other keys are few."""
+    """Reads a sound key of an offset commit, the most frequent kind. Returns None for all other keys."""
     if not data.startswith(_OFFSET_COMMIT) or len(data) > _LONGEST_TEXT:
         return None
     group_end = 4 + int.from_bytes(data[2:4], "big")
@@ -72,14 +72,16 @@ def _read_offset_key(data: bytes) -> Key | None:
 
 @lru_cache(maxsize=1 << 16)
 def read_key(data: bytes) -> Key:
-    """Never fails: what cannot be read has an `error`, a type that is not known its number and its group alone. The
-    tasks of a worker meet the same keys one after the other.
+    """Decodes a key. Never raises: a key that cannot be read has an `error`.
+
+    An unknown type has only its number and its group. Results are cached, because the tasks of a worker read the same
+    keys.
     """
     return _read_offset_key(data) or read_any_key(data)
 
 
 def read_any_key(data: bytes) -> Key:
-    """As `read_key`, by the broker's schemas."""
+    """Does the same as `read_key`, with the broker's schemas and without the cache."""
     if len(data) < 2:
         return Key(error=f"the key has {len(data)} bytes")
     record_type = int.from_bytes(data[:2], "big", signed=True)
@@ -107,11 +109,14 @@ class KeyIndex(Protocol):
     """Numbers keys in the order in which it first sees them."""
 
     def find(self, data: Bytes, at: Ints, size: Ints) -> tuple[Ints, list[bytes]]:
-        """The number of each key, -1 for a size below 0; and the keys that are new, in the order of their numbers."""
+        """Returns the number of each key, and the new keys in the order of their numbers.
+
+        The number is -1 for a size below 0.
+        """
 
 
 class ArrowKeyIndex:
-    """Arrow finds the distinct keys of a piece of a log, a dictionary those that were there before."""
+    """Finds the distinct keys of a block with Arrow, and their numbers in a dictionary."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
@@ -119,16 +124,16 @@ class ArrowKeyIndex:
     def find(self, data: Bytes, at: Ints, size: Ints) -> tuple[Ints, list[bytes]]:
         encoded = views(data, at, size).dictionary_encode()
         distinct = encoded.dictionary.to_pylist()
-        known = self._numbers
-        first = len(known)
-        numbers = [known.setdefault(key, len(known)) for key in distinct]
+        number_by_key = self._numbers
+        first = len(number_by_key)
+        numbers = [number_by_key.setdefault(key, len(number_by_key)) for key in distinct]
         indices = encoded.indices.fill_null(len(numbers)) if encoded.indices.null_count else encoded.indices
-        found = np.array([*numbers, -1], np.int64)[indices.to_numpy(zero_copy_only=False)]
-        return found, [key for key, number in zip(distinct, numbers, strict=True) if number >= first]
+        numbers_by_row = np.array([*numbers, -1], np.int64)[indices.to_numpy(zero_copy_only=False)]
+        return numbers_by_row, [key for key, number in zip(distinct, numbers, strict=True) if number >= first]
 
 
 class KeyTable:
-    """Keeps what the keys say that it has seen, as columns."""
+    """Keeps the fields of all keys that it has seen, as columns."""
 
     def __init__(self, index: KeyIndex | None = None) -> None:
         self.keys: list[Key] = []
@@ -138,28 +143,32 @@ class KeyTable:
 
     @property
     def is_full(self) -> bool:
-        """Time for a new one: it holds on to every key that it has seen."""
+        """True if the table should be replaced by a new one, since it never drops a key."""
         return len(self.keys) > _MOST_KEYS
 
     def columns(self, data: Bytes, at: Ints, size: Ints, present: Flags) -> KeyColumns:
-        """Of the keys at `at`; records that are not `present` get none."""
+        """Returns the keys at `at`. Records that are not `present` have no key."""
         numbers, new = self._index.find(data, at, size)
         self.keys += map(read_key, new)
         return KeyColumns(self, numbers if present.all() else np.where(present, numbers, -1))
 
     def ints(self, attribute: str) -> Ints:
-        """A number of each key, then -1 for records without one; for a text 1 or 0, whether there is one."""
-        known = self._ints.get(attribute)
-        if known is None or len(known) <= len(self.keys):
-            first = 0 if known is None else len(known) - 1
+        """Returns an attribute of each key, followed by -1 for records without a key.
+
+        The value of a text attribute is 1 if the key has it, else 0.
+        """
+        ints = self._ints.get(attribute)
+        if ints is None or len(ints) <= len(self.keys):
+            first = 0 if ints is None else len(ints) - 1
             values = (getattr(key, attribute) for key in self.keys[first:])
             new = np.array([value if type(value) is int else value is not None for value in values], np.int64)
-            known = self._ints[attribute] = np.concatenate([known[:first] if known is not None else new[:0], new, [-1]])
-        return known
+            ints = self._ints[attribute] = np.concatenate([ints[:first] if ints is not None else new[:0], new, [-1]])
+        return ints
 
     def places(self) -> Ints | None:
-        """A number of each key that all keys of one committed offset share, then -1; None where every key has its own:
-        a second type of key for offset commits is in logs of old releases alone.
+        """Returns a number for each key, followed by -1. All keys of one committed offset have the same number.
+
+        Returns None if no two keys share a number. Offset commits have a second key type only in logs of old releases.
         """
         types = self.ints("record_type")
         if not (types == OFFSET_TYPES[0]).any():
@@ -174,17 +183,17 @@ class KeyTable:
         return places
 
     def texts(self, attribute: str) -> pa.Array:
-        """A text of each key."""
-        known = self._texts.get(attribute)
-        first = 0 if known is None else len(known)
-        if known is None or first < len(self.keys):
+        """Returns a text attribute of each key."""
+        texts = self._texts.get(attribute)
+        first = 0 if texts is None else len(texts)
+        if texts is None or first < len(self.keys):
             new = pa.array([getattr(key, attribute) for key in self.keys[first:]], pa.string())
-            known = self._texts[attribute] = new if known is None else pa.concat_arrays([known, new])
-        return known
+            texts = self._texts[attribute] = new if texts is None else pa.concat_arrays([texts, new])
+        return texts
 
 
 class KeyColumns:
-    """The keys of some records: `numbers` are those of the KeyTable, -1 for a record without a key."""
+    """The keys of some records. `numbers` are indexes in the KeyTable, -1 for a record without a key."""
 
     def __init__(self, table: KeyTable, numbers: Ints) -> None:
         self._table = table
@@ -199,24 +208,24 @@ class KeyColumns:
 
     @property
     def places(self) -> Ints:
-        """As `numbers`, but the same for all records of one committed offset."""
+        """Like `numbers`, but equal for all records of one committed offset, whatever the type of the key."""
         places = self._table.places()
         return self.numbers if places is None else places[self.numbers]
 
     def flags(self, test: Callable[[Key], bool]) -> Flags:
-        """Which records have a key that passes."""
+        """Flags the records with a key for which `test` is true."""
         return np.array([*map(test, self._table.keys), False], np.bool_)[self.numbers]
 
     @property
     def has_error(self) -> Flags:
-        """Which records have a key that could not be read."""
+        """Flags the records with a key that could not be read."""
         return np.equal(self._table.ints("error")[self.numbers], 1)
 
     def partitions(self) -> Ints:
         return self._table.ints("partition")[self.numbers]
 
     def texts(self, attribute: str) -> pa.Array:
-        """A text of each record's key."""
+        """Returns a text attribute of each record's key."""
         numbers, texts = self.numbers, self._table.texts(attribute)
         if texts.null_count == len(texts):
             return pa.nulls(len(numbers), pa.string())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folders of `__consumer_offsets` on any file system that pyarrow or Hadoop knows, read beside a running broker.
+"""The folders of `__consumer_offsets`, on any file system that pyarrow or Hadoop supports.
 
-Nothing is locked or changed. Log offsets name places in a log; file names and byte positions are looked up at each
-use, since rolling and cleaning change them at any time.
+A broker may run on these folders: this code locks nothing and changes nothing. A position in a log is kept as a log
+offset. File names and byte positions are looked up at each use, since the broker rolls and cleans segments at any time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _INDEX_ENTRY: Final = np.dtype([("offset", ">i4"), ("position", ">i4")])
 
 
 class NoLogError(ValueError):
-    """There is nothing to read at a path."""
+    """A path has no folder of the topic, or two paths have the same partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The folder of one log partition. Plain data: it goes to the workers."""
+    """The folder of one log partition. Spark pickles it and sends it to the workers."""
 
     log_partition: int
     uri: str
@@ -40,7 +40,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
-    """A `.log` file. Its index has the same name with another ending."""
+    """A `.log` file, or its replacement with the suffix `.swap`. Its index has the same name with another suffix."""
 
     base_offset: int
     path: str
@@ -54,52 +54,56 @@ class SegmentFile:
 
 
 def open_file_system(uri: str) -> tuple[fs.FileSystem, str]:
-    """The file system and the path in it. A scheme that pyarrow does not have (s3a, oss, wasb ...) is Hadoop's."""
-    found = _URI.match(uri)
-    if found is None:
+    """Returns the file system of a URI and the path in it.
+
+    A URI without a scheme is a local path. A scheme that pyarrow does not support (s3a, oss, wasb ...) goes to Hadoop.
+    """
+    match = _URI.match(uri)
+    if match is None:
         return fs.LocalFileSystem(), uri.removeprefix("file:")
-    if found["scheme"] in _ARROW_SCHEMES:
+    if match["scheme"] in _ARROW_SCHEMES:
         system, path = fs.FileSystem.from_uri(uri)
         return system, str(path)
-    hadoop = fs.HadoopFileSystem(f"{found['scheme']}://{found['authority']}", 0)
-    return hadoop, found["path"] or "/"
+    hadoop = fs.HadoopFileSystem(f"{match['scheme']}://{match['authority']}", 0)
+    return hadoop, match["path"] or "/"
 
 
 def join(uri: str, name: str) -> str:
-    """A name in a folder; a query of the uri, as pyarrow's options are, stays behind it."""
+    """Appends a name to the path of a URI. The query, which has pyarrow's options, stays at the end."""
     base, mark, query = uri.partition("?")
     return f"{base.rstrip('/')}/{name}{mark}{query}"
 
 
 def folders_at(uris: Iterable[str], topic: str) -> list[Folder]:
-    """The log partitions of a topic in data folders, or those whose folders are named themselves, in order."""
+    """Returns the log partitions of a topic, in order. A URI is that of a data folder, or of one partition's folder.
+
+    Raises NoLogError if there are none, or if two folders hold the same partition.
+    """
     pattern = re.compile(rf"^{re.escape(topic)}-(\d+)$")
-    found: dict[int, Folder] = {}
+    folders: dict[int, Folder] = {}
     for uri in uris:
         own = pattern.match(uri.partition("?")[0].rstrip("/").rpartition("/")[2])
-        names = {uri: own} if own else _children(uri, pattern)
-        for each, name in names.items():
-            folder = Folder(int(name[1]), each)
-            other = found.setdefault(folder.log_partition, folder)
+        matches = {uri: own} if own else _children(uri, pattern)
+        for folder_uri, match in matches.items():
+            folder = Folder(int(match[1]), folder_uri)
+            other = folders.setdefault(folder.log_partition, folder)
             if other is not folder:
-                raise NoLogError(f"path: both {other.uri} and {each} hold {topic}-{folder.log_partition}")
-    if not found:
+                raise NoLogError(f"path: both {other.uri} and {folder_uri} hold {topic}-{folder.log_partition}")
+    if not folders:
         raise NoLogError(f"path: there is no folder {topic}-N at {', '.join(uris)}")
-    return [found[number] for number in sorted(found)]
+    return [folders[number] for number in sorted(folders)]
 
 
 def _children(uri: str, pattern: re.Pattern[str]) -> dict[str, re.Match[str]]:
     system, path = open_file_system(uri)
     children = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    matches = (
-        (each.base_name, pattern.match(each.base_name)) for each in children if each.type == fs.FileType.Directory
-    )
-    return {join(uri, name): match for name, match in matches if match}
+    names = (child.base_name for child in children if child.type == fs.FileType.Directory)
+    return {join(uri, name): match for name in names if (match := pattern.match(name))}
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlace:
-    """Where the batch at `offset` begins, or the next one will, in the segment with this base offset."""
+    """The byte position at which the batch at `offset` begins, or will begin, in the segment with this base offset."""
 
     offset: int
     base_offset: int
@@ -107,7 +111,7 @@ class BatchPlace:
 
 
 class LogFolder:
-    """Segments of one log partition, as they are at the moment of each call."""
+    """The segments of one log partition. Each call looks at the folder as it is then."""
 
     def __init__(self, folder: Folder) -> None:
         self.log_partition = folder.log_partition
@@ -115,17 +119,23 @@ class LogFolder:
         self._system, self._path = open_file_system(folder.uri)
 
     def segments(self) -> list[SegmentFile]:
-        """In order. While a segment is being replaced, `.swap` is the one that counts."""
-        found: dict[int, SegmentFile] = {}
-        for each in self._system.get_file_info(fs.FileSelector(self._path, allow_not_found=True)):
+        """Lists the segments in order.
+
+        While the broker replaces a segment, the file with the suffix `.swap` is used instead of the old one.
+        """
+        segments: dict[int, SegmentFile] = {}
+        for file in self._system.get_file_info(fs.FileSelector(self._path, allow_not_found=True)):
             for suffix in (LOG_SUFFIX, LOG_SUFFIX + SWAP_SUFFIX):
-                base_offset = base_offset_of(each.base_name, suffix)
-                if base_offset is not None and (suffix != LOG_SUFFIX or base_offset not in found):
-                    found[base_offset] = SegmentFile(base_offset, each.path, each.size or 0)
-        return [found[base_offset] for base_offset in sorted(found)]
+                base_offset = base_offset_of(file.base_name, suffix)
+                if base_offset is not None and (suffix != LOG_SUFFIX or base_offset not in segments):
+                    segments[base_offset] = SegmentFile(base_offset, file.path, file.size or 0)
+        return [segments[base_offset] for base_offset in sorted(segments)]
 
     def read(self, segment: SegmentFile, position: int, size_bytes: int) -> Bytes:
-        """Up to so many bytes, padded; FileNotFoundError where the segment was replaced meanwhile."""
+        """Reads up to `size_bytes` into a padded buffer.
+
+        Raises FileNotFoundError if the broker has replaced the segment meanwhile.
+        """
         data = padded(size_bytes)
         with self._system.open_input_file(segment.path) as file:
             file.seek(position)
@@ -136,9 +146,9 @@ class LogFolder:
         return data
 
     def index(self, segment: SegmentFile) -> list[tuple[int, int]]:
-        """(last offset of a batch, position of the batch), rising; empty where there is no index or it makes no sense.
+        """Returns the sound entries of the index, as (last offset of a batch, position of the batch), in rising order.
 
-        The index of an active segment is allocated ahead: zeros follow the entries.
+        Empty if there is no index. The file of an active segment is preallocated, so zeros follow its entries.
         """
         try:
             with self._system.open_input_file(segment.index_path) as file:
@@ -153,9 +163,9 @@ class LogFolder:
         return [*zip((offsets[:sound] + segment.base_offset).tolist(), positions[:sound].tolist(), strict=True)]
 
     def position_of(self, segment: SegmentFile, offset: int, hint: BatchPlace | None = None) -> int:
-        """A position in the segment that begins a batch and lies at or before the batch with `offset`.
+        """Returns the position of a batch at or before the batch with `offset`.
 
-        A hint is believed where it is about this segment; it must not have been cleaned since.
+        A hint is used if it belongs to this segment. The segment must not have been cleaned since then.
         """
         if offset <= segment.base_offset:
             return 0

@@ -1,8 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the batches of a range of log offsets, in order, each once, whatever files they lie in.
+"""Reads the batches of a range of log offsets, in order and each once, while a broker may be writing the log.
 
-A torn tail ends the log. Damage elsewhere is passed over and reported. Segments that are rolled, cleaned or replaced
-meanwhile are looked up again by offset.
+Theory of operation. `read_pieces` lists the segments and reads those that overlap the range block by block. It yields
+a `Piece` per block: the sound batches, and the damage after them. No lock connects reader and broker, so the reader
+copes with whatever the broker does meanwhile:
+
+* The broker appends. A segment is read up to the size that it had when it was listed.
+* The write of the last batch is not complete. Bytes at the end of the active segment that are not a sound batch are
+  ignored: the log ends before them, and a later read sees the whole batch.
+* The broker rolls, cleans, merges or deletes a segment. A file that has vanished raises FileNotFoundError. The reader
+  then lists the segments again and continues at the first offset that it has not yielded, up to _ATTEMPTS times.
+* A new listing repeats offsets that were yielded before. `_piece` drops their batches.
+
+Damage is a run of bytes that are not a sound batch, followed by a sound batch of a later offset, or in a closed
+segment by the end of the file. It is reported as `DamagedBytes`, and the reader continues after it. The active segment
+is the last one listed. The broker never cleans it, so only a hint about the active segment is used.
 """
 
 from __future__ import annotations
@@ -26,7 +38,7 @@ _ATTEMPTS: Final = 8
 
 @dataclass(slots=True)
 class DamagedBytes:
-    """Bytes that are no sound batch, where the batch with `log_offset` was due."""
+    """Bytes that are not a sound batch. The batch with `log_offset` was expected at their position."""
 
     log_offset: int
     data: bytes
@@ -35,8 +47,9 @@ class DamagedBytes:
 
 @dataclass(slots=True)
 class Piece:
-    """Batches in a buffer. Of their records those from `start` on are wanted; `end` is the offset behind the last
-    one.
+    """The batches of one block. Records below `start` were not asked for; `end` is the next offset to read.
+
+    `control_types` has the type of each control batch, by row.
     """
 
     data: Bytes
@@ -46,7 +59,7 @@ class Piece:
     control_types: dict[int, int]
     damages: list[DamagedBytes] = field(default_factory=list)
     behind: BatchPlace | None = None
-    """Where the next piece begins, if all batches of this one are wanted."""
+    """The position of the next piece, if all batches of this block are in the range."""
     size_bytes: int = 0
 
 
@@ -60,8 +73,10 @@ def read_pieces(
     hint: BatchPlace | None = None,
     walk: Walk = walk,
 ) -> Iterator[Piece]:
-    """Everything with offsets in [start, end). `hint` saves the look into the index of the active segment, which
-    alone is never cleaned.
+    """Yields the batches with offsets in [start, end).
+
+    With `checksums` "active" only the batches of the active segment have their checksums verified. A `hint` about the
+    active segment saves reading its index.
     """
     offset = start
     for attempt in range(_ATTEMPTS):
@@ -77,13 +92,13 @@ def read_pieces(
                     yield piece
                     offset = piece.end
             return
-        except FileNotFoundError:  # replaced by the cleaner since it was listed
+        except FileNotFoundError:  # the cleaner has replaced the segment since it was listed
             if attempt + 1 == _ATTEMPTS:
                 raise
 
 
 class _SegmentReader:
-    """One segment, block by block."""
+    """Reads one segment, block by block."""
 
     def __init__(self, log: LogFolder, segment: SegmentFile, walk: Walk, *, is_active: bool, verify: bool) -> None:
         self._log = log
@@ -95,20 +110,20 @@ class _SegmentReader:
     def pieces(self, offset: int, end: int, block_bytes: int, hint: BatchPlace | None) -> Iterator[Piece]:
         size = self._segment.size_bytes
         position = self._log.position_of(self._segment, offset, hint)
-        wanted = block_bytes
+        read_bytes = block_bytes
         while position < size:
-            data = self._log.read(self._segment, position, min(wanted, size - position))
+            data = self._log.read(self._segment, position, min(read_bytes, size - position))
             if not content_bytes(data):
-                return  # cut off meanwhile
+                return  # the file has been truncated since it was listed
             is_last = position + content_bytes(data) >= size
-            found = scan(data, content_bytes(data), self._walk, verify=self._verify)
-            batches = Batches.read(Gather(data), found.positions)
+            result = scan(data, content_bytes(data), self._walk, verify=self._verify)
+            batches = Batches.read(Gather(data), result.positions)
             piece = _piece(data, batches, offset, end)
-            damaged_to = self._damage(data, found, piece.end, is_last=is_last)
+            damaged_to = self._damage(data, result, piece.end, is_last=is_last)
             if damaged_to is not None and piece.end < end:
-                content = data[found.end : damaged_to].tobytes()
-                piece.damages.append(DamagedBytes(piece.end, content, found.error or "the file ends inside a batch"))
-            used = found.end if damaged_to is None else damaged_to
+                content = data[result.end : damaged_to].tobytes()
+                piece.damages.append(DamagedBytes(piece.end, content, result.error or "the file ends inside a batch"))
+            used = result.end if damaged_to is None else damaged_to
             piece.behind = BatchPlace(piece.end, self._segment.base_offset, position + used)
             piece.size_bytes = used
             yield piece
@@ -116,26 +131,29 @@ class _SegmentReader:
             if (is_last and damaged_to is None) or (len(batches) and int(batches.last_offset[-1]) >= end - 1):
                 return
             position += used
-            wanted = block_bytes if used else wanted * 2
+            # A block that has neither a whole batch nor the end of damage is read again with twice the size.
+            read_bytes = block_bytes if used else read_bytes * 2
 
-    def _damage(self, data: Bytes, found: Scan, offset: int, *, is_last: bool) -> int | None:
-        """Where the damage ends that begins where the scan did; None where there is none, or more has to be read
-        first.
+    def _damage(self, data: Bytes, result: Scan, offset: int, *, is_last: bool) -> int | None:
+        """Returns the position at which the damage after the scanned batches ends.
+
+        Returns None if there is no damage, or if a longer block has to be read to find its end.
         """
         limit = content_bytes(data)
-        following = find_batch(data, found.end + 1, limit, offset) if found.error else None
+        following = find_batch(data, result.end + 1, limit, offset) if result.error else None
         if following is not None:
             return following
-        return limit if is_last and found.end < limit and not self._is_active else None
+        return limit if is_last and result.end < limit and not self._is_active else None
 
 
 def _piece(data: Bytes, batches: Batches, start: int, end: int) -> Piece:
-    """What is wanted of the batches of a block: offsets that were seen before come again after a segment was
-    replaced.
+    """Makes a piece of the batches that overlap [start, end).
+
+    After a segment was replaced, batches of earlier offsets are read again; they are dropped here.
     """
-    wanted = (batches.last_offset >= start) & (batches.base_offset < end)
-    if not wanted.all():
-        batches = batches.rows(wanted)
+    overlaps = (batches.last_offset >= start) & (batches.base_offset < end)
+    if not overlaps.all():
+        batches = batches.rows(overlaps)
     reached = int(batches.last_offset[-1]) + 1 if len(batches) else start
     return Piece(data, batches, start, reached, _control_types(data, batches))
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inner loops of the decoder compiled by numba: what record_split.py and offset_values.py do with numpy, some
-times faster.
+"""The inner loops of the decoder compiled by numba: several times faster than those of record_split.py and
+offset_values.py.
 
-Same arguments, same results, for sound and for damaged bytes: tests/unit/pipeline/test_columnar_walk.py holds both to
-the walker of the protocol. Only the inner loops are here. The columns, the layout of values, values with unusual fields
-and the checks of a batch as a whole are those of the numpy decoder. The compiled code is kept on disk if possible.
+They take the same arguments and give the same results, for sound and for damaged bytes.
+tests/unit/pipeline/test_columnar_walk.py compares both with the walker of the protocol. Everything else is shared with
+the numpy decoder: the columns, the layout of values, values with unusual fields, and the checks of whole batches.
+numba keeps the compiled code on disk if it can.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _ODD_PAIRS = np.uint64(0x0000_FFFF_0000_FFFF)
 
 @njit(cache=True, nogil=True)
 def _byte(data: Bytes, at: int) -> int:
-    """Signed, since numba makes a float of unsigned and signed together."""
+    """Reads a byte as a signed number, since numba makes a float of an unsigned and a signed operand."""
     return np.int64(data[at])  # type: ignore[return-value]
 
 
 @njit(cache=True, nogil=True)
 def _big_endian(word: np.uint64) -> int:
-    """The number in 8 bytes that were read as a little-endian word."""
+    """Returns the big-endian number in 8 bytes that were read as a little-endian word."""
     word = ((word & _ODD_BYTES) << np.uint64(8)) | ((word >> np.uint64(8)) & _ODD_BYTES)
     word = ((word & _ODD_PAIRS) << np.uint64(16)) | ((word >> np.uint64(16)) & _ODD_PAIRS)
     return np.int64((word << np.uint64(32)) | (word >> np.uint64(32)))  # type: ignore[return-value]
@@ -51,7 +52,7 @@ def _big_endian(word: np.uint64) -> int:
 
 @njit(cache=True, nogil=True)
 def _walk(data: Bytes, position: int, end: int, out: Ints) -> tuple[int, int]:
-    """(number of batches, where the walk ended). It ends before whatever is no whole batch."""
+    """Writes the positions of whole batches to `out`. Returns their number and the position after the last batch."""
     count = 0
     while end - position >= BATCH_OVERHEAD_BYTES and count < len(out):
         length = 0
@@ -68,7 +69,7 @@ def _walk(data: Bytes, position: int, end: int, out: Ints) -> tuple[int, int]:
 
 
 def walk(data: Bytes, position: int, end: int) -> tuple[Ints, int]:
-    """Where whole batches begin, and where the first thing begins that is none."""
+    """Does the same as `batch_table.walk`."""
     out = np.empty(max(end - position, 0) // BATCH_OVERHEAD_BYTES + 1, np.int64)
     count, stop = _walk(data, position, end, out)
     return out[:count].copy(), int(stop)
@@ -76,8 +77,9 @@ def walk(data: Bytes, position: int, end: int) -> tuple[Ints, int]:
 
 @njit(cache=True, nogil=True)
 def _varint(data: Bytes, position: int, end: int, most: int) -> tuple[int, int]:
-    """(number, position behind it), with zigzag; the position is -1 where the number does not end in time, or does not
-    fit in 32 bits (`most` 5) or 64 (`most` 10).
+    """Reads a zigzag varint of up to `most` bytes. Returns (number, position after it).
+
+    The position is -1 if the number does not end before `end`, or does not fit in 32 bits (`most` 5) or 64 (`most` 10).
     """
     value = 0
     shift = 0
@@ -136,7 +138,7 @@ def _split(
 
 
 def split_records(data: Bytes, at: Ints, end: Ints, count: Ints) -> Split:
-    """As `record_split.split_records`."""
+    """Does the same as `record_split.split_records`."""
     counts = sane_counts(at, end, count)
     rows = np.zeros((7, int(counts.sum())), np.int64)
     ok = counts == count
@@ -146,7 +148,7 @@ def split_records(data: Bytes, at: Ints, end: Ints, count: Ints) -> Split:
 
 @cache
 def _layouts() -> tuple[npt.NDArray[np.int64], Ints]:
-    """Per version of OffsetCommitValue the fields in order, as (kind, column); and how many there are."""
+    """Returns, per version of OffsetCommitValue, its fields in order as (kind, column), and their number."""
     versions = OffsetCommitValue.valid_versions
     fields = OffsetCommitValue.message_schema.root.fields
     layouts = np.zeros((len(versions), len(fields) + 1, 2), np.int64)
@@ -180,7 +182,11 @@ def _read(
     state: npt.NDArray[np.int8],
     uuids: npt.NDArray[np.uint64],
 ) -> None:
-    """`state`: 0 a version that is not known, 1 read, 2 read with a topic id, 3 to be read by the broker's decoder."""
+    """Reads values of offset commits into the output columns.
+
+    `state` becomes 0 for an unknown version, 1 if the value was read, 2 if it was read with a topic id, and 3 if the
+    broker's decoder has to read it.
+    """
     for row in range(len(at)):
         position = int(at[row])
         end = position + int(size[row])
@@ -191,13 +197,13 @@ def _read(
         if version >= len(steps):
             continue
         position += 2
-        found = 1
+        outcome = 1
         for step in range(steps[version]):
             kind, column = layouts[version, step]
             if kind in (_INT64, _INT32):
                 width = 8 if kind == _INT64 else 4
                 if position + width > end:
-                    found = 3
+                    outcome = 3
                     break
                 numbers[column, row] = _big_endian(words[position]) >> (64 - 8 * width)
                 position += width
@@ -213,9 +219,9 @@ def _read(
                     uuids[row, 0] = words[position + 3]
                     uuids[row, 1] = words[position + 11]
                     position += 19
-                    found = 2
+                    outcome = 2
                 else:
-                    found = 3
+                    outcome = 3
                     break
             else:
                 if kind == _TEXT:
@@ -224,17 +230,17 @@ def _read(
                 else:
                     length, position = _uvarint_size(data, position, end)
                 if position < 0 or length < 0 or position + length > end:
-                    found = 3
+                    outcome = 3
                     break
                 texts[0, row] = position
                 texts[1, row] = length
                 position += length
-        state[row] = found if found == 3 or position == end else 3
+        state[row] = outcome if outcome == 3 or position == end else 3
 
 
 @njit(cache=True, nogil=True)
 def _uvarint_size(data: Bytes, position: int, end: int) -> tuple[int, int]:
-    """A compact length: (length, position behind it), both -1 where there is none."""
+    """Reads a compact length. Returns (length, position after it); both are -1 if it does not end."""
     value = 0
     for number in range(min(5, end - position)):
         byte = _byte(data, position + number)
@@ -245,7 +251,7 @@ def _uvarint_size(data: Bytes, position: int, end: int) -> tuple[int, int]:
 
 
 def read_offset_values(gather: Gather, at: Ints, size: Ints) -> OffsetValues:
-    """As `offset_values.read_offset_values`."""
+    """Does the same as `offset_values.read_offset_values`."""
     count = len(at)
     numbers = np.full((len(NUMBERS), count), -1, np.int64)
     texts = np.zeros((3, count), np.int64)
@@ -271,7 +277,7 @@ def read_offset_values(gather: Gather, at: Ints, size: Ints) -> OffsetValues:
 
 @njit(cache=True, nogil=True)
 def _copy(words: Words, at: Ints, offsets: npt.NDArray[np.int32], out: Words) -> None:
-    """Whole words: what is too much is written over by the next piece."""
+    """Copies whole words. The next piece overwrites the excess bytes."""
     for row in range(len(at)):
         position = at[row]
         for place in range(offsets[row], offsets[row + 1], _WORD_BYTES):
@@ -280,11 +286,11 @@ def _copy(words: Words, at: Ints, offsets: npt.NDArray[np.int32], out: Words) ->
 
 
 def pieces(data: Bytes, at: Ints, size: Ints) -> pa.Array:
-    """As `columns.pieces`."""
+    """Does the same as `columns.pieces`. Raises ValueError if the pieces have more than 2^31-1 bytes together."""
     offsets = np.zeros(len(at) + 1, np.int64)
     np.cumsum(np.maximum(size, 0), out=offsets[1:])
     if offsets[-1] > _MOST_BYTES:
-        raise ValueError("more bytes than a column can have")
+        raise ValueError(f"{offsets[-1]} bytes do not fit in one column; at most {_MOST_BYTES} do")
     copied = np.empty(int(offsets[-1]) + PADDING_BYTES, np.uint8)
     short = offsets.astype(np.int32)
     _copy(overlapping_words(data), at, short, overlapping_words(copied))

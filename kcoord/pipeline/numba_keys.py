@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers keys with a hash table that numba compiled."""
+"""Numbers keys with a hash table compiled by numba."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SEED = np.uint64(0x2545_F491_4F6C_DD1D)
 
 @njit(cache=True, nogil=True)
 def _last_word(words: Words, at: int, rest: int) -> np.uint64:
-    """The first `rest` bytes there, 1 to 7 of them."""
+    """Returns the next `rest` bytes (1 to 7) as a word."""
     return words[at] & ((_ONE << (np.uint64(rest) << _BITS)) - _ONE)  # type: ignore[no-any-return]
 
 
@@ -67,7 +67,7 @@ def _find(
     at: Ints,
     size: Ints,
     row: int,
-    found: Ints,
+    numbers: Ints,
     arena: Words,
     starts: Ints,
     sizes: Ints,
@@ -75,12 +75,15 @@ def _find(
     slots: Ints,
     count: int,
 ) -> tuple[int, int]:
-    """(row that it came to, number of keys). It stops before a row for which there is no room."""
+    """Writes the numbers of the keys from `row` on. Returns (next row, number of keys in the table).
+
+    Stops before a row with a new key for which the table has no room.
+    """
     mask = np.uint64(len(slots) - 1)
     while row < len(at):
         length = size[row]
         if length < 0:
-            found[row] = -1
+            numbers[row] = -1
             row += 1
             continue
         begin = at[row]
@@ -106,7 +109,7 @@ def _find(
             slots[slot] = count
             number = count
             count += 1
-        found[row] = number
+        numbers[row] = number
         row += 1
     return row, count
 
@@ -122,7 +125,7 @@ def _place(hashes: Words, count: int, slots: Ints) -> None:
 
 
 class HashKeyIndex:
-    """A table with open addressing. All keys are in one array, each beginning with a word of its own."""
+    """A hash table with open addressing. One array holds all keys; each key begins at a word boundary."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -133,23 +136,23 @@ class HashKeyIndex:
         self._slots = np.full(2 * _FIRST_KEYS, -1, np.int64)
 
     def find(self, data: Bytes, at: Ints, size: Ints) -> tuple[Ints, list[bytes]]:
-        """As `KeyIndex.find`."""
-        found = np.empty(len(at), np.int64)
+        """Does what `KeyIndex.find` describes."""
+        numbers = np.empty(len(at), np.int64)
         words = overlapping_words(data)
         first, row = self._count, 0
         while True:
             tables = self._arena, self._starts, self._sizes, self._hashes, self._slots
-            row, self._count = _find(words, at, size, row, found, *tables, self._count)
+            row, self._count = _find(words, at, size, row, numbers, *tables, self._count)
             if row == len(at):
                 break
             self._grow(int(size[row]))
         kept = self._arena.view(np.uint8)
         starts = (self._starts[first : self._count] * _WORD_BYTES).tolist()
         sizes = self._sizes[first : self._count].tolist()
-        return found, [kept[start : start + size].tobytes() for start, size in zip(starts, sizes, strict=True)]
+        return numbers, [kept[start : start + size].tobytes() for start, size in zip(starts, sizes, strict=True)]
 
     def _grow(self, size_bytes: int) -> None:
-        """Twice as large as it is, and as the next key needs it."""
+        """Doubles the table, and makes room for a key of `size_bytes`."""
         self._arena = np.concatenate([self._arena, np.zeros(len(self._arena) + size_bytes, np.uint64)])
         self._sizes, self._hashes = _twice(self._sizes), _twice(self._hashes)
         self._starts = np.concatenate([self._starts, np.zeros(len(self._sizes) // 2, np.int64)])

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of offset commits, a whole column per field. The layout comes from the broker's schema of OffsetCommitValue,
-so that the same bytes mean the same here and there; the few values with unusual tagged fields go through the
-broker's decoder.
+"""Reads the values of offset commits, a whole column per field.
+
+The layout comes from the broker's schema of OffsetCommitValue, so both read the same bytes the same way. The broker's
+decoder reads the few values with unusual tagged fields.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from kcoord_protocol.schema import FieldSchema
 _SIZES: Final = {"int8": 1, "int16": 2, "int32": 4, "int64": 8, "uuid": 16}
 _VERSION_BYTES: Final = 2
 _UUID_TAG_BYTES: Final = 18
-"""Tag, size and a uuid."""
+"""Size of a tagged uuid field: tag, size, uuid."""
 
 
 @dataclass(slots=True)
 class OffsetValues:
-    """One row per value. `metadata_at` and `metadata_size` lie in the buffer; `known` rows have a version that is known
-    and could be read, `errors` says what is wrong with others, and a version that is not known is no error.
+    """One row per value. `metadata_at` and `metadata_size` locate the metadata in the buffer.
+
+    `readable` rows have a known version and could be read. `errors` has the reasons for the others by row. An unknown
+    version is not an error.
     """
 
     version: Ints
@@ -35,21 +38,23 @@ class OffsetValues:
     metadata_size: Ints
     topic_id: npt.NDArray[np.void]
     has_topic_id: Flags
-    known: Flags
+    readable: Flags
     errors: dict[int, str] = field(default_factory=dict)
 
 
 NUMBERS: Final = tuple(
-    each.attribute for each in OffsetCommitValue.message_schema.root.fields if each.element_type in ("int32", "int64")
+    field.attribute
+    for field in OffsetCommitValue.message_schema.root.fields
+    if field.element_type in ("int32", "int64")
 )
 
 
 def read_offset_values(gather: Gather, at: Ints, size: Ints) -> OffsetValues:
-    """The values at `at`, each of `size` bytes and not null."""
+    """Reads the values at `at`, which have `size` bytes each and are not null."""
     count = len(at)
-    version = np.where(size >= _VERSION_BYTES, gather.int16(at), -1)
+    versions = np.where(size >= _VERSION_BYTES, gather.int16(at), -1)
     values = OffsetValues(
-        version,
+        versions,
         {name: np.full(count, -1, np.int64) for name in NUMBERS},
         np.zeros(count, np.int64),
         np.zeros(count, np.int64),
@@ -59,10 +64,10 @@ def read_offset_values(gather: Gather, at: Ints, size: Ints) -> OffsetValues:
     )
     for row in np.flatnonzero(size < _VERSION_BYTES).tolist():
         values.errors[row] = f"the value has {size[row]} bytes"
-    for each in np.unique(version).tolist():
-        if each in OffsetCommitValue.valid_versions:
-            rows = slice(None) if (version == each).all() else np.flatnonzero(version == each)
-            _read_version(gather, at, size, values, each, rows)
+    for version in np.unique(versions).tolist():
+        if version in OffsetCommitValue.valid_versions:
+            rows = slice(None) if (versions == version).all() else np.flatnonzero(versions == version)
+            _read_version(gather, at, size, values, version, rows)
     return values
 
 
@@ -71,23 +76,23 @@ def _read_version(gather: Gather, at: Ints, size: Ints, values: OffsetValues, ve
     position = at[rows] + _VERSION_BYTES
     last = content_bytes(gather.data)
     is_flexible = OffsetCommitValue.is_flexible(version)
-    fields = [each for each in OffsetCommitValue.message_schema.root.fields if version in each.versions]
-    for each in fields:
-        if each.is_tagged(version):
+    fields = [field for field in OffsetCommitValue.message_schema.root.fields if version in field.versions]
+    for schema in fields:
+        if schema.is_tagged(version):
             continue
-        if each.element_type == "string":
+        if schema.element_type == "string":
             position = _read_text(gather, position, values, rows, is_flexible=is_flexible)
         else:
-            values.numbers[each.attribute][rows] = getattr(gather, each.element_type)(position)
-            position = position + _SIZES[each.element_type]
+            values.numbers[schema.attribute][rows] = getattr(gather, schema.element_type)(position)
+            position = position + _SIZES[schema.element_type]
         position = np.clip(position, 0, last)
     good = position <= end
     if is_flexible:
-        tagged = [each for each in fields if each.is_tagged(version)]
+        tagged = [schema for schema in fields if schema.is_tagged(version)]
         position, good = _read_tags(gather, position, values, rows, tagged)
     good &= position == end
     good &= values.metadata_size[rows] >= 0
-    values.known[rows] = good
+    values.readable[rows] = good
     numbers = np.arange(len(at))[rows]
     for row in numbers[~good].tolist():
         finish_slowly(gather, values, row, int(at[row]), int(size[row]), version)
@@ -107,8 +112,11 @@ def _read_text(gather: Gather, position: Ints, values: OffsetValues, rows: slice
 def _read_tags(
     gather: Gather, position: Ints, values: OffsetValues, rows: slice | Ints, tagged: list[FieldSchema]
 ) -> tuple[Ints, Flags]:
-    """No tag, or the topic's id alone; others are left to the broker's decoder."""
-    assert [each.attribute for each in tagged] == ["topic_id"]
+    """Reads the tagged fields if there are none, or only the topic id. Returns the end, and which rows are read.
+
+    The broker's decoder reads the other rows.
+    """
+    assert [field.attribute for field in tagged] == ["topic_id"]
     head = gather.words(position)
     is_none = (head & np.uint64(0xFF)) == 0
     expected = np.uint64(1 | (tagged[0].tag or 0) << 8 | _SIZES["uuid"] << 16)
@@ -119,13 +127,13 @@ def _read_tags(
 
 
 def finish_slowly(gather: Gather, values: OffsetValues, row: int, at: int, size: int, version: int) -> None:
-    """A value that the broker's decoder has to judge: unusual tagged fields, or bytes that make no sense."""
+    """Reads one value with the broker's decoder. It has unusual tagged fields, or its bytes are malformed."""
     data = gather.data[at + _VERSION_BYTES : at + size].tobytes()
     try:
         value = OffsetCommitValue.decode(data, version)
     except DecodeError as error:
         values.errors[row] = str(error)
         return
-    values.known[row] = True
+    values.readable[row] = True
     values.topic_id[row] = np.frombuffer(value.topic_id, "V16")[0]
     values.has_topic_id[row] = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of the data source: read, checked, with their defaults. docs/pipeline.md has the same list for users."""
+"""Parses and checks the options of the data source, and has their defaults. docs/pipeline.md lists them for users."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a reader was asked for. Sizes in bytes, times in ms; None where the option was not given."""
+    """The options of one read. Sizes are in bytes, times in ms. An option without a default is None if not given."""
 
     paths: tuple[str, ...]
     table: Table
@@ -54,18 +54,18 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
-        """`given` has option names in any case, as Spark does."""
+        """Parses `given`, whose option names are case-insensitive as in Spark. Raises OptionError for a bad option."""
         values = {name.lower(): value for name, value in given.items()}
         unknown = sorted(values.keys() - {name.lower() for name in KNOWN})
         if unknown:
-            raise OptionError(f"unknown option {', '.join(unknown)}; there are {', '.join(KNOWN)}")
+            raise OptionError(f"unknown option {', '.join(unknown)}; the options are {', '.join(KNOWN)}")
         get = values.get
         groups = get("groups")
         return cls(
             paths=_paths(get("path", "")),
             table=_table(get("table", "records")),
             topic=get("topic", cls.topic),
-            groups=None if groups is None else frozenset(_texts(groups)),
+            groups=None if groups is None else frozenset(_texts("groups", groups)),
             log_partitions=_partition_set(get("logpartitions")),
             offsets_topic_partitions=_number("offsetsTopicPartitions", get("offsetstopicpartitions"), 1),
             is_read_committed=_choice(
@@ -82,21 +82,21 @@ class SourceOptions:
         )
 
 
-def _texts(value: str) -> list[str]:
-    """A comma-separated list, or a JSON array where names have commas."""
+def _texts(name: str, value: str) -> list[str]:
+    """Parses a comma-separated list, or a JSON array, which can hold names with commas."""
     if not value.lstrip().startswith("["):
-        return [each.strip() for each in value.split(",") if each.strip()]
+        return [text.strip() for text in value.split(",") if text.strip()]
     try:
-        found = json.loads(value)
+        texts = json.loads(value)
     except ValueError as error:
-        raise OptionError(f"not a JSON array: {value!r}") from error
-    if not all(isinstance(each, str) for each in found):
-        raise OptionError(f"not a JSON array of strings: {value!r}")
-    return cast(list[str], found)
+        raise OptionError(f"{name}: {value!r} is not a JSON array: {error}") from error
+    if not all(isinstance(text, str) for text in texts):
+        raise OptionError(f"{name}: {value!r} is not a JSON array of strings")
+    return cast(list[str], texts)
 
 
 def _paths(value: str) -> tuple[str, ...]:
-    paths = tuple(_texts(value))
+    paths = tuple(_texts("path", value))
     if not paths:
         raise OptionError("path: give the data folder of a broker, or several of them")
     return paths
@@ -106,21 +106,21 @@ def _table(value: str) -> Table:
     if value == RANGES.name:
         return RANGES
     if value not in TABLES:
-        raise OptionError(f"table: there is no {value!r}, only {', '.join(TABLES)}")
+        raise OptionError(f"table: {value!r} does not exist; the tables are {', '.join(TABLES)}")
     return TABLES[value]
 
 
 def _partition_set(value: str | None) -> frozenset[int] | None:
-    """ "0,3,8-11"."""
+    """Parses numbers and ranges, such as "0,3,8-11"."""
     if value is None:
         return None
-    found: set[int] = set()
-    for each in _texts(value):
-        first, _, last = each.partition("-")
+    log_partitions: set[int] = set()
+    for text in _texts("logPartitions", value):
+        first, _, last = text.partition("-")
         if not first.isdigit() or (last and not last.isdigit()):
-            raise OptionError(f"logPartitions: {each!r} is neither a number nor a range such as 0-3")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+            raise OptionError(f"logPartitions: {text!r} is neither a number nor a range such as 0-3")
+        log_partitions.update(range(int(first), int(last or first) + 1))
+    return frozenset(log_partitions)
 
 
 def _number(name: str, value: str | None, least: int) -> int | None:
@@ -129,7 +129,7 @@ def _number(name: str, value: str | None, least: int) -> int | None:
     try:
         number = int(value)
     except ValueError:
-        raise OptionError(f"{name}: {value!r} is no number") from None
+        raise OptionError(f"{name}: {value!r} is not a number") from None
     if number < least:
         raise OptionError(f"{name}: {number} is less than {least}")
     return number
@@ -137,7 +137,7 @@ def _number(name: str, value: str | None, least: int) -> int | None:
 
 def _choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
     if value.lower() not in allowed:
-        raise OptionError(f"{name}: {value!r} is none of {', '.join(allowed)}")
+        raise OptionError(f"{name}: {value!r} is not one of {', '.join(allowed)}")
     return value.lower()
 
 
@@ -145,9 +145,10 @@ def _starting_offsets(value: str) -> str | Mapping[str, int]:
     if value.lower() in ("earliest", "latest"):
         return value.lower()
     try:
-        found = json.loads(value)
-        return {str(int(partition)): int(offset) for partition, offset in found.items()}
+        offsets = json.loads(value)
+        return {str(int(partition)): int(offset) for partition, offset in offsets.items()}
     except (ValueError, TypeError, AttributeError):
         raise OptionError(
-            f"startingOffsets: {value!r} is neither earliest nor latest nor an object of log partitions and offsets"
+            f"startingOffsets: {value!r} is neither earliest, latest nor a JSON object of log partitions and offsets, "
+            'such as {"0": 1234}'
         ) from None

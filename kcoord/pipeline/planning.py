@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which log partitions a read needs, and how they are cut into ranges of about equal size for the tasks of a job."""
+"""Chooses the log partitions that a read needs, and cuts them into ranges of about equal size for the tasks of a job.
+
+It reads file names, sizes and indexes, and batches only to check how groups are routed. The ranges are limits in log
+offsets: they stay valid if the broker rolls or cleans segments before a task reads them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,10 @@ _SAMPLE_BYTES = 1 << 16
 def log_ranges(
     folder: Folder, split_bytes: int, start: int = 0, end: int = END_OF_LOG, horizon: int = END_OF_LOG
 ) -> list[tuple[LogRange, int]]:
-    """Ranges that cover [start, end), with their sizes in bytes; large segments are cut at entries of their indexes."""
+    """Returns ranges that cover [start, end), with their sizes in bytes.
+
+    Cuts at segment boundaries, and segments larger than `split_bytes` at entries of their indexes.
+    """
     log = LogFolder(folder)
     cuts: list[tuple[int, int]] = []
     total = 0
@@ -41,14 +48,14 @@ def log_ranges(
 
 
 def pack(ranges: Iterable[tuple[LogRange, int]], split_bytes: int) -> list[list[LogRange]]:
-    """Small ranges together, in order, as long as they are no more than `split_bytes`."""
+    """Groups adjacent ranges into packs of at most `split_bytes`. A larger range is a pack of its own."""
     packs: list[list[LogRange]] = []
     room = 0
-    for each, size in ranges:
+    for log_range, size in ranges:
         if not packs or size > room:
             packs.append([])
             room = split_bytes
-        packs[-1].append(each)
+        packs[-1].append(log_range)
         room -= size
     return packs
 
@@ -56,30 +63,35 @@ def pack(ranges: Iterable[tuple[LogRange, int]], split_bytes: int) -> list[list[
 def prune(
     folders: Sequence[Folder], groups: Collection[str] | None, log_partitions: Collection[int] | None, count: int | None
 ) -> list[Folder]:
-    """The log partitions that can hold the groups. `count` is the topic's number of partitions; without it the folders
-    tell, if their records agree.
+    """Returns the folders of the given log partitions that can hold the groups. None means all.
+
+    `count` is the number of partitions of the topic. If it is None, the number of folders is used if it is consistent
+    with their records; otherwise `groups` excludes no folder.
     """
-    found = [each for each in folders if log_partitions is None or each.log_partition in log_partitions]
+    chosen = [folder for folder in folders if log_partitions is None or folder.log_partition in log_partitions]
     if groups is None:
-        return found
+        return chosen
     if count is None:
         count = _partition_count(folders)
     if count is None:
-        return found
-    wanted = {partition_for(group, count) for group in groups}
-    return [each for each in found if each.log_partition in wanted]
+        return chosen
+    partitions = {partition_for(group, count) for group in groups}
+    return [folder for folder in chosen if folder.log_partition in partitions]
 
 
 def _partition_count(folders: Sequence[Folder]) -> int | None:
-    """None where the folders are not all of the topic, as on one of several brokers or log directories."""
+    """Returns the number of partitions of the topic.
+
+    Returns None if the folders are not all of the topic, as on one of several brokers or log directories.
+    """
     count = len(folders)
-    if [each.log_partition for each in folders] != list(range(count)):
+    if [folder.log_partition for folder in folders] != list(range(count)):
         return None
-    return count if all(_is_routed(each, count) for each in folders) else None
+    return count if all(_is_routed(folder, count) for folder in folders) else None
 
 
 def _is_routed(folder: Folder, count: int) -> bool:
-    """Whether the first groups in a log partition belong there among so many."""
+    """True if the first groups in a log partition hash to it in a topic of `count` partitions."""
     keys = KeyTable()
     decoder = Decoder(folder.log_partition, keys)
     for piece in read_pieces(LogFolder(folder), 0, END_OF_LOG, checksums="none", block_bytes=_SAMPLE_BYTES):

@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of a range of a log partition, transactions resolved: what one task of a job reads.
+"""Reads the records of a range of a log partition, with transactions resolved. A task of a job reads some ranges.
 
-A transaction whose marker lies behind the range is followed there, as far as `horizon`; nothing behind that is looked
-at.
+Theory of operation. A range [start, end) gives the same rows as it would as part of one read of the whole log. For
+that, two things outside of the range matter:
+
+* The marker of a transaction may follow the range. `_look_ahead` reads batches after the range until no transaction of
+  the range is open, or up to `horizon`. A transaction without a marker before `horizon` stays open.
+* A later record of the same key may supersede a committed record (`transactions.superseded`). `_find_superseded` reads
+  the records up to the last commit marker of the range.
+
+What precedes the range does not matter, since markers and superseding records follow the records that they affect.
+Blocks before the first transactional batch are yielded at once. From there on the whole range is held in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +32,7 @@ from kcoord.pipeline.transactions import COMMITTED, NEVER, Resolution, Resolver,
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """Offsets [start, end) of a log partition. Plain data: it goes to the workers."""
+    """Offsets [start, end) of a log partition. Spark pickles it and sends it to the workers."""
 
     folder: Folder
     start: int = 0
@@ -35,47 +43,51 @@ class LogRange:
 
 @dataclass(slots=True)
 class Part:
-    """Records of a range, and what is damaged beside them."""
+    """The records of one block of a range, and the damage found there."""
 
     chunk: RecordChunk
     damages: list[DamagedBytes]
 
 
-def read_range(wanted: LogRange, keys: KeyTable, checksums: Checksums, kernels: Kernels = NUMPY) -> Iterator[Part]:
-    """In order. A range with transactions is held in memory as a whole, one without is not."""
-    log = LogFolder(wanted.folder)
-    decoder = Decoder(wanted.folder.log_partition, keys, kernels)
+def read_range(log_range: LogRange, keys: KeyTable, checksums: Checksums, kernels: Kernels = NUMPY) -> Iterator[Part]:
+    """Yields the records of a range, in the order of the log.
+
+    Holds everything from the first block with a transactional batch in memory, up to the end of the range.
+    """
+    log = LogFolder(log_range.folder)
+    decoder = Decoder(log_range.folder.log_partition, keys, kernels)
     held: list[tuple[Piece, Resolution]] = []
     resolver = Resolver()
-    for piece in read_pieces(log, wanted.start, wanted.end, checksums=checksums, hint=wanted.hint, walk=kernels.walk):
+    start, end, hint = log_range.start, log_range.end, log_range.hint
+    for piece in read_pieces(log, start, end, checksums=checksums, hint=hint, walk=kernels.walk):
         resolution = resolver.add(piece.batches, piece.control_types)
         if held or resolution.outcome.any():
             held.append((piece, resolution))
         else:
-            yield _part(decoder, piece, resolution, wanted)
+            yield _part(decoder, piece, resolution, log_range)
     if not held:
         return
-    _look_ahead(log, resolver, wanted, checksums)
-    parts = [_part(decoder, piece, resolution, wanted) for piece, resolution in held]
-    _find_superseded(log, decoder, parts, wanted, checksums)
+    _look_ahead(log, resolver, log_range, checksums)
+    parts = [_part(decoder, piece, resolution, log_range) for piece, resolution in held]
+    _find_superseded(log, decoder, parts, log_range, checksums)
     yield from parts
 
 
-def _look_ahead(log: LogFolder, resolver: Resolver, wanted: LogRange, checksums: Checksums) -> None:
+def _look_ahead(log: LogFolder, resolver: Resolver, log_range: LogRange, checksums: Checksums) -> None:
     if not resolver.has_open():
         return
-    for piece in read_pieces(log, wanted.end, wanted.horizon, checksums=checksums):
+    for piece in read_pieces(log, log_range.end, log_range.horizon, checksums=checksums):
         resolver.look_ahead(piece.batches, piece.control_types)
         if not resolver.has_open():
             return
 
 
-def _part(decoder: Decoder, piece: Piece, resolution: Resolution, wanted: LogRange) -> Part:
+def _part(decoder: Decoder, piece: Piece, resolution: Resolution, log_range: LogRange) -> Part:
     chunk, errors = decoder.decode(piece.data, piece.batches, resolution)
     damages = piece.damages + [_bad_batch(piece, row, reason) for row, reason in errors.items()]
     offsets = chunk.records.offset
-    if len(offsets) and (offsets[0] < piece.start or offsets[-1] >= wanted.end):
-        chunk = chunk.rows((offsets >= piece.start) & (offsets < wanted.end))
+    if len(offsets) and (offsets[0] < piece.start or offsets[-1] >= log_range.end):
+        chunk = chunk.rows((offsets >= piece.start) & (offsets < log_range.end))
     return Part(chunk, damages)
 
 
@@ -88,7 +100,9 @@ def _bad_batch(piece: Piece, row: int, reason: str) -> DamagedBytes:
 
 @dataclass(slots=True)
 class _Rivals:
-    """What decides which commits of a key stay: a row per record."""
+    """One row per record, with the facts that decide which commits of a key are superseded. The key is -1 for other
+    records.
+    """
 
     key: Ints
     offset: Ints
@@ -103,18 +117,21 @@ class _Rivals:
 
 
 def _find_superseded(
-    log: LogFolder, decoder: Decoder, parts: list[Part], wanted: LogRange, checksums: Checksums
+    log: LogFolder, decoder: Decoder, parts: list[Part], log_range: LogRange, checksums: Checksums
 ) -> None:
-    """Marks the committed records that lost; records behind the range take part up to the last marker that counts."""
+    """Marks the superseded records of committed transactions.
+
+    Also considers records after the range, up to the last marker that commits records of the range.
+    """
     rivals = [_Rivals.of(part.chunk) for part in parts]
-    own = sum(len(each.key) for each in rivals)
-    committed = [each.effective[(each.outcome == COMMITTED) & (each.effective != NEVER)] for each in rivals]
-    last_marker = max((int(each.max()) for each in committed if len(each)), default=-1)
+    own = sum(len(rows.key) for rows in rivals)
+    committed = [rows.effective[(rows.outcome == COMMITTED) & (rows.effective != NEVER)] for rows in rivals]
+    last_marker = max((int(markers.max()) for markers in committed if len(markers)), default=-1)
     if last_marker < 0:
         return
-    if last_marker >= wanted.end:
-        rivals += _behind(log, decoder, wanted.end, last_marker, checksums)
-    lost = superseded(*(np.concatenate([getattr(each, name) for each in rivals]) for name in _Rivals.__slots__))[:own]
+    if last_marker >= log_range.end:
+        rivals += _behind(log, decoder, log_range.end, last_marker, checksums)
+    lost = superseded(*(np.concatenate([getattr(rows, name) for rows in rivals]) for name in _Rivals.__slots__))[:own]
     at = 0
     for part in parts:
         part.chunk.lost = lost[at : at + len(part.chunk)]
@@ -122,10 +139,10 @@ def _find_superseded(
 
 
 def _behind(log: LogFolder, decoder: Decoder, start: int, marker: int, checksums: Checksums) -> Iterator[_Rivals]:
-    """Records between the range and a marker. Transactions that are still open at the marker do not count there."""
+    """Yields the records from `start` up to a marker. Transactions that are still open at the marker do not count."""
     resolver = Resolver()
-    found = []
+    pieces = []
     for piece in read_pieces(log, start, marker + 1, checksums=checksums):
-        found.append((piece, resolver.add(piece.batches, piece.control_types)))
-    for piece, resolution in found:
+        pieces.append((piece, resolver.add(piece.batches, piece.control_types)))
+    for piece, resolution in pieces:
         yield _Rivals.of(decoder.decode(piece.data, piece.batches, resolution)[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker does: ranges of logs in, Arrow record batches of a table out."""
+"""Runs in the workers: reads ranges of logs and yields Arrow record batches of a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kcoord.pipeline.tables import table_batches
 
 
 class Ranges(InputPartition):
-    """The work of one task."""
+    """The ranges that one task reads."""
 
     def __init__(self, ranges: list[LogRange]) -> None:
         super().__init__(ranges)
@@ -31,17 +31,17 @@ class Ranges(InputPartition):
 def read_ranges(
     partition: Ranges, options: SourceOptions, schema: pa.Schema, groups: Collection[str] | None
 ) -> Iterator[pa.RecordBatch]:
-    """The columns of the table that are in `schema`, which is what Spark expects to the letter."""
+    """Yields the columns of the table that are in `schema`. Spark expects exactly that schema."""
     for batch in _batches(partition, options, schema.names, groups):
         yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
 def range_row(partition: Ranges) -> pa.RecordBatch:
-    """The row of the table `ranges`."""
+    """Makes the row of the table `ranges`."""
     first = partition.ranges[0]
     values = first.folder.log_partition, first.start, pickle.dumps(partition)
-    columns = [pa.array([value], each.type) for value, each in zip(values, RANGES.columns, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, [each.name for each in RANGES.columns])
+    arrays = [pa.array([value], column.type) for value, column in zip(values, RANGES.columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, [column.name for column in RANGES.columns])
 
 
 def _batches(
@@ -53,19 +53,20 @@ def _batches(
     loops = kernels(options.decoder)
     _freeze_garbage_collection()
     keys = KeyTable(loops.key_index())
-    for each in partition.ranges:
+    for log_range in partition.ranges:
         if options.table.name == "current_offsets":
-            yield from current_offsets(each, options, names, groups)
+            yield from current_offsets(log_range, options, names, groups)
             continue
         if keys.is_full:
             keys = KeyTable(loops.key_index())
-        for part in read_range(each, keys, options.checksums, loops):
+        for part in read_range(log_range, keys, options.checksums, loops):
             yield from table_batches(options.table.name, names, part, groups)
 
 
 @cache
 def _freeze_garbage_collection() -> None:
-    """Spark collects the garbage of a worker after each task, which took a tenth of a worker's time for looking at the
-    modules that it had loaded.
+    """Excludes the loaded modules from garbage collection, once per worker.
+
+    Spark runs the collector after each task. Scanning these modules took a tenth of a worker's time.
     """
     gc.freeze()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The columns of the table `records`, each from a chunk of decoded batches."""
+"""Makes the columns of the table `records` from a chunk of decoded batches, one function per column."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from kcoord.pipeline.transactions import OUTCOMES, SUPERSEDED
 from kcoord.runtime.serde import REASON_HEADER
 from kcoord_protocol.control_records import ControlRecordType
 
-_TYPES: Final = {each.name: each.type for each in RECORDS.columns}
-_CONTROL_NAMES: Final = {int(each): each.name.lower() for each in ControlRecordType}
+_TYPES: Final = {column.name: column.type for column in RECORDS.columns}
+_CONTROL_NAMES: Final = {int(control_type): control_type.name.lower() for control_type in ControlRecordType}
 _CONTROL_TYPE_AT: Final = 2
 _CONTROL_KEY_BYTES: Final = 4
 
 
 def column(chunk: RecordChunk, name: str) -> pa.Array:
-    """A column of the table `records`."""
+    """Makes a column of the table `records`."""
     return _COLUMNS[name](chunk)
 
 
@@ -75,7 +75,8 @@ def _control_type(chunk: RecordChunk) -> pa.Array:
     records = chunk.records
     rows = np.flatnonzero(chunk.is_control & (records.key_size >= _CONTROL_KEY_BYTES))
     types = chunk.gather.int16(records.key_at[rows] + _CONTROL_TYPE_AT).tolist()
-    return spread([_CONTROL_NAMES.get(each, str(each)) for each in types], rows, len(chunk), pa.string())
+    names = [_CONTROL_NAMES.get(control_type, str(control_type)) for control_type in types]
+    return spread(names, rows, len(chunk), pa.string())
 
 
 def _record_type(chunk: RecordChunk) -> pa.Array:
@@ -101,9 +102,9 @@ def _tombstone_reason(chunk: RecordChunk) -> pa.Array:
 
 
 def _headers(chunk: RecordChunk) -> pa.Array:
-    found = chunk.headers()
-    rows = [[{"key": name, "value": value} for name, value in headers] for headers in found.values()]
-    return spread(rows, np.array([*found], np.int64), len(chunk), _TYPES["headers"])
+    by_row = chunk.headers()
+    values = [[{"key": name, "value": value} for name, value in headers] for headers in by_row.values()]
+    return spread(values, np.array([*by_row], np.int64), len(chunk), _TYPES["headers"])
 
 
 def _bytes(chunk: RecordChunk, at: str, size: str) -> pa.Array:
@@ -124,67 +125,73 @@ def _partition(chunk: RecordChunk) -> pa.Array:
     return int_column(chunk.keys.partitions(), pa.int32(), chunk.is_offset)
 
 
-def _of_offsets(chunk: RecordChunk, values: Ints, known: Flags, fill: int) -> tuple[Ints, Flags]:
-    """Values of the rows with offset commits, spread over all rows."""
+def _of_offsets(chunk: RecordChunk, values: Ints, readable: Flags, fill: int) -> tuple[Ints, Flags]:
+    """Spreads values of the rows with offset commits over all rows of the chunk.
+
+    The flags are true for rows that have a readable commit; other rows get `fill`.
+    """
     rows, _ = chunk.offset_values
     if len(rows) == len(chunk):
-        return values, known
+        return values, readable
     everywhere, present = np.full(len(chunk), fill), np.zeros(len(chunk), np.bool_)
-    everywhere[rows], present[rows] = values, known
+    everywhere[rows], present[rows] = values, readable
     return everywhere, present
 
 
 def _offset_number(chunk: RecordChunk, name: str, attribute: str) -> pa.Array:
     _, values = chunk.offset_values
-    numbers, known = _of_offsets(chunk, values.numbers[attribute], values.known, -1)
+    numbers, present = _of_offsets(chunk, values.numbers[attribute], values.readable, -1)
     if name == "committed_leader_epoch":
-        known = known & (numbers >= 0)
-    return int_column(numbers, _TYPES[name], known)
+        present = present & (numbers >= 0)
+    return int_column(numbers, _TYPES[name], present)
 
 
 def _offset_time(chunk: RecordChunk, attribute: str) -> pa.Array:
     _, values = chunk.offset_values
-    return timestamp_column(*_of_offsets(chunk, values.numbers[attribute], values.known, -1))
+    return timestamp_column(*_of_offsets(chunk, values.numbers[attribute], values.readable, -1))
 
 
 def _metadata(chunk: RecordChunk) -> pa.Array:
     _, values = chunk.offset_values
-    size, known = _of_offsets(chunk, values.metadata_size, values.known, 0)
-    if not size[known].any():
-        return empty_texts(known)
-    at, _ = _of_offsets(chunk, values.metadata_at, values.known, 0)
-    return text_column(views(chunk.data, np.where(known, at, 0), np.where(known, size, -1)))
+    size, present = _of_offsets(chunk, values.metadata_size, values.readable, 0)
+    if not size[present].any():
+        return empty_texts(present)
+    at, _ = _of_offsets(chunk, values.metadata_at, values.readable, 0)
+    return text_column(views(chunk.data, np.where(present, at, 0), np.where(present, size, -1)))
 
 
 def _topic_id(chunk: RecordChunk) -> pa.Array:
     rows, values = chunk.offset_values
-    present = values.has_topic_id & values.known
-    ids = uuid_column(values.topic_id, present)
+    has_id = values.has_topic_id & values.readable
+    ids = uuid_column(values.topic_id, has_id)
     if len(rows) == len(chunk):
         return ids
-    index, known = _of_offsets(chunk, np.arange(len(rows)), present, 0)
-    return ids.take(int_column(index, pa.int64(), known))
+    index, present = _of_offsets(chunk, np.arange(len(rows)), has_id, 0)
+    return ids.take(int_column(index, pa.int64(), present))
 
 
 def _group_end(chunk: RecordChunk) -> pa.Array:
-    """A group's tombstone is no end where the same batch has the group's new record of the other protocol."""
+    """True if a group's tombstone ends the group.
+
+    It does not if the same batch has a new record of the group: then the group moves to the other protocol.
+    """
     types = chunk.keys.types
     rows = np.flatnonzero(np.isin(types, GROUP_TYPES) & ~chunk.is_control)
     tombstone = chunk.is_tombstone
-    goes_on = set()
+    moved = set()
     for row in rows[~tombstone[rows]].tolist():
-        goes_on.add((int(chunk.records.batch[row]), chunk.keys[row].group))
+        moved.add((int(chunk.records.batch[row]), chunk.keys[row].group))
     ends = rows[tombstone[rows]]
     groups = ((int(chunk.records.batch[row]), chunk.keys[row].group) for row in ends.tolist())
-    return spread([each not in goes_on for each in groups], ends, len(chunk), pa.bool_())
+    return spread([group not in moved for group in groups], ends, len(chunk), pa.bool_())
 
 
 def _value_json(chunk: RecordChunk) -> pa.Array:
-    found = {}
+    texts = {}
     for row, (entry, _) in chunk.group_values.items():
         if entry is not None:
-            found[row] = to_json(_with_regex(chunk, row, entry))
-    return spread([*found.values()], np.array([*found], np.int64), len(chunk), pa.string())
+            texts[row] = to_json(_with_regex(chunk, row, entry))
+    return spread([*texts.values()], np.array([*texts], np.int64), len(chunk), pa.string())
 
 
 def _with_regex(chunk: RecordChunk, row: int, entry: object) -> object:

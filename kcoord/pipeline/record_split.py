@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts batches into records with numpy, in lockstep: all batches go forward by one record per step.
+"""Cuts batches into records with numpy, in lockstep: each step cuts one record from every batch.
 
-The same records as by `walk_records` of the protocol, which does the last few batches of each call. Steps over
-thousands of batches take a fifth of its time. tests/unit/pipeline/test_columnar_walk.py holds them to the walker.
-Whatever does not add up makes its whole batch bad; nothing is ever read outside of the buffer.
+The records are the same as those of `walk_records` of the protocol, which finishes the last few batches of each call.
+Steps over thousands of batches take a fifth of its time. tests/unit/pipeline/test_columnar_walk.py compares both.
+A malformed record makes its whole batch bad. Nothing is read outside of the buffer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kcoord_protocol.primitives import decode_uvarlong
 from kcoord_protocol.record_walk import SMALLEST_RECORD_BYTES, walk_records
 
 _FEW: Final = 24
-"""So many batches or less go on one by one: a step in numpy costs as much as some 25 records in Python."""
+"""At most this many batches are finished one by one, since a numpy step costs as much as about 25 records in Python."""
 _EIGHT: Final = np.uint64(8)
 _NOT_SHORT: Final = np.uint64(0x808000)
 _BYTE: Final = np.uint64(0x7F)
@@ -30,9 +30,11 @@ _BEYOND_ALL: Final = 1 << 40
 
 @dataclass(slots=True)
 class Split:
-    """One row per record, in the order of the log. Positions lie in the buffer; a size of -1 is null. Headers lie
-    between the value and `end`, which is one byte behind it where there are none. `ok` has a row per batch: the
-    rows of a bad one mean nothing.
+    """One row per record, in the order of the log.
+
+    Positions are those in the buffer. A size of -1 means null. The number of headers and the headers are between the
+    value and `end`; without headers `end` is one byte after the value. `ok` has a row per batch. The rows of records in
+    a bad batch are undefined.
     """
 
     offset_delta: Ints
@@ -46,7 +48,7 @@ class Split:
 
     @classmethod
     def of(cls, columns: npt.NDArray[np.int64], ok: Flags) -> Self:
-        """`columns` has a row per field, in the order of the fields."""
+        """Makes a Split of `columns`, which has a row per field in the order of the fields."""
         return cls(columns[0], columns[1], columns[2], columns[3], columns[4], columns[5], columns[6], ok)
 
     @classmethod
@@ -55,12 +57,12 @@ class Split:
 
 
 def sane_counts(at: Ints, end: Ints, count: Ints) -> Ints:
-    """How many records each body is said to hold, 0 where they cannot fit."""
+    """Returns the number of records that each batch claims to hold, or 0 if that number is impossible."""
     return np.where((count < 0) | (count * SMALLEST_RECORD_BYTES > end - at), 0, count)
 
 
 def split_records(data: Bytes, at: Ints, end: Ints, count: Ints) -> Split:
-    """The records of the bodies `data[at:end]`, which have `count` of them."""
+    """Cuts the batch bodies `data[at:end]`, which claim to have `count` records each."""
     counts = sane_counts(at, end, count)
     result = Split.empty(int(counts.sum()), len(at))
     result.ok &= counts == count
@@ -84,7 +86,7 @@ def split_records(data: Bytes, at: Ints, end: Ints, count: Ints) -> Split:
 
 
 def _step(gather: Gather, result: Split, position: Ints, end: Ints, row: Ints) -> tuple[Ints, Flags]:
-    """One record of each batch; gives where the next one begins, and which records are sound."""
+    """Cuts one record of each batch. Returns the position of the next record, and which records are sound."""
     last = content_bytes(gather.data)
     size, later, delta, key_size, key_at = _record_start(gather, np.minimum(position, last))
     following = position + size
@@ -108,10 +110,10 @@ def _step(gather: Gather, result: Split, position: Ints, end: Ints, row: Ints) -
 
 
 def _record_start(gather: Gather, position: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """(size with its length, timestamp delta, offset delta, key size, position of the key); -2 where there is no
-    number.
+    """Returns (size including the size field, timestamp delta, offset delta, key size, position of the key).
 
-    Where the deltas take one byte each, as nearly always, one word holds everything.
+    An offset delta or key size that is not a 32-bit varint is -2. If the deltas take one byte each, as they nearly
+    always do, one word holds everything.
     """
     word = gather.words(position)
     raw_size, used = uvarints(word)
@@ -137,7 +139,10 @@ def _sizes(raw: Words, used: Ints) -> Ints:
 
 
 def _uvarlongs(gather: Gather, at: Ints) -> tuple[Words, Ints]:
-    """As `uvarints`, for numbers of up to 10 bytes. A number that is too large takes more bytes than there are."""
+    """Does the same as `uvarints`, for numbers of up to 10 bytes.
+
+    The size of a number that does not end, or does not fit in 64 bits, is larger than any buffer.
+    """
     value, used = uvarints(gather.words(at))
     for row in np.flatnonzero(used > 8).tolist():
         try:
@@ -150,7 +155,7 @@ def _uvarlongs(gather: Gather, at: Ints) -> tuple[Words, Ints]:
 
 
 def _rest(data: Bytes, result: Split, position: int, end: int, rows: slice) -> bool:
-    """The remaining records of one batch, by the walker of the protocol. False if they do not add up."""
+    """Cuts the remaining records of one batch with the protocol's walker. Returns False if they are malformed."""
     body = data[position:end].tobytes()
     try:
         places = [*walk_records(body, rows.stop - rows.start, check_headers=False)]

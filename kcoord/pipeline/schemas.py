@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the data source: every column with its type and meaning, as Arrow types.
+"""The tables of the data source: every column with its Arrow type and its meaning.
 
-This is the contract between the source and the jobs on top of it; docs/pipeline-tables.md is made from it. Names and
-values are Kafka's own, in snake_case; uuids are in Kafka's text form (22 letters of URL-safe base64).
+This is the contract between the source and the jobs that use it. docs/pipeline-tables.md is generated from it. Names
+and values are Kafka's own, in snake_case. Uuids are in Kafka's text form (22 letters of URL-safe base64).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
 
 def list_of(dtype: pa.DataType) -> pa.DataType:
-    """Named inside as Spark does it: Spark compares schemas by every name in them."""
+    """Returns a list type whose element has Spark's name for it. Spark compares all names in two schemas."""
     return pa.list_(pa.field("element", dtype))
 
 
@@ -30,8 +30,9 @@ ASSIGNED: Final = list_of(
         ]
     )
 )
-"""One element per partition. Consumer-protocol groups know topics by id, classic ones by name; the other is null.
-`epoch` is the member epoch since which the member has the partition (Kafka 4.3 and kcoord write it), else null."""
+"""One element per partition. KIP-848 groups name topics by id, classic groups by name; the other field is null.
+`epoch` is the member epoch in which the member got the partition. Only Kafka 4.3 and kcoord write it; else it is
+null."""
 
 PROTOCOLS: Final = list_of(pa.struct([pa.field("name", pa.string()), pa.field("metadata", pa.binary())]))
 
@@ -51,8 +52,8 @@ CLASSIC_MEMBERS: Final = list_of(
         ]
     )
 )
-"""`subscribed_topics` and `assigned` are null where the group is no consumer group or the bytes are no such message;
-`subscription` and `assignment` are the bytes themselves."""
+"""`subscribed_topics` and `assigned` are null if the protocol type is not `consumer`, or if the bytes are not such a
+message. `subscription` and `assignment` are the bytes themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`key` names one row; `is_stream` says whether `readStream` serves the table."""
+    """One table. The columns `key` identify a row. `readStream` supports the table if `is_stream`."""
 
     name: str
     doc: str
@@ -76,13 +77,13 @@ class Table:
     is_stream: bool = True
 
     def schema(self) -> pa.Schema:
-        return pa.schema([pa.field(each.name, each.type, not each.required) for each in self.columns])
+        return pa.schema([pa.field(column.name, column.type, not column.required) for column in self.columns])
 
 
 _PLACE: Final = (
     Column("log_partition", pa.int32(), "Partition of `__consumer_offsets` that holds the record.", True),
     Column(
-        "log_offset", pa.int64(), "Offset of the record in that partition. It never changes, also by cleaning.", True
+        "log_offset", pa.int64(), "Offset of the record in that partition. It never changes; cleaning keeps it.", True
     ),
 )
 _TIMESTAMP: Final = Column("timestamp", TIMESTAMP, "When the record was written; null for a record without a time.")
@@ -95,34 +96,34 @@ _EFFECTIVE_OFFSET: Final = Column(
 _MARKER_TIMESTAMP: Final = Column(
     "marker_timestamp",
     TIMESTAMP,
-    "When the commit marker was written from which the record counts; null where the record counts from its own place "
-    "on, or never.",
+    "When the commit marker from which the record counts was written. Null if the record counts from its own offset "
+    "on, or never counts.",
 )
 _GROUP: Final = Column("group", pa.string(), "Group id.")
 _TOMBSTONE: Final = (
-    Column("is_tombstone", pa.bool_(), "Whether the record deletes what its key names.", True),
+    Column("is_tombstone", pa.bool_(), "True if the record deletes the state of its key.", True),
     Column(
         "tombstone_reason",
         pa.string(),
-        "Why: `expired`, `offset-delete`, `group-delete`, `topic-delete`, `leave`, `fenced`, `replaced`, "
-        "`unsubscribed` or `migration`. Written by kcoord alone, so null in Kafka's logs.",
+        "Why the tombstone was written: `expired`, `offset-delete`, `group-delete`, `topic-delete`, `leave`, `fenced`, "
+        "`replaced`, `unsubscribed` or `migration`. Only kcoord writes it, so it is null in Kafka's logs.",
     ),
 )
 _GROUP_END: Final = Column(
     "group_end",
     pa.bool_(),
-    "True on the tombstone with which the group ends. False on one that only moves the group between the classic and"
-    " the consumer protocol (its new record is in the same batch); null on all other records.",
+    "True on the tombstone that ends the group. False on a tombstone that only moves the group between the classic and "
+    "the consumer protocol; the group's new record is in the same batch. Null on all other records.",
 )
 _OFFSET: Final = (
     Column("topic", pa.string(), "Topic whose offset is committed."),
     Column("partition", pa.int32(), "Partition of that topic."),
-    Column("topic_id", pa.string(), "Id of the topic, where the committing client gave it."),
+    Column("topic_id", pa.string(), "Id of the topic; null if the committing client did not send it."),
     Column("committed_offset", pa.int64(), "Offset of the next record to consume; null in a tombstone."),
-    Column("committed_leader_epoch", pa.int32(), "Leader epoch of the last consumed record; null where unknown."),
+    Column("committed_leader_epoch", pa.int32(), "Leader epoch of the last consumed record; null if unknown."),
     Column("metadata", pa.string(), "Text committed with the offset."),
     Column("commit_timestamp", TIMESTAMP, "When the offset was committed, by the coordinator's clock."),
-    Column("expire_timestamp", TIMESTAMP, "When the offset expires by itself; only clients before KIP-211 set it."),
+    Column("expire_timestamp", TIMESTAMP, "When the offset expires; only clients before KIP-211 set it."),
 )
 _MEMBER_ID: Final = Column("member_id", pa.string(), "Member id.")
 _MEMBER: Final = (
@@ -130,14 +131,14 @@ _MEMBER: Final = (
     Column("rack_id", pa.string(), "Rack of the member."),
     Column("client_id", pa.string(), "Client id."),
     Column("client_host", pa.string(), "Address from which the member connects."),
-    Column("subscribed_topics", list_of(pa.string()), "Topics subscribed to by name."),
-    Column("subscribed_regex", pa.string(), "Regular expression subscribed to; null where there is none."),
-    Column("rebalance_timeout_ms", pa.int32(), "How long the member may take to give up partitions, in ms."),
-    Column("session_timeout_ms", pa.int32(), "Session timeout of a member that speaks the classic protocol, in ms."),
-    Column("server_assignor", pa.string(), "Assignor that the member asks for."),
+    Column("subscribed_topics", list_of(pa.string()), "Topics to which the member subscribes by name."),
     Column(
-        "classic_protocols", PROTOCOLS, "Protocols of a member that speaks the classic protocol in a KIP-848 group."
+        "subscribed_regex", pa.string(), "Regular expression to which the member subscribes; null if there is none."
     ),
+    Column("rebalance_timeout_ms", pa.int32(), "Time that the member has to revoke partitions, in ms."),
+    Column("session_timeout_ms", pa.int32(), "Session timeout of a member that uses the classic protocol, in ms."),
+    Column("server_assignor", pa.string(), "Server-side assignor that the member requests."),
+    Column("classic_protocols", PROTOCOLS, "Protocols of a member that uses the classic protocol in a KIP-848 group."),
 )
 _CLASSIC: Final = (
     Column("protocol_type", pa.string(), "Kind of the group: `consumer`, `connect`, ..., or empty."),
@@ -153,42 +154,42 @@ _CONSUMER_GROUP: Final = (
         "epoch_reason",
         pa.string(),
         "Why the epoch was bumped: `join`, `leave`, `fenced`, `subscription`, `metadata`, `assignor` or "
-        "`migration`. Written by kcoord alone.",
+        "`migration`. Only kcoord writes it.",
     ),
-    Column("metadata_hash", pa.int64(), "Hash of the subscribed topics."),
-    Column("creation_timestamp", TIMESTAMP, "When the group was created (KIP-1327). Written by kcoord alone."),
-    Column("empty_since", TIMESTAMP, "Since when the group has no members (KIP-211). Written by kcoord alone."),
+    Column("metadata_hash", pa.int64(), "Hash of the metadata of the subscribed topics."),
+    Column("creation_timestamp", TIMESTAMP, "When the group was created (KIP-1327). Only kcoord writes it."),
+    Column("empty_since", TIMESTAMP, "When the group became empty (KIP-211). Only kcoord writes it."),
 )
 _ASSIGNMENT_EPOCH: Final = (
     Column("assignment_epoch", pa.int32(), "Group epoch for which the target assignment was computed."),
-    Column("assignment_timestamp", TIMESTAMP, "When that was."),
+    Column("assignment_timestamp", TIMESTAMP, "When the target assignment was computed."),
 )
 _CURRENT: Final = (
     Column("member_epoch", pa.int32(), "Epoch of the member."),
-    Column("previous_member_epoch", pa.int32(), "Its epoch before."),
+    Column("previous_member_epoch", pa.int32(), "Previous epoch of the member."),
     Column(
         "state",
         pa.string(),
         "`stable`, `unrevoked_partitions`, `unreleased_partitions`, or the number of another state.",
     ),
     Column("assigned", ASSIGNED, "Partitions that the member owns."),
-    Column("pending_revocation", ASSIGNED, "Partitions that it still has to give up."),
+    Column("pending_revocation", ASSIGNED, "Partitions that the member still has to revoke."),
 )
 _REGEX: Final = (
     Column("regex", pa.string(), "The regular expression."),
-    Column("topics", list_of(pa.string()), "Topics that it matched."),
-    Column("metadata_version", pa.int64(), "Version of the metadata image with which it was resolved."),
-    Column("resolved_timestamp", TIMESTAMP, "When it was resolved."),
+    Column("topics", list_of(pa.string()), "Topics that the regular expression matched."),
+    Column("metadata_version", pa.int64(), "Version of the metadata image against which the expression was resolved."),
+    Column("resolved_timestamp", TIMESTAMP, "When the expression was resolved."),
 )
 
 
 def _struct(columns: tuple[Column, ...]) -> pa.StructType:
-    return pa.struct([pa.field(each.name, each.type) for each in columns])
+    return pa.struct([pa.field(column.name, column.type) for column in columns])
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What the values of one record type say, as `value_json` has it: times in ISO 8601, bytes in base64."""
+    """The type of the entries of `value_json` for one record type. JSON has times in ISO 8601 and bytes in base64."""
 
     name: str
     type: pa.DataType
@@ -200,38 +201,39 @@ VALUES: Final = {
     3: Value("consumer_group", _struct(_CONSUMER_GROUP), "A KIP-848 group."),
     5: Value("member", _struct(_MEMBER), "A member of a KIP-848 group."),
     6: Value("target", _struct(_ASSIGNMENT_EPOCH), "The target assignment of a KIP-848 group."),
-    7: Value("target_assignment", ASSIGNED, "What a member of a KIP-848 group shall own."),
-    8: Value("current_assignment", _struct(_CURRENT), "What a member of a KIP-848 group owns."),
-    16: Value("regular_expression", _struct(_REGEX), "A resolved regular expression; `regex` is that of the key."),
+    7: Value("target_assignment", ASSIGNED, "Target assignment of a member of a KIP-848 group."),
+    8: Value("current_assignment", _struct(_CURRENT), "Current assignment of a member of a KIP-848 group."),
+    16: Value("regular_expression", _struct(_REGEX), "A resolved regular expression; `regex` comes from the key."),
 }
-"""By record type. Nearly all records are offset commits: a column for each of these would be paid for by every one."""
+"""By record type. These are JSON in one column because nearly all records are offset commits, and each of them would
+pay for a column per type."""
 
 _TRANSACTION: Final = Column(
     "transaction",
     pa.string(),
-    "Null outside of transactions. Else what became of the record, or what a marker says: `committed`, `aborted`, "
-    "`open` (no marker yet), or `superseded` (committed, but a later commit or a tombstone of the same key came before "
-    "the marker, and that is what counts).",
+    "Null outside of transactions. Otherwise the outcome of the record's transaction, or the type of the marker: "
+    "`committed`, `aborted`, `open` (no marker yet), or `superseded` (committed, but a later commit or a tombstone of "
+    "the same key precedes the marker and counts instead).",
 )
 
 RECORDS: Final = Table(
     "records",
-    "Every record as it lies in the log: all types, control records, also of transactions that were aborted. Columns "
-    "that a record type does not have are null. A record of an unknown type or version has its bytes alone. A damaged "
-    "batch is one row with an `error`, at the first offset that it can have had, with its bytes as `value`.",
+    "Every record of the log: all types, control records, and records of aborted transactions. Columns that a record "
+    "type does not have are null. A record of an unknown type or version has only its bytes. A damaged batch is one "
+    "row with an `error`, at the first offset that it can have had, with its bytes as `value`.",
     ("log_partition", "log_offset"),
     (
         *_PLACE,
         _TIMESTAMP,
         Column("leader_epoch", pa.int32(), "Leader epoch of the batch."),
-        Column("producer_id", pa.int64(), "Producer of the batch; null where there is none."),
-        Column("producer_epoch", pa.int32(), "Its epoch."),
-        Column("sequence", pa.int32(), "Sequence number of the record; null where the batch has none."),
+        Column("producer_id", pa.int64(), "Producer id of the batch; null if it has none."),
+        Column("producer_epoch", pa.int32(), "Epoch of the producer."),
+        Column("sequence", pa.int32(), "Sequence number of the record; null if the batch has none."),
         _TRANSACTION,
         Column(
             "effective_offset",
             pa.int64(),
-            _EFFECTIVE_OFFSET.doc + " Null for what never counted: aborted, open, superseded, damaged.",
+            _EFFECTIVE_OFFSET.doc + " Null for a record that does not count: aborted, open, superseded, damaged.",
         ),
         _MARKER_TIMESTAMP,
         Column(
@@ -243,35 +245,35 @@ RECORDS: Final = Table(
         Column(
             "record_name",
             pa.string(),
-            "Name of the type: `offset_commit`, `group_metadata`, `consumer_group_metadata`, ...; null where unknown.",
+            "Name of the type: `offset_commit`, `group_metadata`, `consumer_group_metadata`, ...; null if unknown.",
         ),
         Column("value_version", pa.int32(), "Version of the value; null in a tombstone."),
         *_TOMBSTONE,
         Column(
             "headers",
             list_of(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
-            "Record headers; null where there are none.",
+            "Record headers; null if there are none.",
         ),
-        Column("key", pa.binary(), "Key as it lies in the log."),
-        Column("value", pa.binary(), "Value as it lies in the log; null in a tombstone."),
-        Column("error", pa.string(), "Why the record, or the whole batch, could not be read; null where it could."),
-        Column("group", pa.string(), "Group id, also of record types that are not known; null in control records."),
+        Column("key", pa.binary(), "Bytes of the key."),
+        Column("value", pa.binary(), "Bytes of the value; null in a tombstone."),
+        Column("error", pa.string(), "Why the record, or the whole batch, could not be read; else null."),
+        Column("group", pa.string(), "Group id, for unknown record types too; null in control records."),
         *_OFFSET,
         Column("member_id", pa.string(), "Member id, in record types 5, 7 and 8."),
         _GROUP_END,
         Column(
             "value_json",
             pa.string(),
-            "What the value of a group record says (types 2, 3, 5, 6, 7, 8 and 16), as JSON; null in all other records "
-            "and where it cannot be read. docs/pipeline-tables.md has the fields.",
+            "The value of a group record (types 2, 3, 5, 6, 7, 8 and 16) as JSON. Null in all other records, and if "
+            "the value cannot be read. docs/pipeline-tables.md has the fields.",
         ),
     ),
 )
 
 COMMITS: Final = Table(
     "commits",
-    "Committed offsets and their tombstones, transactions resolved: a row is here if and only if the coordinator "
-    "applied it. Aborted, open and superseded ones are in `records` alone.",
+    "Committed offsets and their tombstones, with transactions resolved. A record has a row if and only if the "
+    "coordinator applied it. Aborted, open and superseded commits are only in `records`.",
     ("log_partition", "log_offset"),
     (
         *_PLACE,
@@ -281,9 +283,9 @@ COMMITS: Final = Table(
         Column(
             "producer_id",
             pa.int64(),
-            "Producer whose transaction the commit was part of; null outside of transactions.",
+            "Producer id of the transaction that has the commit; null outside of transactions.",
         ),
-        Column("producer_epoch", pa.int32(), "Its epoch."),
+        Column("producer_epoch", pa.int32(), "Epoch of the producer."),
         _GROUP,
         *_OFFSET,
         *_TOMBSTONE,
@@ -292,8 +294,8 @@ COMMITS: Final = Table(
 
 CURRENT_OFFSETS: Final = Table(
     "current_offsets",
-    "The committed offset of each partition of each group at the end of the log: what `kafka-consumer-groups "
-    "--describe` shows.",
+    "The committed offset of each partition of each group at the end of the log, as `kafka-consumer-groups --describe` "
+    "shows it.",
     ("group", "topic", "partition"),
     (
         _GROUP,
@@ -306,9 +308,9 @@ CURRENT_OFFSETS: Final = Table(
 
 MEMBERS: Final = Table(
     "members",
-    "What members said about themselves. KIP-848 groups: a row per change of a member, and its tombstone. Classic "
-    "groups: a row per member of each generation; a member that the next generation does not name has left, as have "
-    "all with the group's tombstone.",
+    "Metadata of members. KIP-848 groups have a row per change of a member, and its tombstone. Classic groups have a "
+    "row per member of each generation. A member that is not in the next generation has left; all members have left if "
+    "the next record is the group's tombstone.",
     ("log_partition", "log_offset", "member_id"),
     (
         *_PLACE,
@@ -316,7 +318,7 @@ MEMBERS: Final = Table(
         _GROUP,
         _MEMBER_ID,
         Column("kind", pa.string(), "`consumer` or `classic`, the type of the group.", True),
-        Column("generation", pa.int32(), "Generation of a classic group; null for the others."),
+        Column("generation", pa.int32(), "Generation of a classic group; null for a KIP-848 group."),
         *_MEMBER,
         *_TOMBSTONE,
     ),
@@ -324,8 +326,8 @@ MEMBERS: Final = Table(
 
 ASSIGNMENTS: Final = Table(
     "assignments",
-    "Who shall own and who owns which partitions. Each row holds the whole assignment of one member, an empty list "
-    "where it has none; it holds until the next row of the same kind and member.",
+    "Target and current assignments. Each row has the whole assignment of one member, which may be an empty list. It "
+    "is valid until the next row of the same kind and member.",
     ("log_partition", "log_offset", "kind", "member_id"),
     (
         *_PLACE,
@@ -335,23 +337,23 @@ ASSIGNMENTS: Final = Table(
         Column(
             "kind",
             pa.string(),
-            "`target` (what the assignor gave, KIP-848), `current` (what the member owns, KIP-848), `classic` (of "
-            "one generation).",
+            "`target` (what the assignor assigned, KIP-848), `current` (what the member owns, KIP-848), `classic` "
+            "(assignment of one generation).",
             True,
         ),
         Column("epoch", pa.int32(), "Member epoch (`current`) or generation (`classic`); null for `target`."),
-        Column("previous_epoch", pa.int32(), "The member epoch before (`current`)."),
+        Column("previous_epoch", pa.int32(), "Previous member epoch (`current`)."),
         Column("state", pa.string(), "`stable`, `unrevoked_partitions`, `unreleased_partitions` (`current`)."),
         Column("assigned", ASSIGNED, "The partitions; null in a tombstone."),
-        Column("pending_revocation", ASSIGNED, "Partitions that the member still has to give up (`current`)."),
+        Column("pending_revocation", ASSIGNED, "Partitions that the member still has to revoke (`current`)."),
         *_TOMBSTONE,
     ),
 )
 
 GROUP_EPOCHS: Final = Table(
     "group_epochs",
-    "Each epoch of each group: group epochs and target assignments of KIP-848 groups, generations of classic groups,"
-    " and the tombstones that end them.",
+    "Each epoch of each group: group epochs and target assignments of KIP-848 groups, generations of classic groups, "
+    "and the tombstones of their records.",
     ("log_partition", "log_offset"),
     (
         *_PLACE,
@@ -371,14 +373,14 @@ GROUP_EPOCHS: Final = Table(
 
 CLASSIC_GROUPS: Final = Table(
     "classic_groups",
-    "Classic groups, whole, with the members of each generation.",
+    "Each record of a classic group, with all members of its generation.",
     ("log_partition", "log_offset"),
     (*_PLACE, _TIMESTAMP, _GROUP, *_CLASSIC, *_TOMBSTONE, _GROUP_END),
 )
 
 REGULAR_EXPRESSIONS: Final = Table(
     "regular_expressions",
-    "Which topics the regular expressions of KIP-848 groups stood for.",
+    "The topics that the regular expressions of KIP-848 groups matched.",
     ("log_partition", "log_offset"),
     (*_PLACE, _TIMESTAMP, _GROUP, *_REGEX, *_TOMBSTONE),
 )
@@ -399,9 +401,9 @@ TABLES: Final = {
 
 RANGES: Final = Table(
     "ranges",
-    "The pieces into which a read of `records` is cut, a row for each task. Workers that want records as Arrow columns "
-    "read them by themselves, as `ingest` does.",
+    "The tasks of a read of `records`, one row each. `ingest` uses them so that its workers read the records "
+    "themselves, as Arrow columns.",
     ("log_partition", "log_offset"),
-    (*_PLACE, Column("work", pa.binary(), "What `read_ranges` takes, pickled.", True)),
+    (*_PLACE, Column("work", pa.binary(), "The pickled argument of `read_ranges`.", True)),
 )
-"""Not for users: what it holds may change."""
+"""Internal: its content may change in any release."""

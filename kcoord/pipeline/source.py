@@ -24,8 +24,9 @@ _PUSHDOWN_SETTING: Final = "spark.sql.python.filterPushdown.enabled"
 
 
 class KcoordDataSource(DataSource):
-    """`spark.read.format("kcoord").option("table", ...).load(path)`; `.schema("a few columns")` leaves out the
-    others.
+    """`spark.read.format("kcoord").option("table", ...).load(path)`.
+
+    `.schema("a few columns")` reads only these columns.
     """
 
     @classmethod
@@ -43,8 +44,8 @@ class KcoordDataSource(DataSource):
         options = self._parsed()
         if not options.table.is_stream:
             raise OptionError(
-                f"table: {options.table.name} cannot be streamed, since its rows change: "
-                "stream commits and keep the newest"
+                f"table: {options.table.name} cannot be streamed, since its rows change; "
+                "stream commits and keep the newest row of each key"
             )
         return KcoordStreamReader(options, arrow_schema(options.table, schema))
 
@@ -53,7 +54,7 @@ class KcoordDataSource(DataSource):
 
 
 class PushdownDataSource(KcoordDataSource):
-    """Takes part in filter pushdown. Spark refuses such a source while the setting is off."""
+    """Supports filter pushdown. Spark rejects such a source while the setting is off."""
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._parsed()
@@ -61,27 +62,25 @@ class PushdownDataSource(KcoordDataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the format `kcoord` known to a session, with filter pushdown if the session's setting has it switched on
-    now.
-    """
+    """Registers the format `kcoord` in a session, with filter pushdown if the session's setting is on now."""
     pushes = spark.conf.get(_PUSHDOWN_SETTING, "false") == "true"
     spark.dataSource.register(PushdownDataSource if pushes else KcoordDataSource)
 
 
 def arrow_schema(table: Table, schema: StructType) -> pa.Schema:
-    """The columns that a schema asks for; they have to be the table's, with the table's types."""
-    types = {each.name: from_arrow_type(each.type).simpleString() for each in table.columns}
-    for each in schema.fields:
-        found = each.dataType.simpleString()
-        if each.name not in types:
-            raise OptionError(f"schema: the table {table.name} has no column {each.name!r}")
-        if found != types[each.name]:
-            raise OptionError(f"schema: the column {each.name} has type {types[each.name]}, not {found}")
+    """Converts a schema to Arrow. Raises OptionError if the table has no such column, or another type for it."""
+    types = {column.name: from_arrow_type(column.type).simpleString() for column in table.columns}
+    for field in schema.fields:
+        given = field.dataType.simpleString()
+        if field.name not in types:
+            raise OptionError(f"schema: the table {table.name} has no column {field.name!r}")
+        if given != types[field.name]:
+            raise OptionError(f"schema: the column {field.name} has type {types[field.name]}, not {given}")
     return to_arrow_schema(schema, timezone="UTC")
 
 
 class KcoordReader(DataSourceReader):
-    """One read of a table. Only plain data in here: it is pickled to planners and workers."""
+    """One read of a table. Spark pickles it and sends it to planners and workers, so it has plain data only."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
@@ -92,36 +91,37 @@ class KcoordReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         folders = folders_at(options.paths, options.topic)
-        wanted = prune(folders, self._groups, self._log_partitions, options.offsets_topic_partitions)
+        folders = prune(folders, self._groups, self._log_partitions, options.offsets_topic_partitions)
         if options.table.name == "current_offsets":
-            return [Ranges([LogRange(folder)]) for folder in wanted]
-        ranges = [each for folder in wanted for each in log_ranges(folder, options.split_bytes)]
-        return [Ranges(each) for each in pack(ranges, options.split_bytes)]
+            return [Ranges([LogRange(folder)]) for folder in folders]
+        ranges = [sized_range for folder in folders for sized_range in log_ranges(folder, options.split_bytes)]
+        return [Ranges(packed) for packed in pack(ranges, options.split_bytes)]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Ranges):
-            return iter(())  # Spark's way to say that there are no partitions
+            return iter(())  # Spark passes None if there are no partitions
         return read_ranges(partition, self._options, self._schema, self._groups)
 
 
 class PushdownReader(KcoordReader):
-    """Takes over `group = ...`, `group IN ...` and the same of `log_partition`."""
+    """Applies the filters `group = ...` and `group IN ...`, and the same for `log_partition`."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        for each in filters:
-            values = _values(each)
-            if values is not None and each.attribute == ("group",):  # type: ignore[attr-defined]
+        """Applies what it can, and yields the filters that Spark has to apply."""
+        for filter in filters:
+            values = _values(filter)
+            if values is not None and filter.attribute == ("group",):  # type: ignore[attr-defined]
                 groups = frozenset(str(value) for value in values)
                 self._groups = groups if self._groups is None else self._groups & groups
-            elif values is not None and each.attribute == ("log_partition",):  # type: ignore[attr-defined]
+            elif values is not None and filter.attribute == ("log_partition",):  # type: ignore[attr-defined]
                 numbers = frozenset(int(value) for value in values)
                 self._log_partitions = numbers if self._log_partitions is None else self._log_partitions & numbers
             else:
-                yield each
+                yield filter
 
 
 def _values(filter: Filter) -> tuple[str | int, ...] | None:
-    """What a column may be, where the filter says so."""
+    """Returns the values that an equality or IN filter allows for its column, or None for other filters."""
     if isinstance(filter, EqualTo):
         return (filter.value,)
     if isinstance(filter, In):

@@ -1,8 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stream of a table: its offset is the next log offset of each log partition, `{"0": 1234, ...}`.
+"""The stream of a table. Its offset is the next log offset of each log partition, `{"0": 1234, ...}`.
 
-A range of such offsets gives the same rows whenever it is read, so a sink that remembers its batches has each row
-exactly once. Cleaning may take records out of a range before it is read for the first time, never add any.
+Theory of operation. The reader lives in the driver. For each micro-batch Spark calls `latestOffset`, writes the
+returned offset to its checkpoint, and calls `partitions`, which cuts the range between two offsets into tasks. `read`
+runs in the workers. `commit` says that a micro-batch is done.
+
+* A `LogTail` per log partition follows the end of the log. In `latestOffset` it reads new batches within the byte
+  budget (`maxBytesPerTrigger`), and its stable offset is the end of the micro-batch. With read_committed every
+  transaction below a stable offset is decided or abandoned. If the stable offset has not passed the start of the
+  micro-batch, the tail reads beyond the budget, since a long transaction would otherwise stop the stream.
+* A range between two offsets gives the same rows whenever it is read. A sink that remembers its batches therefore has
+  each row exactly once. Cleaning may remove records from a range before it is read for the first time; it never adds
+  records.
+* After a crash Spark starts with the offsets of its checkpoint, and plans the last micro-batch again if it was not
+  done. The tails are not stored: a new tail begins at the start of the batch. No transaction of earlier batches is
+  open there, since the start is a stable offset.
+* With `Trigger.AvailableNow` the ends of the logs at the start of the query limit all batches.
 """
 
 from __future__ import annotations
@@ -29,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class KcoordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives in the driver as long as the query; `read` runs in workers, with a copy that knows the options alone."""
+    """Reads one query's stream. The driver has it as long as the query; workers get copies without the tails."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
@@ -80,7 +93,7 @@ class KcoordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             name = str(folder.log_partition)
             if end.get(name, 0) > start.get(name, 0):
                 ranges += self._ranges(folder, start.get(name, 0), end[name])
-        return [Ranges(each) for each in pack(ranges, self._options.split_bytes)]
+        return [Ranges(packed) for packed in pack(ranges, self._options.split_bytes)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Ranges)
@@ -95,7 +108,7 @@ class KcoordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._options.is_read_committed and self._options.table.name in ("records", "commits", "ranges")
 
     def _folders(self) -> list[Folder]:
-        """None is no error: a broker makes them when the first group comes."""
+        """Returns the folders to read. There may be none, since a broker creates them for its first group."""
         options = self._options
         try:
             folders = folders_at(options.paths, options.topic)
@@ -114,7 +127,7 @@ class KcoordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return LogTail(folder, start, is_read_committed=self._resolves, abandoned_ms=options.abandoned_transaction_ms)
 
     def _ends(self) -> Offsets:
-        """The ends of all logs now: of a log's last segment on, since what lies before it is decided or will be."""
+        """Returns the current end offsets of all logs. Only the last segment of each log has to be read for that."""
         ends = {}
         for folder in self._folders():
             segments = LogFolder(folder).segments()
@@ -125,7 +138,7 @@ class KcoordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends
 
     def _ranges(self, folder: Folder, start: int, end: int) -> list[tuple[LogRange, int]]:
-        # Every transaction in the range is decided, by a marker that may lie behind it.
+        # Every transaction of the range is decided, but its marker may follow the range.
         horizon = END_OF_LOG if self._resolves else end
         tail = self._tails.get(str(folder.log_partition))
         first = None if tail is None else tail.mark_at(start)

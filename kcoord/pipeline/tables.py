@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the source as Arrow record batches, each from the decoded parts of a range.
+"""Makes Arrow record batches of the tables from the decoded parts of a range.
 
-`records` and `commits` are made column by column; the other tables have few rows and are made row by row.
+`records` and `commits` are made column by column. The other tables have few rows and are made row by row.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _REGEX: Final = 16
 
 
 def table_batches(table: str, names: list[str], part: Part, groups: Collection[str] | None) -> Iterator[pa.RecordBatch]:
-    """The named columns of a table, of the given groups or of all."""
+    """Yields the named columns of a table, for the given groups. None means all groups, and damaged batches too."""
     chunk = part.chunk
     if groups is not None:
         chunk = chunk.rows(chunk.keys.flags(lambda key: key.group in groups))
     if table == "records":
         yield from _slices(chunk, names)
         if part.damages and groups is None:
-            rows = [_damage_row(chunk.log_partition, each) for each in part.damages]
+            rows = [_damage_row(chunk.log_partition, damage) for damage in part.damages]
             yield _from_rows(table, names, rows)
     elif table == "commits":
         yield from _slices(applied_commits(chunk), names)
@@ -48,20 +48,20 @@ def table_batches(table: str, names: list[str], part: Part, groups: Collection[s
 
 
 def applied_commits(chunk: RecordChunk) -> RecordChunk:
-    """The offset commits that the coordinator applies, and their tombstones."""
+    """Returns the offset commits that the coordinator applies, and their tombstones."""
     rows, values = chunk.offset_values
     readable = chunk.is_tombstone
-    readable[rows] = values.known
+    readable[rows] = values.readable
     return chunk.rows(chunk.is_offset & chunk.counts & readable & ~chunk.keys.has_error)
 
 
 def record_batch(chunk: RecordChunk, names: list[str]) -> pa.RecordBatch:
-    """Columns of `records` as one record batch."""
+    """Makes one record batch of columns of `records`."""
     return pa.RecordBatch.from_arrays([column(chunk, name) for name in names], names)
 
 
 def _slices(chunk: RecordChunk, names: list[str]) -> Iterator[pa.RecordBatch]:
-    """A batch that is too large makes Spark copy it again and again."""
+    """Yields the records in batches of ROWS_PER_BATCH, since Spark copies larger ones repeatedly."""
     if len(chunk):
         whole = record_batch(chunk, names)
         for start in range(0, len(chunk), ROWS_PER_BATCH):
@@ -84,7 +84,7 @@ def _damage_row(log_partition: int, damage: DamagedBytes) -> Row:
 
 
 class _Rows:
-    """Some records of a chunk, one by one."""
+    """Iterates over the records of some types in a chunk."""
 
     def __init__(self, chunk: RecordChunk, types: tuple[int, ...]) -> None:
         self.chunk = chunk.rows(np.isin(chunk.keys.types, types) & ~chunk.is_control)
@@ -92,7 +92,10 @@ class _Rows:
         self._ends: list[bool | None] = column(self.chunk, "group_end").to_pylist()
 
     def __iter__(self) -> Iterator[tuple[int, Row, object | None]]:
-        """(type, columns that all tables have, entry of the value), without values that cannot be read."""
+        """Yields (record type, columns that all tables have, entry of the value).
+
+        Skips records whose key or value cannot be read.
+        """
         tombstones = self.chunk.is_tombstone.tolist()
         records, keys = self.chunk.records, self.chunk.keys
         for row, is_tombstone in enumerate(tombstones):
@@ -168,8 +171,9 @@ def _group_epochs(chunk: RecordChunk) -> list[Row]:
 
 
 def _classic_groups(chunk: RecordChunk) -> list[Row]:
-    found = _Rows(chunk, (_CLASSIC, _GROUP))
-    return [{**columns, **cast(Row, entry or {})} for kind, columns, entry in found if kind == _CLASSIC]
+    # `group_end` of a tombstone depends on the group's records of the other protocol, so both types are read.
+    rows = _Rows(chunk, (_CLASSIC, _GROUP))
+    return [{**columns, **cast(Row, entry or {})} for record_type, columns, entry in rows if record_type == _CLASSIC]
 
 
 def _regular_expressions(chunk: RecordChunk) -> list[Row]:

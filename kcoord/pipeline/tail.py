@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows the ends of logs for a stream: how far each log partition can be read so that no row is ever corrected.
+"""Follows the end of a log for a stream, and finds the offset up to which no row can change any more.
 
-That is the end of the last whole batch with a right checksum, and with read_committed the beginning of the first
-transaction that is still open. Only what is new since the last look is read.
+That stable offset is the end of the last sound batch. With read_committed it is the first offset of the first open
+transaction, if there is one. Each call reads only the batches appended since the last call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BLOCK_BYTES: Final = 4 << 20
 
 
 class Mark(NamedTuple):
-    """A place in the log, and how many bytes were read up to it."""
+    """A position in the log, and how many bytes the tail had read up to it."""
 
     offset: int
     place: BatchPlace
@@ -26,7 +26,9 @@ class Mark(NamedTuple):
 
 
 class LogTail:
-    """One log partition, from an offset on where no transaction is open."""
+    """The tail of one log partition. It ignores batches below its first offset, so no transaction should be open
+    there.
+    """
 
     def __init__(self, folder: Folder, offset: int, *, is_read_committed: bool, abandoned_ms: int) -> None:
         self.folder = folder
@@ -42,13 +44,13 @@ class LogTail:
 
     @property
     def stable_offset(self) -> int:
-        """Up to here every transaction is decided, or abandoned."""
+        """The offset below which every transaction is decided or abandoned."""
         if not self._is_read_committed:
             return self.offset
         return self._open.first_open(self.offset, self._newest_ms - self._abandoned_ms)
 
     def advance(self, budget_bytes: int, limit: int = END_OF_LOG) -> int:
-        """Looks at up to about so many bytes of what is new below `limit`; gives how many it looked at."""
+        """Reads up to about `budget_bytes` of new batches below `limit`. Returns the number of bytes read."""
         began = self.read_bytes
         block = min(_BLOCK_BYTES, max(budget_bytes, 1))
         for piece in read_pieces(self._log, self.offset, limit, block_bytes=block, hint=self._hint):
@@ -65,11 +67,11 @@ class LogTail:
         return self.read_bytes - began
 
     def mark_at(self, offset: int) -> Mark | None:
-        """The last known place at or before an offset."""
+        """Returns the last mark at or before an offset."""
         number = bisect_right(self._marks, offset, key=lambda mark: mark.offset) - 1
         return self._marks[number] if number >= 0 else None
 
     def forget_before(self, offset: int) -> None:
-        """Places that no reader will ask for again."""
+        """Drops the marks that only earlier offsets need."""
         number = bisect_right(self._marks, offset, key=lambda mark: mark.offset) - 1
         del self._marks[: max(number, 0)]

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolves the transactions in a log partition, by whole batches: a producer's batches are decided by its next marker.
+"""Resolves the transactions of a log partition.
 
-Which records of committed transactions lose against a later record of the same key, a commit or a tombstone, is found
-by `superseded`. Both together are the rule of
-`kcoord.coordinator.group.offsets.transactional_offsets` for columns; a property test holds the tables to what a
-coordinator loads.
+Theory of operation. A transaction has the outcomes OPEN, COMMITTED and ABORTED. The next marker of a producer decides
+all of its batches before the marker that are still open (`Resolver`). The resolver must see the batches in the order
+of the log.
+
+A committed offset of a transaction counts from the commit marker on: its effective offset is the offset of the marker.
+All other records, tombstones included, count from their own offset on. The state of a key is its record with the
+greatest (effective offset, offset). An offset of a committed transaction is SUPERSEDED if a later record of its key
+counts before the marker, or is later in the same transaction (`superseded`). It then never counts.
+
+This is the rule of `kcoord.coordinator.group.offsets.transactional_offsets`, for columns. A property test compares the
+tables with the offsets that a coordinator loads from the same log.
 """
 
 from __future__ import annotations
@@ -24,17 +31,19 @@ OPEN: Final = 3
 SUPERSEDED: Final = 4
 OUTCOMES: Final = (None, "committed", "aborted", "open", "superseded")
 NEVER: Final = 2**63 - 1
-"""The effective offset of what does not count."""
+"""The effective offset of a batch that does not count."""
 OWN: Final = -1
-"""The effective offset of what counts from its own place on."""
+"""The effective offset of a batch whose records count from their own offsets on."""
 
 _ENDS: Final = {int(ControlRecordType.COMMIT): COMMITTED, int(ControlRecordType.ABORT): ABORTED}
 
 
 @dataclass(slots=True)
 class Resolution:
-    """A row per batch: what became of it, the log offset from which its records count (OWN, NEVER, or that of a
-    marker), and when that marker was written, -1 without one.
+    """One row per batch: the outcome of its transaction, the log offset from which its records count, and the time of
+    the marker.
+
+    The effective offset is OWN, NEVER, or the offset of a commit marker. The time is -1 without a commit marker.
     """
 
     outcome: Ints
@@ -43,24 +52,25 @@ class Resolution:
 
     @classmethod
     def without(cls, count: int) -> Resolution:
-        """No transactions."""
+        """Makes the resolution of batches without transactions."""
         return cls(np.zeros(count, np.int64), np.full(count, OWN), np.full(count, -1))
 
 
 class Resolver:
-    """Give it the batches of a log partition in order; it fills in the resolutions that it gave before as markers
-    come.
+    """Resolves the batches of a log partition, which it must get in order.
+
+    A marker changes the resolutions that `add` returned before.
     """
 
     def __init__(self) -> None:
         self._pending: dict[int, list[tuple[Resolution, int]]] = {}
 
     def has_open(self) -> bool:
-        """Whether something still waits for a marker."""
+        """True if a batch still waits for its marker."""
         return bool(self._pending)
 
     def add(self, batches: Batches, control_types: dict[int, int]) -> Resolution:
-        """`control_types` has the type of each control batch, by row."""
+        """Returns the resolution of the next batches. `control_types` has the type of each control batch, by row."""
         resolution = Resolution.without(len(batches))
         for row in np.flatnonzero(batches.is_transactional).tolist():
             control_type = control_types.get(row)
@@ -73,7 +83,7 @@ class Resolver:
         return resolution
 
     def look_ahead(self, batches: Batches, control_types: dict[int, int]) -> None:
-        """Batches behind those that are wanted: their markers alone matter."""
+        """Applies the markers of later batches, whose records are not read."""
         for row, control_type in control_types.items():
             if control_type in _ENDS:
                 self._end(batches, row, _ENDS[control_type])
@@ -87,14 +97,14 @@ class Resolver:
 
 
 class OpenTransactions:
-    """Which producers have a transaction open, going forward through the batches of a log partition."""
+    """Keeps the open transactions by producer id, while reading the batches of a log partition in order."""
 
     def __init__(self) -> None:
         self.first_offset: dict[int, int] = {}
         self.last_timestamp_ms: dict[int, int] = {}
 
     def note(self, producer_id: int, base_offset: int, max_timestamp_ms: int, control_type: int | None) -> None:
-        """A transactional batch; `control_type` is None where it is no marker."""
+        """Applies a transactional batch. `control_type` is None if it is not a marker."""
         if control_type is None:
             self.first_offset.setdefault(producer_id, base_offset)
             self.last_timestamp_ms[producer_id] = max_timestamp_ms
@@ -103,24 +113,29 @@ class OpenTransactions:
             self.last_timestamp_ms.pop(producer_id, None)
 
     def note_all(self, batches: Batches, control_types: dict[int, int]) -> None:
-        """`control_types` has the type of each control batch, by row."""
+        """Applies all transactional batches. `control_types` has the type of each control batch, by row."""
         for row in np.flatnonzero(batches.is_transactional).tolist():
             producer_id = int(batches.producer_id[row])
             place = int(batches.base_offset[row]), int(batches.max_timestamp[row])
             self.note(producer_id, *place, control_types.get(row))
 
     def first_open(self, otherwise: int, abandoned_before_ms: int) -> int:
-        """Where the first open transaction begins. One without a record since `abandoned_before_ms` does not count."""
+        """Returns the first offset of the first open transaction, or `otherwise`.
+
+        Ignores a transaction without a batch since `abandoned_before_ms`.
+        """
         times = self.last_timestamp_ms
         return min(
-            (at for each, at in self.first_offset.items() if times[each] >= abandoned_before_ms), default=otherwise
+            (offset for producer_id, offset in self.first_offset.items() if times[producer_id] >= abandoned_before_ms),
+            default=otherwise,
         )
 
 
 def superseded(keys: Ints, offset: Ints, effective: Ints, outcome: Ints) -> Flags:
-    """Which records of committed transactions lost: a later record of the same key counted before them, or came later
-    in the same transaction. A tombstone counts from its own place on. `keys` are numbers of keys, -1 for records that
-    are not to be looked at.
+    """Flags the superseded records of committed transactions.
+
+    A later record of the same key counted before them, or is later in the same transaction. `keys` are numbers of keys,
+    -1 for records to ignore.
     """
     lost = np.zeros(len(keys), np.bool_)
     if not (outcome == COMMITTED).any():
@@ -133,10 +148,10 @@ def superseded(keys: Ints, offset: Ints, effective: Ints, outcome: Ints) -> Flag
 
 
 def _least_behind(keys: Ints, values: Ints) -> Ints:
-    """For each row the least value among the later rows with the same key, NEVER where there are none.
+    """Returns for each row the least value of the later rows with the same key, or NEVER if there are none.
 
-    `keys` are sorted. Backwards a smaller key makes a smaller number than all before it, so one running minimum serves
-    all keys.
+    `keys` must be sorted. Key and rank of the value are combined into one number. From the end to the start each new
+    key has smaller numbers than all keys after it, so one running minimum works for all keys.
     """
     least = np.full(len(keys), NEVER)
     distinct, rank = np.unique(values, return_inverse=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams a table into Parquet until it is killed; the arguments are DATA OUT CHECKPOINT FOLDER."""
+"""Streams the table `records` into Parquet until it is killed. The arguments are DATA OUT CHECKPOINT FOLDER."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data source in Spark: against Kafka's own tools, over logs of Kafka and of this broker, and across kill -9."""
+"""The data source in Spark, compared with Kafka's own tools on logs of Kafka and of this broker, and after kill -9."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STREAM_SECONDS = 120
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Starting one takes 10 s and more: all tests share it. That of other tests in this process is left to them."""
+    """All tests share one session, since starting it takes 10 s or more. A session of other tests is not stopped."""
     is_shared = SparkSession.getActiveSession() is not None
     session = start_spark(tmp_path_factory.mktemp("spark"))
     yield session
@@ -55,19 +55,19 @@ def read(spark: SparkSession, path: str, table: str = "records", **options: str)
 
 
 def rows_of(frame: DataFrame) -> list[Row]:
-    found: list[Row] = frame.toArrow().to_pylist()
-    return found
+    rows: list[Row] = frame.toArrow().to_pylist()
+    return rows
 
 
 def offsets_of(rows: list[Row]) -> dict[tuple[str, str, int], int]:
     return {(row["group"], row["topic"], row["partition"]): row["committed_offset"] for row in rows}  # type: ignore[misc]
 
 
-def test_current_offsets_of_kafkas_logs_are_those_that_its_tool_shows(spark: SparkSession, sample: str) -> None:
+def test_current_offsets_of_kafkas_logs_are_what_its_tool_shows(spark: SparkSession, sample: str) -> None:
     rows = rows_of(read(spark, sample, "current_offsets"))
     assert len(rows) == 68
     assert offsets_of(rows) == described_offsets()
-    # The same from the history: the newest commit of each key, unless that is a tombstone.
+    # `commits` has the same offsets: the newest row of each key, unless it is a tombstone.
     read(spark, sample, "commits").createOrReplaceTempView("commits")
     newest = spark.sql(
         "SELECT group, topic, partition, last.committed_offset FROM ("
@@ -78,14 +78,14 @@ def test_current_offsets_of_kafkas_logs_are_those_that_its_tool_shows(spark: Spa
     assert offsets_of(rows_of(newest)) == described_offsets()
 
 
-def test_every_record_of_kafkas_logs_is_as_its_tool_dumps_it(spark: SparkSession, sample: str) -> None:
+def test_every_record_of_kafkas_logs_is_what_its_tool_dumps(spark: SparkSession, sample: str) -> None:
     rows = rows_of(read(spark, sample, splitBytes="20000"))
     assert len(rows) == 24_368
     assert differences(rows, dumped_records()) == []
 
 
 @pytest.mark.parametrize("table", sorted(TABLES.keys() - {"records", "commits", "current_offsets"}))
-def test_every_table_has_the_columns_that_it_promises(spark: SparkSession, sample: str, table: str) -> None:
+def test_every_table_has_its_documented_columns(spark: SparkSession, sample: str, table: str) -> None:
     frame = read(spark, sample, table)
     assert frame.columns == [column.name for column in TABLES[table].columns]
     assert rows_of(frame)
@@ -100,7 +100,7 @@ def test_a_schema_chooses_columns(spark: SparkSession, sample: str) -> None:
         spark.read.format("kcoord").schema("group bigint").load(sample).count()
 
 
-def test_what_is_wrong_is_named(spark: SparkSession, sample: str, tmp_path: Path) -> None:
+def test_errors_name_the_bad_option_path_or_table(spark: SparkSession, sample: str, tmp_path: Path) -> None:
     with pytest.raises(PySparkException, match="unknown option groop"):
         read(spark, sample, groop="x").count()
     with pytest.raises(PySparkException, match="there is no folder __consumer_offsets-N"):
@@ -110,15 +110,15 @@ def test_what_is_wrong_is_named(spark: SparkSession, sample: str, tmp_path: Path
         stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c")).start().awaitTermination()
 
 
-def test_filters_are_pushed_down_where_the_session_allows_it(spark: SparkSession, sample: str) -> None:
+def test_filters_are_pushed_down_if_the_session_allows_it(spark: SparkSession, sample: str) -> None:
     expected = read(spark, sample, "commits").where("group = 'etl-tx'").count()
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
         kcoord.pipeline.register(spark)
         frame = read(spark, sample, "commits")
-        one = frame.where("group = 'etl-tx'")
-        assert one.count() == expected > 0
-        assert one.rdd.getNumPartitions() == 1
+        filtered = frame.where("group = 'etl-tx'")
+        assert filtered.count() == expected > 0
+        assert filtered.rdd.getNumPartitions() == 1
         assert frame.where("group IN ('etl-tx', 'simple-1') AND log_partition = 99").count() == 0
         assert frame.where("group LIKE 'etl%'").count() == expected
     finally:
@@ -127,19 +127,19 @@ def test_filters_are_pushed_down_where_the_session_allows_it(spark: SparkSession
     assert read(spark, sample, "commits", groups="etl-tx").count() == expected
 
 
-def test_logs_that_this_broker_wrote_under_real_clients(spark: SparkSession, tmp_path: Path) -> None:
-    """Beside the running broker: current state; after its end: each record against Kafka's own kafka-dump-log."""
+def test_logs_that_this_broker_wrote_for_real_clients_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    """Compares the current offsets while the broker runs, and each record with kafka-dump-log after it stopped."""
     jars = KafkaJars()
     broker = KcoordProcess(tmp_path, {**FAST, "offsets.topic.num.partitions": "4"}).start()
     try:
         write_everything(broker.address, "orders")
-        found = offsets_of(rows_of(read(spark, str(broker.data), "current_offsets")))
+        offsets = offsets_of(rows_of(read(spark, str(broker.data), "current_offsets")))
         for group in ("orders-848", "orders-classic", "orders-tx"):
             expected = committed(broker.address, group, [("orders", 0), ("orders", 1)])
-            assert {key[1:]: value for key, value in found.items() if key[0] == group} == {
+            assert {key[1:]: value for key, value in offsets.items() if key[0] == group} == {
                 key: value for key, value in expected.items() if value >= 0
             }
-        assert found["orders-tx", "orders", 0] == 7
+        assert offsets["orders-tx", "orders", 0] == 7
     finally:
         assert broker.stop() == 0
     files = sorted(broker.data.glob("__consumer_offsets-*/*.log"))
@@ -159,9 +159,9 @@ def test_logs_that_this_broker_wrote_under_real_clients(spark: SparkSession, tmp
 
 
 def steady_traffic(writer: LogWriter, first: int, count: int) -> None:
-    """Commits of a group, every fourth batch in a transaction that ends two batches later."""
+    """Writes commits of a group. Every fourth batch is in a transaction that ends two batches later."""
     for number in range(first, first + count):
-        records = [commit_record("g", "t", each, number) for each in range(3)]
+        records = [commit_record("g", "t", partition, number) for partition in range(3)]
         producer = number % 4 == 0
         writer.append(
             encode_batch(
@@ -178,7 +178,7 @@ def steady_traffic(writer: LogWriter, first: int, count: int) -> None:
 
 
 def clean(writer: LogWriter) -> set[int]:
-    """Takes the first batch out of every closed segment, as a cleaner may; gives the offsets that are gone."""
+    """Removes the first batch of every closed segment, as a cleaner may. Returns the removed offsets."""
     gone = set()
     for path in sorted(writer.folder.glob("*.log"))[:-1]:
         data = path.read_bytes()
@@ -195,7 +195,7 @@ def batches_written(out: Path) -> int:
     return len(list(out.glob("_spark_metadata/*")))
 
 
-def test_a_stream_that_is_killed_and_goes_on_has_every_record_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stream_that_is_killed_and_restarted_has_every_record_once(spark: SparkSession, tmp_path: Path) -> None:
     data, out, checkpoint = tmp_path / "data", tmp_path / "out", tmp_path / "checkpoint"
     writers = [LogWriter(data, number, segment_bytes=8192) for number in range(2)]
     for writer in writers:
@@ -217,12 +217,12 @@ def test_a_stream_that_is_killed_and_goes_on_has_every_record_once(spark: SparkS
         (tail,) = sorted(writer.folder.glob("*.log"))[-1:]
         tail.write_bytes(tail.read_bytes() + b"\x00" * 7 + b"torn")
     run_to_the_end(spark, data, out, checkpoint)
-    found = pq.read_table([str(each) for each in committed_files(spark, out)]).to_pylist()
+    rows = pq.read_table([str(path) for path in committed_files(spark, out)]).to_pylist()
     for number, writer in enumerate(writers):
-        offsets = [row["log_offset"] for row in found if row["log_partition"] == number]
+        offsets = [row["log_offset"] for row in rows if row["log_partition"] == number]
         assert len(offsets) == len(set(offsets)), "a record came twice"
         assert set(range(writer.end_offset)) - set(offsets) <= gone[number], "a record was lost"
-    assert {row["transaction"] for row in found} == {None, "committed", "aborted", "superseded"}
+    assert {row["transaction"] for row in rows} == {None, "committed", "aborted", "superseded"}
 
 
 def has_written(driver: subprocess.Popen[bytes], out: Path) -> bool:
@@ -231,7 +231,7 @@ def has_written(driver: subprocess.Popen[bytes], out: Path) -> bool:
 
 
 def start_driver(command: list[str], log_file: Path, out: Path) -> subprocess.Popen[bytes]:
-    """Until it has finished some batches."""
+    """Starts the driver and waits until it has finished some batches. Tries again if the machine was too busy."""
     for is_retry in (False, True):
         with log_file.open("wb") as log:
             driver = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
@@ -243,8 +243,8 @@ def start_driver(command: list[str], log_file: Path, out: Path) -> subprocess.Po
 
 
 def committed_files(spark: SparkSession, out: Path) -> list[Path]:
-    """The files that belong to finished batches."""
-    return [Path(each.removeprefix("file://")) for each in spark.read.parquet(str(out)).inputFiles()]
+    """Returns the files of finished batches."""
+    return [Path(uri.removeprefix("file://")) for uri in spark.read.parquet(str(out)).inputFiles()]
 
 
 def run_to_the_end(spark: SparkSession, data: Path, out: Path, checkpoint: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs for the tests of the pipeline, and its tables without Spark."""
+"""Writes logs for the tests of the pipeline, and reads its tables without Spark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOPIC = "__consumer_offsets"
 def table_rows(
     paths: str | Collection[str], table: str = "records", names: Sequence[str] | None = None, **options: str
 ) -> list[Row]:
-    """All rows of a table, in the order of log partitions and offsets; options are the source's."""
+    """Returns all rows of a table, in the order of log partitions and offsets. The options are those of the source."""
     path = paths if isinstance(paths, str) else ",".join(paths)
     parsed = SourceOptions.parse({"path": path, "table": table, **options})
     schema = TABLES[table].schema()
@@ -35,22 +35,22 @@ def table_rows(
         schema = pa.schema([schema.field(name) for name in names])
     rows: list[Row] = []
     for folder in folders_at(parsed.paths, parsed.topic):
-        for each, _ in log_ranges(folder, parsed.split_bytes):
-            for batch in read_ranges(Ranges([each]), parsed, schema, parsed.groups):
+        for log_range, _ in log_ranges(folder, parsed.split_bytes):
+            for batch in read_ranges(Ranges([log_range]), parsed, schema, parsed.groups):
                 rows += batch.to_pylist()
     return rows
 
 
 def range_rows(data: str, start: int, end: int, table: str = "records", log_partition: int = 0) -> list[Row]:
-    """What a stream's task makes of a range of log offsets."""
+    """Returns the rows that a task of a stream reads in a range of log offsets."""
     parsed = SourceOptions.parse({"path": data, "table": table})
     folder = Folder(log_partition, f"{data}/{TOPIC}-{log_partition}")
-    wanted = Ranges([LogRange(folder, start, end)])
-    return [row for batch in read_ranges(wanted, parsed, TABLES[table].schema(), None) for row in batch.to_pylist()]
+    ranges = Ranges([LogRange(folder, start, end)])
+    return [row for batch in read_ranges(ranges, parsed, TABLES[table].schema(), None) for row in batch.to_pylist()]
 
 
 class LogWriter:
-    """Writes batches to a log partition as the broker does; offsets follow one another unless `at` says where."""
+    """Writes batches to a log partition as the broker does. `at` makes a gap in the offsets."""
 
     def __init__(self, data: Path, log_partition: int = 0, **settings: int) -> None:
         self.folder = data / f"{TOPIC}-{log_partition}"
@@ -62,13 +62,13 @@ class LogWriter:
         return self._log.end_offset
 
     def append(self, batch: bytes, at: int | None = None) -> int:
-        """The base offset."""
+        """Appends a batch and returns its base offset, which is `at` or the end offset."""
         offset = self.end_offset if at is None else at
         self._log.append(offset.to_bytes(8, "big") + batch[8:], now_ms=NOW_MS)
         return offset
 
     def clean(self, stable_offset: int) -> None:
-        """Two passes of the cleaner over all but the last segment: the second takes tombstones out."""
+        """Runs two passes of the cleaner over all but the last segment. The second pass removes tombstones."""
         self._log.roll(NOW_MS)
         for now_ms in (NOW_MS, NOW_MS + 10**9):
             clean(self._log, RealFileSystem(), stable_offset=stable_offset, now_ms=now_ms)

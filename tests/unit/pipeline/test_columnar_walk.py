@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The columnar readers against the walker of the protocol, on the corpus that all readers share."""
+"""Compares the columnar readers with the walker of the protocol, on the corpus that all readers share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def walked(data: bytes, *, verify: bool) -> tuple[list[int], CorruptBatchError |
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_batches_are_those_of_the_walk(loops: Kernels, verify: bool) -> None:
+def test_scan_finds_the_batches_that_the_walker_finds(loops: Kernels, verify: bool) -> None:
     for content in [*sound_batches(), *broken_batches(), *segments()]:
         data = padded_copy(content)
         positions, error = walked(content, verify=verify)
@@ -62,10 +62,10 @@ FIELDS = {
     "base_sequence": "base_sequence",
     "count": "records_count",
 }
-"""By column: the field of BatchHeader."""
+"""Column -> field of BatchHeader."""
 
 
-def test_fields_are_those_of_a_header() -> None:
+def test_every_field_of_a_header_has_a_column() -> None:
     names = {*BatchHeader.__dataclass_fields__, "size_bytes", "last_offset"}
     assert {*FIELDS.values()} == names - {"batch_length", "magic", "crc", "last_offset_delta"}
 
@@ -101,8 +101,8 @@ def rows_of(split: Split, rows: range) -> list[list[int | None]]:
 
 
 @pytest.mark.parametrize("copies", [1, 30])
-def test_records_are_those_of_the_walk(loops: Kernels, copies: int) -> None:
-    """One batch goes record by record, thirty go in lockstep. Bad ones lie between sound ones."""
+def test_split_gives_the_records_of_the_walker(loops: Kernels, copies: int) -> None:
+    """A single batch is cut record by record, thirty batches are cut in lockstep."""
     sound = 0
     for content, count in bodies():
         places = places_of(content, count)
@@ -119,8 +119,8 @@ def test_records_are_those_of_the_walk(loops: Kernels, copies: int) -> None:
     assert sound > len(sound_batches()) // 2
 
 
-def test_a_batch_is_finished_record_by_record_behind_shorter_ones(loops: Kernels) -> None:
-    """Its first record goes in lockstep with those of thirty other batches, which have one record each."""
+def test_a_long_batch_among_short_ones_is_finished_record_by_record(loops: Kernels) -> None:
+    """Its first record is cut in lockstep with those of thirty other batches, which have one record each."""
     short = records_of(sound := encode_batch([Record(b"k", b"v")]), 0, decode_header(sound))
     for content, count in bodies():
         places = places_of(content, count)
@@ -133,7 +133,7 @@ def test_a_batch_is_finished_record_by_record_behind_shorter_ones(loops: Kernels
             assert rows_of(split, range(count)) == [expected_rows(0, place) for place in places]
 
 
-def test_the_next_batch_behind_damage_is_found() -> None:
+def test_find_batch_returns_the_next_sound_batch_after_damage() -> None:
     for content in segments():
         _, error = walked(content, verify=True)
         if error is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decoder's inner loops against the broker's own reading of the same bytes, sound and damaged ones."""
+"""Compares the decoder's inner loops with the broker's decoder, on sound and damaged bytes."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def split_columns(loops: Kernels, data: Bytes, batches: list[bytes]) -> Split:
 
 
 def split(loops: Kernels, batches: list[bytes]) -> tuple[list[tuple[object, ...]], list[bool]]:
-    """(offset delta, key, value) and time of each record, and which batches are sound."""
+    """Returns (offset delta, timestamp delta, key, value) of each record, and which batches are sound."""
     data = padded_copy(*batches)
-    found = split_columns(loops, data, batches)
+    columns = split_columns(loops, data, batches)
 
     def piece(start: int, size: int) -> bytes | None:
         return None if size < 0 else data[start : start + size].tobytes()
 
     rows = zip(
-        found.offset_delta.tolist(),
-        found.timestamp_delta.tolist(),
-        map(piece, found.key_at.tolist(), found.key_size.tolist()),
-        map(piece, found.value_at.tolist(), found.value_size.tolist()),
+        columns.offset_delta.tolist(),
+        columns.timestamp_delta.tolist(),
+        map(piece, columns.key_at.tolist(), columns.key_size.tolist()),
+        map(piece, columns.value_at.tolist(), columns.value_size.tolist()),
         strict=True,
     )
-    return list(rows), found.ok.tolist()
+    return list(rows), columns.ok.tolist()
 
 
 @given(batches=st.lists(RECORDS, min_size=1, max_size=4), copies=st.sampled_from([1, 30]))
@@ -72,7 +72,7 @@ def test_records_are_cut_as_the_broker_cuts_them(loops: Kernels, batches: list[l
 
 
 @given(records=RECORDS, at=st.integers(0, 10**6), byte=st.integers(0, 255), copies=st.sampled_from([1, 30]))
-def test_a_damaged_batch_is_bad_wherever_the_broker_finds_it_bad(
+def test_a_batch_that_the_broker_rejects_is_bad(
     loops: Kernels, records: list[Record], at: int, byte: int, copies: int
 ) -> None:
     sound = encode_batch(records)
@@ -85,7 +85,8 @@ def test_a_damaged_batch_is_bad_wherever_the_broker_finds_it_bad(
     try:
         decode_records(bytes(damaged))
     except CorruptBatchError as error:
-        # Falling offsets and headers are looked at later. A value that is cut short leaves headers.
+        # The decoder checks falling offsets and headers later. The rest of a value that was cut short looks like
+        # headers.
         has_headers = columns.end - columns.value_at - np.maximum(columns.value_size, 0) > 1
         of_damaged = slice(len(records), 2 * len(records))
         assert not ok[1] or "offset delta" in str(error) or has_headers[of_damaged].any()
@@ -94,27 +95,27 @@ def test_a_damaged_batch_is_bad_wherever_the_broker_finds_it_bad(
 
 
 @given(junk=st.binary(max_size=400), counts=st.lists(st.integers(-5, 300), min_size=1, max_size=40))
-def test_junk_is_never_read_beyond_its_end(loops: Kernels, junk: bytes, counts: list[int]) -> None:
+def test_split_never_reads_beyond_the_end_of_junk(loops: Kernels, junk: bytes, counts: list[int]) -> None:
     data = padded_copy(junk)
     at = np.zeros(len(counts), np.int64)
     end = np.full(len(counts), len(junk))
-    found = loops.split_records(data, at, end, np.array(counts))
-    assert len(found.ok) == len(counts)
-    assert not any(found.ok[np.array(counts) < 0])
+    columns = loops.split_records(data, at, end, np.array(counts))
+    assert len(columns.ok) == len(counts)
+    assert not any(columns.ok[np.array(counts) < 0])
 
 
 @given(values=st.lists(st.integers(0, 2**55 - 1), min_size=1, max_size=20))
-def test_varints_of_a_column(values: list[int]) -> None:
+def test_varints_of_a_column_are_decoded(values: list[int]) -> None:
     encoded = [encode_varlong(value) for value in values]
-    words = np.array([int.from_bytes(each.ljust(8, b"\x80")[:8], "little") for each in encoded], np.uint64)
-    found, used = uvarints(words)
-    assert unzigzag(found).tolist() == values
-    assert used.tolist() == [len(each) for each in encoded]
+    words = np.array([int.from_bytes(varint.ljust(8, b"\x80")[:8], "little") for varint in encoded], np.uint64)
+    raw, used = uvarints(words)
+    assert unzigzag(raw).tolist() == values
+    assert used.tolist() == [len(varint) for varint in encoded]
 
 
 def read_values(loops: Kernels, values: list[bytes]) -> OffsetValues:
     data = padded_copy(*values)
-    sizes = np.array([len(each) for each in values])
+    sizes = np.array([len(value) for value in values])
     return loops.read_offset_values(Gather(data), np.cumsum(sizes) - sizes, sizes)
 
 
@@ -139,24 +140,24 @@ def test_offset_values_are_read_as_the_broker_reads_them(
         if version < 4:
             value.topic_id = ZERO_UUID
         encoded.append(version.to_bytes(2, "big") + value.encode(version))
-    found = read_values(loops, encoded)
+    columns = read_values(loops, encoded)
     data = padded_copy(*encoded)
-    assert found.known.all() and not found.errors
-    assert found.version.tolist() == [version for _, version, _ in given_values]
+    assert columns.readable.all() and not columns.errors
+    assert columns.version.tolist() == [version for _, version, _ in given_values]
     for row, (data_row, version) in enumerate(
-        (each, version) for each, (_, version, _) in zip(encoded, given_values, strict=True)
+        (value, version) for value, (_, version, _) in zip(encoded, given_values, strict=True)
     ):
         expected = OffsetCommitValue.decode(data_row[2:], version)
-        numbers = {name: int(column[row]) for name, column in found.numbers.items()}
+        numbers = {name: int(column[row]) for name, column in columns.numbers.items()}
         assert numbers == {name: getattr(expected, name) for name in numbers}
-        at, size = int(found.metadata_at[row]), int(found.metadata_size[row])
+        at, size = int(columns.metadata_at[row]), int(columns.metadata_size[row])
         assert data[at : at + size].tobytes().decode() == expected.metadata
-        topic_id = found.topic_id[row].tobytes() if found.has_topic_id[row] else ZERO_UUID
+        topic_id = columns.topic_id[row].tobytes() if columns.has_topic_id[row] else ZERO_UUID
         assert topic_id == expected.topic_id
 
 
 @given(value=VALUES, version=st.integers(0, 6), cut=st.integers(0, 60), junk=st.binary(max_size=5))
-def test_offset_values_that_make_no_sense_have_an_error(
+def test_malformed_offset_values_have_an_error(
     loops: Kernels, value: OffsetCommitValue, version: int, cut: int, junk: bytes
 ) -> None:
     encoded = version.to_bytes(2, "big") + value.encode(min(version, 4))
@@ -164,25 +165,25 @@ def test_offset_values_that_make_no_sense_have_an_error(
         value.topic_id = ZERO_UUID
         encoded = version.to_bytes(2, "big") + value.encode(version)
     encoded = encoded[: max(len(encoded) - cut, 0)] + junk
-    found = read_values(loops, [encoded])
+    columns = read_values(loops, [encoded])
     number = int.from_bytes(encoded[:2], "big", signed=True)
     if len(encoded) >= 2 and number not in OffsetCommitValue.valid_versions:
-        assert not found.known[0] and not found.errors
+        assert not columns.readable[0] and not columns.errors
         return
     try:
         if len(encoded) < 2:
             raise DecodeError("too short")
         OffsetCommitValue.decode(encoded[2:], number)
     except DecodeError:
-        # A text that is no UTF-8 is shown with replacement characters instead.
-        assert bool(found.errors) != bool(found.known[0])
+        # A text that is not UTF-8 is no error here: the column shows replacement characters instead.
+        assert bool(columns.errors) != bool(columns.readable[0])
     else:
-        assert found.known[0]
+        assert columns.readable[0]
 
 
 @given(records=st.lists(RECORDS, min_size=1, max_size=5), tail=st.binary(max_size=70))
-def test_batches_are_walked_up_to_what_is_none(loops: Kernels, records: list[list[Record]], tail: bytes) -> None:
-    batches = [encode_batch(each) for each in records]
+def test_walk_stops_before_bytes_that_are_not_a_batch(loops: Kernels, records: list[list[Record]], tail: bytes) -> None:
+    batches = [encode_batch(batch) for batch in records]
     data = padded_copy(*batches, tail)
     whole = sum(map(len, batches))
     positions, end = loops.walk(data, 0, content_bytes(data))
@@ -193,7 +194,7 @@ def test_batches_are_walked_up_to_what_is_none(loops: Kernels, records: list[lis
     assert loops.walk(cut, 0, content_bytes(cut))[1] == whole - len(batches[-1])
 
 
-def test_a_size_of_five_bytes_is_read(loops: Kernels) -> None:
+def test_sizes_of_large_records_are_read(loops: Kernels) -> None:
     assert encode_uvarint(2**32 - 1) == b"\xff\xff\xff\xff\x0f"
     rows, ok = split(loops, [encode_batch([Record(b"k" * 70_000, b"v" * 3_000_000)])] * 2)
     assert ok == [True, True]
@@ -201,7 +202,9 @@ def test_a_size_of_five_bytes_is_read(loops: Kernels) -> None:
 
 
 @given(pieces=st.lists(st.lists(st.one_of(st.none(), st.binary(max_size=60)), max_size=30), max_size=4))
-def test_keys_are_numbered_alike_by_both_indexes(loops: Kernels, pieces: list[list[bytes | None]]) -> None:
+def test_an_index_numbers_keys_in_the_order_of_their_first_occurrence(
+    loops: Kernels, pieces: list[list[bytes | None]]
+) -> None:
     index = loops.key_index()
     seen: dict[bytes, int] = {}
     for keys in pieces:
@@ -210,23 +213,23 @@ def test_keys_are_numbered_alike_by_both_indexes(loops: Kernels, pieces: list[li
         at = np.cumsum(np.maximum(size, 0)) - np.maximum(size, 0)
         first = len(seen)
         expected = [-1 if key is None else seen.setdefault(key, len(seen)) for key in keys]
-        found, new = index.find(data, at, size)
-        assert found.tolist() == expected
+        numbers, new = index.find(data, at, size)
+        assert numbers.tolist() == expected
         assert new == [*seen][first:]
 
 
-def test_an_index_of_keys_grows(loops: Kernels) -> None:
+def test_an_index_grows_beyond_its_first_size(loops: Kernels) -> None:
     keys = [b"%d" % number * (1 + number % 40) for number in range(30_000)]
     data = padded_copy(*keys)
     size = np.array([len(key) for key in keys])
     at = np.cumsum(size) - size
     index = loops.key_index()
     distinct = dict.fromkeys(keys)
-    found, new = index.find(data, at, size)
+    numbers, new = index.find(data, at, size)
     assert new == [*distinct]
-    assert [new[number] for number in found.tolist()] == keys
+    assert [new[number] for number in numbers.tolist()] == keys
     again, none_new = index.find(data, at, size)
-    assert again.tolist() == found.tolist() and none_new == []
+    assert again.tolist() == numbers.tolist() and none_new == []
 
 
 @given(
@@ -236,10 +239,10 @@ def test_an_index_of_keys_grows(loops: Kernels) -> None:
     change=st.tuples(st.integers(0, 30), st.integers(0, 255)) | st.none(),
     tail=st.binary(max_size=2),
 )
-def test_the_short_way_to_offset_keys_says_what_the_schemas_say(
+def test_the_fast_path_reads_offset_keys_as_the_schemas_do(
     group: bytes, topic: bytes, partition: int, change: tuple[int, int] | None, tail: bytes
 ) -> None:
-    texts = b"".join(len(each).to_bytes(2, "big") + each for each in (group, topic))
+    texts = b"".join(len(text).to_bytes(2, "big") + text for text in (group, topic))
     key = bytearray(b"\0\1" + texts + partition.to_bytes(4, "big", signed=True) + tail)
     if change is not None:
         key[change[0] % len(key)] = change[1]
@@ -254,7 +257,7 @@ def test_keys_with_texts_that_are_too_long_are_errors() -> None:
 
 
 @given(keys=st.lists(st.none() | st.binary(max_size=40), max_size=40))
-def test_bytes_become_a_column(loops: Kernels, keys: list[bytes | None]) -> None:
+def test_pieces_of_a_buffer_become_a_binary_column(loops: Kernels, keys: list[bytes | None]) -> None:
     data = padded_copy(*(key for key in keys if key is not None))
     size = np.array([-1 if key is None else len(key) for key in keys], np.int64)
     at = np.cumsum(np.maximum(size, 0)) - np.maximum(size, 0)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs as they are met in the field: torn, damaged, cleaned, rolled, replaced under the reader, or of the future."""
+"""Logs in bad shape: torn, damaged, cleaned, rolled or replaced during the read, or written by a newer broker."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from itertools import chain
 from pathlib import Path
@@ -46,7 +47,7 @@ def segment_files(writer: LogWriter) -> list[Path]:
     return sorted(writer.folder.glob("*.log"))
 
 
-def test_a_torn_tail_is_not_there(tmp_path: Path) -> None:
+def test_a_torn_tail_is_ignored(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path)
     writer.append(commits(3))
     writer.close()
@@ -77,7 +78,7 @@ def test_damage_is_one_row_and_what_follows_is_read(tmp_path: Path) -> None:
     assert offsets(table_rows(str(tmp_path), "commits")) == [0, 1, 2, 6, 7, 8, 9, 10, 11]
 
 
-def test_records_that_do_not_add_up_are_one_row_where_checksums_are_not_looked_at(tmp_path: Path) -> None:
+def test_a_malformed_batch_is_one_row_if_checksums_are_off(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path)
     for number in range(3):
         writer.append(commits(3, number))
@@ -88,11 +89,11 @@ def test_records_that_do_not_add_up_are_one_row_where_checksums_are_not_looked_a
     path.write_bytes(data)
     rows = table_rows(str(tmp_path), checksums="none")
     assert sorted(offsets(rows)) == [0, 1, 2, 3, 6, 7, 8]
-    assert [row["error"] for row in rows if row["error"]] == ["the records of the batch do not add up"]
+    assert [row["error"] for row in rows if row["error"]] == ["the records of the batch are malformed"]
 
 
 @pytest.mark.parametrize("codec", list(Compression))
-def test_every_codec(tmp_path: Path, codec: Compression) -> None:
+def test_every_codec_is_read(tmp_path: Path, codec: Compression) -> None:
     writer = LogWriter(tmp_path)
     for number in range(40):
         writer.append(commits(1 + number % 7, number, codec if number % 3 else Compression.NONE))
@@ -104,7 +105,7 @@ def test_every_codec(tmp_path: Path, codec: Compression) -> None:
     assert table_rows(str(tmp_path)) == table_rows(str(tmp_path / "plain"))
 
 
-def test_gaps_and_empty_batches_of_a_cleaned_log(tmp_path: Path) -> None:
+def test_a_cleaned_log_with_gaps_and_empty_batches_is_read(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path)
     writer.append(encode_batch([Record(b"\0\1", None, offset=2)], base_offset=0, last_offset=9))
     writer.append(encode_batch([], base_offset=0, last_offset=4), at=100)
@@ -135,7 +136,7 @@ def test_unknown_types_and_versions_keep_their_bytes(tmp_path: Path) -> None:
         assert table_rows(str(tmp_path), table) == []
 
 
-def test_reasons_of_tombstones_and_epochs(tmp_path: Path) -> None:
+def test_tombstones_and_epochs_have_their_reasons(tmp_path: Path) -> None:
     tombstone = commit_tombstone("g", "t", 0)
     tombstone.headers = [("kcoord.reason", b"expired"), ("other", None)]
     epoch = ConsumerGroupMetadataValue(epoch=3, metadata_hash=5, creation_time_ms=NOW_MS)
@@ -154,7 +155,7 @@ def test_reasons_of_tombstones_and_epochs(tmp_path: Path) -> None:
 
 
 def test_topics_of_a_subscription_are_read_as_the_coordinator_reads_them(tmp_path: Path) -> None:
-    """As version 0 (KIP-496), so the header of version 1 in front of a body of version 0 does not hide them."""
+    """The coordinator reads every subscription as version 0 (KIP-496). The bytes here are version 0 labelled as 1."""
     subscription = b"\x00\x01" + ConsumerProtocolSubscription(topics=["orders"]).encode(0)
     members = [
         GroupMetadataValue.MemberMetadata(member_id=str(len(data)), subscription=data) for data in (subscription, b"\0")
@@ -171,17 +172,17 @@ def test_topics_of_a_subscription_are_read_as_the_coordinator_reads_them(tmp_pat
 
 def test_a_group_that_moves_to_the_other_protocol_does_not_end(tmp_path: Path) -> None:
     moved = CoordinatorRecord(GroupMetadataKey(group="moved"), None)
-    goes_on = CoordinatorRecord(ConsumerGroupMetadataKey(group_id="moved"), ConsumerGroupMetadataValue(epoch=1))
+    created = CoordinatorRecord(ConsumerGroupMetadataKey(group_id="moved"), ConsumerGroupMetadataValue(epoch=1))
     gone = CoordinatorRecord(ConsumerGroupMetadataKey(group_id="gone"), None)
     writer = LogWriter(tmp_path)
-    writer.append(encode_batch([record_of(moved), record_of(goes_on), record_of(gone)]))
+    writer.append(encode_batch([record_of(moved), record_of(created), record_of(gone)]))
     writer.append(encode_batch([record_of(CoordinatorRecord(ConsumerGroupMetadataKey(group_id="moved"), None))]))
     writer.close()
     assert [row["group_end"] for row in table_rows(str(tmp_path))] == [False, None, True, True]
     assert [row["group_end"] for row in table_rows(str(tmp_path), "group_epochs")] == [False, None, True, True]
 
 
-def test_log_append_times_and_missing_times(tmp_path: Path) -> None:
+def test_log_append_times_and_missing_times_are_read(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path)
     stamped = [commit_record("g", "t", 0, 1, NOW_MS), commit_record("g", "t", 0, 2, NOW_MS + 5)]
     writer.append(encode_batch(stamped, timestamp_type=TimestampType.LOG_APPEND_TIME))
@@ -193,7 +194,7 @@ def test_log_append_times_and_missing_times(tmp_path: Path) -> None:
 
 
 def test_segments_that_the_cleaner_replaces_are_read_once(tmp_path: Path) -> None:
-    """Half-way through a replacement both the new file and the old ones are there, or the new one under `.swap`."""
+    """During a replacement the new segment exists as `.swap`, with or without the old files."""
     writer = LogWriter(tmp_path, segment_bytes=600)
     for number in range(12):
         writer.append(commits(4, number))
@@ -212,7 +213,7 @@ def test_segments_that_the_cleaner_replaces_are_read_once(tmp_path: Path) -> Non
     assert table_rows(str(tmp_path)) == whole
 
 
-def test_a_segment_that_vanishes_between_listing_and_reading_is_looked_up_again(
+def test_segments_are_listed_again_if_one_vanishes_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = LogWriter(tmp_path, segment_bytes=600)
@@ -225,12 +226,12 @@ def test_a_segment_that_vanishes_between_listing_and_reading_is_looked_up_again(
     calls = []
 
     def stale(self: LogFolder) -> object:
-        found = listed(self)
+        segments = listed(self)
         calls.append(1)
-        if len(calls) == 2:  # the first listing plans
+        if len(calls) == 2:  # planning makes the first listing
             files[0].write_bytes(files[0].read_bytes() + files[1].read_bytes())
             files[1].unlink()
-        return found
+        return segments
 
     monkeypatch.setattr(LogFolder, "segments", stale)
     assert offsets(table_rows(str(tmp_path))) == whole
@@ -238,7 +239,7 @@ def test_a_segment_that_vanishes_between_listing_and_reading_is_looked_up_again(
 
 
 @pytest.mark.parametrize("spoil", [b"", b"\xff" * 24, b"\x00" * 4096, b"abc"])
-def test_an_index_that_makes_no_sense_is_not_needed(tmp_path: Path, spoil: bytes) -> None:
+def test_a_malformed_or_missing_index_changes_nothing(tmp_path: Path, spoil: bytes) -> None:
     writer = LogWriter(tmp_path)
     for number in range(50):
         writer.append(commits(4, number))
@@ -259,8 +260,8 @@ def test_a_batch_larger_than_a_block_is_read(tmp_path: Path) -> None:
     writer.append(commits(1))
     writer.close()
     log = LogFolder(Folder(0, str(writer.folder)))
-    found = [piece.batches.base_offset.tolist() for piece in read_pieces(log, 0, END_OF_LOG, block_bytes=200)]
-    assert [*chain(*found)] == [0, 100]
+    by_piece = [piece.batches.base_offset.tolist() for piece in read_pieces(log, 0, END_OF_LOG, block_bytes=200)]
+    assert [*chain(*by_piece)] == [0, 100]
 
 
 def test_ranges_cover_the_log_without_overlap(tmp_path: Path) -> None:
@@ -268,17 +269,14 @@ def test_ranges_cover_the_log_without_overlap(tmp_path: Path) -> None:
     for number in range(60):
         writer.append(commits(4, number))
     writer.close()
-    ranges = [each for each, _ in log_ranges(Folder(0, str(writer.folder)), 1000)]
+    ranges = [log_range for log_range, _ in log_ranges(Folder(0, str(writer.folder)), 1000)]
     assert len(ranges) > 10
     assert ranges[0].start == 0 and ranges[-1].end == END_OF_LOG
-    assert [each.end for each in ranges[:-1]] == [each.start for each in ranges[1:]]
+    assert [log_range.end for log_range in ranges[:-1]] == [log_range.start for log_range in ranges[1:]]
     assert offsets(table_rows(str(tmp_path), splitBytes="4096")) == list(range(240))
     folder = Folder(0, str(writer.folder))
-    assert [[each.start for each in group] for group in pack([(LogRange(folder, n), 40) for n in range(5)], 100)] == [
-        [0, 1],
-        [2, 3],
-        [4],
-    ]
+    packs = pack([(LogRange(folder, start), 40) for start in range(5)], 100)
+    assert [[log_range.start for log_range in packed] for packed in packs] == [[0, 1], [2, 3], [4]]
 
 
 def make_routed(path: Path, groups: list[str], count: int, folders: int | None = None) -> None:
@@ -290,51 +288,53 @@ def make_routed(path: Path, groups: list[str], count: int, folders: int | None =
         writer.close()
 
 
-def test_groups_are_looked_for_where_their_hash_says(tmp_path: Path) -> None:
+def test_a_group_is_read_from_the_log_partition_of_its_hash(tmp_path: Path) -> None:
     groups = [f"group-{number}" for number in range(40)]
     make_routed(tmp_path, groups, 8)
     folders = folders_at([str(tmp_path)], "__consumer_offsets")
-    found = prune(folders, {"group-3"}, None, None)
-    assert [each.log_partition for each in found] == [partition_for("group-3", 8)]
+    pruned = prune(folders, {"group-3"}, None, None)
+    assert [folder.log_partition for folder in pruned] == [partition_for("group-3", 8)]
     assert len(prune(folders, None, {2, 5}, None)) == 2
     assert prune(folders, {"group-3"}, {99}, None) == []
     (row,) = table_rows(str(tmp_path), "current_offsets", groups="group-3")
     assert row["group"] == "group-3"
 
 
-def test_a_folder_with_a_part_of_the_topic_is_read_whole(tmp_path: Path) -> None:
-    """Folders 0, 1 and 2 of 8: their number says nothing about the hash, and their records show it."""
+def test_no_folder_is_pruned_if_some_folders_of_the_topic_are_missing(tmp_path: Path) -> None:
+    """Only folders 0, 1 and 2 of 8 are here. Their number is not the topic's number of partitions, as their records
+    show.
+    """
     make_routed(tmp_path, [f"group-{number}" for number in range(40)], 8, folders=3)
     folders = folders_at([str(tmp_path)], "__consumer_offsets")
     assert len(prune(folders, {"group-3"}, None, None)) == 3
     assert len(prune(folders, {"group-3"}, None, 8)) <= 1
 
 
-def test_folders_of_several_paths_and_of_one_partition(tmp_path: Path) -> None:
+def test_paths_are_data_folders_or_folders_of_one_partition(tmp_path: Path) -> None:
     for number, disk in enumerate(("a", "b")):
         LogWriter(tmp_path / disk, number).close()
     paths = [str(tmp_path / "a"), f"file://{tmp_path}/b/"]
-    assert [each.log_partition for each in folders_at(paths, "__consumer_offsets")] == [0, 1]
-    one = folders_at([str(tmp_path / "a" / "__consumer_offsets-0")], "__consumer_offsets")
-    assert [each.log_partition for each in one] == [0]
+    assert [folder.log_partition for folder in folders_at(paths, "__consumer_offsets")] == [0, 1]
+    (folder,) = folders_at([str(tmp_path / "a" / "__consumer_offsets-0")], "__consumer_offsets")
+    assert folder.log_partition == 0
     with pytest.raises(NoLogError, match=r"both .* hold __consumer_offsets-0"):
-        folders_at([*paths, one[0].uri], "__consumer_offsets")
+        folders_at([*paths, folder.uri], "__consumer_offsets")
     with pytest.raises(NoLogError, match="there is no folder __consumer_offsets-N"):
         folders_at([str(tmp_path / "nothing")], "__consumer_offsets")
     assert open_file_system("mock:///")[0].type_name == "mock"
 
 
-def test_a_tail_stops_before_an_open_transaction_and_goes_on_after_its_end(tmp_path: Path) -> None:
+def test_a_tail_stops_before_an_open_transaction_and_continues_after_its_end(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path)
     writer.append(commits(2))
     folder = Folder(0, str(writer.folder))
     tail = LogTail(folder, 0, is_read_committed=True, abandoned_ms=1000)
-    careless = LogTail(folder, 0, is_read_committed=False, abandoned_ms=1000)
+    uncommitted = LogTail(folder, 0, is_read_committed=False, abandoned_ms=1000)
 
     def ends() -> tuple[int, int]:
         tail.advance(1 << 20)
-        careless.advance(1 << 20)
-        return tail.stable_offset, careless.stable_offset
+        uncommitted.advance(1 << 20)
+        return tail.stable_offset, uncommitted.stable_offset
 
     assert ends() == (2, 2)
     producer = {"producer_id": 5, "producer_epoch": 0}
@@ -351,7 +351,7 @@ def test_a_tail_stops_before_an_open_transaction_and_goes_on_after_its_end(tmp_p
     writer.close()
 
 
-def test_a_tail_goes_on_over_new_segments_and_a_cleaned_one(tmp_path: Path) -> None:
+def test_a_tail_continues_over_new_segments_and_a_cleaned_segment(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path, segment_bytes=600)
     tail = LogTail(Folder(0, str(writer.folder)), 0, is_read_committed=True, abandoned_ms=1000)
     seen = []
@@ -370,7 +370,7 @@ def test_a_tail_goes_on_over_new_segments_and_a_cleaned_one(tmp_path: Path) -> N
     assert tail.mark_at(41) is None
 
 
-def test_a_hint_saves_the_index_and_gives_the_same(tmp_path: Path) -> None:
+def test_a_range_with_a_hint_has_the_same_records(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path)
     for number in range(30):
         writer.append(commits(4, number))
@@ -393,23 +393,24 @@ def test_a_hint_saves_the_index_and_gives_the_same(tmp_path: Path) -> None:
     [
         ("path", "", "path: give"),
         ("tabel", "commits", "unknown option tabel"),
-        ("table", "offsets", "table: there is no 'offsets'"),
+        ("table", "offsets", "table: 'offsets' does not exist"),
         ("logPartitions", "1-x", "logPartitions: '1-x'"),
         ("splitBytes", "10", "splitBytes: 10 is less than 4096"),
-        ("splitBytes", "many", "splitBytes: 'many' is no number"),
-        ("isolationLevel", "serializable", "isolationLevel: 'serializable' is none of"),
-        ("checksums", "some", "checksums: 'some' is none of"),
+        ("splitBytes", "many", "splitBytes: 'many' is not a number"),
+        ("isolationLevel", "serializable", "isolationLevel: 'serializable' is not one of"),
+        ("checksums", "some", "checksums: 'some' is not one of"),
         ("startingOffsets", "[1]", "startingOffsets: "),
-        ("groups", "[1]", "not a JSON array of strings"),
-        ("decoder", "rust", "decoder: 'rust' is none of"),
+        ("groups", "[1]", "groups: '[1]' is not a JSON array of strings"),
+        ("path", "[/data", "path: '[/data' is not a JSON array"),
+        ("decoder", "rust", "decoder: 'rust' is not one of"),
     ],
 )
-def test_bad_options_are_named(option: str, value: str, message: str) -> None:
-    with pytest.raises(OptionError, match=message.replace("[", r"\[")):
+def test_the_error_names_the_bad_option(option: str, value: str, message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
         SourceOptions.parse({"path": "/data", option: value})
 
 
-def test_options_are_read() -> None:
+def test_options_are_parsed() -> None:
     options = SourceOptions.parse(
         {"PATH": "/a, /b", "groups": '["a,b", "c"]', "logPartitions": "1,4-6", "startingOffsets": '{"0": 7}'}
     )

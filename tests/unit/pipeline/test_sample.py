@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decoder against what Kafka's own tools say about logs that Kafka wrote."""
+"""Compares the decoder with the output of Kafka's own tools, on logs that Kafka wrote."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ def records(sample: str, decoder: DecoderName) -> list[Row]:
     return table_rows(sample, decoder=decoder)
 
 
-def test_every_record_is_as_kafkas_own_tool_dumps_it(records: list[Row]) -> None:
+def test_every_record_is_what_kafka_dump_log_shows(records: list[Row]) -> None:
     dumped = list(dumped_records())
     assert len(dumped) == 13_773
     assert differences(records, dumped) == []
 
 
-def test_all_records_are_there_with_all_kinds_of_transactions(records: list[Row]) -> None:
+def test_the_sample_has_all_records_and_all_outcomes_of_transactions(records: list[Row]) -> None:
     assert len(records) == 24_368
     assert Counter(row["control_type"] for row in records) == {None: 23_959, "commit": 274, "abort": 135}
     assert Counter(row["transaction"] for row in records) == {None: 23_550, "committed": 548, "aborted": 270}
     assert [row for row in records if row["error"]] == []
 
 
-def test_record_types_that_are_not_known_keep_their_bytes_and_their_group(records: list[Row]) -> None:
+def test_unknown_record_types_keep_their_bytes_and_their_group(records: list[Row]) -> None:
     share = [row for row in records if row["record_type"] in range(10, 16)]
     assert share and {row["group"] for row in share} == {"share-1"}
     assert {row["record_name"] for row in share} == {None}
     assert all(isinstance(row["key"], bytes) for row in share)
 
 
-def test_current_offsets_are_what_kafkas_own_tool_describes(sample: str, decoder: DecoderName) -> None:
+def test_current_offsets_are_what_kafka_consumer_groups_shows(sample: str, decoder: DecoderName) -> None:
     rows = table_rows(sample, "current_offsets", decoder=decoder)
-    found = {(row["group"], row["topic"], row["partition"]): row["committed_offset"] for row in rows}
+    offsets = {(row["group"], row["topic"], row["partition"]): row["committed_offset"] for row in rows}
     assert len(rows) == 68
-    assert found == described_offsets()
+    assert offsets == described_offsets()
 
 
 @pytest.mark.parametrize("size", ["4096", "20000"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transactions are resolved as the coordinator does it: the tables are held to what a shard has that loads the log."""
+"""Compares the transactions of the tables with those of a coordinator that loads the same log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write(folder: str, batches: Iterable[bytes]) -> None:
 
 
 def state_of(rows: Iterable[Row]) -> dict[OffsetOf, object]:
-    """What a reader of `commits` ends with, who takes the newest row of each key as the documentation says."""
+    """Returns the state that a reader of `commits` has at the end: the newest row of each key, as documented."""
     in_order = sorted(rows, key=lambda row: (row["effective_offset"], row["log_offset"]))
     newest = {_key(row): row for row in in_order}
     return {key: row["committed_offset"] for key, row in newest.items() if not row["is_tombstone"]}
@@ -39,9 +39,9 @@ def _key(row: Row) -> OffsetOf:
 
 
 def _counts_from(row: Row) -> datetime:
-    found = row["marker_timestamp"] or row["timestamp"]
-    assert isinstance(found, datetime)
-    return found
+    moment = row["marker_timestamp"] or row["timestamp"]
+    assert isinstance(moment, datetime)
+    return moment
 
 
 @settings(max_examples=40)
@@ -58,8 +58,8 @@ def test_commits_and_current_offsets_are_those_of_the_coordinator(steps: list[St
 
 @settings(max_examples=60)
 @given(steps=logs(oddities=True))
-def test_commits_up_to_any_place_are_what_the_coordinator_had_there(steps: list[Step]) -> None:
-    """So is the state as of a moment: a batch of these logs is written every millisecond."""
+def test_commits_up_to_any_offset_or_time_are_what_the_coordinator_had_then(steps: list[Step]) -> None:
+    """These logs have one batch per millisecond, so each prefix of a log has a time of its own."""
     batches = batches_of(steps)
     with tempfile.TemporaryDirectory() as folder:
         write(folder, batches)
@@ -75,7 +75,7 @@ def test_commits_up_to_any_place_are_what_the_coordinator_had_there(steps: list[
 @settings(max_examples=20)
 @given(steps=logs(oddities=False))
 def test_a_cleaned_log_gives_the_same_current_offsets(steps: list[Step]) -> None:
-    """Superseded records go, and tombstones with them."""
+    """Cleaning removes superseded records and tombstones."""
     batches = batches_of(steps)
     offsets = offsets_of(replayed(batches))
     with tempfile.TemporaryDirectory() as folder:
@@ -90,8 +90,8 @@ def test_a_cleaned_log_gives_the_same_current_offsets(steps: list[Step]) -> None
 
 @settings(max_examples=40)
 @given(steps=logs(oddities=True), ends=st.lists(st.integers(0, 40), max_size=4))
-def test_stable_ranges_of_a_stream_give_the_same_commits(steps: list[Step], ends: list[int]) -> None:
-    """Read to the stable offset after every few steps: nothing twice, nothing that a later range would correct."""
+def test_stable_ranges_of_a_stream_give_the_same_records_as_one_read(steps: list[Step], ends: list[int]) -> None:
+    """The stream reads to the stable offset after some of the steps. No row comes twice or needs a correction."""
     batches = batches_of(steps)
     with tempfile.TemporaryDirectory() as folder:
         writer = LogWriter(Path(folder), segment_bytes=4096)
