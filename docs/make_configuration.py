@@ -32,16 +32,17 @@ HEAD = """# Configuration
 
 `kcoord serve [server.properties] [--override key=value ...]`. Sources, the later one wins: defaults, the properties
 file, environment variables (`KCOORD_` and the key in capitals with `_` for `.`: `KCOORD_LOG_DIRS`), `--override`.
-Keys, types, defaults and ranges are Kafka's; keys that begin with `kcoord.` are our own. A bad value ends the start
-with the key, the value and what is allowed. Keys of Kafka that mean nothing here (replication, KRaft quorums ...) are
-checked, described, and named in one log line, so that any `server.properties` loads; the last section lists them.
-These end the start instead, since they promise a protection that there is not: a non-empty `authorizer.class.name`, a
-listener whose security protocol is not PLAINTEXT, and a `principal.builder.class` other than Kafka's own.
+Keys, types, defaults and ranges are Kafka's; keys that begin with `kcoord.` are kcoord's own. The broker does not start
+with a bad value, and prints the key, the value and the allowed values. Keys of Kafka that have no effect here
+(replication, KRaft quorums ...) are checked, described, and named in one log line, so that any `server.properties`
+loads; the last section lists them. Three settings are rejected instead, since kcoord lacks the protection that they
+promise: a non-empty `authorizer.class.name`, a listener whose security protocol is not PLAINTEXT, and a
+`principal.builder.class` other than Kafka's own.
 
 *Dynamic* keys can be changed while the broker runs (`kafka-configs --alter --entity-type brokers`), and take effect at
-once; any other broker key is refused there. Keys for one listener (`listener.name.NAME.KEY`) are kept and described, in
-the file and by `--alter`, without effect. *Inert* topic keys are stored and described, but change nothing here. This
-file is made by `make generate`.
+once; other broker keys are rejected there. Keys for one listener (`listener.name.NAME.KEY`) are kept and described, but
+have no effect, in the file and with `--alter`. *Inert* topic keys are stored and described, but have no effect here.
+`make generate` writes this file.
 """
 
 
@@ -80,9 +81,10 @@ def configuration() -> str:
             table("Broker", kafkas),
             table("Topics (`kafka-configs --entity-type topics`)", TOPIC_KEYS),
             table("Groups (`kafka-configs --entity-type groups`)", GROUP_KEYS),
-            "\n## Accepted without effect\n\nThese keys mean nothing here, because:\n\n| key | reason |\n|---|---|\n",
+            "\n## Accepted without effect\n\nThese keys have no effect here:\n\n| key | reason |\n|---|---|\n",
             "".join(f"| `{name}` | {cell(reason(key))} |\n" for name, key in explained.items()),
-            "\nNor do these, of replication, quorums, tiered storage, security and groups of other kinds:\n\n",
+            "\nThe keys of replication, quorums, tiered storage, security and groups of other kinds have no effect "
+            "either:\n\n",
             ", ".join(f"`{key.name}`" for key in inert if key.name not in explained) + "\n",
         ]
     )
@@ -114,7 +116,7 @@ def main() -> int:
         if "--check" not in sys.argv:
             path.write_text(text)
         elif not path.exists() or path.read_text() != text:
-            print(f"{path} is not what kcoord/config/keys.txt says; run `make generate`", file=sys.stderr)
+            print(f"{path} does not agree with kcoord/config/keys.txt; run `make generate`", file=sys.stderr)
             return 1
     return 0
 

@@ -1,5 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration keys of brokers, topics and groups, Kafka's and our own: types, defaults, ranges, checks, texts."""
+"""Configuration keys of brokers, topics and groups: types, defaults, ranges, checks, texts.
+
+`keys.txt` has the tables of Kafka's keys and kcoord's own (`kcoord.*`); `keys` reads them. The way of a value:
+
+1. `merge_properties` collects the texts. A later source wins: file, environment, overrides.
+2. `BrokerConfig.from_properties` parses and checks each text, then checks that the values fit together (`checks`,
+   `security`, `workers`). A ConfigError here ends the start of the broker.
+3. Dynamic broker configs replace values while the broker runs. A request to change them is checked by
+   `BrokerConfig.with_dynamic` and rejected as a whole. `BrokerConfig.apply_dynamic` applies the metadata log instead,
+   and leaves unusable values out: a broker never stops because of a stored value.
+4. `TopicConfig.resolve` and `GroupConfig.resolve` add the configs of one topic or group. They also leave unusable
+   stored values out.
+
+Nothing here is written to disk or shared between threads; the event loop applies changes. Static values come from the
+properties again after a restart, dynamic ones from the metadata log.
+"""
 
 from __future__ import annotations
 

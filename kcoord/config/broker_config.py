@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BrokerConfig: settings of a broker that fit together, built from properties and changed by dynamic broker configs."""
+"""BrokerConfig: the checked settings of a broker, from properties and dynamic broker configs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kcoord.config.workers import worker_properties
 
 
 class BrokerConfig(BrokerSettings):
-    """The checked settings of a broker."""
+    """The settings of a broker, which fit together."""
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> BrokerConfig:
-        """Parses and checks settings; ConfigError names key, value and what is allowed."""
+        """Returns the checked settings; raises ConfigError with the key, the value and the allowed values."""
         config = cls(properties)
         config._check()
         return config
@@ -25,11 +25,11 @@ class BrokerConfig(BrokerSettings):
     def _check(self) -> None:
         check_broker_settings(self)
         for number in sorted(self.of_workers):
-            # Before any worker starts: else one worker would end with an error that the others do not have.
+            # The check runs before any worker starts. Otherwise a single worker could fail while the others run.
             BrokerConfig.from_properties(worker_properties(self, number))
 
     def with_dynamic(self, overrides: Mapping[str, str]) -> BrokerConfig:
-        """Returns a checked copy with other dynamic broker configs; ConfigError if they cannot be used."""
+        """Returns a checked copy with other dynamic broker configs; raises ConfigError if they cannot be used."""
         copy = BrokerConfig(self.explicit)
         copy._values = copy._static | {
             name: BROKER_KEYS[name].parse(text) for name, text in overrides.items() if name in BROKER_KEYS
@@ -40,9 +40,9 @@ class BrokerConfig(BrokerSettings):
         return copy
 
     def apply_dynamic(self, overrides: Mapping[str, str]) -> None:
-        """Makes `overrides` the dynamic broker configs in effect; a key that is no longer among them is static again.
+        """Replaces the dynamic broker configs in effect by `overrides`. A key that is gone has its static value again.
 
-        Keys and values that cannot be used are left out: the metadata log may come from a broker with other limits.
+        Keys and values that cannot be used are left out, since the metadata log may be of a broker with other limits.
         """
         usable: dict[str, str] = {}
         for name, text in sorted(overrides.items()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BrokerSettings: the values of all broker keys, and what follows from several of them. `BrokerConfig` checks them.
+"""BrokerSettings: the values of all broker keys, and values that follow from several keys. `BrokerConfig` checks them.
 
 Keys that Kafka knows and this broker does not use are checked and kept, but have no annotated attribute.
 """
@@ -17,7 +17,7 @@ from kcoord.config.kip1327 import Kip1327Form, form_of
 from kcoord.config.listeners import Listener, SecurityProtocol, parse_listeners, parse_protocol_map
 
 _OF_ONE_WORKER = re.compile(r"kcoord\.worker\.(?P<number>\d{1,4})\.(?P<key>.+)")
-"""A key for one of several workers, counted from 0: it goes before the key of all."""
+"""A key for one of several workers, counted from 0. It takes precedence over the key for all workers."""
 
 JMX_REPORTER = "org.apache.kafka.common.metrics.JmxReporter"
 
@@ -27,7 +27,7 @@ KNOWN_CONSUMER_ASSIGNORS = {
     "org.apache.kafka.coordinator.group.assignor.UniformAssignor": "uniform",
     "org.apache.kafka.coordinator.group.assignor.RangeAssignor": "range",
 }
-"""Names by which group.consumer.assignors may call a built-in assignor, and the assignor's own name."""
+"""The built-in assignors by the names that group.consumer.assignors may use."""
 
 
 class BrokerSettings(BrokerAttributes):
@@ -36,17 +36,17 @@ class BrokerSettings(BrokerAttributes):
     def __init__(self, explicit: Mapping[str, str]) -> None:
         """Parses the settings. `BrokerConfig.from_properties` also checks that they fit together."""
         self.explicit: Mapping[str, str] = dict(explicit)
-        """What was set, as text."""
+        """The keys that were set, as text."""
         self.dynamic: Mapping[str, str] = {}
         """Dynamic broker configs in effect, as text."""
         self.ignored: list[str] = []
-        """Keys that were set, are known to Kafka and change nothing here."""
+        """Keys that were set, and that Kafka knows, but that have no effect here."""
         self.unknown: list[str] = []
-        """Keys that were set and that nobody knows."""
+        """Keys that were set, but that neither Kafka nor kcoord knows."""
         self.of_workers: dict[int, dict[str, str]] = {}
-        """What was set for single workers (`kcoord.worker.N.KEY`), by their numbers from 0."""
+        """The keys that were set for single workers (`kcoord.worker.N.KEY`), by the workers' numbers from 0."""
         self.consumer_assignors: list[str] = []
-        """group.consumer.assignors by the assignors' own names, which members and records use."""
+        """group.consumer.assignors with the assignors' own names, which members and records use."""
         self._static: dict[str, ConfigValue] = {name: key.default for name, key in BROKER_KEYS.items()}
         for name, text in explicit.items():
             self._set_static(name, text)
@@ -70,7 +70,7 @@ class BrokerSettings(BrokerAttributes):
     def _set_for_worker(self, number: int, name: str, text: str) -> None:
         key = BROKER_KEYS.get(name)
         if key is None or key.same_for_all_workers:
-            reason = "there is no such key" if key is None else "it is the same for all workers"
+            reason = "the key does not exist" if key is None else "all workers must have the same value"
             raise ConfigError(f"{name} cannot be set for worker {number}: {reason}")
         key.parse(text)
         self.of_workers.setdefault(number, {})[name] = text
@@ -87,43 +87,44 @@ class BrokerSettings(BrokerAttributes):
 
     @property
     def is_kafka_4_4(self) -> bool:
-        """True if the broker behaves like Kafka 4.4, false if like 4.3."""
+        """True if the broker behaves like Kafka 4.4, False if like 4.3."""
         return self.kcoord_release == "4.4"
 
     def has_key(self, key: ConfigKey) -> bool:
-        """True if the release of Kafka that the broker behaves like has the key."""
+        """Returns whether the key exists in the release of Kafka that kcoord.release names."""
         return key.first_release <= self.kcoord_release
 
     @property
     def data_folders(self) -> list[str]:
-        """log.dirs, or log.dir if that is not set."""
+        """log.dirs, or log.dir if log.dirs is not set."""
         return self.log_dirs or self.log_dir
 
     @property
     def takes_client_telemetry(self) -> bool:
-        """True if clients may push metrics: if a receiver of metrics is named, as in Kafka."""
+        """True if clients may push metrics. As in Kafka, a receiver of metrics must be configured for that."""
         return bool(self.kcoord_client_telemetry_endpoint) or any(
             reporter != JMX_REPORTER for reporter in self.metric_reporters
         )
 
     def kip1327_form(self, software_name: str) -> Kip1327Form:
-        """The form of KIP-1327 for a client whose software has this name; empty if the client gives none."""
+        """Returns the form of KIP-1327 for a client. `software_name` is empty if the client sends none."""
         return form_of(software_name, self.kcoord_kip1327_revisions) if self.kcoord_kip1327_enable else Kip1327Form.OFF
 
     @property
     def open_listeners(self) -> list[Listener]:
-        """The listeners to bind: those of `listeners` that belong to no controller."""
+        """The listeners to bind: the entries of `listeners` that do not belong to a controller."""
         return self._client_listeners("listeners", self.listeners)
 
     @property
     def client_advertised_listeners(self) -> list[Listener]:
-        """The entries of advertised.listeners, none if it is not set."""
+        """The entries of advertised.listeners, or an empty list if it is not set."""
         return self._client_listeners("advertised.listeners", self.advertised_listeners or [])
 
     def advertised(self, bound: Mapping[str, Listener], host_name: str) -> list[Listener]:
-        """Returns what clients connect to: advertised.listeners, or `bound` (by name, with the ports really in use).
+        """Returns the addresses that clients connect to: advertised.listeners, or `bound` if that is not set.
 
-        If a bound listener is on every interface, `host_name` replaces its host; port 0 becomes the bound port.
+        `bound` has the bound listeners by name, with the ports in use. If a listener is bound on every interface,
+        `host_name` replaces its host. Port 0 becomes the bound port.
         """
         if not self.advertised_listeners:
             return [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks between several broker keys, made at the start and before a dynamic broker config is accepted."""
+"""Checks between several broker keys. They run at the start and before a dynamic broker config is accepted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kcoord.config.workers import check_workers
 
 
 def check_broker_settings(config: BrokerSettings) -> None:
-    """Raises ConfigError if values that are fine by themselves do not fit together."""
+    """Raises ConfigError if values that are valid by themselves do not fit together."""
     for kind in ("consumer", "share", "streams"):
         _check_group_kind(config, kind)
     _check_assignors(config)
@@ -88,7 +88,7 @@ def _check_listeners(config: BrokerSettings) -> None:
     listeners = config.open_listeners
     if not listeners:
         raise ConfigError(
-            f"Invalid value {','.join(config.listeners)} for configuration listeners: no listener is left for clients"
+            f"Invalid value {','.join(config.listeners)} for configuration listeners: there is no listener for clients"
         )
     check_bindable("listeners", listeners)
     names = {listener.name for listener in listeners}
@@ -130,7 +130,7 @@ def _check_limits(config: BrokerSettings) -> None:
 
 
 def parse_ip_overrides(text: str) -> dict[str, int]:
-    """max.connections.per.ip.overrides: host:count pairs separated by commas."""
+    """Returns the counts of max.connections.per.ip.overrides (host:count pairs, separated by commas) by host."""
     limits: dict[str, int] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         host, _, count = entry.rpartition(":")

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GroupConfig: the dynamic settings of one group (resource type GROUP), each within the broker's limits.
-
-A key that a group does not set has the value of the broker key of the same meaning.
-"""
+"""GroupConfig: the dynamic settings of one group (resource type GROUP), each within the broker's limits."""
 
 from __future__ import annotations
 
@@ -15,7 +12,10 @@ from kcoord.config.keys import BROKER_KEYS, GROUP_KEYS
 
 
 class GroupConfig(GroupAttributes):
-    """One group's settings in effect. Attributes are named like the keys, with `_` for `.`."""
+    """The settings of one group in effect. Attributes are named like the keys, with `_` for `.`.
+
+    A key that the group does not set has the value of the corresponding broker key.
+    """
 
     def __init__(self, values: Mapping[str, ConfigValue]) -> None:
         self.values = values
@@ -24,7 +24,10 @@ class GroupConfig(GroupAttributes):
 
     @classmethod
     def resolve(cls, broker_config: BrokerConfig, overrides: Mapping[str, str]) -> GroupConfig:
-        """Returns the settings of a group with the configs `overrides`, moved into the broker's present limits."""
+        """Returns the settings of a group with the configs `overrides`, moved into the broker's current limits.
+
+        An unknown key or an unusable value counts as not set.
+        """
         values = {name: group_default(broker_config, name) for name in GROUP_KEYS}
         for name, text in overrides.items():
             key = GROUP_KEYS.get(name)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one configuration key is: name, type, default, allowed values. Text is read and printed as by Kafka's ConfigDef.
+"""A configuration key: name, type, default and allowed values. Texts are parsed and printed as in Kafka's ConfigDef.
 
-`keys` has the tables of them, and the other modules of this package typed views on values that a key has checked.
+`keys` has the tables of all keys. The other modules of this package are typed views of checked values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ConfigValue: TypeAlias = bool | int | float | str | list[str] | None
 
 
 class ConfigError(ValueError):
-    """A configuration value that cannot be used; the text names the key, the value and what is allowed."""
+    """A configuration value that cannot be used. The text names the key, the value and the allowed values."""
 
 
 class ConfigType(IntEnum):
@@ -34,7 +34,7 @@ class ConfigType(IntEnum):
 
 
 class UpdateMode(IntEnum):
-    """Where a broker key may be changed while the broker runs."""
+    """Whether a broker key may be changed while the broker runs, for one broker or only for all brokers."""
 
     READ_ONLY = 0
     PER_BROKER = 1
@@ -48,25 +48,25 @@ class Importance(IntEnum):
 
 
 class Effect(Enum):
-    """What a value that is not the default does."""
+    """The effect of a value that is not the default."""
 
     EFFECTIVE = auto()
     REFUSED = auto()
-    """Such a value is an error."""
+    """Only the default is allowed."""
     NONE = auto()
-    """Values are checked and kept, and change nothing here."""
+    """Values are checked and kept, but have no effect here."""
 
 
 @dataclass(slots=True, frozen=True)
 class Validator:
-    """Says which values of a type are allowed."""
+    """The allowed values of a type: `text` describes them."""
 
     text: str
     allows: Callable[[ConfigValue], bool]
 
 
 def in_range(lowest: float | None, highest: float | None, also: float | None = None) -> Validator:
-    """Allows numbers of the range, and `also`, a value outside of it such as -1 for "default level"."""
+    """Allows numbers of the range, and the value `also` outside of the range, such as -1 for "default level"."""
 
     def allows(value: ConfigValue) -> bool:
         assert isinstance(value, (int, float))
@@ -97,7 +97,7 @@ def list_of(values: Sequence[str]) -> Validator:
 
 
 def matching(pattern: str, text: str) -> Validator:
-    """Allows a text, or a list of texts, that matches a regular expression; `text` says the same to people."""
+    """Allows a text, or a list of texts, that matches a regular expression; `text` describes it to people."""
 
     def allows(value: ConfigValue) -> bool:
         entries = value if isinstance(value, list) else [str(value)]
@@ -118,11 +118,11 @@ class ConfigKey:
     internal: bool = False
     effect: Effect = Effect.EFFECTIVE
     first_release: str = "4.3"
-    """The first release of Kafka that has the key, of those that `kcoord.release` names."""
+    """The first release of Kafka that has the key, among the values of `kcoord.release`."""
     same_for_all_workers: bool = False
-    """True for keys that the workers have to agree on, or that make them what they are."""
+    """True for keys that must be equal in all workers, or that define the workers."""
     synonyms: tuple[tuple[str, int], ...] = ()
-    """Broker keys that give a topic key its default, the best first, each with the factor between the units."""
+    """Broker keys that give a topic key its default. The first key that is set counts; the factor converts its unit."""
 
     @property
     def attribute(self) -> str:
@@ -137,10 +137,10 @@ class ConfigKey:
         return self.type is ConfigType.PASSWORD
 
     def parse(self, text: str | None) -> ConfigValue:
-        """The checked value of `text`; ConfigError says what would be allowed."""
+        """Returns the checked value of `text`; raises ConfigError with the allowed values."""
         if text is None:
             if self.default is not None:
-                raise self._error(text, "a value is needed")
+                raise self._error(text, "a value is required")
             return None
         try:
             value = parse_value(self.type, text)
@@ -213,12 +213,12 @@ _PARSERS: dict[ConfigType, Callable[[str], ConfigValue]] = {
 
 
 def parse_value(kind: ConfigType, text: str) -> ConfigValue:
-    """Returns the value that `text` stands for; ValueError if it is none of the type."""
+    """Returns the value of `text`; raises ValueError if `text` is not a value of the type."""
     return _PARSERS[kind](text if kind is ConfigType.PASSWORD else text.strip())
 
 
 def value_to_string(value: ConfigValue) -> str | None:
-    """How DescribeConfigs prints a value: as Java's ConfigDef would."""
+    """Returns a value as DescribeConfigs prints it, in the form of Java's ConfigDef."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -231,7 +231,7 @@ def value_to_string(value: ConfigValue) -> str | None:
 
 
 def java_double(value: float) -> str:
-    """The text of Java's Double.toString: scientific notation outside 1e-3 ... 1e7, always a fraction digit."""
+    """Returns the text of Java's Double.toString: scientific notation outside 1e-3 ... 1e7, always a fraction digit."""
     if value == 0 or 1e-3 <= abs(value) < 1e7:
         text = format(value, "f") if "e" in repr(value) else repr(value)
         return text if "." in text else text + ".0"

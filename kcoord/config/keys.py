@@ -59,7 +59,7 @@ _WORDS: Final[Mapping[str, tuple[str, object]]] = {
 
 
 def read_tables(text: str) -> dict[str, dict[str, ConfigKey]]:
-    """Returns the keys by section and name. ValueError names a line that cannot be read."""
+    """Returns the keys by section and name; raises ValueError with the first line that is wrong."""
     tables: dict[str, dict[str, ConfigKey]] = {}
     for block in re.split(r"\n(?! )", text):
         line, *texts = block.split("\n")
@@ -70,7 +70,7 @@ def read_tables(text: str) -> dict[str, dict[str, ConfigKey]]:
             try:
                 key = _key(line, " ".join([part.strip() for part in texts]), no_effect_text.strip())
             except (LookupError, TypeError, ValueError) as error:
-                raise ValueError(f"This is no configuration key: {line!r}: {error!r}") from error
+                raise ValueError(f"The line {line!r} is not a valid configuration key: {error!r}") from error
             table[key.name] = key
     return tables
 
@@ -94,7 +94,7 @@ def _key(line: str, text: str, no_effect_text: str) -> ConfigKey:
 
 @cache
 def _marks(words: str) -> dict[str, Any]:
-    """The fields of ConfigKey that the words stand for. Most keys share theirs with others, so they are kept."""
+    """Returns the fields of ConfigKey for these words. Most keys have the same words, so the result is cached."""
     return dict([_WORDS[word] for word in words.split()])
 
 
@@ -123,12 +123,12 @@ def _synonyms(text: str) -> Iterator[tuple[str, int]]:
         yield name.strip(), int(factor) if factor else 1
 
 
-# An import of pathlib would take longer than reading the tables.
+# Importing pathlib would take longer than reading the tables.
 with open(__file__.removesuffix(".py") + ".txt", encoding="utf-8") as _file:
     _TABLES: Final = read_tables(_file.read())
 
 BROKER_KEYS: Final[Mapping[str, ConfigKey]] = _TABLES["broker"]
-"""Every broker key that is known: Kafka's and kcoord's own."""
+"""All broker keys: Kafka's and kcoord's own."""
 TOPIC_KEYS: Final[Mapping[str, ConfigKey]] = _TABLES["topic"]
 GROUP_KEYS: Final[Mapping[str, ConfigKey]] = _TABLES["group"]
 CLIENT_METRICS_KEYS: Final[Mapping[str, ConfigKey]] = _TABLES["client metrics"]
@@ -142,13 +142,13 @@ _PLUGIN_PREFIXES = (
     "metrics.jmx.",
 )
 _PLUGIN_KEYS = ("super.users", "allow.everyone.if.no.acl.found")
-"""Keys of Kafka's plug-ins, which its own key table does not have either."""
+"""Keys of Kafka's plug-ins, which Kafka's own key table lacks too."""
 _CLUSTER_WIDE_LISTENER_KEYS = ("max.connections", "max.connection.creation.rate", "num.network.threads")
-"""Keys that may be set for one listener of all brokers; any other one is set for a listener of one broker."""
+"""Keys that may be set for one listener of all brokers. Any other key is set for a listener of one broker."""
 
 
 def is_without_effect(name: str) -> bool:
-    """Returns True if Kafka knows the broker key and it changes nothing here."""
+    """Returns whether Kafka knows the broker key, but it has no effect here."""
     key = BROKER_KEYS.get(name)
     if key is None:
         return name.startswith(_PLUGIN_PREFIXES) or name in _PLUGIN_KEYS
@@ -156,15 +156,15 @@ def is_without_effect(name: str) -> bool:
 
 
 def broker_key(name: str) -> ConfigKey | None:
-    """Returns the broker key of this name, or the one that KEY names in a listener's key.
+    """Returns the broker key of this name; for the key of a listener, the broker key KEY.
 
-    Keys for one listener are `listener.name.NAME.KEY`, and `listener.name.NAME.MECHANISM.KEY` for one SASL mechanism of
-    it. They are kept, checked and described as in Kafka 4.3.1. None of them has an effect here.
+    Keys of a listener are `listener.name.NAME.KEY` and, for a SASL mechanism, `listener.name.NAME.MECHANISM.KEY`. They
+    are kept, checked and described as in Kafka 4.3.1, but have no effect here.
     """
     return BROKER_KEYS.get(key_of_listener(name) or name)
 
 
 def is_for_one_broker(name: str) -> bool:
-    """Returns True for a key of a listener that cannot be set for all brokers."""
+    """Returns whether this is a key of a listener that cannot be set for all brokers."""
     key = key_of_listener(name)
     return key is not None and key not in _CLUSTER_WIDE_LISTENER_KEYS

@@ -25,7 +25,7 @@ ANY_ADDRESS = ("", "0.0.0.0", "::")
 
 
 class SecurityProtocol(IntEnum):
-    """Kafka's numbers, as a broker registration stores them."""
+    """The security protocols with Kafka's numbers, as in broker registrations."""
 
     PLAINTEXT = 0
     SSL = 1
@@ -35,7 +35,7 @@ class SecurityProtocol(IntEnum):
 
 @dataclass(slots=True, frozen=True)
 class Listener:
-    """One entry of `listeners` or `advertised.listeners`; an empty host stands for every interface."""
+    """An entry of `listeners` or `advertised.listeners`. An empty host stands for every interface."""
 
     name: str
     host: str
@@ -52,8 +52,9 @@ class Listener:
 
 
 def key_of_listener(name: str) -> str | None:
-    """Returns KEY of `listener.name.NAME.KEY`, or of `listener.name.NAME.MECHANISM.KEY` if a SASL mechanism has such a
-    key; None if the name is not for one listener.
+    """Returns KEY of `listener.name.NAME.KEY`, or of `listener.name.NAME.MECHANISM.KEY` if KEY belongs to mechanisms.
+
+    Returns None for any other name.
     """
     match = _KEY_OF_LISTENER.fullmatch(name)
     if match is None:
@@ -62,7 +63,7 @@ def key_of_listener(name: str) -> str | None:
 
 
 def parse_protocol_map(text: str) -> dict[str, SecurityProtocol]:
-    """`NAME:PROTOCOL,...`; names are compared in upper case, as Kafka does."""
+    """Returns the protocols in `NAME:PROTOCOL,...` by name. Names become upper case, as in Kafka."""
     protocols: dict[str, SecurityProtocol] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, protocol = entry.rpartition(":")
@@ -74,7 +75,7 @@ def parse_protocol_map(text: str) -> dict[str, SecurityProtocol]:
             )
         if name in protocols:
             raise ConfigError(
-                f"Invalid value {text} for configuration listener.security.protocol.map: {name} is given twice"
+                f"Invalid value {text} for configuration listener.security.protocol.map: {name} occurs twice"
             )
         protocols[name] = SecurityProtocol[protocol]
     return protocols
@@ -85,17 +86,17 @@ def parse_listeners(key: str, entries: Sequence[str], protocols: Mapping[str, Se
     listeners = [_parse_listener(key, entry, protocols) for entry in entries]
     names = [listener.name for listener in listeners]
     if len(set(names)) != len(names):
-        raise _error(key, entries, "each listener must have a name of its own")
+        raise _error(key, entries, "each listener must have a different name")
     return listeners
 
 
 def check_bindable(key: str, listeners: Sequence[Listener]) -> None:
-    """Raises ConfigError for a port that two listeners have, unless their addresses are an IPv4 and an IPv6 one."""
+    """Raises ConfigError if two listeners have the same port, unless one has an IPv4 and one an IPv6 address."""
     seen: dict[int, Listener] = {}
     for listener in listeners:
         other = seen.setdefault(listener.port, listener)
         if listener.port and other is not listener and (":" in other.host) == (":" in listener.host):
-            raise _error(key, list(map(str, listeners)), "each listener must have a port of its own")
+            raise _error(key, list(map(str, listeners)), "each listener must have a different port")
 
 
 def _parse_listener(key: str, entry: str, protocols: Mapping[str, SecurityProtocol]) -> Listener:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads settings: files in the syntax of java.util.Properties, KCOORD_ environment variables and key=value overrides.
 
-Later sources win: defaults < file < environment < overrides.
+A later source wins: defaults < file < environment < overrides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Lines without comments and blank ones; a line that ends in an odd number of backslashes continues on the next."""
+    """Yields the lines, without comments and blank lines.
+
+    A line that ends in an odd number of backslashes continues on the next line.
+    """
     pending: str | None = None
     for natural in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         line = natural.lstrip(_WHITESPACE)
@@ -43,7 +46,7 @@ def _logical_lines(text: str) -> Iterator[str]:
 
 
 def _split(line: str) -> tuple[str, str]:
-    """Key and value still escaped: the key ends at the first unescaped `=`, `:` or white space."""
+    """Returns key and value, still escaped. The key ends at the first unescaped `=`, `:` or white space."""
     position = 0
     while position < len(line) and line[position] not in "=: \t\f":
         position += 2 if line[position] == "\\" else 1
@@ -80,7 +83,10 @@ def _unescape(text: str) -> str:
 
 
 def environment_properties(environ: Mapping[str, str], known_keys: Container[str] = ()) -> dict[str, str]:
-    """KCOORD_GROUP_MAX_SIZE=5 -> group.max.size=5. The `kcoord.` of our own keys need not be written twice."""
+    """Returns the settings in environment variables: KCOORD_GROUP_MAX_SIZE=5 is group.max.size=5.
+
+    The variable of a key `kcoord.KEY` is KCOORD_KEY or KCOORD_KCOORD_KEY.
+    """
     properties: dict[str, str] = {}
     for variable, value in sorted(environ.items()):
         if not variable.startswith(ENVIRONMENT_PREFIX) or len(variable) == len(ENVIRONMENT_PREFIX):
@@ -92,7 +98,7 @@ def environment_properties(environ: Mapping[str, str], known_keys: Container[str
 
 
 def override_properties(overrides: Iterable[str]) -> dict[str, str]:
-    """`--override key=value` arguments."""
+    """Returns the settings in `--override key=value` arguments."""
     properties: dict[str, str] = {}
     for override in overrides:
         key, separator, value = override.partition("=")
@@ -105,7 +111,7 @@ def override_properties(overrides: Iterable[str]) -> dict[str, str]:
 def merge_properties(
     file_text: str | None, environ: Mapping[str, str], overrides: Iterable[str], known_keys: Container[str] = ()
 ) -> dict[str, str]:
-    """All settings, by the order of precedence above."""
+    """Returns all settings. The later source in the list of the module text wins."""
     properties = parse_properties(file_text) if file_text is not None else {}
     properties.update(environment_properties(environ, known_keys))
     properties.update(override_properties(overrides))

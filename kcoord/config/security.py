@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration may ask of security: nothing yet that this broker would have to keep.
+"""Rejects settings of security features that this broker does not have.
 
-A setting that promises protection and is not kept would leave a cluster open whose owner believes it closed, so the
-start with such a setting is refused. All of these refusals are here.
+If the broker ignored such a setting, a cluster would be open although its owner believes it to be protected. The broker
+therefore does not start with such a setting. All of these checks are here.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def check_security(config: BrokerSettings) -> None:
     if config.authorizer_class_name:
         raise ConfigError(
             f"Invalid value {config.authorizer_class_name} for configuration authorizer.class.name: "
-            "there is no authorizer here, so every client would be allowed everything; leave it empty"
+            "kcoord has no authorizer, so every client may do everything; leave it empty"
         )
     for listener in config.open_listeners:
         if listener.security_protocol is not SecurityProtocol.PLAINTEXT:
             raise ConfigError(
                 f"Invalid value {','.join(config.listeners)} for configuration listeners: the security protocol of "
-                f"{listener} is {listener.security_protocol.name}, and only PLAINTEXT is served"
+                f"{listener} is {listener.security_protocol.name}, but only PLAINTEXT is served"
             )
     _check_principal_builder(_PRINCIPAL_BUILDER, config.principal_builder_class)
     for name, value in {**config.explicit, **config.dynamic}.items():
@@ -38,6 +38,6 @@ def check_security(config: BrokerSettings) -> None:
 def _check_principal_builder(name: str, value: str) -> None:
     if value.strip() not in ("", _DEFAULT_PRINCIPAL_BUILDER):
         raise ConfigError(
-            f"Invalid value {value} for configuration {name}: no classes of Kafka's plug-ins are loaded, and every "
+            f"Invalid value {value} for configuration {name}: kcoord loads no classes of Kafka's plug-ins, and every "
             f"client is User:ANONYMOUS; leave it out, or set {_DEFAULT_PRINCIPAL_BUILDER}"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TopicConfig: the settings of one topic, each from the topic itself, else from the broker's keys, else its default."""
+"""TopicConfig: the settings of one topic: the topic's own configs, then the broker's keys, then the defaults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kcoord.config.keys import TOPIC_KEYS
 
 
 class TopicConfig(TopicAttributes):
-    """One topic's settings in effect. Attributes are named like the keys, with `_` for `.`."""
+    """The settings of one topic in effect. Attributes are named like the keys, with `_` for `.`."""
 
     def __init__(self, values: Mapping[str, ConfigValue]) -> None:
         self.values = values
@@ -21,7 +21,10 @@ class TopicConfig(TopicAttributes):
 
     @classmethod
     def resolve(cls, broker_config: BrokerConfig, overrides: Mapping[str, str]) -> TopicConfig:
-        """Returns the settings of a topic with the configs `overrides`. An unusable value counts as not set."""
+        """Returns the settings of a topic with the configs `overrides`.
+
+        An unknown key or an unusable value counts as not set.
+        """
         values = {name: topic_default(broker_config, name) for name in TOPIC_KEYS}
         for name, text in overrides.items():
             key = TOPIC_KEYS.get(name)
@@ -39,12 +42,12 @@ class TopicConfig(TopicAttributes):
 
     @property
     def is_deleted(self) -> bool:
-        """Whether retention by time and size applies."""
+        """True if retention by time and size applies."""
         return "delete" in self.cleanup_policy
 
     @property
     def effective_segment_bytes(self) -> int:
-        """segment.bytes, or the internal key that has no lower limit."""
+        """internal.segment.bytes (which has no lower limit) if it is set, else segment.bytes."""
         return self.segment_bytes if self.internal_segment_bytes is None else self.internal_segment_bytes
 
 
@@ -79,4 +82,4 @@ def check_topic_configs(broker_config: BrokerConfig, overrides: Mapping[str, str
             f"it must not be greater than max.compaction.lag.ms ({config.max_compaction_lag_ms})"
         )
     if config.remote_storage_enable:
-        raise ConfigError("Invalid value true for configuration remote.storage.enable: there is no tiered storage here")
+        raise ConfigError("Invalid value true for configuration remote.storage.enable: kcoord has no tiered storage")

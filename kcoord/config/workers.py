@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes a configuration asks for: `group.coordinator.threads` workers, or one for each of
+"""The worker processes of a configuration: `group.coordinator.threads` workers, or one for each of
 `kcoord.worker.ports`.
 
-Every worker is a broker of its own: `node.id` and the number of the worker make its id, and its listeners have ports
-of their own. Without `kcoord.worker.ports` these follow the configured ones; advertised ports always do, unless
-`kcoord.worker.N.KEY`, which sets any key for one worker, says otherwise.
+Each worker is a separate broker. Its id is `node.id` plus the number of the worker, and its listeners have their own
+ports. Without `kcoord.worker.ports`, the port of worker N is the configured port plus N. This is always true for
+advertised ports. `kcoord.worker.N.KEY` sets any key for one worker and takes precedence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PORTS_KEY = "kcoord.worker.ports"
 THREADS_KEY = "group.coordinator.threads"
 RACKS_KEY = "kcoord.worker.racks"
 WORKER_PREFIX = "kcoord.worker."
-"""Of the keys that say which workers there are, and of those for one of them."""
+"""The prefix of the keys that define the workers, and of the keys for a single worker."""
 
 
 def worker_count(config: BrokerSettings) -> int:
@@ -29,7 +29,7 @@ def worker_count(config: BrokerSettings) -> int:
 
 
 def worker_properties(config: BrokerSettings, number: int) -> dict[str, str]:
-    """Returns what was set, with the node id, listeners and rack of worker `number`, counted from 0."""
+    """Returns the keys that were set, with the node id, listeners and rack of worker `number`, counted from 0."""
     properties = {
         key: text
         for key, text in config.explicit.items()
@@ -48,7 +48,7 @@ def worker_properties(config: BrokerSettings, number: int) -> dict[str, str]:
 
 
 def worker_listeners(config: BrokerSettings, number: int) -> list[Listener]:
-    """Returns what worker `number` binds. Port 0 stays 0: the system picks a port for each worker."""
+    """Returns the listeners that worker `number` binds. Port 0 stays 0: the system picks a port for each worker."""
     ports = [_moved(listener, number) for listener in config.open_listeners]
     if config.kcoord_worker_ports:
         ports[0] = int(config.kcoord_worker_ports[number])
@@ -69,16 +69,18 @@ def check_workers(config: BrokerSettings) -> None:
     if ports and THREADS_KEY in config.explicit and threads != len(ports):
         raise ConfigError(
             f"Invalid value {','.join(ports)} for configuration {PORTS_KEY}: "
-            f"these are {len(ports)} ports for the {threads} workers of {THREADS_KEY}"
+            f"there are {len(ports)} ports, but {THREADS_KEY} is {threads}"
         )
     count = worker_count(config)
     unknown = next((number for number in sorted(config.of_workers) if number >= count), None)
     if unknown is not None:
-        raise ConfigError(f"There is no worker {unknown} to set a key for: they are counted from 0 to {count - 1}")
+        raise ConfigError(
+            f"Invalid key for worker {unknown} ({WORKER_PREFIX}{unknown}.*): workers are numbered from 0 to {count - 1}"
+        )
     if config.kcoord_worker_racks and len(config.kcoord_worker_racks) != count:
         raise ConfigError(
             f"Invalid value {','.join(config.kcoord_worker_racks)} for configuration {RACKS_KEY}: "
-            f"there are {count} workers, and each needs a rack"
+            f"there are {count} workers, so {count} racks are required"
         )
     if count > 1 or ports:
         _check_ports(config, count)
@@ -95,6 +97,6 @@ def _check_ports(config: BrokerSettings, count: int) -> None:
     if too_high is not None:
         raise ConfigError(
             f"Invalid value {count} for configuration {THREADS_KEY}: "
-            f"the port {too_high.port} of {too_high.name} would be above {LARGEST_PORT}"
+            f"the port {too_high.port} of {too_high.name} is above {LARGEST_PORT}"
         )
     check_bindable(PORTS_KEY if config.kcoord_worker_ports else "listeners", listeners)

@@ -24,7 +24,7 @@ KRAFT_SERVER_PROPERTIES = {
     "log.retention.hours": "168",
     "log.segment.bytes": "1073741824",
 }
-"""The keys of the properties file that comes with Kafka."""
+"""The keys of the properties file in Kafka's distribution."""
 
 
 def refused(**properties: str) -> str:
@@ -50,8 +50,8 @@ def test_defaults() -> None:
 def test_kafkas_properties_file_loads() -> None:
     config = BrokerConfig.from_properties(KRAFT_SERVER_PROPERTIES)
     assert config.node_id == 7
-    assert [str(one) for one in config.open_listeners] == ["PLAINTEXT://:9092"]
-    assert [str(one) for one in config.client_advertised_listeners] == ["PLAINTEXT://localhost:9092"]
+    assert [str(listener) for listener in config.open_listeners] == ["PLAINTEXT://:9092"]
+    assert [str(listener) for listener in config.client_advertised_listeners] == ["PLAINTEXT://localhost:9092"]
     assert config.data_folders == ["/tmp/kraft-combined-logs"]
     assert "num.io.threads" in config.ignored
     assert "controller.quorum.bootstrap.servers" in config.ignored
@@ -65,11 +65,11 @@ def test_keys_of_plugins_and_unknown_keys_are_accepted() -> None:
     assert config.unknown == ["no.such.key"]
 
 
-def test_ignored_keys_are_checked_all_the_same() -> None:
+def test_keys_without_effect_are_checked() -> None:
     assert "num.io.threads" in refused(num_io_threads="0")
 
 
-def test_broker_id_stands_in_for_node_id() -> None:
+def test_broker_id_counts_if_node_id_is_not_set() -> None:
     assert BrokerConfig.from_properties({"broker.id": "5"}).node_id == 5
     assert BrokerConfig.from_properties({"broker.id": "5", "node.id": "6"}).node_id == 6
 
@@ -151,8 +151,8 @@ def test_listener(text: str, host: str, port: int) -> None:
         ("PLAINTEXT://a:65536", "between 0 and 65535"),
         ("PLAINTEXT://a:-1", "between 0 and 65535"),
         ("FOO://a:1", "no security protocol for FOO"),
-        ("PLAINTEXT://a:1,PLAINTEXT://a:2", "a name of its own"),
-        ("PLAINTEXT://a:1,SSL://a:1", "a port of its own"),
+        ("PLAINTEXT://a:1,PLAINTEXT://a:2", "a different name"),
+        ("PLAINTEXT://a:1,SSL://a:1", "a different port"),
     ],
 )
 def test_bad_listeners(text: str, problem: str) -> None:
@@ -166,12 +166,12 @@ def test_ipv4_and_ipv6_listeners_may_share_a_port() -> None:
     config = BrokerConfig.from_properties(
         {"listeners": "A://127.0.0.1:1,B://[::1]:1", "listener.security.protocol.map": protocols}
     )
-    assert [str(one) for one in config.open_listeners] == ["A://127.0.0.1:1", "B://[::1]:1"]
+    assert [str(listener) for listener in config.open_listeners] == ["A://127.0.0.1:1", "B://[::1]:1"]
 
 
 def test_bad_protocol_map() -> None:
     assert "NAME:PROTOCOL" in refused(listener_security_protocol_map="PLAINTEXT:NONE")
-    assert "given twice" in refused(listener_security_protocol_map="A:SSL,a:SSL")
+    assert "occurs twice" in refused(listener_security_protocol_map="A:SSL,a:SSL")
 
 
 def test_advertised_listeners_must_be_reachable_and_listened_on() -> None:
@@ -180,17 +180,17 @@ def test_advertised_listeners_must_be_reachable_and_listened_on() -> None:
     assert "inter.broker.listener.name" in refused(inter_broker_listener_name="SSL")
 
 
-def test_what_clients_are_told() -> None:
+def test_addresses_that_clients_get() -> None:
     config = BrokerConfig.from_properties({"listeners": "PLAINTEXT://0.0.0.0:0"})
     bound = {"PLAINTEXT": Listener("PLAINTEXT", "0.0.0.0", 4711, SecurityProtocol.PLAINTEXT)}
-    assert [str(one) for one in config.advertised(bound, "box")] == ["PLAINTEXT://box:4711"]
+    assert [str(listener) for listener in config.advertised(bound, "box")] == ["PLAINTEXT://box:4711"]
     config = BrokerConfig.from_properties(
         {"listeners": "PLAINTEXT://:0", "advertised.listeners": "PLAINTEXT://outside:0"}
     )
-    assert [str(one) for one in config.advertised(bound, "box")] == ["PLAINTEXT://outside:4711"]
+    assert [str(listener) for listener in config.advertised(bound, "box")] == ["PLAINTEXT://outside:4711"]
 
 
-def test_dynamic_configs_come_and_go() -> None:
+def test_a_key_that_is_no_longer_dynamic_has_its_static_value_again() -> None:
     config = BrokerConfig.from_properties({"log.retention.ms": "5000"})
     config.apply_dynamic({"log.retention.ms": "9000", "message.max.bytes": "77"})
     assert (config.log_retention_ms, config.message_max_bytes) == (9000, 77)
@@ -207,7 +207,7 @@ def test_unusable_dynamic_configs_are_left_out() -> None:
     assert config.dynamic == {"x": "1"}
 
 
-def test_checked_copy_leaves_the_original_alone() -> None:
+def test_with_dynamic_does_not_change_the_original() -> None:
     config = BrokerConfig.from_properties({})
     assert config.with_dynamic({"message.max.bytes": "5"}).message_max_bytes == 5
     assert config.message_max_bytes == 1048588

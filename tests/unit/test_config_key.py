@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of single configuration keys: what is read, what is refused with which text, what is printed."""
+"""Values of single configuration keys: parsing, errors with their texts, printing."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def test_parses_as_config_def_does(type_: ConfigType, text: str, value: ConfigVa
         (ConfigType.DOUBLE, "1e"),
     ],
 )
-def test_refuses_what_is_not_of_the_type(type_: ConfigType, text: str) -> None:
+def test_rejects_text_that_is_not_of_the_type(type_: ConfigType, text: str) -> None:
     with pytest.raises(ConfigError, match=r"some\.key"):
         key(type_).parse(text)
 
 
-def test_error_names_key_value_and_what_is_allowed() -> None:
+def test_error_names_key_value_and_allowed_values() -> None:
     with pytest.raises(ConfigError) as caught:
         BROKER_KEYS["num.partitions"].parse("0")
     assert str(caught.value) == (
@@ -114,17 +114,18 @@ def test_prints_other_values_as_config_def_does() -> None:
 
 @pytest.mark.parametrize("keys", [BROKER_KEYS, TOPIC_KEYS, GROUP_KEYS])
 def test_every_default_is_allowed_and_can_be_printed_and_read_again(keys: dict[str, ConfigKey]) -> None:
-    for one in keys.values():
-        text = value_to_string(one.default)
+    for config_key in keys.values():
+        text = value_to_string(config_key.default)
         if text is not None:
-            assert one.parse(text) == one.default, one.name
-        assert one.doc
-        assert one.doc.endswith("."), one.name
+            assert config_key.parse(text) == config_key.default, config_key.name
+        assert config_key.doc
+        assert config_key.doc.endswith("."), config_key.name
 
 
 def test_numbers_of_keys() -> None:
-    """Kafka 4.3.1 has 360 broker keys, 34 topic keys and 17 group keys, 4.4.0 has 19, 4 and 10 more. Three broker keys
-    are only dynamic.
+    """Kafka 4.3.1 has 360 broker keys, 34 topic keys and 17 group keys. 4.4.0 has 19, 4 and 10 more.
+
+    Three more broker keys exist only as dynamic configs.
     """
     for release, brokers, groups, topics in (("4.3", 360 + 3, 17, 34), ("4.4", 379 + 3, 27, 38)):
         config = BrokerConfig.from_properties({"kcoord.release": release})

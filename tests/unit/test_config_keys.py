@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of configuration keys: how its lines are read, and what is made from it."""
+"""The table of configuration keys: the parsing of its lines, and the files that are made from it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_line_with_everything() -> None:
     )
 
 
-def test_a_line_with_next_to_nothing() -> None:
+def test_a_line_with_the_least_columns() -> None:
     assert read("a | string | null | | low") == ConfigKey("a", ConfigType.STRING, None, importance=Importance.LOW)
 
 
@@ -112,7 +112,7 @@ def test_allowed_values(type_: str, allowed: str, text: str, usable: str, refuse
         "a | int | 5 | <even> | low",
     ],
 )
-def test_a_line_that_is_wrong_is_named(line: str) -> None:
+def test_the_error_names_a_line_that_is_wrong(line: str) -> None:
     with pytest.raises(ValueError, match=re.escape(repr(line))):
         read(line)
 
@@ -146,7 +146,7 @@ def test_attributes_are_the_keys_that_work_with_their_types(config: type, table:
 
 
 def test_every_limit_of_groups_bounds_a_group_key() -> None:
-    """The broker's names of limits are made from the group's; a new limit that does not fit would bound nothing."""
+    """The names of limits follow from the group keys. A new limit with another name would bound no key."""
     config = BrokerConfig.from_properties({})
     limits = [name for name in BROKER_KEYS if re.match(r"group\.\w+\.(min|max)\.(?!size$|share\.sessions$)", name)]
     assert len(limits) == 27

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord.kip1327.revisions`: which form of KIP-1327 a client is served."""
+"""`kcoord.kip1327.revisions`: the form of KIP-1327 for each client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def config_of(text: str, **more: str) -> BrokerConfig:
         ("aiokafka", "off"),
         ("kcoord", "creation-time"),
         ("", "creation-time"),
-        # The name is exact.
+        # The name must match exactly.
         ("Dekaf", "creation-time"),
         ("dekaf2", "creation-time"),
         ("librdkafka-fork", "creation-time"),
@@ -62,6 +62,6 @@ def test_the_first_entry_that_matches_decides(text: str, name: str, form: str) -
 @pytest.mark.parametrize(
     "text", ["dekaf", "dekaf:on", ":off", "dekaf:", "*:Off", "a b:off", "-a:off", "*a:off", "a:off,,b:off", "a:b:off"]
 )
-def test_a_bad_entry_refuses_the_start(text: str) -> None:
+def test_a_bad_entry_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match=rf"configuration {KEY}: not an allowed value; allowed: .*software-name:form"):
         config_of(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The syntax of java.util.Properties, environment variables, overrides, and which of them wins."""
+"""The syntax of java.util.Properties, environment variables, overrides, and their precedence."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No key is promised that nothing reads: the syntax trees of the broker's modules are searched for readers of each key.
+"""Every documented key has a reader. The tests search the syntax trees of the broker's modules for readers of each key.
 
 A reader is an expression, not a mention in a comment, a text or a table: an attribute of a configuration
 (`config.num_partitions`), or the key as the argument of a lookup or as a subscript (`config.value("num.partitions")`).
-Checks at the start do not count, since a value that is only checked has no effect; that is what a refused key is for.
+Checks at the start do not count, since a value that is only checked has no effect. Refused keys are for such values.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from kcoord.config import (
 PACKAGE = Path(kcoord.__file__).parent
 PARTS_OF_THE_BROKER = ("config", "coordinator", "metadata", "runtime", "server", "storage", "topics")
 CONFIGS = {"config", "_config", "broker_config", "broker", "_broker"}
-"""What a BrokerConfig, TopicConfig or GroupConfig is called where it is read."""
+"""The names of variables that hold a BrokerConfig, TopicConfig or GroupConfig."""
 LOOKUPS = {"value", "get"}
 """Methods that take the name of a key."""
 CHECKS = ("config/checks.py", "config/security.py")
-"""Checks at the start: a value that is only checked has no effect."""
+"""The checks at the start. A value that is only checked has no effect."""
 ALL_KEYS = [*BROKER_KEYS.values(), *TOPIC_KEYS.values(), *GROUP_KEYS.values()]
 
 Sources = Mapping[str, str]
 
 
 def sources_of_the_broker() -> dict[str, str]:
-    """The sources by path, without the checks."""
+    """Returns the sources by path, without the checks."""
     return {
         str(path.relative_to(PACKAGE)): path.read_text()
         for part in PARTS_OF_THE_BROKER
@@ -54,7 +54,7 @@ def sources_of_the_broker() -> dict[str, str]:
 
 
 def name_of(expression: ast.expr) -> str:
-    """`config` for `config`, `self.config` and `broker.config`, `resolve` for `TopicConfig.resolve(...)`."""
+    """Returns `config` for `config`, `self.config` and `broker.config`; `resolve` for `TopicConfig.resolve(...)`."""
     if isinstance(expression, ast.Call):
         return name_of(expression.func)
     if isinstance(expression, ast.Attribute):
@@ -63,7 +63,7 @@ def name_of(expression: ast.expr) -> str:
 
 
 def constants_of(module: ast.Module) -> dict[str, str]:
-    """Texts that the module gives a name."""
+    """Returns the texts that are constants of the module, by name."""
     constants: dict[str, str] = {}
     for node in module.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -74,7 +74,7 @@ def constants_of(module: ast.Module) -> dict[str, str]:
 
 
 def readers_in(tree: ast.AST, constants: Mapping[str, str]) -> Iterator[str]:
-    """Names of keys and of their attributes that the code reads."""
+    """Yields the names of keys, and of their attributes, that the code reads."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef) and node.name == "check_topic_configs":
             continue
@@ -113,7 +113,7 @@ def is_read(key: ConfigKey, names: set[str]) -> bool:
 
 
 def keys_without_reader(sources: Sources) -> list[str]:
-    """Keys that are documented as working and read by nothing. A broker key may be the default of a topic key."""
+    """Returns the effective keys that no code reads. A broker key also counts as read as the default of a topic key."""
     names = read_names(sources)
     topic = {name for name, key in TOPIC_KEYS.items() if is_read(key, names)}
     defaults = {broker_key for name in topic for broker_key, _ in TOPIC_KEYS[name].synonyms}
@@ -131,16 +131,16 @@ def keys_without_reader(sources: Sources) -> list[str]:
     ]
 
 
-def test_every_key_that_works_is_read() -> None:
+def test_every_effective_key_is_read() -> None:
     assert keys_without_reader(sources_of_the_broker()) == []
 
 
-def test_a_key_without_effect_is_read_by_nothing() -> None:
+def test_no_code_reads_a_key_without_effect() -> None:
     names = read_names(sources_of_the_broker())
     assert [key.name for key in ALL_KEYS if key.effect is not Effect.EFFECTIVE and key.attribute in names] == []
 
 
-def test_a_key_without_effect_says_so_where_it_is_described() -> None:
+def test_the_text_of_a_key_without_effect_says_so() -> None:
     inert = [key for key in ALL_KEYS if key.effect is Effect.NONE]
     assert [key.name for key in inert if "without effect" not in key.doc] == []
 
@@ -152,7 +152,7 @@ def makes_objects(function: ast.FunctionDef) -> bool:
 
 
 def kept_from_the_start(sources: Sources) -> set[str]:
-    """Attributes of configurations that objects read when they are made."""
+    """Returns the attributes of configurations that constructors read."""
     return {
         name
         for source in sources.values()
@@ -164,7 +164,7 @@ def kept_from_the_start(sources: Sources) -> set[str]:
 
 
 def test_dynamic_keys_are_read_when_they_are_needed() -> None:
-    """What an object keeps from its making does not change while the broker runs."""
+    """A value that a constructor reads does not change while the broker runs."""
     kept = kept_from_the_start(sources_of_the_broker())
     assert "socket_request_max_bytes" in kept
     effective = [key for key in BROKER_KEYS.values() if key.effect is Effect.EFFECTIVE]
@@ -172,7 +172,7 @@ def test_dynamic_keys_are_read_when_they_are_needed() -> None:
 
 
 @pytest.mark.parametrize("key", [key for key in ALL_KEYS if key.effect is Effect.REFUSED], ids=lambda key: key.name)
-def test_a_refused_key_takes_its_default_only(key: ConfigKey) -> None:
+def test_a_refused_key_allows_only_its_default(key: ConfigKey) -> None:
     config = BrokerConfig.from_properties({})
     default, value = value_to_string(key.default) or "", "true" if key.type is ConfigType.BOOLEAN else "some.Class"
     if key.name in TOPIC_KEYS:
@@ -198,14 +198,14 @@ def test_a_refused_key_takes_its_default_only(key: ConfigKey) -> None:
         ),
     ],
 )
-def test_a_reader_that_goes_is_missed(path: str, reader: str, unread: str) -> None:
+def test_a_removed_reader_is_detected(path: str, reader: str, unread: str) -> None:
     sources = sources_of_the_broker()
     assert reader in sources[path]
     sources[path] = re.sub(rf"[\w.]*{re.escape(reader)}", "None", sources[path]) + f"\n# {reader}\n"
     assert unread in keys_without_reader(sources)
 
 
-def test_a_mention_is_no_reader() -> None:
+def test_a_mention_is_not_a_reader() -> None:
     mention = '"""num.partitions"""\n# config.num_partitions\nNAMES = ("num.partitions",)\nconfig.num_partitions = 1\n'
     assert not is_read(BROKER_KEYS["num.partitions"], read_names({"x.py": mention}))
     assert is_read(BROKER_KEYS["num.partitions"], read_names({"x.py": "print(self._config.num_partitions)"}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that promise what this broker would not keep end the start; the rest of a secured broker's file loads."""
+"""Settings of security features that kcoord lacks are rejected; other keys of a secured broker's file are accepted."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ KAFKAS_BUILDER = "org.apache.kafka.common.security.authenticator.DefaultKafkaPri
 
 
 @pytest.mark.parametrize(
-    ("properties", "said"),
+    ("properties", "text"),
     [
         (
             {"authorizer.class.name": AUTHORIZER},
             f"{AUTHORIZER} for configuration authorizer.class.name: .*no authorizer",
         ),
-        ({"listeners": "SSL://:9093"}, "SSL://:9093 for configuration listeners: .*is SSL, and only PLAINTEXT"),
+        ({"listeners": "SSL://:9093"}, "SSL://:9093 for configuration listeners: .*is SSL, but only PLAINTEXT"),
         ({"listeners": "PLAINTEXT://:1,SASL_SSL://:2"}, "the security protocol of SASL_SSL://:2 is SASL_SSL"),
         (
             {"listeners": "CLIENTS://:9092", "listener.security.protocol.map": "CLIENTS:SASL_PLAINTEXT"},
@@ -39,12 +39,12 @@ KAFKAS_BUILDER = "org.apache.kafka.common.security.authenticator.DefaultKafkaPri
         ),
     ],
 )
-def test_a_promise_that_would_not_be_kept_is_refused(properties: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_settings_of_missing_security_features_are_rejected(properties: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
         BrokerConfig.from_properties(properties)
 
 
-def test_what_kafka_has_without_security_is_accepted() -> None:
+def test_kafkas_settings_without_security_are_accepted() -> None:
     properties = {
         "authorizer.class.name": "",
         "principal.builder.class": KAFKAS_BUILDER,
@@ -57,7 +57,7 @@ def test_what_kafka_has_without_security_is_accepted() -> None:
     BrokerConfig.from_properties({"principal.builder.class": ""})
 
 
-def test_the_other_keys_of_a_secured_broker_are_without_effect() -> None:
+def test_other_keys_of_a_secured_broker_have_no_effect() -> None:
     properties = {
         "sasl.enabled.mechanisms": "SCRAM-SHA-512",
         "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
@@ -75,7 +75,7 @@ def test_the_other_keys_of_a_secured_broker_are_without_effect() -> None:
     assert config.unknown == []
 
 
-def test_a_dynamic_principal_builder_is_refused_too() -> None:
+def test_a_dynamic_principal_builder_is_rejected_too() -> None:
     config = BrokerConfig.from_properties({})
     config.with_dynamic({"principal.builder.class": KAFKAS_BUILDER})
     for name in ("principal.builder.class", "listener.name.plaintext.principal.builder.class"):
@@ -83,7 +83,7 @@ def test_a_dynamic_principal_builder_is_refused_too() -> None:
             config.with_dynamic({name: "org.example.Names"})
 
 
-def test_a_setting_of_one_worker_is_refused_before_any_worker_starts() -> None:
+def test_a_setting_of_one_worker_is_rejected_before_any_worker_starts() -> None:
     properties = {"group.coordinator.threads": "2", "kcoord.worker.1.authorizer.class.name": AUTHORIZER}
     with pytest.raises(ConfigError, match=r"authorizer\.class\.name"):
         BrokerConfig.from_properties(properties)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topic and group settings: where a value comes from, and what is refused."""
+"""Topic and group settings: the sources of a value, and values that are rejected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def broker(**properties: str) -> BrokerConfig:
     return BrokerConfig.from_properties({name.replace("_", "."): value for name, value in properties.items()})
 
 
-def test_synonyms_are_known_keys_with_defaults_that_agree() -> None:
+def test_synonyms_are_broker_keys_with_the_same_default() -> None:
     defaults = TopicConfig.resolve(broker(), {})
     for name, key in TOPIC_KEYS.items():
         assert all(broker_key in BROKER_KEYS for broker_key, _ in key.synonyms)
@@ -61,7 +61,7 @@ def test_internal_segment_size() -> None:
     assert TopicConfig.resolve(broker(), {}).effective_segment_bytes == 1 << 30
 
 
-def test_stored_values_that_are_not_usable_count_as_not_set() -> None:
+def test_unusable_stored_values_count_as_not_set() -> None:
     config = TopicConfig.resolve(broker(), {"retention.ms": "soon", "gone.in.this.release": "1"})
     assert config.retention_ms == 168 * HOUR_MS
 
@@ -95,7 +95,7 @@ def test_compaction_lags_fit_together() -> None:
         check_topic_configs(broker(), {"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "9"})
 
 
-def test_group_defaults_are_the_brokers() -> None:
+def test_group_defaults_are_the_values_of_the_broker() -> None:
     config = GroupConfig.resolve(broker(group_consumer_session_timeout_ms="46000"), {})
     assert config.consumer_session_timeout_ms == 46000
     assert config.consumer_heartbeat_interval_ms == 5000
@@ -103,7 +103,7 @@ def test_group_defaults_are_the_brokers() -> None:
     assert config.values["share.isolation.level"] == "read_uncommitted"
 
 
-def test_group_values_are_moved_into_the_limits_of_today() -> None:
+def test_group_values_are_moved_into_the_current_limits() -> None:
     stored = {"consumer.session.timeout.ms": "50000", "consumer.heartbeat.interval.ms": "x", "unknown": "1"}
     config = GroupConfig.resolve(broker(group_consumer_max_session_timeout_ms="48000"), stored)
     assert config.consumer_session_timeout_ms == 48000
@@ -158,7 +158,7 @@ def test_bad_group_configs(name: str, value: str) -> None:
     ],
 )
 def test_group_configs_of_kafka_4_4(name: str, good: str, bad: str) -> None:
-    """The values that Kafka 4.4.0 accepts and rejects; 4.3.1 does not know the keys."""
+    """Kafka 4.4.0 accepts and rejects these values. 4.3.1 does not know the keys."""
     check_group_configs(broker(), {name: good})
     with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
         check_group_configs(broker(), {name: bad})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many workers a configuration asks for, and the settings of each."""
+"""The number of workers of a configuration, and the settings of each worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kcoord.config.workers import worker_count, worker_properties
 
 
 def config(**settings: str) -> BrokerConfig:
-    """Underscores stand for dots."""
+    """Returns a configuration; underscores in the names stand for dots."""
     return BrokerConfig.from_properties({key.replace("_", "."): value for key, value in settings.items()})
 
 
@@ -33,8 +33,8 @@ def test_ports_and_ids_follow_the_configured_ones() -> None:
     assert worker_count(base) == 3
     last = worker(base, 2)
     assert last.node_id == 6
-    assert [str(one) for one in last.open_listeners] == ["PLAINTEXT://127.0.0.1:9094", "OTHER://[::1]:9194"]
-    assert [str(one) for one in last.client_advertised_listeners] == ["PLAINTEXT://public:19094"]
+    assert [str(listener) for listener in last.open_listeners] == ["PLAINTEXT://127.0.0.1:9094", "OTHER://[::1]:9194"]
+    assert [str(listener) for listener in last.client_advertised_listeners] == ["PLAINTEXT://public:19094"]
     assert worker_count(last) == 1
 
 
@@ -49,12 +49,12 @@ def test_given_ports_racks_and_the_older_name_of_the_id() -> None:
     assert worker_count(base) == 2
     second = worker(base, 1)
     assert (second.node_id, second.broker_rack) == (3, "b")
-    assert [one.port for one in second.open_listeners] == [7000]
-    assert [one.port for one in second.client_advertised_listeners] == [1001]
-    assert [one.port for one in worker(config(kcoord_worker_ports="0,0"), 1).open_listeners] == [0]
+    assert [listener.port for listener in second.open_listeners] == [7000]
+    assert [listener.port for listener in second.client_advertised_listeners] == [1001]
+    assert [listener.port for listener in worker(config(kcoord_worker_ports="0,0"), 1).open_listeners] == [0]
 
 
-def test_a_key_of_one_worker_goes_before_that_of_all() -> None:
+def test_a_key_of_one_worker_takes_precedence() -> None:
     base = config(
         group_coordinator_threads="2",
         max_connections="10",
@@ -66,29 +66,35 @@ def test_a_key_of_one_worker_goes_before_that_of_all() -> None:
     first, second = worker(base, 0), worker(base, 1)
     assert (first.max_connections, second.max_connections) == (10, 20)
     assert (first.broker_rack, second.broker_rack) == ("a", None)
-    assert [str(one) for one in first.client_advertised_listeners] == ["PLAINTEXT://public:1000"]
-    assert [str(one) for one in second.client_advertised_listeners] == ["PLAINTEXT://other:5"]
+    assert [str(listener) for listener in first.client_advertised_listeners] == ["PLAINTEXT://public:1000"]
+    assert [str(listener) for listener in second.client_advertised_listeners] == ["PLAINTEXT://other:5"]
     assert (base.unknown, first.unknown, second.of_workers) == ([], [], {})
 
 
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"kcoord_worker_1_max_connections": "5"}, "There is no worker 1 to set a key for"),
+        ({"kcoord_worker_1_max_connections": "5"}, "Invalid key for worker 1 "),
         (
             {"group_coordinator_threads": "2", "kcoord_worker_1_node_id": "5"},
-            "node.id cannot be set for worker 1: it is the same for all workers",
+            "node.id cannot be set for worker 1: all workers must have the same value",
         ),
-        ({"kcoord_worker_0_nonsense": "5"}, "nonsense cannot be set for worker 0: there is no such key"),
+        ({"kcoord_worker_0_nonsense": "5"}, "nonsense cannot be set for worker 0: the key does not exist"),
         ({"kcoord_worker_0_max_connections": "many"}, "Invalid value many for configuration max.connections"),
         ({"kcoord_worker_ports": "9092,x"}, "Invalid value x for configuration kcoord.worker.ports"),
         ({"kcoord_worker_ports": "9092,65536"}, "a port is a number from 0 to 65535"),
-        ({"kcoord_worker_ports": "9092,9092"}, "each listener must have a port of its own"),
-        ({"kcoord_worker_ports": "1,2", "group_coordinator_threads": "3"}, "2 ports for the 3 workers"),
-        ({"kcoord_worker_racks": "a", "group_coordinator_threads": "2"}, "there are 2 workers, and each needs a rack"),
-        ({"listeners": "PLAINTEXT://:65535", "group_coordinator_threads": "2"}, "would be above 65535"),
+        ({"kcoord_worker_ports": "9092,9092"}, "each listener must have a different port"),
+        (
+            {"kcoord_worker_ports": "1,2", "group_coordinator_threads": "3"},
+            "2 ports, but group.coordinator.threads is 3",
+        ),
+        (
+            {"kcoord_worker_racks": "a", "group_coordinator_threads": "2"},
+            "there are 2 workers, so 2 racks are required",
+        ),
+        ({"listeners": "PLAINTEXT://:65535", "group_coordinator_threads": "2"}, "is above 65535"),
     ],
 )
-def test_what_does_not_fit_together(settings: dict[str, str], text: str) -> None:
+def test_settings_that_do_not_fit_together(settings: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         config(**settings)
