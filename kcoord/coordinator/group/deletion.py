@@ -68,8 +68,17 @@ class Deletion:
         ]
         return tombstones + _group_alone(group, TombstoneReason.GROUP_DELETE)
 
-    def of_expired(self, expiration: Expiration, group: Group) -> list[CoordinatorRecord]:
-        """KIP-211: what has expired, at most MAX_TOMBSTONES at a time, and with the last offset an empty group. Where
+    def of_all_expired(self, expiration: Expiration, groups: Iterable[Group]) -> list[CoordinatorRecord]:
+        """KIP-211. If it returns MAX_TOMBSTONES or more, there may be others."""
+        tombstones: list[CoordinatorRecord] = []
+        for group in groups:
+            tombstones += self._of_expired(expiration, group)
+            if len(tombstones) >= MAX_TOMBSTONES:
+                break
+        return tombstones
+
+    def _of_expired(self, expiration: Expiration, group: Group) -> list[CoordinatorRecord]:
+        """What has expired, at most MAX_TOMBSTONES at a time, and with the last offset an empty group. Where
         it is not known since when a group is empty, it is since now.
         """
         offsets = self._offsets.of_group(group.group_id)

@@ -21,6 +21,7 @@ from kcoord.coordinator.group import records
 from kcoord.coordinator.group.classic import consumer_protocol, rebalance
 from kcoord.coordinator.group.classic.group import ClassicGroup
 from kcoord.coordinator.group.classic.member import ClassicMember
+from kcoord.coordinator.group.consumer import removal
 from kcoord.coordinator.group.consumer.assignment import metadata_hash
 from kcoord.coordinator.group.consumer.group import (
     ClassicMemberMetadata,
@@ -48,6 +49,20 @@ CUSTOM_ASSIGNOR_TEXT: Final = (
     "Please refer to the documentation or switch to a default assignor before re-attempting the upgrade."
 )
 """Kafka's words: the one reason whose text clients are known to compare."""
+
+
+def remove_members(
+    config: BrokerConfig,
+    image: MetadataImage,
+    now_ms: int,
+    group: ConsumerGroup,
+    members: Sequence[ConsumerGroupMember],
+    reason: records.EpochReason,
+) -> CoordinatorResult[None]:
+    """The members leave the group, or the group becomes a classic one without them (KIP-848 Downgrade)."""
+    if can_downgrade(config, group, members):
+        return downgrade(config, image, group, now_ms, members)
+    return removal.remove_members(config, image, group, members, reason, now_ms)
 
 
 def policy_allows(config: BrokerConfig, direction: str) -> bool:

@@ -31,7 +31,6 @@ from kcoord.coordinator.group.consumer.group import (
     LEAVE_GROUP_MEMBER_EPOCH,
     LEAVE_GROUP_STATIC_MEMBER_EPOCH,
     ConsumerGroup,
-    ConsumerGroupMember,
     MemberState,
 )
 from kcoord.coordinator.group.consumer.resolved_regexes import update_resolved_regexes
@@ -162,7 +161,7 @@ class GroupCoordinatorShard:
             return CoordinatorResult(None)
         if key.kind == GroupTimer.REBALANCE and member.state is not MemberState.UNREVOKED_PARTITIONS:
             return CoordinatorResult(None)
-        return self._remove_members(context, group, [member], records.EpochReason.FENCED)
+        return self._removal(context)(group, [member], records.EpochReason.FENCED)
 
     def target_input(self, group_id: str) -> TargetInput | None:
         """What a ComputeTarget task of the group works on, as of now; None where it needs no new target any more."""
@@ -271,9 +270,7 @@ class GroupCoordinatorShard:
         """KIP-848 ConsumerGroupHeartbeat API; see `consumer.heartbeat`."""
         heartbeat.validate_request(request, context.api_version, self._config.consumer_assignors)
         if request.member_epoch in (LEAVE_GROUP_MEMBER_EPOCH, LEAVE_GROUP_STATIC_MEMBER_EPOCH):
-            return removal.leave(
-                self._consumer_group(request.group_id), request, partial(self._remove_members, context)
-            )
+            return removal.leave(self._consumer_group(request.group_id), request, self._removal(context))
         conversion = CoordinatorResult[object](None)
         if request.member_epoch == JOIN_GROUP_EPOCH:
             self._check_new_member(request.member_id, request.instance_id)
@@ -311,17 +308,8 @@ class GroupCoordinatorShard:
         new.creation_time_ms = creation_time_ms
         return new
 
-    def _remove_members(
-        self,
-        context: OperationContext,
-        group: ConsumerGroup,
-        members: Sequence[ConsumerGroupMember],
-        reason: records.EpochReason,
-    ) -> CoordinatorResult[None]:
-        """They go alone, or the group becomes a classic one with them (KIP-848 Downgrade)."""
-        if migration.can_downgrade(self._config, group, members):
-            return migration.downgrade(self._config, self._image, group, context.now_ms, members)
-        return removal.remove_members(self._config, self._image, group, members, reason, context.now_ms)
+    def _removal(self, context: OperationContext) -> removal.RemoveMembers:
+        return partial(migration.remove_members, self._config, self._image, context.now_ms)
 
     # Classic members, of classic and of consumer groups.
 
@@ -383,7 +371,7 @@ class GroupCoordinatorShard:
             raise KafkaError(Errors.INVALID_GROUP_ID, "The group id must not be empty.")
         group = self._groups.get(request.group_id)
         if isinstance(group, ConsumerGroup):
-            return classic_members.leave(group, request, partial(self._remove_members, context))
+            return classic_members.leave(group, request, self._removal(context))
         classic = group if isinstance(group, ClassicGroup) else ClassicGroup(request.group_id)
         return classic_operations.leave(Rebalance(self._config, classic, context.now_ms), request)
 
@@ -476,14 +464,10 @@ class GroupCoordinatorShard:
     def expire_offsets(self, context: OperationContext) -> CoordinatorResult[None]:
         """KIP-211: what has expired goes, and with its last offset an empty group; a long list goes in portions."""
         expiration = Expiration(self._config, self._image, context.now_ms, self.clock_gain_ms)
-        result = CoordinatorResult(None)
-        for group in self._groups.values():
-            result.records += self._deletion.of_expired(expiration, group)
-            if len(result.records) >= MAX_TOMBSTONES:
-                result.timers.append(Schedule(OFFSETS_EXPIRATION, context.now_ms))
-                return result
-        result.timers.append(self._next_expiration(context))
-        return result
+        tombstones = self._deletion.of_all_expired(expiration, self._groups.values())
+        is_portion = len(tombstones) >= MAX_TOMBSTONES
+        next_one = Schedule(OFFSETS_EXPIRATION, context.now_ms) if is_portion else self._next_expiration(context)
+        return CoordinatorResult(None, tombstones, [next_one])
 
     def _next_expiration(self, context: OperationContext) -> Schedule:
         return Schedule(OFFSETS_EXPIRATION, context.now_ms + self._config.offsets_retention_check_interval_ms)
