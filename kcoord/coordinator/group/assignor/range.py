@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kcoord.coordinator.group.assignor.spec import Assignment, MemberSpec, subscriptions_of, topic_classes
+from kcoord.coordinator.group.assignor.spec import Assignment, MemberSpec
+from kcoord.coordinator.group.assignor.uniform import subscriptions_of, topic_classes
 
 
 class RangeAssignor:
