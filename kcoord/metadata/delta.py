@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from kcoord.metadata.image import MetadataImage
+from kcoord.runtime.result import CoordinatorResult, OperationContext, StateMachine
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,3 +36,12 @@ class TopicDelta:
         come_or_gone = bool(deleted) or not changed <= before.keys()
         racks_changed = old.racks != new.racks
         return cls(old, new, frozenset(changed | deleted), sorted(deleted | made_again), come_or_gone, racks_changed)
+
+
+class CoordinatorMachine(StateMachine, Protocol):
+    """A state machine whose operations depend on the metadata image."""
+
+    def on_metadata_update(
+        self, context: OperationContext, image: MetadataImage, delta: TopicDelta | None = None
+    ) -> CoordinatorResult[None]:
+        """From now on `image` is what counts. `delta` is None if it is not known what has changed."""

@@ -143,7 +143,7 @@ class Broker:
         """The periodic work on topics and shards: what is due, in small steps."""
         try:
             self.topics.tick(self.now_ms())
-            self.groups.note_clock_gain(self._environment.clock.gain_ms)
+            self.groups.note_clock_gain(self._environment.clock_gain_ms())
             self.groups.tick()
             self.transactions.tick()
         except Exception:

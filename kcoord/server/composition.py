@@ -23,7 +23,7 @@ from kcoord.server.api.api_table import build_api_table
 from kcoord.server.api.transactional_produce import TransactionalProduce
 from kcoord.server.broker import Broker
 from kcoord.server.disk.data_folder import DataFolder
-from kcoord.server.disk.log_writer import LogWriter
+from kcoord.server.disk.log_writer import LogWriter, NewWriter
 from kcoord.server.disk.shard_logs import LocalShardLog, ShardLogs
 from kcoord.server.environment import Environment, NewPool, thread_pool
 from kcoord.server.errors import StartError
@@ -37,7 +37,7 @@ from kcoord.server.shards.metadata_service import (
     new_metadata_shards,
 )
 from kcoord.server.shards.peer_calls import NoPeers, PeerCalls
-from kcoord.server.shards.shard_service import NewWriter, Pump
+from kcoord.server.shards.shard_service import Pump
 from kcoord.server.shards.transaction_service import TransactionService
 from kcoord.storage.errors import StorageError
 from kcoord.storage.segment import LogConfig

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
-from kcoord.server.clock import Clock
 from kcoord.server.random_uuids import RandomUuids
 from kcoord_protocol.errors import KafkaError
 
@@ -32,25 +31,32 @@ SWITCH_SECONDS: Final = 0.001
 """How long the event loop may have to wait while another thread computes; Python's own choice is five times that."""
 
 
+def no_gain() -> int:
+    """The gain of a clock that never runs too fast."""
+    return 0
+
+
 class Environment:
-    """See the module's text. `owns_heap` is False if other programs live in the process too: then its garbage collector
+    """See the module's text. `now_ms` and `clock_gain_ms` are those of a `Clock`, or of a clock that others move.
+    `owns_heap` is False if other programs live in the process too: then its garbage collector
     is not the broker's to tune.
     """
 
-    __slots__ = ("_tasks", "clock", "loop", "new_pool", "now_ms", "owns_heap", "uuids")
+    __slots__ = ("_tasks", "clock_gain_ms", "loop", "new_pool", "now_ms", "owns_heap", "uuids")
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        clock: Clock,
+        now_ms: Callable[[], int],
         *,
+        clock_gain_ms: Callable[[], int] = no_gain,
         uuids: RandomUuids | None = None,
         new_pool: NewPool | None = None,
         owns_heap: bool = False,
     ) -> None:
         self.loop = loop
-        self.clock = clock
-        self.now_ms = clock.now_ms
+        self.now_ms = now_ms
+        self.clock_gain_ms = clock_gain_ms
         self.uuids = uuids if uuids is not None else RandomUuids()
         self.new_pool = new_pool if new_pool is not None else thread_pool
         self.owns_heap = owns_heap

@@ -21,7 +21,6 @@ from kcoord.config import BrokerConfig, Listener
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.metadata.records import BrokerRegistration
 from kcoord.server.broker import WRITER_SECONDS, Broker, until
-from kcoord.server.clock import Clock
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder
 from kcoord.server.environment import Environment
@@ -30,6 +29,7 @@ from kcoord.server.net.connection_limits import ConnectionLimits
 from kcoord.server.net.listener import SocketListener
 from kcoord.server.replies import internal_operation_context
 from kcoord.server.shards.metadata_service import LocalMetadataService
+from kcoord.server.shards.shard_service import Clock
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.internal_topics import CLUSTER_METADATA_TOPIC
 from kcoord_protocol.uuid import uuid_from_string
@@ -66,7 +66,8 @@ class ReadyLine:
 
 async def run_process(config: BrokerConfig, on_ready: Callable[[ReadyLine], None]) -> None:
     """Runs a broker that is one process until a signal ends it. Raises StartError if it cannot start."""
-    environment = Environment(asyncio.get_running_loop(), Clock(), owns_heap=True)
+    clock = Clock()
+    environment = Environment(asyncio.get_running_loop(), clock.now_ms, clock_gain_ms=clock.gain_ms, owns_heap=True)
     folder = DataFolder(config, environment.now_ms(), uuids=environment.uuids)
     try:
         process = BrokerProcess(compose(config, environment, folder), environment, folder)

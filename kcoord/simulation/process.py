@@ -17,11 +17,10 @@ from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.broker import Broker
-from kcoord.server.clock import Clock
 from kcoord.server.composition import compose, new_transaction_shard
 from kcoord.server.disk import cleanable_logs
 from kcoord.server.disk.data_folder import DataFolder
-from kcoord.server.disk.log_writer import WriteResult
+from kcoord.server.disk.log_writer import Writer, WriteResult
 from kcoord.server.environment import Environment
 from kcoord.server.net.connection import KafkaConnection
 from kcoord.server.process import BrokerProcess
@@ -29,7 +28,7 @@ from kcoord.server.replies import Reply
 from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import MetadataService
-from kcoord.server.shards.shard_service import Writer
+from kcoord.server.shards.shard_service import Clock
 from kcoord.simulation.log_writer import SimulatedLogWriter
 from kcoord.simulation.loop import SimulatedLoop
 from kcoord.simulation.machine import Machine
@@ -150,9 +149,11 @@ class SimulatedProcess(BrokerProcess):
         def now_ns() -> int:
             return (started_ms + loop.elapsed_ms()) * 1_000_000
 
+        clock = Clock(wall_ns=now_ns, monotonic_ns=now_ns)
         environment = Environment(
             loop,
-            Clock(wall_ns=now_ns, monotonic_ns=now_ns),
+            clock.now_ms,
+            clock_gain_ms=clock.gain_ms,
             uuids=simulated.uuids,
             new_pool=lambda size, name: cast("Any", Threads(loop, name)),
         )

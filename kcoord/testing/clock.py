@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from kcoord.server.clock import Clock
+from kcoord.server.shards.shard_service import Clock
 
 
 class MovableClock(Clock):

@@ -32,7 +32,7 @@ class InstrumentedProcess(BrokerProcess):
         self.clock = clock
         self.monitor = monitor
         self._watched: list[InstrumentedListener] = []
-        environment = Environment(asyncio.get_running_loop(), clock)
+        environment = Environment(asyncio.get_running_loop(), clock.now_ms, clock_gain_ms=clock.gain_ms)
         broker = compose(config, environment, folder, new_group_shard=_new_group_shard)
         super().__init__(broker, environment, folder, self._new_listener)
 

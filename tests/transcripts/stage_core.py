@@ -23,7 +23,6 @@ from kcoord.server.broker import Broker
 from kcoord.server.environment import Environment
 from kcoord.server.net.request_path import PathSettings
 from kcoord_protocol.errors import KafkaError
-from tests.support.shown_clock import ShownClock
 from tests.transcripts.core_transactions import CoreTopics, CoreTransactions
 from tests.transcripts.path_client import MOST_BYTES, PathClient
 from tests.transcripts.stage import TOPIC_MS, Sent, Stage, config_of
@@ -88,8 +87,7 @@ class CoreStage(Stage):
         self._context.now_ms = START_MS
         self._context.restart()
         self._groups = CoreGroups(self._context)
-        clock = ShownClock(lambda: self._context.now_ms)
-        self._environment = Environment(asyncio.get_running_loop(), clock)
+        self._environment = Environment(asyncio.get_running_loop(), lambda: self._context.now_ms)
         self._broker = Broker(config, self._environment, "cluster")
         self._broker.apis = build_api_table(config)
         self._broker.image = self._image()

@@ -17,7 +17,6 @@ from kcoord.server.net.request_path import PathSettings
 from kcoord.server.process import BrokerProcess
 from kcoord.storage.memory_file_system import MemoryFileSystem
 from kcoord_protocol.messages import Message
-from tests.support.shown_clock import ShownClock
 from tests.transcripts.frame_stage import FrameStage
 from tests.transcripts.path_client import PathClient
 from tests.transcripts.stage import TOPIC_MS, Sent, config_of
@@ -76,7 +75,7 @@ class ServerStage(FrameStage):
         await self.settle()
 
     async def _start(self) -> None:
-        environment = Environment(asyncio.get_running_loop(), ShownClock(lambda: self._now_ms))
+        environment = Environment(asyncio.get_running_loop(), lambda: self._now_ms)
         folder = DataFolder(self._config, self._now_ms, self._files)
         self._process = StageProcess(compose(self._config, environment, folder), environment, folder)
         await self._process.start()

@@ -28,7 +28,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from kcoord.metrics.measures import WriteMeasures
 from kcoord.storage.journal import Appended, DurableAppends, Journal, JournaledLog, flush_each
@@ -264,6 +264,20 @@ class SideBySide:
     def close(self) -> None:
         if self._threads is not None:
             self._threads.shutdown(wait=False)
+
+
+class Writer(Protocol):
+    """Makes writes durable beside the event loop: the server's thread, or the simulation's virtual disk."""
+
+    measures: WriteMeasures | None
+
+    def submit(self, jobs: list[WriteJob]) -> None: ...
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Returns True if everything that was submitted is durable."""
+
+
+NewWriter: TypeAlias = "Callable[[asyncio.AbstractEventLoop, Callable[[list[WriteResult]], None], Journal], Writer]"
 
 
 class LogWriter:

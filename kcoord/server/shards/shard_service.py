@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shard sets of a process in its event loop: a driver for each, the service of a coordinator, and the pump.
+"""The shard sets of a process in its event loop: a driver for each, the service of a coordinator, the clock and the
+pump.
 
 The `Pump` asks the drivers once per turn or two of the event loop what their shard sets have ready, and has it written,
 answered and started. A `ShardDriver` turns the `Ready` of one ShardSet into requests of a log, resolved futures and
@@ -17,20 +18,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from kcoord.coordinator.group.creation_limits import CreationLimits
-from kcoord.metadata.delta import TopicDelta
+from kcoord.metadata.delta import CoordinatorMachine, TopicDelta
 from kcoord.metadata.image import MetadataImage, TopicImage
 from kcoord.metrics.measures import Histogram, WriteMeasures
 from kcoord.runtime.result import CoordinatorResult, OperationContext, StateMachine, Task
 from kcoord.runtime.shard_log import Append, Load, ShardLog
 from kcoord.runtime.shard_set import ShardSet, partition_for
 from kcoord.runtime.waiting import DeferredReply, Ready
-from kcoord.server.disk.log_writer import LogWriter, WriteJob, WriteResult, write
+from kcoord.server.disk.log_writer import LogWriter, NewWriter, WriteJob, WriteResult, write
 from kcoord.server.environment import Environment
 from kcoord.server.replies import Reply, internal_operation_context
 from kcoord.storage.journal import Journal
@@ -39,18 +41,13 @@ from kcoord_protocol.errors import KafkaError
 _logger = logging.getLogger(__name__)
 
 
-class CoordinatorMachine(StateMachine, Protocol):
-    """A state machine whose operations depend on the metadata image."""
-
-    def on_metadata_update(
-        self, context: OperationContext, image: MetadataImage, delta: TopicDelta | None = None
-    ) -> CoordinatorResult[None]: ...
-
-
 M = TypeVar("M", bound=StateMachine)
 C = TypeVar("C", bound=CoordinatorMachine)
 R = TypeVar("R")
 T = TypeVar("T")
+
+_NS_PER_MS: Final = 1_000_000
+_LARGEST_LEAN: Final = 8
 
 MOST_GATHERING_TURNS: Final = 2
 """While every turn of the event loop brings several writes, so many more are waited for: a log is written to once for
@@ -312,23 +309,51 @@ class ShardService(ShardDriver[C]):
         self._wake()
 
 
-class Writer(Protocol):
-    """Makes writes durable beside the event loop: the server's thread, or the simulation's virtual disk."""
+class Clock:
+    """The clock of a process: milliseconds since 1970 that never go back and never jump.
 
-    measures: WriteMeasures | None
+    It runs with the monotonic clock and leans towards the wall clock by an eighth of the elapsed time at most. So a
+    wall clock that is set, or a machine that was suspended, neither ends sessions nor expires offsets early, and the
+    time of day is right again after a while. What is late by days (the expiration of offsets) takes `gain_ms` off, and
+    is not early by that eighth either. Tests may replace the two sources.
+    """
 
-    def submit(self, jobs: list[WriteJob]) -> None: ...
+    __slots__ = ("_last_monotonic_ns", "_lead_ns", "_least_lead_ns", "_monotonic_ns", "_now_ns", "_wall_ns")
 
-    def close(self, timeout_seconds: float) -> bool:
-        """Returns True if everything that was submitted is durable."""
+    def __init__(
+        self, *, wall_ns: Callable[[], int] = time.time_ns, monotonic_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._wall_ns = wall_ns
+        self._monotonic_ns = monotonic_ns
+        self._now_ns = wall_ns()
+        self._last_monotonic_ns = monotonic_ns()
+        self._lead_ns = self._least_lead_ns = 0
 
+    def now_ms(self) -> int:
+        monotonic_ns = self._monotonic_ns()
+        elapsed_ns = monotonic_ns - self._last_monotonic_ns
+        if elapsed_ns > 0:
+            self._last_monotonic_ns = monotonic_ns
+            lean_ns = self._wall_ns() - self._now_ns - elapsed_ns
+            most_ns = elapsed_ns // _LARGEST_LEAN
+            # Compared, because calls of min and max would be most of what a reading costs.
+            if lean_ns > most_ns:
+                lean_ns = most_ns
+            elif lean_ns < -most_ns:
+                lean_ns = -most_ns
+            self._now_ns += elapsed_ns + lean_ns
+            self._lead_ns += lean_ns
+            if self._lead_ns < self._least_lead_ns:
+                self._least_lead_ns = self._lead_ns
+        return self._now_ns // _NS_PER_MS
 
-NewWriter: TypeAlias = "Callable[[asyncio.AbstractEventLoop, Callable[[list[WriteResult]], None], Journal], Writer]"
+    def gain_ms(self) -> int:
+        """By how much the clock ran too fast, at most, from any moment of the process until now."""
+        return (self._lead_ns - self._least_lead_ns) // _NS_PER_MS
 
 
 class Pump:
-    """Once per turn or two of the event loop, takes what the shard sets have ready, and has it written, answered and
-    started. Drivers are added once, before the first request. `gathers`: a write may wait for a turn
+    """See the module's text. Drivers are added once, before the first request. `gathers`: a write may wait for a turn
     or two of the event loop for others to join it. `new_writer` makes the writer for the journal, if there is one.
     """
 

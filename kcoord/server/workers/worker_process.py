@@ -22,7 +22,6 @@ from kcoord.config import BrokerConfig, Listener
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.records import BrokerRegistration
 from kcoord.server.broker import Broker
-from kcoord.server.clock import Clock
 from kcoord.server.composition import compose, load_metadata, local_log
 from kcoord.server.disk.data_folder import DataFolder
 from kcoord.server.environment import Environment
@@ -31,6 +30,7 @@ from kcoord.server.net.listener import SocketListener
 from kcoord.server.process import BrokerProcess
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import MetadataService
+from kcoord.server.shards.shard_service import Clock
 from kcoord.server.workers.metadata_follower import MetadataFollower
 from kcoord.server.workers.metadata_followers import ControllerMetadataService
 from kcoord.server.workers.peer_link import Peers
@@ -102,7 +102,8 @@ def _name_in_log(node_id: int) -> None:
 
 
 async def _run(launch: Launch, on_ready: Callable[[], None]) -> None:
-    environment = Environment(asyncio.get_running_loop(), Clock(), owns_heap=True)
+    clock = Clock()
+    environment = Environment(asyncio.get_running_loop(), clock.now_ms, clock_gain_ms=clock.gain_ms, owns_heap=True)
     folder = DataFolder(
         launch.own.config,
         environment.now_ms(),

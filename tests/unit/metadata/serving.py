@@ -19,7 +19,6 @@ from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.messages import (
     Message,
 )
-from tests.support.shown_clock import ShownClock
 from tests.unit.metadata.cluster import Cluster
 
 T = TypeVar("T")
@@ -64,7 +63,7 @@ class Metadata:
 
 def broker_of(cluster: Cluster) -> Broker:
     loop = cast("asyncio.AbstractEventLoop", asyncio._get_running_loop())  # none where nothing waits
-    broker = Broker(cluster.config, Environment(loop, ShownClock(lambda: cluster.now_ms)), "the-cluster")
+    broker = Broker(cluster.config, Environment(loop, lambda: cluster.now_ms), "the-cluster")
     broker.image = cluster.image
     service = broker.metadata = Metadata(cluster)
     service.broker = broker

@@ -20,7 +20,6 @@ from kcoord.storage.memory_file_system import MemoryFileSystem, keep_everything
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import FeatureLevelRecord, Message, PartitionRecord, TopicRecord
-from tests.support.shown_clock import ShownClock
 
 T = TypeVar("T")
 
@@ -76,7 +75,7 @@ class Harness:
         self.config = BrokerConfig.from_properties(properties)
         self.now = 1_700_000_000_000
         self.image = image_of(TOPICS)
-        environment = Environment(asyncio.get_running_loop(), ShownClock(lambda: self.now))
+        environment = Environment(asyncio.get_running_loop(), lambda: self.now)
         self.folder = DataFolder(self.config, self.now, self.file_system)
         self.broker: Broker = compose(
             self.config, environment, self.folder, new_metadata=lambda broker, times: Metadata(self.image)

@@ -21,7 +21,6 @@ import pytest
 
 from kcoord.config import BrokerConfig
 from kcoord.server.api.api_table import Api, ApiTable, CloseConnection
-from kcoord.server.clock import Clock
 from kcoord.server.composition import compose
 from kcoord.server.disk.data_folder import DataFolder
 from kcoord.server.environment import Environment
@@ -96,9 +95,9 @@ class Process(BrokerProcess):
 async def running_broker() -> AsyncIterator[Process]:
     """A broker whose files are in memory, whose clock stands still, and whose identifiers are always the same."""
     config = BrokerConfig.from_properties(SETTINGS)
-    clock = Clock(wall_ns=lambda: NOW_NS, monotonic_ns=lambda: 0)
-    environment = Environment(asyncio.get_running_loop(), clock, uuids=RandomUuids(Random(0).randbytes))
-    folder = DataFolder(config, clock.now_ms(), MemoryFileSystem(), uuids=environment.uuids)
+    uuids = RandomUuids(Random(0).randbytes)
+    environment = Environment(asyncio.get_running_loop(), lambda: NOW_NS // 1_000_000, uuids=uuids)
+    folder = DataFolder(config, environment.now_ms(), MemoryFileSystem(), uuids=environment.uuids)
     process = Process(compose(config, environment, folder), environment, folder)
     await process.start()
     try:
