@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running broker tells Prometheus, off unless `kcoord.metrics.port` is set.
+"""The metrics of a running broker for Prometheus. They are off unless `kcoord.metrics.port` is set.
 
-`measures` are plain objects that count and time; they cost nothing where metrics are off, since nobody makes them.
-`exposition` reads them, and what the broker knows anyhow, when it is scraped; the Prometheus library is imported there.
+`measures` has plain objects that count and time. If metrics are off, these objects do not exist and cost nothing.
+`exposition` serves the page. It alone imports the Prometheus library.
+
+Threads: all measures belong to the thread of the event loop. A scrape runs in a thread of the HTTP server. It asks the
+event loop for a snapshot of plain numbers, waits for it at most SCRAPE_SECONDS, and formats the text in its own thread.
+The event loop never waits for a scrape. All counters begin at 0 when the process starts; nothing is stored.
 """

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics page over HTTP: Kafka's names as its JMX exporter writes them, in snake case, and our own as `kcoord_`.
+"""The metrics page over HTTP.
 
-The HTTP server has a thread of its own. A scrape takes a `Snapshot` of plain numbers in the event loop, in slices, so
-that many groups make no pause; the text is made in the thread.
+Kafka's metrics have the names of its JMX exporter in snake case. Metrics that only kcoord has begin with `kcoord_`.
+
+The HTTP server has its own threads. A scrape takes a `MetricsSnapshot` in the event loop, in slices, so that many
+groups do not block the loop. The text is formatted in the server's thread.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ KIP_496_NAMES = {
     "offset_expiration": "offset_expirations",
     "offset_deletion": "offset_deletions",
 }
-"""The fourth, group_completed_rebalances, has a label for the protocol."""
+"""Names of KIP-496. Its fourth meter, group_completed_rebalances, has a label for the protocol."""
 GROUP_STATES = {
     "classic": ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"),
     "consumer": ("Empty", "Assigning", "Reconciling", "Stable", "Dead"),
@@ -49,7 +51,7 @@ SHARD_STATES = ("loading", "active", "failed")
 
 @dataclass(slots=True)
 class Timing:
-    """The values of one histogram at one moment."""
+    """A copy of the values of a histogram."""
 
     counts: Sequence[int]
     sum_ms: float
@@ -62,25 +64,25 @@ class Timing:
 
 @dataclass(slots=True)
 class MetricsSnapshot:
-    """Everything on the page but what the library itself adds (process and garbage collector)."""
+    """All values of the page except those that the library adds (process and garbage collector)."""
 
     requests: Sequence[tuple[int, int, Timing]]
-    """(API key, version, times)"""
+    """(API key, version, times) of every API version that was requested."""
     connections: Mapping[str, int]
-    """By listener."""
+    """Open connections by listener."""
     groups: Mapping[tuple[str, str], int]
-    """By protocol and state."""
+    """Number of groups by protocol and state."""
     counters: Mapping[str, int]
-    """By the name of Kafka's sensor, which follows `kafka_group_coordinator_metrics_`."""
+    """Counts by the name of Kafka's sensor, without the prefix `kafka_group_coordinator_metrics_`."""
     rates: Mapping[str, float]
-    """Per second, by the same names."""
+    """Events per second, by the same names."""
     completed: Mapping[str, int]
     """Completed rebalances by protocol."""
     queue_size: int
     idle_ratios: tuple[float, float]
-    """The average and the lowest one."""
+    """The average ratio and the lowest ratio."""
     shards: Mapping[tuple[str, str], int]
-    """By coordinator and state."""
+    """Number of shards by coordinator and state."""
     loads: Mapping[str, Timing]
     """Load times of shards by coordinator."""
     append: Timing
@@ -93,7 +95,7 @@ TakeSnapshot: TypeAlias = Callable[[], Coroutine[object, object, MetricsSnapshot
 
 
 class BrokerCollector(Collector):
-    """Called in the thread of the HTTP server."""
+    """Collects the metrics of a scrape, in a thread of the HTTP server."""
 
     def __init__(
         self, take: Callable[[], Coroutine[object, object, MetricsSnapshot]], loop: asyncio.AbstractEventLoop
@@ -102,7 +104,11 @@ class BrokerCollector(Collector):
         self._loop = loop
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the registry would collect at once instead, in the thread of the event loop that has to answer."""
+        """Returns nothing.
+
+        Without this method the registry would collect when the collector is registered, in the thread of the event
+        loop, and would wait there for the event loop itself.
+        """
         return []
 
     def collect(self) -> Iterable[Metric]:
@@ -120,7 +126,7 @@ class BrokerCollector(Collector):
 
 
 def families(snapshot: MetricsSnapshot) -> list[Metric]:
-    """The metrics of a snapshot."""
+    """Returns the metrics of a snapshot."""
     return [
         *_requests(snapshot),
         _gauge(
@@ -135,12 +141,19 @@ def families(snapshot: MetricsSnapshot) -> list[Metric]:
         _histogram(
             "kafka_log_flush_rate_and_time_ms", "Flushes of coordinator and metadata logs.", [], {(): snapshot.flush}
         ),
-        _histogram("kcoord_event_loop_lag_ms", "How late the event loop was, asked often.", [], {(): snapshot.lag}),
+        _histogram(
+            "kcoord_event_loop_lag_ms", "Pauses of the event loop, measured every 10 ms.", [], {(): snapshot.lag}
+        ),
         _gauge(
             "kcoord_event_loop_lag_max_ms", "The longest pause of the event loop.", [], {(): snapshot.lag.largest_ms}
         ),
-        _histogram("kcoord_event_loop_own_lag_ms", "What of that it computed itself.", [], {(): snapshot.own_lag}),
-        _gauge("kcoord_event_loop_own_lag_max_ms", "The longest of them.", [], {(): snapshot.own_lag.largest_ms}),
+        _histogram(
+            "kcoord_event_loop_own_lag_ms",
+            "The part of these pauses in which the event loop used the CPU.",
+            [],
+            {(): snapshot.own_lag},
+        ),
+        _gauge("kcoord_event_loop_own_lag_max_ms", "The longest such part.", [], {(): snapshot.own_lag.largest_ms}),
     ]
 
 
@@ -150,12 +163,14 @@ def _requests(snapshot: MetricsSnapshot) -> list[Metric]:
     for api_key, version, timing in snapshot.requests:
         name = _api_name(api_key)
         counts[name, str(version)] = sum(timing.counts)
-        known = times.get((name,))
-        times[name,] = timing if known is None else _sum(known, timing)
+        earlier = times.get((name,))
+        times[name,] = timing if earlier is None else _sum(earlier, timing)
     prefix = "kafka_network_request_metrics"
     return [
-        _counter(f"{prefix}_requests", "Requests that were answered or refused.", ["request", "version"], counts),
-        _histogram(f"{prefix}_total_time_ms", "From the whole request to its answer.", ["request"], times),
+        _counter(
+            f"{prefix}_requests", "Requests that got a response, including errors.", ["request", "version"], counts
+        ),
+        _histogram(f"{prefix}_total_time_ms", "Time from the received request to its response.", ["request"], times),
     ]
 
 
@@ -176,7 +191,7 @@ def _groups(snapshot: MetricsSnapshot) -> list[Metric]:
         _counter(f"{GROUPS}_group_completed_rebalances", "Completed rebalances by protocol.", ["protocol"], completed),
         _gauge(
             f"{GROUPS}_event_queue_size",
-            "Requests that wait to be processed, background tasks, and timers that are due.",
+            "Requests that wait to be processed, background tasks, and due timers.",
             [],
             {(): snapshot.queue_size},
         ),
@@ -188,7 +203,7 @@ def _groups(snapshot: MetricsSnapshot) -> list[Metric]:
         ),
         _gauge(
             f"{GROUPS}_thread_idle_ratio_min",
-            "The same for the busiest of these seconds.",
+            "The idle share of the busiest of these seconds.",
             [],
             {(): snapshot.idle_ratios[1]},
         ),
@@ -196,11 +211,13 @@ def _groups(snapshot: MetricsSnapshot) -> list[Metric]:
 
 
 def _meter(name: str, snapshot: MetricsSnapshot) -> Iterable[Metric]:
-    """One of Kafka's meters: `-count` and `-rate` as Kafka names them, and as a counter by that name and KIP-496's."""
+    """Yields a meter of Kafka: its `-count` and `-rate`, and a counter under its own name and under that of KIP-496."""
     text, count = METERS[name], snapshot.counters[name]
     yield _counter(f"{GROUPS}_{name}", text, [], {(): count})
     yield _gauge(f"{GROUPS}_{name}_count", text, [], {(): count})
-    yield _gauge(f"{GROUPS}_{name}_rate", f"{text[:-1]}, per second of the last 30.", [], {(): snapshot.rates[name]})
+    yield _gauge(
+        f"{GROUPS}_{name}_rate", f"{text[:-1]}, per second over the last 30 s.", [], {(): snapshot.rates[name]}
+    )
     if name in KIP_496_NAMES:
         yield _counter(f"{GROUPS}_{KIP_496_NAMES[name]}", text, [], {(): count})
 
@@ -230,23 +247,25 @@ def _runtime(snapshot: MetricsSnapshot) -> list[Metric]:
             [],
             {(): groups.sum_ms / max(sum(groups.counts), 1)},
         ),
-        _gauge(f"{GROUPS}_partition_load_time_max", "The longest of them.", [], {(): groups.largest_ms}),
-        _histogram(f"{RUNTIME}_partition_load_time_ms", "Loading of a coordinator partition.", ["coordinator"], loads),
-        _gauge(f"{RUNTIME}_partition_load_time_max_ms", "The longest of them.", ["coordinator"], longest),
+        _gauge(f"{GROUPS}_partition_load_time_max", "The longest load time in ms.", [], {(): groups.largest_ms}),
+        _histogram(
+            f"{RUNTIME}_partition_load_time_ms", "Load time of a coordinator partition.", ["coordinator"], loads
+        ),
+        _gauge(f"{RUNTIME}_partition_load_time_max_ms", "The longest load time.", ["coordinator"], longest),
     ]
 
 
 def _api_name(api_key: int) -> str:
-    """Kafka's spelling, for example OffsetCommit."""
+    """Returns Kafka's spelling, for example OffsetCommit."""
     try:
         return ApiKey(api_key).name.replace("_", " ").title().replace(" ", "")
     except ValueError:
         return str(api_key)
 
 
-def _sum(one: Timing, other: Timing) -> Timing:
-    counts = tuple(a + b for a, b in zip(one.counts, other.counts, strict=True))
-    return Timing(counts, one.sum_ms + other.sum_ms, max(one.largest_ms, other.largest_ms))
+def _sum(left: Timing, right: Timing) -> Timing:
+    counts = tuple(a + b for a, b in zip(left.counts, right.counts, strict=True))
+    return Timing(counts, left.sum_ms + right.sum_ms, max(left.largest_ms, right.largest_ms))
 
 
 def _counter(name: str, text: str, labels: Sequence[str], values: Mapping[tuple[str, ...], float]) -> Metric:
@@ -277,7 +296,7 @@ def _histogram(name: str, text: str, labels: Sequence[str], values: Mapping[tupl
 
 
 class MetricsServer:
-    """The page at `/metrics`. OSError where host and port cannot be had."""
+    """Serves the page at `/metrics`. Raises OSError if host and port cannot be bound."""
 
     def __init__(
         self,
@@ -294,7 +313,7 @@ class MetricsServer:
         self.port = int(self._server.server_port)
 
     def close(self) -> None:
-        """Takes no further scrapes. Nobody waits for the thread: a scrape in it may wait for us."""
+        """Stops accepting scrapes. Does not wait for a running scrape, since it may wait for the calling event loop."""
         Thread(target=self._end, name="kcoord-metrics-end", daemon=True).start()
 
     def _end(self) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counting and timing while requests run: plain integers in plain objects, used from the event loop or by one thread.
+"""Counts and times requests with plain integers. Each object is used by one thread, which is usually the event loop's.
 
-Times are in milliseconds as in Kafka's own metrics, whose names are those of `exposition`.
+Times are in milliseconds, as in Kafka's metrics. `exposition` has the names of the metrics.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ BUCKETS_MS: Final = (
     *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0),
     *(50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10000.0),
 )
-"""Upper bounds of the buckets of every histogram; the last bucket, above them all, has no bound."""
+"""Upper bounds of the buckets of every histogram. The last bucket has no bound."""
 
 LAG_CHECK_SECONDS: Final = 0.01
 SAMPLE_SECONDS: Final = 1.0
 WINDOW_SECONDS: Final = 30
-"""How long Kafka's samples last (metrics.sample.window.ms)."""
+"""The window of the rates; Kafka's is metrics.sample.window.ms."""
 
 _KEY_AND_VERSION: Final = Struct(">hh")
 _MAX_REQUEST_KINDS: Final = 1000
 
 
 class Histogram:
-    """How often something took how long, in `BUCKETS_MS`; with its sum and its largest value."""
+    """A histogram of durations with the buckets `BUCKETS_MS`, with their sum and the largest value."""
 
     __slots__ = ("counts", "largest_ms", "sum_ms")
 
@@ -51,7 +51,7 @@ class Histogram:
 
 
 class RequestMeasures:
-    """The requests of all connections by their first four bytes: API key and version."""
+    """Times of the requests of all connections, by their first four bytes: API key and version."""
 
     __slots__ = ("_by_start",)
 
@@ -59,21 +59,22 @@ class RequestMeasures:
         self._by_start: dict[bytes, Histogram] = {}
 
     def add(self, start: bytes, seconds: float) -> None:
-        """A request that begins with `start` was answered after `seconds`."""
+        """Adds a request that begins with `start` and got its response after `seconds`."""
         histogram = self._by_start.get(start)
         if histogram is None:
+            # The bytes come from clients, so their number is bounded.
             if len(start) < _KEY_AND_VERSION.size or len(self._by_start) >= _MAX_REQUEST_KINDS:
-                return  # bytes of strangers must not fill the memory
+                return
             histogram = self._by_start[start] = Histogram()
         histogram.add(seconds * 1000)
 
     def items(self) -> list[tuple[int, int, Histogram]]:
-        """(API key, version, histogram), in that order."""
-        return sorted((*_KEY_AND_VERSION.unpack(start), found) for start, found in self._by_start.items())
+        """Returns (API key, version, histogram), sorted by key and version."""
+        return sorted((*_KEY_AND_VERSION.unpack(start), histogram) for start, histogram in self._by_start.items())
 
 
 class WriteMeasures:
-    """The writes of coordinator and metadata logs; `append` is up to the page cache, `flush` until the disk has it."""
+    """Times of the writes of coordinator and metadata logs: `append` to the page cache, `flush` to the disk."""
 
     __slots__ = ("append", "flush")
 
@@ -83,10 +84,10 @@ class WriteMeasures:
 
 
 class LoopLag:
-    """How late the event loop is: a timer that should come every `LAG_CHECK_SECONDS`, and how much later it does.
+    """Measures pauses of the event loop: how late a timer fires that is due every `LAG_CHECK_SECONDS`.
 
-    So it sees every pause that is longer than that, less a part of up to that length. `own` is what of it the thread of
-    the loop itself computed: a pause of the broker and not of the machine.
+    It sees every pause that is longer than this interval, and measures it too short by up to this interval. `own` is
+    the part in which the loop's thread used the CPU: a pause of the broker, not of the machine.
     """
 
     __slots__ = ("_cpu", "_due", "_loop", "_timer", "histogram", "own")
@@ -103,7 +104,7 @@ class LoopLag:
         self._timer = self._loop.call_later(LAG_CHECK_SECONDS, self._check)
 
     def _check(self) -> None:
-        # Not the loop's own time, which stands still during a turn; its timers have whole milliseconds.
+        # The loop's own time does not advance during a turn, and its timers have whole milliseconds.
         lag = max(time.perf_counter() - self._due, 0.0)
         self.histogram.add(lag * 1000)
         self.own.add(min(lag, time.thread_time() - self._cpu) * 1000)
@@ -115,10 +116,10 @@ class LoopLag:
 
 
 class RecentRates:
-    """What Kafka's sensors tell of the last `WINDOW_SECONDS`, from one sample a second: how idle the thread of the
-    event loop was, and how fast counters grew.
+    """The values of Kafka's sensors for the last `WINDOW_SECONDS`: idle ratios of the thread, and rates of counters.
 
-    A thread is idle while it uses no CPU time: it waits for requests, for the disk, or for its turn at the processor.
+    They come from one sample per second. A thread is idle while it uses no CPU time: it waits for requests, for the
+    disk, or for the processor.
     """
 
     __slots__ = ("_counters", "_idle_ratios", "_loop", "_samples", "_timer")
@@ -127,17 +128,17 @@ class RecentRates:
         self._loop = loop
         self._counters = counters
         self._samples: deque[tuple[float, float, Mapping[str, int]]] = deque(maxlen=WINDOW_SECONDS + 1)
-        """Wall time, CPU time of the thread, and the counters."""
+        """Samples: wall time and CPU time of the thread in seconds, and the counters."""
         self._idle_ratios: deque[float] = deque(maxlen=WINDOW_SECONDS)
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begins to take samples, in the thread that calls."""
+        """Takes a sample now and then every second, in the calling thread."""
         self.take(time.perf_counter(), time.thread_time())
         self._timer = self._loop.call_later(SAMPLE_SECONDS, self.start)
 
     def take(self, now: float, cpu: float) -> None:
-        """Takes one sample; times are in seconds."""
+        """Takes one sample. Times are in seconds."""
         if self._samples:
             before, cpu_before, _ = self._samples[-1]
             busy = (cpu - cpu_before) / (now - before) if now > before else 0.0
@@ -145,12 +146,12 @@ class RecentRates:
         self._samples.append((now, cpu, dict(self._counters())))
 
     def idle_ratios(self) -> tuple[float, float]:
-        """The average and the lowest share of a second in which the thread was idle; 1 before the second sample."""
+        """Returns the average and the lowest idle ratio of a second; 1.0 before the second sample."""
         ratios = self._idle_ratios or (1.0,)
         return sum(ratios) / len(ratios), min(ratios)
 
     def rates(self, now: float) -> Mapping[str, float]:
-        """By counter: events per second of the window, or of the time since the start if that is shorter."""
+        """Returns events per second by counter, over the window, or since the start if that is shorter."""
         counters = self._counters()
         began, _, before = self._samples[0] if self._samples else (now, 0.0, counters)
         span = max(now - began, SAMPLE_SECONDS)
@@ -162,7 +163,7 @@ class RecentRates:
 
 
 class Measures:
-    """Everything that is measured while metrics are on."""
+    """All measures of a broker with metrics."""
 
     __slots__ = ("lag", "recent", "requests", "writes")
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures, and the page that shows them."""
+"""Tests of kcoord.metrics."""

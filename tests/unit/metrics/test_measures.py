@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures count what happened, bound what strangers can make them keep, and become text that Prometheus reads."""
+"""Measures count events, bound their memory against hostile clients, and become text that Prometheus parses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_histogram_puts_each_value_below_the_first_bound_that_is_not_smaller()
     assert len(histogram.counts) == len(BUCKETS_MS) + 1
 
 
-def test_requests_of_one_api_and_version_are_one_row_and_strangers_cannot_add_without_end() -> None:
+def test_requests_are_counted_by_api_and_version_with_a_bounded_number_of_rows() -> None:
     requests = RequestMeasures()
     requests.add(b"\x00\x03\x00\x0d", 0.001)
     requests.add(b"\x00\x03\x00\x0d", 0.003)
@@ -34,8 +34,8 @@ def test_requests_of_one_api_and_version_are_one_row_and_strangers_cannot_add_wi
         requests.add(number.to_bytes(4, "big"), 0)
     rows = requests.items()
     assert len(rows) == 1000
-    (found,) = [histogram for key, version, histogram in rows if (key, version) == (3, 13)]
-    assert (found.count, found.sum_ms) == (2, 4.0)
+    (metadata_requests,) = [histogram for key, version, histogram in rows if (key, version) == (3, 13)]
+    assert (metadata_requests.count, metadata_requests.sum_ms) == (2, 4.0)
 
 
 async def test_loop_lag_sees_a_pause() -> None:
@@ -47,7 +47,7 @@ async def test_loop_lag_sees_a_pause() -> None:
         await asyncio.sleep(0.001)
     lag.stop()
     assert lag.histogram.largest_ms > 30
-    assert lag.own.largest_ms < lag.histogram.largest_ms  # it slept
+    assert lag.own.largest_ms < lag.histogram.largest_ms  # asleep, it used no CPU
 
 
 def timing(*values: float) -> Timing:
@@ -80,7 +80,7 @@ class Fixed(Collector):
         return families(SNAPSHOT)
 
 
-def test_the_page_can_be_read_and_says_what_the_snapshot_says() -> None:
+def test_prometheus_can_parse_the_page_and_finds_the_values_of_the_snapshot() -> None:
     registry = CollectorRegistry()
     registry.register(Fixed())
     samples = {
@@ -137,8 +137,8 @@ group-count:protocol=classic group-count:protocol=consumer num-partitions:state=
 num-partitions:state=failed consumer-group-count:state=Empty consumer-group-count:state=Assigning
 consumer-group-count:state=Reconciling consumer-group-count:state=Stable consumer-group-count:state=Dead
 """
-"""Attributes of kafka.server:type=group-coordinator-metrics, as a broker names them over JMX. Left out are those of
-share and streams groups and the times of single events.
+"""Attributes of kafka.server:type=group-coordinator-metrics, as a broker names them over JMX. The attributes of share
+and streams groups and the times of single events are left out.
 """
 
 
@@ -159,8 +159,8 @@ async def test_rates_and_idle_ratios_are_those_of_the_last_30_seconds() -> None:
     assert (recent.idle_ratios(), recent.rates(0.0)) == ((1.0, 1.0), {"offset_commit": 0.0})
     recent.take(0.0, 5.0)
     counts["offset_commit"] += 30
-    recent.take(1.0, 5.25)  # a quarter of the second was computed
-    recent.take(2.0, 6.25)  # all of it
+    recent.take(1.0, 5.25)  # a quarter of this second was CPU time
+    recent.take(2.0, 6.25)  # the whole second was CPU time
     assert recent.idle_ratios() == (0.375, 0.0)
     assert recent.rates(3.0) == {"offset_commit": 10.0}
     for second in range(3, 40):
