@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configs of client metrics subscriptions (KIP-714), and what they say about a client."""
+"""Configs of client metrics subscriptions (KIP-714), and the clients that they match."""
 
 from __future__ import annotations
 
@@ -29,14 +29,18 @@ MATCH_PARAMETERS = frozenset(
 
 
 class Pattern(Protocol):
-    """A compiled expression."""
+    """A compiled regular expression."""
 
     def fullmatch(self, text: str) -> object | None: ...
 
 
 @lru_cache(maxsize=256)
 def _compiled(pattern: str) -> Pattern:
-    """Whoever may set configs may not stop the broker with an expression: RE2 takes linear time, and bounded memory."""
+    """Returns a compiled pattern.
+
+    A client that may set configs must not be able to block the broker with an expression. RE2 takes linear time and
+    bounded memory.
+    """
     import re2
 
     options = re2.Options()
@@ -48,32 +52,36 @@ def _compiled(pattern: str) -> Pattern:
 
 @dataclass(slots=True, frozen=True)
 class MetricsSubscription:
-    """What a subscription asks of the clients that it is for: those that match all of `patterns`, by attribute."""
+    """The metrics that a subscription requests from its clients.
+
+    These are the clients whose attributes match all `patterns`, pairs of attribute and regular expression.
+    """
 
     metrics: tuple[str, ...]
     interval_ms: int
     patterns: tuple[tuple[str, str], ...]
 
     def matches(self, attributes: Mapping[str, str]) -> bool:
-        """The whole of each attribute has to match."""
+        """Returns whether a client matches. A pattern must match the whole attribute."""
         return all(
             _compiled(pattern).fullmatch(attributes.get(name, "")) is not None for name, pattern in self.patterns
         )
 
 
 def subscriptions_of(image: MetadataImage) -> tuple[MetricsSubscription, ...]:
-    """All subscriptions, in the order of their names. What another program has put into the log and cannot be used is
-    left out.
+    """Returns all subscriptions, in the order of their names.
+
+    Unusable subscriptions are left out. Another program may have written them to the log.
     """
-    found = []
+    subscriptions = []
     for name in image.resource_names(CLIENT_METRICS_RESOURCE):
         configs = image.client_metrics_configs(name)
         try:
             check_client_metrics_configs(configs)
         except KafkaError:
             continue
-        found.append(_subscription(configs))
-    return tuple(found)
+        subscriptions.append(_subscription(configs))
+    return tuple(subscriptions)
 
 
 def _subscription(configs: Mapping[str, str]) -> MetricsSubscription:
@@ -88,7 +96,7 @@ def _subscription(configs: Mapping[str, str]) -> MetricsSubscription:
 
 
 def check_client_metrics_configs(configs: Mapping[str, str]) -> None:
-    """KafkaError for unknown keys and values that cannot be used."""
+    """Raises KafkaError for unknown keys and values that cannot be used."""
     for name, text in configs.items():
         key = CLIENT_METRICS_KEYS.get(name)
         if key is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Duplicates in requests: which keys come more than once, and the first entry of each key."""
+"""Duplicates in requests: the keys that occur more than once, and the first entry of each key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 def duplicates(keys: Iterable[K]) -> set[K]:
-    """The keys that occur more than once."""
+    """Returns the keys that occur more than once."""
     seen: set[K] = set()
     repeated: set[K] = set()
     for key in keys:
@@ -21,13 +21,13 @@ def duplicates(keys: Iterable[K]) -> set[K]:
 
 
 def once(keys: Iterable[K]) -> set[K]:
-    """The keys that occur once."""
+    """Returns the keys that occur exactly once."""
     return {key for key, count in Counter(keys).items() if count == 1}
 
 
 def first_of_each(items: Iterable[V], key: Callable[[V], Hashable]) -> list[V]:
-    """`items` without those whose key came before, in the order given."""
-    found: dict[Hashable, V] = {}
+    """Returns the first item of each key, in the order of `items`."""
+    first_items: dict[Hashable, V] = {}
     for item in items:
-        found.setdefault(key(item), item)
-    return list(found.values())
+        first_items.setdefault(key(item), item)
+    return list(first_items.values())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """IncrementalAlterConfigs and AlterConfigs as pure functions of the image. Each resource succeeds or fails as a whole.
 
-BROKER_LOGGER resources are not in the metadata log: the server answers them itself, before it comes here.
+BROKER_LOGGER resources are not in the metadata log. The server handles them before it calls these functions.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class AlterOperation(IntEnum):
 def incremental_alter_configs(
     image: MetadataImage, config: BrokerConfig, request: IncrementalAlterConfigsRequest
 ) -> CoordinatorResult[IncrementalAlterConfigsResponse]:
-    """Changes the keys that are named and leaves the others as they are."""
+    """Changes the keys that the request names. All other keys keep their values."""
     result = CoordinatorResult(IncrementalAlterConfigsResponse())
     repeated = duplicates((resource.resource_type, resource.resource_name) for resource in request.resources)
     for resource in request.resources:
         kind, name = resource.resource_type, resource.resource_name
-        changes = [(one.name, one.config_operation, one.value) for one in resource.configs]
+        changes = [(entry.name, entry.config_operation, entry.value) for entry in resource.configs]
         answer = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
             error_message=None, resource_type=kind, resource_name=name
         )
@@ -87,12 +87,12 @@ def incremental_alter_configs(
 def alter_configs(
     image: MetadataImage, config: BrokerConfig, request: AlterConfigsRequest
 ) -> CoordinatorResult[AlterConfigsResponse]:
-    """Replaces all configs of a resource by those that are named."""
+    """Replaces all configs of a resource by those of the request."""
     result = CoordinatorResult(AlterConfigsResponse())
     repeated = duplicates((resource.resource_type, resource.resource_name) for resource in request.resources)
     for resource in request.resources:
         kind, name = resource.resource_type, resource.resource_name
-        changes: list[Change] = [(one.name, AlterOperation.SET, one.value) for one in resource.configs]
+        changes: list[Change] = [(entry.name, AlterOperation.SET, entry.value) for entry in resource.configs]
         answer = AlterConfigsResponse.AlterConfigsResourceResponse(
             error_message=None, resource_type=kind, resource_name=name
         )
@@ -146,7 +146,7 @@ def _check_resource(image: MetadataImage, config: BrokerConfig, kind: int, name:
 
 
 def _check_topic_exists(image: MetadataImage, kind: int, name: str) -> None:
-    """Kafka looks for the topic when it has checked the configs."""
+    """Raises KafkaError if the topic does not exist. Kafka, too, checks this after the configs."""
     if kind == TOPIC_RESOURCE and name not in image.topics:
         raise KafkaError(Errors.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
 
@@ -163,7 +163,7 @@ def _check_broker_name(image: MetadataImage, config: BrokerConfig, name: str) ->
 
 
 def _apply(config: BrokerConfig, kind: int, old: Mapping[str, str], changes: Sequence[Change]) -> dict[str, str]:
-    """The configs of the resource after the changes."""
+    """Returns the configs of the resource after the changes."""
     new = dict(old)
     for name, operation, value in changes:
         if operation == AlterOperation.DELETE:
@@ -200,7 +200,7 @@ def _keys_of(kind: int) -> Mapping[str, ConfigKey]:
 
 
 def _default(config: BrokerConfig, kind: int, key: ConfigKey) -> str:
-    """What a list is before it is set for the resource itself."""
+    """Returns the value of a list key that the resource does not set."""
     if kind == TOPIC_RESOURCE:
         return value_to_string(topic_default(config, key.name)) or ""
     if kind == BROKER_RESOURCE:
@@ -220,7 +220,7 @@ def _altered(
     new: Mapping[str, str],
     changes: Sequence[Change],
 ) -> list[CoordinatorRecord]:
-    """Checks what the resource would have, and makes the records of what differs."""
+    """Checks the new configs of a resource; returns the records for the keys that change."""
     try:
         if kind == TOPIC_RESOURCE:
             check_topic_configs(config, new)
@@ -239,10 +239,10 @@ def _altered(
 def _check_broker_configs(
     image: MetadataImage, config: BrokerConfig, name: str, new: Mapping[str, str], changed: Sequence[str]
 ) -> None:
-    """Everything that is wrong with a dynamic broker config is INVALID_REQUEST, as observed in Kafka 4.3.1."""
+    """Raises INVALID_REQUEST for any error in a dynamic broker config (observed in Kafka 4.3.1)."""
     _check_update_modes(name, changed)
-    others = image.broker_configs() if name != ALL_BROKERS else image.broker_configs(config.node_id)
-    effective = {**new, **others} if name == ALL_BROKERS else {**others, **new}
+    other_configs = image.broker_configs() if name != ALL_BROKERS else image.broker_configs(config.node_id)
+    effective = {**new, **other_configs} if name == ALL_BROKERS else {**other_configs, **new}
     try:
         for key_name, text in new.items():
             key = broker_key(key_name)
@@ -254,7 +254,10 @@ def _check_broker_configs(
 
 
 def _check_update_modes(broker_name: str, changed: Sequence[str]) -> None:
-    """Which keys may be changed while a broker runs, and for whom; the texts are those of Kafka 4.3.1."""
+    """Raises KafkaError for keys that cannot be changed while a broker runs, or not for all brokers.
+
+    The texts are those of Kafka 4.3.1.
+    """
     keys = [key for name in changed if (key := BROKER_KEYS.get(name)) is not None]
     _refuse("Cannot update these configs dynamically", [key.name for key in keys if not key.dynamic])
     _refuse(

@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of creation times between groups and partitions, where several processes give them (KIP-1327). Pure.
+"""The order of creation times of groups and partitions that several processes create (KIP-1327). Pure.
 
-A partition is new to a group if its creation time is after the group's. The controller stamps partitions, the worker of
-a group's coordinator stamps the group, and their clocks differ. What has to hold is:
+A partition is new to a group if its creation time is after the group's. The controller stamps partitions. The worker of
+a group's coordinator stamps the group. Their clocks differ. Two rules must hold:
 
-* a partition that a coordinator does not know when it creates a group is newer than that group;
-* a partition that it knows is not newer.
+* A partition that a coordinator does not know when it creates a group is newer than that group.
+* A partition that it knows is not newer.
 
 The second rule is simple: a group is never older than the newest partition in the coordinator's image. For the first
-rule every operation that makes partitions takes these steps:
+rule, every operation that creates partitions takes these steps:
 
-1. The controller asks all workers. A worker answers with the latest creation time that it has given or could give now,
-   and gives no later time until the operation is over (`CreationLimits`), except the time of a newer partition that it
-   gets to know.
-2. The controller stamps the new partitions later than all answers, and later than all partitions before.
-3. The workers get the partitions, in the order of the metadata log, and then the word that the operation is over.
+1. The controller asks all workers. A worker answers with the latest creation time that it has given or could give now.
+   Until the operation is over, it gives no later time (`CreationLimits`), except the creation time of a newer partition
+   that it learns of.
+2. The controller stamps the new partitions later than all answers, and later than all earlier partitions.
+3. The workers receive the partitions, in the order of the metadata log, and then the message that the operation is
+   over.
 
-A worker that joins in between gets the limit with what it joins with. Of a worker that has ended, or does not answer in
-time, the controller knows how late it can have been: its last word, and the time since by the controller's clock. The
-clock of a process leans towards the wall clock by an eighth of that time at most.
+A worker that joins in between receives the limits of the current operations. If a worker has ended or does not answer
+in time, the controller assumes the latest time that the worker can have given: the newest time that it last reported,
+plus the time since then by the controller's clock, plus an eighth of that time. The eighth covers the worker's clock,
+which is adjusted towards the wall clock by at most an eighth of the elapsed time.
+
+Nothing here is durable. After a crash of the controller, all workers join again and report their newest times.
 """
 
 from __future__ import annotations
@@ -45,21 +49,27 @@ class _Operation(Generic[W]):
     waiting: set[W]
     newest_ms: int = UNKNOWN_TIME_MS
     limit_ms: int | None = None
-    """What groups may claim at most; None until the partitions are stamped."""
+    """The latest creation time that a group may get; None until the partitions are stamped."""
 
 
 class CreationOrder(Generic[W]):
-    """The controller's side. Times with `heard` are of any clock that never stops; all others are creation times."""
+    """The controller's side.
+
+    `heard_ms` is the time of a clock that never stops or goes back. All other times are creation times.
+    """
 
     def __init__(self) -> None:
         self._workers: dict[W, _LastWord] = {}
         self._operations: dict[int, _Operation[W]] = {}
         self._tickets = itertools.count(1)
         self._lost_ms = UNKNOWN_TIME_MS
-        """The latest creation time that a worker which has ended can have given."""
+        """The latest creation time that any worker that has ended can have given."""
 
     def join(self, worker: W, newest_ms: int, heard_ms: int) -> dict[int, int | None]:
-        """The limits of the operations under way, by their tickets; None where the worker is asked."""
+        """Adds a worker; returns the limits of the current operations by their tickets.
+
+        The limit is None if the operation now also waits for this worker's answer.
+        """
         self._workers[worker] = _LastWord(newest_ms, heard_ms)
         for operation in self._operations.values():
             if operation.limit_ms is None:
@@ -67,7 +77,7 @@ class CreationOrder(Generic[W]):
         return {ticket: operation.limit_ms for ticket, operation in self._operations.items()}
 
     def lose(self, worker: W, heard_ms: int) -> None:
-        """The worker has ended."""
+        """Removes a worker that has ended. Operations no longer wait for it."""
         if worker in self._workers:
             self._lost_ms = max(self._lost_ms, self._latest_of(worker, heard_ms))
             del self._workers[worker]
@@ -75,7 +85,7 @@ class CreationOrder(Generic[W]):
             operation.waiting.discard(worker)
 
     def begin(self) -> int:
-        """A ticket for an operation; `waiting` are the workers to be asked."""
+        """Begins an operation and returns its ticket. The caller then asks the workers in `waiting`."""
         ticket = next(self._tickets)
         self._operations[ticket] = _Operation(set(self._workers))
         return ticket
@@ -84,7 +94,10 @@ class CreationOrder(Generic[W]):
         return self._operations[ticket].waiting
 
     def answer(self, worker: W, ticket: int, newest_ms: int, heard_ms: int) -> None:
-        """The worker gives no later creation time until the operation is over. The operation may be over already."""
+        """Notes that a worker gives no later creation time than `newest_ms` until the operation is over.
+
+        The operation may already be over.
+        """
         if worker in self._workers:
             self._workers[worker] = _LastWord(newest_ms, heard_ms)
         operation = self._operations.get(ticket)
@@ -93,7 +106,7 @@ class CreationOrder(Generic[W]):
             operation.newest_ms = max(operation.newest_ms, newest_ms)
 
     def stamp(self, ticket: int, now_ms: int, newest_partition_ms: int, heard_ms: int) -> int:
-        """The creation time of the partitions; workers that have not answered are not waited for any longer."""
+        """Returns the creation time of the partitions. Stops waiting for workers that have not answered."""
         operation = self._operations[ticket]
         newest_ms = max(operation.newest_ms, newest_partition_ms, self._lost_ms)
         for worker in operation.waiting:
@@ -104,7 +117,7 @@ class CreationOrder(Generic[W]):
         return time_ms
 
     def end(self, ticket: int) -> None:
-        """All workers have been sent the partitions, or there are none."""
+        """Ends an operation: all workers have been sent the partitions, or none were created."""
         del self._operations[ticket]
 
     def _latest_of(self, worker: W, heard_ms: int) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies between two metadata images, as far as groups care: found once, then told to every shard."""
+"""The difference between two metadata images that groups need. It is computed once for all shards."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class TopicDelta:
     old: MetadataImage
     new: MetadataImage
     changed: frozenset[str]
-    """Made, changed, made again or deleted."""
+    """The topics that were created, changed, re-created or deleted."""
     gone: Sequence[str]
-    """Deleted, or made again under another id: what was known of them is void. Sorted."""
+    """The topics that were deleted, or re-created with another id. Their old state is invalid. Sorted."""
     come_or_gone: bool
-    """Whether there are other topic names than before."""
+    """True if the set of topic names changed."""
     racks_changed: bool
-    """Whether brokers have other racks than before."""
+    """True if the racks of the brokers changed."""
 
     @classmethod
     def between(cls, old: MetadataImage, new: MetadataImage) -> TopicDelta:
-        """Compares all topics; an image shares what did not change with the one before."""
+        """Compares all topics. This is fast, since an image shares unchanged topics with the image before it."""
         before = old.topics
         changed = {name for name, topic in new.topics.items() if before.get(name) is not topic}
         deleted = before.keys() - new.topics.keys()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DescribeConfigs says of a resource: each key's value, where it comes from, and what else could have given it.
+"""The answer of DescribeConfigs for a resource: the value of each key, its source, and its synonyms.
 
-Observed in Kafka 4.3.1: a topic's or group's own value comes first, then the broker keys of the same meaning in the
-order per-broker, cluster-wide, properties file, default; the source of a key is that of its first synonym.
+Observed in Kafka 4.3.1: a topic's or group's own value comes first. The broker keys of the same meaning follow, in the
+order per-broker, cluster-wide, properties file, default. The source of a key is the source of its first synonym.
 """
 
 from __future__ import annotations
@@ -59,11 +59,15 @@ _BROKER_CHAINS: Sequence[Sequence[str]] = (
     *([broker_key for broker_key, _ in key.synonyms] for key in TOPIC_KEYS.values()),
     ("node.id", "broker.id"),
 )
-"""Broker keys of one meaning, the one that wins first."""
+"""Broker keys of the same meaning; the first key that is set wins."""
 
 
 def _chain(name: str) -> Sequence[str]:
-    """What gives a key its value: other keys of its meaning, and for a listener's key that of all listeners."""
+    """Returns the keys that can give a key its value, the best first.
+
+    These are the broker keys of the same meaning. For the key of a listener, they are the key itself and the key for
+    all listeners.
+    """
     key = key_of_listener(name)
     if key is not None:
         return (name, key)
@@ -76,26 +80,26 @@ def _chain(name: str) -> Sequence[str]:
 def _broker_synonyms(
     config: BrokerConfig, image: MetadataImage, names: Iterable[str]
 ) -> list[tuple[str, str | None, ConfigOrigin]]:
-    """Everything that gives one of `names` a value on this broker, best first."""
+    """Returns all values of the keys `names` on this broker, the best first."""
     names = list(names)
     layers: list[tuple[Mapping[str, str], ConfigOrigin]] = [
         (image.broker_configs(config.node_id), ConfigOrigin.DYNAMIC_BROKER_CONFIG),
         (image.broker_configs(), ConfigOrigin.DYNAMIC_DEFAULT_BROKER_CONFIG),
         (config.explicit, ConfigOrigin.STATIC_BROKER_CONFIG),
     ]
-    found: list[tuple[str, str | None, ConfigOrigin]] = []
+    synonyms: list[tuple[str, str | None, ConfigOrigin]] = []
     for values, source in layers:
-        found += [(name, _shown(name, values[name]), source) for name in names if name in values]
+        synonyms += [(name, _shown(name, values[name]), source) for name in names if name in values]
     for name in names:
         key = BROKER_KEYS.get(name)
         default = value_to_string(key.default) if key is not None else None
         if default is not None:
-            found.append((name, _shown(name, default), ConfigOrigin.DEFAULT_CONFIG))
-    return found
+            synonyms.append((name, _shown(name, default), ConfigOrigin.DEFAULT_CONFIG))
+    return synonyms
 
 
 def _shown(name: str, value: str) -> str | None:
-    """Nobody knows what is in a value of an unknown key, so it is treated as a secret."""
+    """Returns a value as clients may see it. The value of an unknown key may be a secret, so it is hidden."""
     key = broker_key(name)
     return None if key is None or key.sensitive else value
 
@@ -109,7 +113,7 @@ def _entry(key: ConfigKey, value: str | None, synonyms: list[tuple[str, str | No
 def topic_config_entries(
     config: BrokerConfig, image: MetadataImage, overrides: Mapping[str, str]
 ) -> list[DescribedConfig]:
-    """All topic keys in alphabetical order; an internal key only where the topic sets it."""
+    """Returns all topic keys in alphabetical order. An internal key is included only if the topic sets it."""
     values = TopicConfig.resolve(config, overrides).values
     entries = []
     for name, key in TOPIC_KEYS.items():
@@ -124,7 +128,7 @@ def topic_config_entries(
 
 
 def broker_config_entries(config: BrokerConfig, image: MetadataImage) -> list[DescribedConfig]:
-    """All broker keys of this broker, then dynamic configs that it does not know."""
+    """Returns all broker keys of this broker, then keys that were set but are not in the table of keys."""
     entries = []
     dynamic = image.effective_broker_configs(config.node_id)
     for name, key in BROKER_KEYS.items():
@@ -140,7 +144,7 @@ def broker_config_entries(config: BrokerConfig, image: MetadataImage) -> list[De
 
 
 def cluster_config_entries(image: MetadataImage) -> list[DescribedConfig]:
-    """The dynamic configs of all brokers: what DescribeConfigs says of the broker named ""."""
+    """Returns the dynamic configs of all brokers, for the broker named "" in DescribeConfigs."""
     entries = []
     for name, value in sorted(image.broker_configs().items()):
         synonyms = [(name, _shown(name, value), ConfigOrigin.DYNAMIC_DEFAULT_BROKER_CONFIG)]
@@ -155,7 +159,7 @@ def cluster_config_entries(image: MetadataImage) -> list[DescribedConfig]:
 
 
 def _undefined_entry(name: str, value: str, synonyms: list[tuple[str, str | None, ConfigOrigin]]) -> DescribedConfig:
-    """A key for one listener, or one that nobody knows: it has no documentation, as in Kafka."""
+    """Returns the entry of a key of a listener, or of an unknown key. As in Kafka, it has no documentation."""
     key = broker_key(name)
     kind = key.type if key is not None else UNKNOWN_TYPE
     is_sensitive = key is None or key.sensitive
@@ -166,7 +170,10 @@ def _undefined_entry(name: str, value: str, synonyms: list[tuple[str, str | None
 
 
 def group_config_entries(config: BrokerConfig, image: MetadataImage, group_id: str) -> list[DescribedConfig]:
-    """All group keys, internal ones only if the group sets them; a group that does not exist has them too."""
+    """Returns all group keys, also for a group that does not exist.
+
+    An internal key is included only if the group sets it.
+    """
     overrides = image.group_configs(group_id)
     values = GroupConfig.resolve(config, overrides).values
     entries = []
@@ -186,7 +193,7 @@ def group_config_entries(config: BrokerConfig, image: MetadataImage, group_id: s
 
 
 def client_metrics_entries(image: MetadataImage, name: str) -> list[DescribedConfig]:
-    """The keys of a client metrics subscription, whether it is there or not."""
+    """Returns the keys of a client metrics subscription, also if it does not exist."""
     overrides = image.client_metrics_configs(name)
     entries = []
     for key_name, key in CLIENT_METRICS_KEYS.items():

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """UpdateFeatures (KIP-584, KIP-1022): a pure function from image and request to records and response.
 
-An update of several features is atomic: one refusal refuses the request, in the words of Kafka 4.3.1 and 4.4.0. Version
-0 of the request has a field AllowDowngrade, which Kafka does not read, so that version cannot lower a level.
+An update of several features is atomic: if one update is rejected, the whole request fails. The error texts are those
+of Kafka 4.3.1 and 4.4.0. Version 0 of the request has a field AllowDowngrade, which Kafka does not read. That version
+therefore cannot lower a level.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ GROUP_VERSION: Final = "group.version"
 METADATA_VERSION: Final = "metadata.version"
 TRANSACTION_VERSION: Final = "transaction.version"
 _SERVED: Final = frozenset((GROUP_VERSION, METADATA_VERSION, TRANSACTION_VERSION))
-"""The features whose levels kcoord implements. Imported metadata may have levels of the other supported features, which
-can be removed and not raised.
+"""The features whose levels kcoord implements.
+
+Imported metadata may have levels of other supported features. These can be removed, but not raised.
 """
 _LAST_VERSION_WITH_RESULTS: Final = 1
 _NO_ERROR_TEXT: Final = "NONE"
-"""What Kafka 4.3.1 writes into the message of a result without an error."""
+"""The error message that Kafka 4.3.1 returns in a result without an error."""
 _REFUSED: Final = "The update failed for all features since the following feature had an error: "
 
 
@@ -41,7 +43,7 @@ class FeatureUpgradeType(IntEnum):
 def update_features(
     image: MetadataImage, config: BrokerConfig, context: OperationContext, request: UpdateFeaturesRequest
 ) -> CoordinatorResult[UpdateFeaturesResponse]:
-    """Raises INVALID_UPDATE_VERSION if any update is refused. If a feature is named twice, the last update counts."""
+    """Raises INVALID_UPDATE_VERSION if any update is rejected. If a feature is named twice, the last update counts."""
     response = UpdateFeaturesResponse(error_message=None)
     result = CoordinatorResult(response)
     for name, update in sorted({update.feature: update for update in request.feature_updates}.items()):

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brokers that are out of service for a while (KIP-631): other replicas lead their partitions, until they come back.
+"""Brokers that are fenced, which means out of service for a while (KIP-631). Other replicas lead their partitions.
 
-All brokers share one disk, so no replica misses anything: whichever is there may lead, and one that comes back is in
-sync at once. A partition whose replicas are all away has no leader.
+All brokers share one disk, so every replica has all records:
+
+* Any replica in service may lead. The in-sync replicas are the replicas whose brokers are in service.
+* A broker that is unfenced is in sync at once. It leads again only partitions that have no leader.
+* A partition whose replicas are all fenced has no leader, and keeps its in-sync replicas.
+
+An operation changes the broker and all of its partitions in one batch of records, so no image has one without the
+other.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from kcoord_protocol.errors import Errors, KafkaError
 
 
 def fence_broker(image: MetadataImage, broker_id: int, *, fenced: bool) -> CoordinatorResult[bool]:
-    """Takes a broker out of service, or back; the response is whether it is fenced then."""
+    """Fences or unfences a broker. The response says whether it is fenced afterwards."""
     broker = _registered(image, broker_id)
     result = CoordinatorResult(fenced)
     if broker.fenced != fenced:
@@ -30,10 +36,10 @@ def fence_broker(image: MetadataImage, broker_id: int, *, fenced: bool) -> Coord
 
 
 def unregister_broker(image: MetadataImage, broker_id: int) -> CoordinatorResult[None]:
-    """Removes a broker until it is started again.
+    """Removes a broker until its next start.
 
-    As in Kafka 4.3.1, the broker may be in service. But the last one in service is refused: nobody could serve anything
-    until a restart.
+    As in Kafka 4.3.1, the broker may be in service. The last broker in service is rejected, since no partition would
+    have a leader until a restart.
     """
     broker = _registered(image, broker_id)
     if image.alive_brokers() == {broker_id}:
@@ -56,7 +62,7 @@ def _settled_after(image: MetadataImage, record: CoordinatorRecord) -> list[Coor
 
 
 def settle_records(image: MetadataImage) -> Iterator[CoordinatorRecord]:
-    """What makes leaders and in-sync replicas those that the brokers in service can be."""
+    """Yields the changes after which leaders and in-sync replicas agree with the brokers in service."""
     alive = image.alive_brokers()
     for topic in image.topics.values():
         for partition in topic.partitions:
@@ -67,8 +73,16 @@ def settle_records(image: MetadataImage) -> Iterator[CoordinatorRecord]:
 
 
 def settled(partition: PartitionImage, replicas: list[int], alive: Collection[int]) -> tuple[list[int], int]:
-    """The in-sync ones of a partition's (new) replicas, and its leader: the one of now as long as that can be."""
+    """Returns the in-sync subset of `replicas` and the leader. Keeps the current leader if it is still in sync.
+
+    If no replica is in service, there is no leader. The result then has the current in-sync replicas that are among
+    `replicas`, or the first of `replicas`.
+    """
     isr = [broker_id for broker_id in replicas if broker_id in alive]
     if partition.leader in isr:
         return isr, partition.leader
-    return (isr, isr[0]) if isr else ([one for one in partition.isr if one in replicas] or replicas[:1], NO_LEADER)
+    return (
+        (isr, isr[0])
+        if isr
+        else ([broker_id for broker_id in partition.isr if broker_id in replicas] or replicas[:1], NO_LEADER)
+    )

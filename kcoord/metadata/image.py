@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MetadataImage: what the metadata log says, as of one epoch. It is never changed after it was published.
+"""MetadataImage: the state of the metadata log at one epoch. An image never changes after `build` has returned it.
 
-ImageBuilder makes the next image from records and shares what they did not touch.
+ImageBuilder makes the next image from an image and records. The two images share the topics, brokers and configs that
+the records do not change. A builder copies a topic before its first change, so a published image may be read at any
+time while the next one is built.
 """
 
 from __future__ import annotations
@@ -54,8 +56,9 @@ class TopicImage:
     partitions: list[PartitionImage]
     """`partitions[i]` is partition i."""
     hashed: tuple[Mapping[int, str], int] | None = field(default=None, compare=False, repr=False)
-    """The racks and the digest that the group coordinator computed last (`topic_hash`). They stay with a copy whose
-    digest is the same.
+    """The racks and the digest that the group coordinator computed last (`topic_hash`).
+
+    A copy keeps them as long as its digest is the same.
     """
 
     @property
@@ -79,20 +82,21 @@ class BrokerImage:
 @dataclass(slots=True)
 class MetadataImage:
     epoch: int
-    """How many records made the image, so all brokers and the next start count the same. Clients take the features of
-    the greatest epoch that they have seen (KIP-584).
+    """The number of records that made the image. All brokers, and the next start, therefore count the same.
+
+    Clients use the features with the greatest epoch that they have seen (KIP-584).
     """
     topics: Mapping[str, TopicImage]
     topics_by_id: Mapping[bytes, TopicImage]
     brokers: Mapping[int, BrokerImage]
     features: Mapping[str, int]
     configs: Mapping[tuple[int, str], Mapping[str, str]]
-    """By (resource type, resource name)."""
+    """The configs by (resource type, resource name)."""
     next_producer_id: int
     last_creation_time_ms: int
     """The greatest creation time of any partition so far, also of deleted ones."""
     latest_producer_ids: tuple[int, int] = (-1, -1)
-    """Broker id and epoch that the newest block of producer ids was given to."""
+    """The id and epoch of the broker that got the newest block of producer ids."""
     racks: Mapping[int, str] = field(init=False, compare=False, repr=False)
     """The racks of the brokers that have one, by broker id."""
 
@@ -113,23 +117,23 @@ class MetadataImage:
         return self.configs.get((CLIENT_METRICS_RESOURCE, name), _NO_CONFIGS)
 
     def broker_configs(self, node_id: int | str = "") -> Mapping[str, str]:
-        """Dynamic configs of one broker, or of all brokers for ""."""
+        """Returns the dynamic configs of one broker, or of all brokers if `node_id` is ""."""
         return self.configs.get((BROKER_RESOURCE, str(node_id)), _NO_CONFIGS)
 
     def effective_broker_configs(self, node_id: int) -> Mapping[str, str]:
-        """The dynamic configs that apply to a broker: its own over those of all brokers."""
+        """Returns the dynamic configs that apply to a broker: those of all brokers, overridden by its own."""
         return {**self.broker_configs(), **self.broker_configs(node_id)}
 
     def alive_brokers(self) -> frozenset[int]:
-        """The brokers that are in service."""
+        """Returns the brokers that are in service."""
         return frozenset(broker_id for broker_id, broker in self.brokers.items() if not broker.fenced)
 
     def fenced_brokers(self) -> frozenset[int]:
-        """The brokers that are out of service."""
+        """Returns the brokers that are out of service."""
         return frozenset(broker_id for broker_id, broker in self.brokers.items() if broker.fenced)
 
     def resource_names(self, resource_type: int) -> list[str]:
-        """Names of the resources of a type that have configs, sorted."""
+        """Returns the names of the resources of a type that have configs, sorted."""
         return sorted(name for type_, name in self.configs if type_ == resource_type)
 
     def partition(self, topic_name: str, partition_id: int) -> PartitionImage | None:
@@ -140,7 +144,7 @@ class MetadataImage:
 
 
 class ImageBuilder:
-    """Applies records to a copy of an image. Records of unknown topics are skipped: replay decides nothing."""
+    """Applies records to a copy of an image. Skips records of unknown topics, since replay makes no decisions."""
 
     __slots__ = (
         "_brokers",
@@ -173,14 +177,14 @@ class ImageBuilder:
 
     @classmethod
     def of(cls, records: Iterable[CoordinatorRecord]) -> MetadataImage:
-        """The image that records give, from nothing."""
+        """Returns the image of the records, beginning with an empty image."""
         builder = cls(MetadataImage.empty())
         for record in records:
             builder.replay(record)
         return builder.build()
 
     def replay(self, record: CoordinatorRecord) -> None:
-        """Apply one record."""
+        """Applies a record. Each record counts for the epoch, also one that changes nothing."""
         self._replayed += 1
         match record.value:
             case TopicRecord() as topic:
@@ -208,7 +212,7 @@ class ImageBuilder:
                 return
 
     def build(self) -> MetadataImage:
-        """The next image; the same one where no record came."""
+        """Returns the next image, or the same image if no record was replayed."""
         if not self._replayed:
             return self._image
         return MetadataImage(
@@ -230,7 +234,7 @@ class ImageBuilder:
         self._topics_by_id[record.topic_id] = topic
 
     def _own_topic(self, topic_id: bytes) -> TopicImage | None:
-        """The topic, copied on the first change, so that published images stay as they are."""
+        """Returns the topic for a change. It is copied before its first change, so published images stay the same."""
         topic = self._topics_by_id.get(topic_id)
         if topic is None or topic_id in self._own_topics:
             return topic
@@ -312,7 +316,9 @@ class ImageBuilder:
 
 
 def _broker_image(record: RegisterBrokerRecord) -> BrokerImage:
-    endpoints = [(one.name, one.host, one.port, one.security_protocol) for one in record.end_points]
+    endpoints = [
+        (endpoint.name, endpoint.host, endpoint.port, endpoint.security_protocol) for endpoint in record.end_points
+    ]
     return BrokerImage(
         record.broker_id,
         record.broker_epoch,

@@ -1,7 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MetadataMachine: the state machine of the metadata log. Operations read the image; `replay` makes the next one.
+"""MetadataMachine: the state machine of the metadata log.
 
-The image runs ahead of the disk, as all hard state does; whoever publishes it waits for the append.
+The runtime runs it like the shard of a coordinator, in the event loop of the process that writes the metadata log:
+
+1. A request handler submits an operation (`create_topics`, `fence_broker`, ...). It reads the image and returns records
+   and a response, and changes nothing.
+2. The runtime calls `replay` with each record. The next access to `image` returns an image with these records, so the
+   next operation sees them. Operations therefore take effect one after another.
+3. The runtime appends the records to the log. When they are durable, the owner of the machine publishes the image, and
+   then the runtime delivers the response.
+
+The image is thus ahead of the disk. A crash loses records that were not durable, but no client has seen their
+response or their image. After a start, `replay` of the log rebuilds the image, and `register_brokers` then
+updates brokers, leaders and in-sync replicas.
+
+The machine has no timers and no background tasks.
 """
 
 from __future__ import annotations
@@ -42,14 +55,14 @@ PRODUCER_ID_BLOCK_SIZE: Final = 1000
 
 @dataclass(slots=True)
 class ProducerIdBlock:
-    """Producer ids that one broker may hand out."""
+    """A block of producer ids that one broker may give out."""
 
     first_id: int
     size: int
 
 
 class MetadataMachine:
-    """See the module's text. `config` is the broker's live configuration."""
+    """The state machine of the metadata log. `config` is the configuration in effect, which dynamic configs change."""
 
     def __init__(self, config: BrokerConfig, image: MetadataImage | None = None) -> None:
         self._config = config
@@ -81,8 +94,10 @@ class MetadataMachine:
     def register_brokers(
         self, context: OperationContext, registrations: Sequence[BrokerRegistration]
     ) -> CoordinatorResult[None]:
-        """Called at each start: the feature levels of a new cluster, and all of its brokers. Where these are others
-        than before, the partitions are spread over them anew.
+        """Registers all brokers of the cluster at its start, and sets the feature levels of a new cluster.
+
+        Brokers that are not among `registrations` are unregistered. If the set of brokers has changed, or a partition
+        has an unknown leader, all partitions are spread over the brokers again.
         """
         image = self.image
         new_records = self._registration_records(registrations)
@@ -104,9 +119,9 @@ class MetadataMachine:
         levels = self._bootstrap_features() if not image.features else {}
         new_records = [records.new_feature_level_record(name, level) for name, level in levels.items()]
         for registration in registrations:
-            known = image.brokers.get(registration.broker_id)
-            if known is None or _has_changed(known, registration):
-                epoch = 0 if known is None else known.broker_epoch + 1
+            registered = image.brokers.get(registration.broker_id)
+            if registered is None or _has_changed(registered, registration):
+                epoch = 0 if registered is None else registered.broker_epoch + 1
                 new_records.append(records.new_register_broker_record(registration, epoch))
         return new_records
 
@@ -117,7 +132,7 @@ class MetadataMachine:
         return builder.build()
 
     def _bootstrap_features(self) -> dict[str, int]:
-        """As in Kafka, a feature at level 0 has no record."""
+        """Returns the feature levels of a new cluster. As in Kafka, a feature at level 0 has no record."""
         levels = dict(records.BOOTSTRAP_FEATURES)
         for setting in self._config.kcoord_bootstrap_features:
             name, _, level = setting.partition("=")
@@ -127,7 +142,7 @@ class MetadataMachine:
     def create_topics(
         self, context: OperationContext, request: CreateTopicsRequest, topic_ids: Sequence[bytes]
     ) -> CoordinatorResult[CreateTopicsResponse]:
-        """`topic_ids` are fresh random ids, at least as many as the request has topics."""
+        """Creates topics. `topic_ids` are new random ids, at least one per topic of the request."""
         return topics.TopicOperations(self.image, self._config, context.now_ms).create_topics(request, topic_ids)
 
     def create_partitions(
@@ -151,7 +166,7 @@ class MetadataMachine:
         return reassignment.elect_leaders(self.image, context, request)
 
     def fence_broker(self, context: OperationContext, broker_id: int, fenced: bool) -> CoordinatorResult[bool]:
-        """The response is whether the broker is fenced then."""
+        """Fences or unfences a broker. The response says whether it is fenced afterwards."""
         return fencing.fence_broker(self.image, broker_id, fenced=fenced)
 
     def unregister_broker(self, context: OperationContext, broker_id: int) -> CoordinatorResult[None]:
@@ -175,7 +190,7 @@ class MetadataMachine:
     def allocate_producer_ids(
         self, context: OperationContext, broker_id: int, size: int = PRODUCER_ID_BLOCK_SIZE
     ) -> CoordinatorResult[ProducerIdBlock]:
-        """A block of producer ids that nobody had before."""
+        """Allocates a block of producer ids that no broker had before."""
         image = self.image
         broker = image.brokers.get(broker_id)
         epoch = -1 if broker is None else broker.broker_epoch
@@ -184,10 +199,10 @@ class MetadataMachine:
         return CoordinatorResult(ProducerIdBlock(first_id, size), [record])
 
 
-def _has_changed(known: BrokerImage, registration: BrokerRegistration) -> bool:
+def _has_changed(broker: BrokerImage, registration: BrokerRegistration) -> bool:
     return (
-        known.endpoints != registration.endpoints
-        or known.rack != registration.rack
-        or known.log_dirs != registration.log_dirs
-        or known.fenced
+        broker.endpoints != registration.endpoints
+        or broker.rack != registration.rack
+        or broker.log_dirs != registration.log_dirs
+        or broker.fenced
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which topic names are legal, and which two names may not exist side by side."""
+"""Legal topic names, and pairs of names that collide."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def topic_name_problem(name: str) -> str | None:
-    """Why `name` cannot be a topic's name, None where it can."""
+    """Returns why `name` cannot be the name of a topic, None if it can. The texts are Kafka's."""
     if not name:
         return "the empty string is not allowed"
     if name in (".", ".."):
@@ -32,7 +32,7 @@ def check_topic_name(name: str) -> None:
 
 
 def collision_form(name: str) -> str:
-    """Names with the same form collide: metric names cannot tell '.' from '_'."""
+    """Returns a form that is equal for names that collide. In metric names, '.' and '_' are the same."""
     return name.replace(".", "_")
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where partitions go: the brokers in turn, beginning with another one for each topic; racks alternate as far as they
-can.
+"""The placement of partitions on brokers.
 
-Replicas beyond the first are nominal, since all brokers are processes on one machine and share one disk, but they are
-checked and reported as in Kafka. The partitions of the coordinators' topics always go by their number, so that the
-coordinators are spread evenly.
+Partitions go to the brokers in turn, and each topic begins with another broker. Racks alternate if possible. The
+partitions of the coordinators' topics are always placed by their number, so that the coordinators are spread evenly.
+
+Replicas beyond the first are nominal, since all brokers are processes on one machine and share one disk. They are
+checked and reported as in Kafka.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ COORDINATOR_TOPICS: Final = frozenset((GROUP_METADATA_TOPIC, TRANSACTION_STATE_T
 
 
 class Placement:
-    """The brokers of an image, in the order in which they get partitions. `default_broker` stands for an image without
-    any.
+    """The brokers of an image, in the order in which they get partitions.
+
+    `default_broker` is used if the image has no brokers.
     """
 
     def __init__(self, brokers: Mapping[int, BrokerImage], default_broker: int) -> None:
@@ -37,8 +39,11 @@ class Placement:
         self.broker_ids: list[int] = list(self._racks) or [default_broker]
 
     def spread(self, topic: str, first: int, start: int, count: int, replication_factor: int) -> list[list[int]]:
-        """The replicas of partitions `first`, `first` + 1, ...; `start` says with which broker a topic begins."""
-        # Brokers that are out of service get new partitions only where there are too few others.
+        """Returns the replicas of partitions `first`, `first` + 1, ...
+
+        `start` is the position of the broker with which a topic begins.
+        """
+        # Brokers that are out of service get new partitions only if too few brokers are in service.
         able = self._alive if 0 < replication_factor <= len(self._alive) else self.broker_ids
         if topic in COORDINATOR_TOPICS:
             start, ring = first, able
@@ -47,17 +52,17 @@ class Placement:
         return [self._replicas(ring, start + position, replication_factor) for position in range(count)]
 
     def _replicas(self, ring: Sequence[int], start: int, count: int) -> list[int]:
-        """Brokers of racks that the partition is not on yet come first."""
+        """Returns `count` brokers. Prefers brokers whose rack has no replica of the partition yet."""
         order = [ring[(start + step) % len(ring)] for step in range(len(ring))]
         chosen = order[:1]
         while len(chosen) < count:
             used = {self._racks.get(broker_id) for broker_id in chosen}
             left = [broker_id for broker_id in order if broker_id not in chosen]
-            chosen.append(next((one for one in left if self._racks.get(one) not in used), left[0]))
+            chosen.append(next((broker_id for broker_id in left if self._racks.get(broker_id) not in used), left[0]))
         return chosen
 
     def _alternating(self, broker_ids: Sequence[int]) -> list[int]:
-        """The brokers, the first of each rack, then the second of each, and so on."""
+        """Returns the brokers in an order in which racks alternate: the first of each rack, the second of each, ..."""
         by_rack: dict[str | None, list[int]] = {}
         for broker_id in broker_ids:
             by_rack.setdefault(self._racks.get(broker_id), []).append(broker_id)
@@ -65,7 +70,7 @@ class Placement:
         return [members[row] for row in range(longest) for members in by_rack.values() if row < len(members)]
 
     def check_replication_factor(self, count: int) -> None:
-        """Raise INVALID_REPLICATION_FACTOR in Kafka's words where there are too few brokers."""
+        """Raises INVALID_REPLICATION_FACTOR, with Kafka's text, if there are too few brokers."""
         brokers = len(self.broker_ids)
         if count > brokers:
             raise KafkaError(
@@ -75,7 +80,7 @@ class Placement:
             )
 
     def check_replicas(self, broker_ids: Sequence[int]) -> None:
-        """Raise INVALID_REPLICA_ASSIGNMENT where these cannot be the replicas of a partition."""
+        """Raises INVALID_REPLICA_ASSIGNMENT, with Kafka's texts, if these cannot be the replicas of a partition."""
         if not broker_ids:
             raise KafkaError(
                 Errors.INVALID_REPLICA_ASSIGNMENT, "The manual partition assignment includes an empty replica list."
@@ -94,19 +99,19 @@ class Placement:
                 )
 
     def default_replication_factor(self, topic: str, config: BrokerConfig) -> int:
-        """The configured one, or as many as there are brokers."""
-        wanted = config.default_replication_factor
+        """Returns the configured replication factor, at most the number of brokers."""
+        factor = config.default_replication_factor
         if topic == GROUP_METADATA_TOPIC:
-            wanted = config.offsets_topic_replication_factor
+            factor = config.offsets_topic_replication_factor
         elif topic == TRANSACTION_STATE_TOPIC:
-            wanted = config.transaction_state_log_replication_factor
-        return max(1, min(wanted, len(self.broker_ids)))
+            factor = config.transaction_state_log_replication_factor
+        return max(1, min(factor, len(self.broker_ids)))
 
 
 def partition_records(
     image: MetadataImage, topic_id: bytes, first: int, assignment: Iterable[list[int]], creation_time_ms: int
 ) -> list[CoordinatorRecord]:
-    """New partitions with these replicas, of which those in service are in sync."""
+    """Returns the records of new partitions with these replicas. The replicas in service are in sync."""
     alive = image.alive_brokers() if image.brokers else None
     return [
         records.new_partition_record(
@@ -122,7 +127,10 @@ def partition_records(
 
 
 def move_records(image: MetadataImage, default_broker: int) -> list[CoordinatorRecord]:
-    """Spreads all partitions anew over the brokers of the image: for when these have become others."""
+    """Returns the records that spread all partitions over the brokers of the image again.
+
+    They are needed after the set of brokers has changed.
+    """
     placement = Placement(image.brokers, default_broker)
     moved: list[CoordinatorRecord] = []
     for start, topic in enumerate(image.topics.values()):
@@ -148,12 +156,12 @@ def _moves_of(image: MetadataImage, placement: Placement, topic: TopicImage, sta
 
 
 def _able(replicas: list[int], alive: Collection[int] | None) -> list[int]:
-    return replicas if alive is None else [one for one in replicas if one in alive]
+    return replicas if alive is None else [broker_id for broker_id in replicas if broker_id in alive]
 
 
 def directories_of(image: MetadataImage, replicas: Iterable[int]) -> list[bytes]:
-    """The ids of the folders in which brokers keep their replicas."""
-    return [_directory_of(image, one) for one in replicas]
+    """Returns the ids of the folders in which the brokers keep their replicas."""
+    return [_directory_of(image, broker_id) for broker_id in replicas]
 
 
 def _directory_of(image: MetadataImage, broker_id: int) -> bytes:

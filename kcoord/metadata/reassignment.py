@@ -2,8 +2,9 @@
 """AlterPartitionReassignments (KIP-455) and ElectLeaders (KIP-460): pure functions from image and request to records
 and response.
 
-All brokers share one disk, so a new replica is in sync from the start: a partition is moved by one record, and no move
-is ever in progress. What takes time, closing a log here and opening it there, is the brokers' business.
+All brokers share one disk, so a new replica is in sync from the start. One record moves a partition, and no
+reassignment is ever in progress. The brokers then close the log on the old leader and open it on the new leader, which
+takes some time.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class ElectionType(IntEnum):
 def alter_partition_reassignments(
     image: MetadataImage, config: BrokerConfig, request: AlterPartitionReassignmentsRequest
 ) -> CoordinatorResult[AlterPartitionReassignmentsResponse]:
-    """Each partition succeeds or fails by itself. A partition that is named twice is altered twice, the last one
-    counts, as in Kafka.
+    """Moves partitions to other replicas. Each partition succeeds or fails by itself.
+
+    As in Kafka, a partition that is named twice is moved twice, and the last move counts.
     """
     result = CoordinatorResult(
         AlterPartitionReassignmentsResponse(
@@ -54,31 +56,31 @@ def alter_partition_reassignments(
     for topic in request.topics:
         answer = TopicReassigned(name=topic.name)
         result.response.responses.append(answer)
-        for wanted in topic.partitions:
-            told = PartitionReassigned(partition_index=wanted.partition_index, error_message=None)
-            answer.partitions.append(told)
+        for requested in topic.partitions:
+            partition_result = PartitionReassigned(partition_index=requested.partition_index, error_message=None)
+            answer.partitions.append(partition_result)
             try:
-                found, partition = _find(
+                topic_image, partition = _find(
                     image,
                     topic.name,
-                    wanted.partition_index,
+                    requested.partition_index,
                     f"Unable to find a topic named {topic.name}.",
-                    f"Unable to find partition {topic.name}:{wanted.partition_index}.",
+                    f"Unable to find partition {topic.name}:{requested.partition_index}.",
                 )
-                replicas = _checked_replicas(placement, partition, wanted.replicas, request)
-                leader = leaders.get((found.id, partition.partition_id), partition.leader)
+                replicas = _checked_replicas(placement, partition, requested.replicas, request)
+                leader = leaders.get((topic_image.id, partition.partition_id), partition.leader)
             except KafkaError as error:
-                told.error_code, told.error_message = error.error, error.message
+                partition_result.error_code, partition_result.error_message = error.error, error.message
                 continue
             if replicas == partition.replicas and leader == partition.leader:
                 continue
             isr, new_leader = settled(replace(partition, leader=leader), replicas, alive)
-            leaders[found.id, partition.partition_id] = new_leader
-            # As in Kafka, the leader epoch also grows where the leader stays and other replicas go.
+            leaders[topic_image.id, partition.partition_id] = new_leader
+            # As in Kafka, the leader epoch also grows if the leader stays and another replica is removed.
             has_new_epoch = new_leader != leader or not set(partition.replicas) <= set(replicas)
             result.records.append(
                 new_reassignment_record(
-                    found.id,
+                    topic_image.id,
                     partition.partition_id,
                     replicas,
                     directories_of(image, replicas),
@@ -102,51 +104,51 @@ def _find(
 def _checked_replicas(
     placement: Placement,
     partition: PartitionImage,
-    wanted: Sequence[int] | None,
+    replicas: Sequence[int] | None,
     request: AlterPartitionReassignmentsRequest,
 ) -> list[int]:
-    if wanted is None:
+    if replicas is None:
         raise KafkaError(Errors.NO_REASSIGNMENT_IN_PROGRESS)
-    placement.check_replicas(wanted)
-    if not request.allow_replication_factor_change and len(wanted) != len(partition.replicas):
+    placement.check_replicas(replicas)
+    if not request.allow_replication_factor_change and len(replicas) != len(partition.replicas):
         raise KafkaError(
             Errors.INVALID_REPLICATION_FACTOR,
-            f"The replication factor would change from {len(partition.replicas)} to {len(wanted)}.",
+            f"The replication factor would change from {len(partition.replicas)} to {len(replicas)}.",
         )
-    return list(wanted)
+    return list(replicas)
 
 
 def elect_leaders(
     image: MetadataImage, context: OperationContext, request: ElectLeadersRequest
 ) -> CoordinatorResult[ElectLeadersResponse]:
-    """Where all partitions are asked for, those that need no election are not told of."""
+    """Elects leaders. If the request is for all partitions, the response omits those that need no election."""
     kind = request.election_type if context.api_version >= FIRST_VERSION_WITH_ELECTION_TYPE else ElectionType.PREFERRED
     result = CoordinatorResult(ElectLeadersResponse())
     if request.topic_partitions == []:
-        # Kafka 4.3.1 answers a request for no partition before it looks at the election type.
+        # Kafka 4.3.1 answers a request without partitions before it checks the election type.
         return result
     if kind not in ElectionType.__members__.values():
         raise KafkaError(Errors.INVALID_REQUEST, f"Unknown election type {kind}")
-    for topic, partition_ids in _wanted(image, request):
+    for topic, partition_ids in _requested_partitions(image, request):
         answer = TopicElected(topic=topic)
         for partition_id in partition_ids:
-            told = PartitionElected(partition_id=partition_id, error_message=None)
+            partition_result = PartitionElected(partition_id=partition_id, error_message=None)
             try:
                 _elect(image, topic, partition_id, ElectionType(kind), result)
             except KafkaError as error:
                 if error.error == Errors.ELECTION_NOT_NEEDED and request.topic_partitions is None:
                     continue
-                told.error_code, told.error_message = error.error, error.message
-            answer.partition_result.append(told)
+                partition_result.error_code, partition_result.error_message = error.error, error.message
+            answer.partition_result.append(partition_result)
         if answer.partition_result:
             result.response.replica_election_results.append(answer)
     return result
 
 
-def _wanted(image: MetadataImage, request: ElectLeadersRequest) -> Iterable[tuple[str, Iterable[int]]]:
+def _requested_partitions(image: MetadataImage, request: ElectLeadersRequest) -> Iterable[tuple[str, Iterable[int]]]:
     if request.topic_partitions is None:
         return [(name, range(len(topic.partitions))) for name, topic in image.topics.items()]
-    return [(one.topic, list(dict.fromkeys(one.partitions))) for one in request.topic_partitions]
+    return [(topic.topic, list(dict.fromkeys(topic.partitions))) for topic in request.topic_partitions]
 
 
 def _elect(

@@ -25,7 +25,7 @@ from kcoord_protocol.messages import (
 PARTITION_RECORD_VERSION: Final = 2
 PARTITION_CHANGE_RECORD_VERSION: Final = 2
 KEEP_LEADER: Final = -2
-"""PartitionChangeRecord's default leader: the leader stays who it is."""
+"""PartitionChangeRecord's default leader: the leader does not change."""
 NO_LEADER: Final = -1
 FENCE: Final = 1
 UNFENCE: Final = -1
@@ -38,7 +38,7 @@ BOOTSTRAP_FEATURES: Final[Mapping[str, int]] = {
     "group.version": 1,
     "transaction.version": 2,
 }
-"""Feature levels of a new cluster; Java clients read from them that the consumer protocol and KIP-890 are there."""
+"""The feature levels of a new cluster. Java clients enable the consumer protocol and KIP-890 by them."""
 
 SUPPORTED_FEATURES: Final[Mapping[str, tuple[int, int]]] = {
     "eligible.leader.replicas.version": (0, 1),
@@ -48,8 +48,10 @@ SUPPORTED_FEATURES: Final[Mapping[str, tuple[int, int]]] = {
     "transaction.version": (0, 2),
 }
 LATEST_METADATA_VERSIONS: Final[Mapping[str, int]] = {"4.3": METADATA_VERSION, "4.4": 33}
-"""By release of Kafka. A new cluster finalizes METADATA_VERSION under both releases, because the records that we write
-are the same. So a data folder can be opened under either release.
+"""The latest metadata.version by release of Kafka.
+
+A new cluster finalizes METADATA_VERSION under both releases, because kcoord writes the same records. A data folder can
+therefore be opened under either release.
 """
 
 
@@ -61,7 +63,7 @@ def supported_features(release: str) -> dict[str, tuple[int, int]]:
 
 @dataclass(slots=True)
 class BrokerRegistration:
-    """What a broker says about itself at its start; `endpoints` are (listener name, host, port, security protocol)."""
+    """The registration of a broker at its start; `endpoints` are (listener name, host, port, security protocol)."""
 
     broker_id: int
     incarnation_id: bytes
@@ -90,8 +92,9 @@ def new_partition_record(
     creation_time_ms: int,
     isr: list[int] | None = None,
 ) -> CoordinatorRecord:
-    """A new partition, led by the first of its replicas in sync, which are all of them unless `isr` names fewer. The
-    creation time is KIP-1327's.
+    """Creates a partition. The first in-sync replica leads it.
+
+    All replicas are in sync, unless `isr` names fewer. The creation time is that of KIP-1327.
     """
     in_sync = replicas if isr is None else isr
     value = PartitionRecord(
@@ -111,8 +114,9 @@ def new_partition_record(
 def new_partition_change_record(
     topic_id: bytes, partition_id: int, replicas: list[int], directories: list[bytes], leader: int
 ) -> CoordinatorRecord:
-    """Moves a partition to other brokers; the first of them leads it, with a new leader epoch if it is not the `leader`
-    of before.
+    """Moves a partition to other brokers. The first broker leads it.
+
+    A new leader epoch begins unless that broker is `leader`, the current leader.
     """
     new_leader = replicas[0] if replicas[0] != leader else None
     return new_reassignment_record(topic_id, partition_id, replicas, directories, new_leader)
@@ -126,8 +130,9 @@ def new_reassignment_record(
     leader: int | None,
     isr: list[int] | None = None,
 ) -> CoordinatorRecord:
-    """Gives a partition these replicas, all of them in sync unless `isr` names fewer. With a `leader` a new leader
-    epoch begins, even if it is the leader of before.
+    """Gives a partition these replicas. All are in sync, unless `isr` names fewer.
+
+    If `leader` is given, a new leader epoch begins, even if `leader` is the current leader.
     """
     value = PartitionChangeRecord(
         partition_id=partition_id,
@@ -141,7 +146,7 @@ def new_reassignment_record(
 
 
 def new_leader_record(topic_id: bytes, partition_id: int, isr: list[int], leader: int | None) -> CoordinatorRecord:
-    """Other replicas are in sync; with a `leader` another one leads."""
+    """Changes the in-sync replicas of a partition and, if `leader` is given, its leader."""
     value = PartitionChangeRecord(
         partition_id=partition_id, topic_id=topic_id, isr=list(isr), leader=KEEP_LEADER if leader is None else leader
     )
@@ -149,7 +154,7 @@ def new_leader_record(topic_id: bytes, partition_id: int, isr: list[int], leader
 
 
 def new_fence_record(broker_id: int, broker_epoch: int, *, fenced: bool) -> CoordinatorRecord:
-    """Takes a broker out of service, or back."""
+    """Fences a broker (takes it out of service), or unfences it."""
     value = BrokerRegistrationChangeRecord(
         broker_id=broker_id, broker_epoch=broker_epoch, fenced=FENCE if fenced else UNFENCE
     )
@@ -168,13 +173,13 @@ def new_config_record(resource_type: int, resource_name: str, name: str, value: 
 def new_config_records(
     resource_type: int, resource_name: str, old: Mapping[str, str], new: Mapping[str, str]
 ) -> list[CoordinatorRecord]:
-    """What turns the configs `old` of a resource into `new`."""
+    """Returns the records that turn the configs `old` of a resource into `new`."""
     changed: Iterable[str] = sorted(name for name in {**old, **new} if old.get(name) != new.get(name))
     return [new_config_record(resource_type, resource_name, name, new.get(name)) for name in changed]
 
 
 def new_producer_ids_record(broker_id: int, broker_epoch: int, next_producer_id: int) -> CoordinatorRecord:
-    """Everything below `next_producer_id` is given away."""
+    """Marks all producer ids below `next_producer_id` as allocated."""
     value = ProducerIdsRecord(broker_id=broker_id, broker_epoch=broker_epoch, next_producer_id=next_producer_id)
     return _record(value)
 
@@ -184,7 +189,7 @@ def new_feature_level_record(name: str, level: int) -> CoordinatorRecord:
 
 
 def new_register_broker_record(registration: BrokerRegistration, broker_epoch: int) -> CoordinatorRecord:
-    """The broker is in service at once: there is no other controller that would have to unfence it."""
+    """Registers a broker. It is in service at once, since there is no separate controller that would unfence it."""
     value = RegisterBrokerRecord(
         broker_id=registration.broker_id,
         incarnation_id=registration.incarnation_id,

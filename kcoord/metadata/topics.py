@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CreateTopics, CreatePartitions and DeleteTopics: pure functions from image and request to records and response.
 
-A topic that fails has its own error and costs the others nothing. `placement` says where partitions go.
+Each topic succeeds or fails by itself. `placement` chooses the brokers of new partitions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kcoord_protocol.messages import CreatePartitionsRequest
 
 MAX_NEW_PARTITIONS: Final = 10_000
-"""Most partitions that one request may create, as in Kafka."""
+"""The largest number of partitions that one request may create, as in Kafka."""
 DEFAULT: Final = -1
 MIN_SEGMENT_BYTES: Final = 1_048_576
 DUPLICATE_NAME: Final = "Duplicate topic name."
@@ -43,13 +43,13 @@ FIRST_VERSION_WITH_TOPIC_STATES: Final = 6
 
 
 class TopicOperations:
-    """One request's work on an image. Built per request, so that topics of the same request see each other."""
+    """The operations of one request on an image. Collects the records of all topics of the request."""
 
     def __init__(self, image: MetadataImage, config: BrokerConfig, now_ms: int) -> None:
         self._image = image
         self._config = config
         self._records: list[CoordinatorRecord] = []
-        # KIP-1327 compares creation times: a clock that goes back must not make a new partition look old.
+        # KIP-1327 compares creation times. If the clock goes back, a new partition must not get an older time.
         self._creation_time_ms = max(now_ms, image.last_creation_time_ms)
         self._placement = Placement(image.brokers, config.node_id)
         self._colliding = {collision_form(name): name for name in image.topics if may_collide(name)}
@@ -57,7 +57,7 @@ class TopicOperations:
     def create_topics(
         self, request: CreateTopicsRequest, topic_ids: Sequence[bytes]
     ) -> CoordinatorResult[CreateTopicsResponse]:
-        """`topic_ids` are fresh random ids, at least one per topic of the request."""
+        """Creates topics. `topic_ids` are new random ids, at least one per topic of the request."""
         results = []
         duplicates = duplicates_of(topic.name for topic in request.topics)
         self._check_request_size(request)
@@ -131,7 +131,7 @@ class TopicOperations:
         return configs
 
     def _assignment(self, topic: CreateTopicsRequest.CreatableTopic) -> list[list[int]]:
-        """The replicas of each partition: those that the request names, or else a choice."""
+        """Returns the replicas of each partition: those of the request, or those that the placement chooses."""
         if topic.assignments:
             return self._manual_assignment(topic)
         if topic.replication_factor < DEFAULT or topic.replication_factor == 0:
@@ -159,7 +159,10 @@ class TopicOperations:
         return self._config.num_partitions
 
     def _check_internal_partitions(self, name: str, count: int) -> None:
-        """The shards of a coordinator are these partitions, so their number is not a client's to choose."""
+        """Raises INVALID_PARTITIONS if a client chooses the number of a coordinator's partitions.
+
+        These partitions are the shards of the coordinator, so the broker's configuration sets their number.
+        """
         if name in (GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC) and count != self._default_partitions(name):
             raise KafkaError(
                 Errors.INVALID_PARTITIONS,
@@ -250,7 +253,10 @@ class TopicOperations:
 def delete_topics(
     image: MetadataImage, config: BrokerConfig, context: OperationContext, request: DeleteTopicsRequest
 ) -> CoordinatorResult[DeleteTopicsResponse]:
-    """By name up to v5, by name or id from v6. A topic that is named twice, in whichever way, is not deleted."""
+    """Deletes topics, by name up to v5, by name or id from v6.
+
+    A topic that the request names twice, by name or by id, is not deleted.
+    """
     if not config.delete_topic_enable:
         has_error = context.api_version >= FIRST_VERSION_WITH_DELETION_DISABLED_ERROR
         raise KafkaError(
@@ -261,7 +267,7 @@ def delete_topics(
     duplicates = duplicates_of((state.name, state.topic_id) for state in states)
     twice = _named_twice(image, states)
     result = CoordinatorResult(DeleteTopicsResponse())
-    for state in first_of_each(states, lambda one: (one.name, one.topic_id)):
+    for state in first_of_each(states, lambda state: (state.name, state.topic_id)):
         answer = DeleteTopicsResponse.DeletableTopicResult(name=state.name, topic_id=state.topic_id)
         try:
             if state.name is None and state.topic_id == ZERO_UUID:
@@ -278,12 +284,12 @@ def delete_topics(
         except KafkaError as error:
             answer.error_code, answer.error_message = error.error, error.message
         result.response.responses.append(answer)
-    result.response.responses = first_of_each(result.response.responses, lambda one: (one.name, one.topic_id))
+    result.response.responses = first_of_each(result.response.responses, lambda answer: (answer.name, answer.topic_id))
     return result
 
 
 def _named_twice(image: MetadataImage, states: Sequence[DeleteTopicsRequest.DeleteTopicState]) -> set[bytes]:
-    """Topics that one state names by name and another by id."""
+    """Returns the ids of topics that the request names both by name and by id."""
     named = {image.topics[state.name].id for state in states if state.name is not None and state.name in image.topics}
     return named & {state.topic_id for state in states if state.name is None}
 
@@ -308,12 +314,12 @@ def _topic_to_delete(image: MetadataImage, state: DeleteTopicsRequest.DeleteTopi
     return topic
 
 
-def _check_size(broker_ids: Sequence[int], others: Sequence[int]) -> None:
-    if len(broker_ids) != len(others):
+def _check_size(broker_ids: Sequence[int], previous: Sequence[int]) -> None:
+    if len(broker_ids) != len(previous):
         raise KafkaError(
             Errors.INVALID_REPLICA_ASSIGNMENT,
             f"The manual partition assignment includes a partition with {len(broker_ids)} replica(s), but this is not "
-            f"consistent with previous partitions, which have {len(others)} replica(s).",
+            f"consistent with previous partitions, which have {len(previous)} replica(s).",
         )
 
 
@@ -326,11 +332,11 @@ def _check_new_partitions(count: int) -> None:
 
 
 def auto_create_request(config: BrokerConfig, names: Sequence[str]) -> CreateTopicsRequest:
-    """What creates topics with the broker's defaults, internal topics with their own."""
-    wanted = []
+    """Returns a request that creates topics with the defaults of the broker, and internal topics with their own."""
+    topics = []
     for name in names:
         own = internal_topic_configs(config, name).items()
-        wanted.append(
+        topics.append(
             CreateTopicsRequest.CreatableTopic(
                 name=name,
                 num_partitions=DEFAULT,
@@ -338,18 +344,18 @@ def auto_create_request(config: BrokerConfig, names: Sequence[str]) -> CreateTop
                 configs=[CreateTopicsRequest.CreatableTopicConfig(name=key, value=value) for key, value in own],
             )
         )
-    return CreateTopicsRequest(topics=wanted)
+    return CreateTopicsRequest(topics=topics)
 
 
 def internal_topic_configs(config: BrokerConfig, name: str) -> Mapping[str, str]:
-    """The configs with which an internal topic is made."""
+    """Returns the configs of a new internal topic."""
     if name == GROUP_METADATA_TOPIC:
         segment_bytes = config.offsets_topic_segment_bytes
     elif name == TRANSACTION_STATE_TOPIC:
         segment_bytes = config.transaction_state_log_segment_bytes
     else:
         return {}
-    # The public key has a lower limit that the broker's key for this topic does not have.
+    # The topic key segment.bytes has a lower limit, which the broker's key for this topic lacks.
     key = "segment.bytes" if segment_bytes >= MIN_SEGMENT_BYTES else "internal.segment.bytes"
     return {"cleanup.policy": "compact", "compression.type": "producer", key: str(segment_bytes)}
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metadata machine, its image, and the handlers that answer from them."""
+"""Tests of the metadata machine, of its image, and of the handlers that answer from them."""

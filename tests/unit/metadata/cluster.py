@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A metadata machine with a log and a clock, as tests drive it; records are replayed as the runtime would."""
+"""A metadata machine with a log and a clock that tests control. It replays records as the runtime does."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Cluster:
     def result(
         self, operation: Callable[[MetadataMachine, OperationContext], CoordinatorResult[T]], api_version: int = 0
     ) -> CoordinatorResult[T]:
-        """Runs an operation; its records go through their bytes into the log and the image."""
+        """Runs an operation. Its records are encoded, decoded, and added to the log and the image."""
         result = operation(self.machine, self.context(api_version))
         serde = MetadataSerde()
         for record in result.records:
@@ -66,11 +66,11 @@ class Cluster:
         return self.result(operation, api_version).response
 
     def register(self, *registrations: BrokerRegistration) -> list[CoordinatorRecord]:
-        """A start with these brokers; its records."""
+        """Registers brokers as at a start; returns the records."""
         return self.result(lambda machine, context: machine.register_brokers(context, registrations)).records
 
     def ensure_topic(self, name: str) -> CreateTopicsResponse.CreatableTopicResult:
-        """What a broker asks for when a client needs an internal topic."""
+        """Creates an internal topic with the request that a broker makes for it."""
         return self.create(*auto_create_request(self.config, [name]).topics)[0]
 
     def create(self, *topics: Topic, validate_only: bool = False) -> list[CreateTopicsResponse.CreatableTopicResult]:
@@ -79,7 +79,7 @@ class Cluster:
         return self.run(lambda machine, context: machine.create_topics(context, request, ids)).topics
 
     def create_error(self, topic: Topic) -> int:
-        """The error code of one topic; an error leaves no trace in the image."""
+        """Returns the error code of creating a topic; checks that an error does not change the image."""
         before = self.image
         (answer,) = self.create(topic)
         assert answer.error_code == 0 or self.image is before
@@ -94,7 +94,7 @@ def topic(
     assignments: Sequence[tuple[int, list[int]]] = (),
     **configs: str | None,
 ) -> Topic:
-    """A topic to create; `retention_ms="5"` stands for the config retention.ms."""
+    """Returns a topic to create; `retention_ms="5"` sets the config retention.ms."""
     return Topic(
         name=name,
         num_partitions=partitions,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster with two topics, as the handlers find it."""
+"""A cluster with two topics for the tests of handlers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker whose metadata is durable at once, for tests of handlers; answers go through their bytes."""
+"""A broker whose metadata is durable at once, for tests of handlers. Responses are encoded and decoded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Metadata:
         return self._cluster.image
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing: there is no log to close."""
 
     @property
     def end_offset(self) -> int:
@@ -77,6 +77,6 @@ def context(api_key: ApiKey, version: int) -> RequestContext:
 
 
 async def settle(reply: R | asyncio.Future[R], version: int) -> R:
-    """The answer, through its bytes."""
+    """Returns the response after encoding and decoding it."""
     response = await reply if isinstance(reply, asyncio.Future) else reply
     return type(response).decode(response.encode(version), version)

@@ -70,7 +70,10 @@ async def test_quorum_of_one_voter(cluster: Cluster, version: int) -> None:
         (state,) = replicas
         assert (state.replica_id, state.log_end_offset, state.last_fetch_timestamp) == (broker_id, end, read_at_ms)
         assert (state.last_caught_up_timestamp, state.replica_directory_id) == (read_at_ms, ZERO_UUID)
-    nodes = [(node.node_id, [(one.name, one.host, one.port) for one in node.listeners]) for node in response.nodes]
+    nodes = [
+        (node.node_id, [(listener.name, listener.host, listener.port) for listener in node.listeners])
+        for node in response.nodes
+    ]
     assert nodes == ([(1, [("PLAINTEXT", "127.0.0.1", 9092)])] if version >= 2 else [])
 
 
@@ -78,11 +81,13 @@ async def test_quorum_of_one_voter(cluster: Cluster, version: int) -> None:
     "topics",
     [{"x": [0]}, {"__cluster_metadata": [1]}, {"__cluster_metadata": [0, 0]}, {"__cluster_metadata": [0], "x": []}],
 )
-async def test_quorums_that_are_none(cluster: Cluster, topics: dict[str, list[int]]) -> None:
+async def test_quorums_of_other_topics_and_partitions(cluster: Cluster, topics: dict[str, list[int]]) -> None:
     response = await settle(
         describe_quorum.handle(broker_of(cluster), context(ApiKey.DESCRIBE_QUORUM, 2), quorum_request(**topics)), 2
     )
-    assert {one.topic_name: [each.partition_index for each in one.partitions] for one in response.topics} == topics
+    assert {
+        topic.topic_name: [partition.partition_index for partition in topic.partitions] for topic in response.topics
+    } == topics
     states = [partition for described in response.topics for partition in described.partitions]
     assert {(state.error_code, state.error_message, state.leader_id) for state in states} == {(3, NOT_HERE, 0)}
     assert (response.error_code, response.nodes) == (0, [])
@@ -174,7 +179,7 @@ async def test_unregister_a_broker(cluster: Cluster) -> None:
         unregister_broker.handle(broker, asked, UnregisterBrokerRequest(broker_id=1))
 
 
-def test_an_unregistered_broker_comes_back_at_the_next_start(cluster: Cluster) -> None:
+def test_an_unregistered_broker_is_registered_at_the_next_start(cluster: Cluster) -> None:
     cluster.register(registration(1), registration(2))
     cluster.create(manual("t", (0, [1]), (1, [1])))
     cluster.run(lambda machine, context: machine.unregister_broker(context, 1))
@@ -208,7 +213,7 @@ async def test_there_are_no_scram_credentials(
     asked = context(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0)
     response = await settle(describe_user_scram_credentials.handle(broker_of(cluster), asked, request), 0)
     assert (response.error_code, response.error_message) == (0, "")
-    assert [(one.user, one.error_code, one.error_message) for one in response.results] == expected
+    assert [(result.user, result.error_code, result.error_message) for result in response.results] == expected
     error = KafkaError(Errors.UNKNOWN_SERVER_ERROR, "text")
     failed = await settle(describe_user_scram_credentials.error_response(request, error, 0), 0)
     assert (failed.error_code, failed.error_message) == (Errors.UNKNOWN_SERVER_ERROR, "text")
@@ -289,9 +294,9 @@ async def test_acls_without_an_authorizer(cluster: Cluster, version: int) -> Non
         create_acls.handle(broker, context(ApiKey.CREATE_ACLS, version), creation)
     created = await settle(create_acls.error_response(creation, caught.value, version), version)
     expected = [(54, "No Authorizer is configured.")] * 2
-    assert [(one.error_code, one.error_message) for one in created.results] == expected
+    assert [(result.error_code, result.error_message) for result in created.results] == expected
     deletion = DeleteAclsRequest(filters=[DeleteAclsRequest.DeleteAclsFilter()] * 2)
     with pytest.raises(KafkaError) as caught:
         delete_acls.handle(broker, context(ApiKey.DELETE_ACLS, version), deletion)
     deleted = await settle(delete_acls.error_response(deletion, caught.value, version), version)
-    assert [(one.error_code, one.error_message) for one in deleted.filter_results] == expected
+    assert [(result.error_code, result.error_message) for result in deleted.filter_results] == expected

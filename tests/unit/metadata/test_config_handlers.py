@@ -59,7 +59,7 @@ async def test_describe_configs_in_every_version(cluster: Cluster, version: int)
     (entry,) = result.configs
     assert (entry.name, entry.value, entry.config_source, entry.read_only) == ("retention.ms", "604800000", 5, False)
     assert entry.config_type == (5 if version >= 3 else 0)
-    assert [one.name for one in entry.synonyms] == ["log.retention.hours"]
+    assert [synonym.name for synonym in entry.synonyms] == ["log.retention.hours"]
     assert not entry.documentation
 
 
@@ -90,7 +90,7 @@ async def test_described_resources(cluster: Cluster, kind: int, name: str, error
 
 @pytest.mark.parametrize("kind", [-1, 0, 1, 3, 64])
 async def test_a_resource_of_unknown_type_fails_the_whole_request(cluster: Cluster, kind: int) -> None:
-    """Kafka 4.3.1 and 4.4.0 answer so for each resource of such a request."""
+    """Kafka 4.3.1 and 4.4.0 return this error for every resource of such a request."""
     with pytest.raises(KafkaError, match=f"Unknown resource type {kind}") as caught:
         await ask_configs(broker_of(cluster), (2, "t3", None), (kind, "x", None))
     assert caught.value.error == Errors.INVALID_REQUEST
@@ -153,7 +153,7 @@ async def test_loggers(cluster: Cluster, our_logger: logging.Logger) -> None:
 
 async def test_loggers_and_other_resources_in_one_request(cluster: Cluster, our_logger: logging.Logger) -> None:
     broker = broker_of(cluster)
-    wanted = [(8, "1", our_logger.name, "ERROR"), (2, "t3", "retention.ms", "5"), (8, "2", our_logger.name, "INFO")]
+    changes = [(8, "1", our_logger.name, "ERROR"), (2, "t3", "retention.ms", "5"), (8, "2", our_logger.name, "INFO")]
     request = IncrementalAlterConfigsRequest(
         resources=[
             IncrementalAlterConfigsRequest.AlterConfigsResource(
@@ -161,12 +161,12 @@ async def test_loggers_and_other_resources_in_one_request(cluster: Cluster, our_
                 resource_name=name,
                 configs=[IncrementalAlterConfigsRequest.AlterableConfig(name=key, value=value)],
             )
-            for kind, name, key, value in wanted
+            for kind, name, key, value in changes
         ]
     )
     request_context = context(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1)
     response = await settle(incremental_alter_configs.handle(broker, request_context, request), 1)
-    errors = {(one.resource_type, one.resource_name): one.error_code for one in response.responses}
+    errors = {(result.resource_type, result.resource_name): result.error_code for result in response.responses}
     assert errors == {(8, "1"): 0, (2, "t3"): 0, (8, "2"): Errors.INVALID_REQUEST}
     assert our_logger.level == logging.ERROR
     assert cluster.image.topic_configs("t3") == {"retention.ms": "5"}
@@ -185,7 +185,7 @@ async def test_alter_configs_in_every_version(cluster: Cluster, version: int) ->
     )
     reply = alter_configs.handle(broker_of(cluster), context(ApiKey.ALTER_CONFIGS, version), request)
     response = await settle(reply, version)
-    assert [one.error_code for one in response.responses] == [0]
+    assert [result.error_code for result in response.responses] == [0]
     assert cluster.image.topic_configs("t3") == {"retention.ms": "5"}
 
 
@@ -193,7 +193,7 @@ async def list_resources(broker: Broker, types: list[int], version: int = 1) -> 
     request = ListConfigResourcesRequest(resource_types=types)
     reply = list_config_resources.handle(broker, context(ApiKey.LIST_CONFIG_RESOURCES, version), request)
     response = await settle(reply, version)
-    return [(one.resource_type, one.resource_name) for one in response.config_resources]
+    return [(resource.resource_type, resource.resource_name) for resource in response.config_resources]
 
 
 async def test_list_config_resources(cluster: Cluster) -> None:
@@ -221,7 +221,7 @@ async def test_list_config_resources(cluster: Cluster) -> None:
     assert caught.value.error is Errors.UNSUPPORTED_VERSION
 
 
-async def test_no_partition_is_ever_reassigned(cluster: Cluster) -> None:
+async def test_no_reassignment_is_ever_in_progress(cluster: Cluster) -> None:
     request = ListPartitionReassignmentsRequest(topics=None)
     reply = list_partition_reassignments.handle(
         broker_of(cluster), context(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0), request

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""IncrementalAlterConfigs and AlterConfigs, with the error codes that Kafka 4.3.1 gave to the same requests."""
+"""IncrementalAlterConfigs and AlterConfigs, with the error codes that Kafka 4.3.1 returned for the same requests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def alter(
 
 
 def error(cluster: Cluster, kind: int, name: str, *changes: Change) -> int:
-    """The error code; an error changes nothing."""
+    """Returns the error code; checks that an error does not change the image."""
     before = cluster.image
     (answer,) = alter(cluster, (kind, name, list(changes)))
     assert (answer.resource_type, answer.resource_name) == (kind, name)
@@ -83,7 +83,7 @@ def test_set_and_delete(cluster: Cluster) -> None:
     assert cluster.image.topic_configs("t") == {"segment.ms": "6"}
 
 
-def test_a_value_that_is_there_already_makes_no_record(cluster: Cluster) -> None:
+def test_setting_the_current_value_makes_no_record(cluster: Cluster) -> None:
     before = len(cluster.log)
     assert error(cluster, TOPIC, "t", ("retention.ms", SET, "1000"), ("no.such.key", DELETE, None)) == 0
     assert len(cluster.log) == before
@@ -106,7 +106,7 @@ def test_append_and_subtract(cluster: Cluster) -> None:
     assert cluster.image.topic_configs("t")[throttled] == "1:1"
 
 
-def test_append_starts_from_the_brokers_default() -> None:
+def test_append_begins_with_the_default_of_the_broker() -> None:
     cluster = Cluster({"log.cleanup.policy": "compact"})
     cluster.create(topic("t"))
     assert error(cluster, TOPIC, "t", ("cleanup.policy", APPEND, "delete")) == 0
@@ -202,7 +202,7 @@ def test_errors(cluster: Cluster, kind: int, name: str, change: Change, expected
         ("x", [("log.cleaner.threads", SET, "2")], "Node id must be an integer, but it is: x"),
     ],
 )
-def test_refusals_of_broker_keys_are_those_of_kafka(
+def test_error_texts_for_broker_keys_are_those_of_kafka(
     cluster: Cluster, name: str, changes: list[Change], expected: str
 ) -> None:
     before = cluster.image
@@ -211,7 +211,7 @@ def test_refusals_of_broker_keys_are_those_of_kafka(
     assert cluster.image is before
 
 
-def test_replacing_configs_of_a_broker_is_refused_in_the_same_way(cluster: Cluster) -> None:
+def test_replacing_configs_of_a_broker_returns_the_same_errors(cluster: Cluster) -> None:
     (answer,) = replace(cluster, (BROKER, "", {"num.partitions": "5", "log.cleaner.threads": "2"}))
     assert answer.error_code == Errors.INVALID_REQUEST
     assert answer.error_message == "Cannot update these configs dynamically: [num.partitions]"
@@ -236,13 +236,13 @@ LISTENER = "listener.name.internal."
     ],
 )
 def test_keys_for_one_listener_are_kept(cluster: Cluster, name: str, key: str, value: str, expected: Errors) -> None:
-    """As Kafka 4.3.1 does; it would load the principal builder, which is refused here."""
+    """Kafka 4.3.1 does the same, except that it would load the principal builder, which is rejected here."""
     assert error(cluster, BROKER, name, (LISTENER + key, SET, value)) == expected
     kept = cluster.image.broker_configs(int(name)) if name else cluster.image.broker_configs()
     assert kept == ({} if expected else {LISTENER + key: value})
 
 
-def test_a_refused_group_value_names_both_keys(cluster: Cluster) -> None:
+def test_the_error_for_a_group_value_names_both_keys(cluster: Cluster) -> None:
     (answer,) = alter(cluster, (GROUP, "g", [("consumer.session.timeout.ms", SET, "1")]))
     assert answer.error_message is not None
     assert "consumer.session.timeout.ms must be greater than or equal to group.consumer.min" in answer.error_message
@@ -261,9 +261,9 @@ def test_resources_are_independent_but_must_not_repeat(cluster: Cluster) -> None
         (GROUP, "g", [("consumer.session.timeout.ms", SET, "1")]),
         (GROUP, "h", [("consumer.session.timeout.ms", SET, "50000")]),
     )
-    assert [one.error_code for one in answers] == [0, Errors.INVALID_CONFIG, 0]
+    assert [answer.error_code for answer in answers] == [0, Errors.INVALID_CONFIG, 0]
     answers = alter(cluster, (TOPIC, "t", [("retention.ms", SET, "9")]), (TOPIC, "t", [("retention.ms", SET, "10")]))
-    assert [one.error_code for one in answers] == [Errors.INVALID_REQUEST] * 2
+    assert [answer.error_code for answer in answers] == [Errors.INVALID_REQUEST] * 2
     assert cluster.image.topic_configs("t") == {"retention.ms": "8"}
     assert cluster.image.group_configs("h") == {"consumer.session.timeout.ms": "50000"}
 
@@ -283,7 +283,7 @@ def test_group_configs_fit_the_limits_of_this_broker() -> None:
     assert error(cluster, GROUP, "g", ("consumer.session.timeout.ms", SET, "5000")) == Errors.INVALID_CONFIG
 
 
-def test_replacing_drops_what_is_not_named(cluster: Cluster) -> None:
+def test_replacing_removes_configs_that_are_not_named(cluster: Cluster) -> None:
     (answer,) = replace(cluster, (TOPIC, "t", {"segment.ms": "5"}))
     assert (answer.error_code, answer.error_message) == (0, None)
     assert cluster.image.topic_configs("t") == {"segment.ms": "5"}
@@ -317,7 +317,7 @@ def test_replace_errors(
     assert answer.error_code == expected
 
 
-def test_a_bad_dynamic_config_of_one_broker_is_seen_with_those_of_all() -> None:
+def test_a_dynamic_config_of_one_broker_is_checked_together_with_those_of_all() -> None:
     cluster = Cluster()
     assert error(cluster, BROKER, "", ("group.consumer.assignment.interval.ms", SET, "15000")) == 0
     cluster.config.apply_dynamic(cluster.image.effective_broker_configs(1))

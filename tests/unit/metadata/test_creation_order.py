@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of creation times, checked by Hypothesis: workers and a controller whose clocks differ and run differently,
-with messages that take their time. Each partition is new to the groups that were created without knowing it, and to no
-other group.
+"""The order of creation times, checked by Hypothesis. The clocks of workers and controller differ in time and speed.
+Messages are delayed. A partition is new to exactly those groups whose coordinator did not know it at their creation.
 """
 
 from __future__ import annotations
@@ -18,26 +17,29 @@ from kcoord.metadata.creation_order import CreationOrder
 from kcoord.runtime.result import NO_CREATION_LIMIT
 
 MOST_AHEAD = 8
-"""A worker's clock runs fast by an eighth at most."""
+"""A worker's clock runs fast by at most an eighth."""
 
 
 @dataclass(eq=False)
 class Worker:
-    """`log` is what the controller has sent and the worker has not read yet."""
+    """A worker. `log` has the messages of the controller that it has not read yet.
+
+    `partitions` are the creation times of the partitions that it knows.
+    """
 
     now_ms: int
-    known: dict[int, int]
+    partitions: dict[int, int]
     limits: CreationLimits = field(default_factory=CreationLimits)
     latest_ms: int = -1
     log: deque[tuple[str, int, int]] = field(default_factory=deque)
     answers: deque[tuple[int, int]] = field(default_factory=deque)
 
     def newest_ms(self) -> int:
-        return max(self.now_ms, self.latest_ms, *self.known.values(), -1)
+        return max(self.now_ms, self.latest_ms, *self.partitions.values(), -1)
 
     def create_group(self) -> int:
         limited_ms = min(self.now_ms, self.limits.limit_ms)
-        self.latest_ms = max(limited_ms, self.latest_ms, *self.known.values(), -1)
+        self.latest_ms = max(limited_ms, self.latest_ms, *self.partitions.values(), -1)
         return self.latest_ms
 
     def read(self) -> None:
@@ -49,7 +51,7 @@ class Worker:
         elif kind == "limit":
             self.limits.hold(number, time_ms)
         elif kind == "partition":
-            self.known[number] = time_ms
+            self.partitions[number] = time_ms
         else:
             self.limits.release(number)
 
@@ -69,7 +71,7 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: len(self.workers) < 3)
     @rule(clock_ms=st.integers(0, 5_000))
     def join(self, clock_ms: int) -> None:
-        """It knows what is durable before it takes clients."""
+        """A worker knows all durable partitions before it serves clients."""
         worker = Worker(clock_ms, dict(self.partitions))
         self.workers.append(worker)
         for ticket, limit_ms in self.order.join(worker, worker.newest_ms(), self.heard_ms).items():
@@ -94,20 +96,20 @@ class Cluster(RuleBasedStateMachine):
 
     @rule()
     def set_controllers_clock_back(self) -> None:
-        """It was started anew, say."""
+        """This can happen, for example, when the controller restarts."""
         self.now_ms = max(self.now_ms - 700, 0)
 
     @precondition(lambda self: self.workers)
     @rule(index=st.integers(0, 2))
     def create_group(self, index: int) -> None:
         worker = self.workers[index % len(self.workers)]
-        self.groups.append((worker.create_group(), frozenset(worker.known)))
+        self.groups.append((worker.create_group(), frozenset(worker.partitions)))
         for number, time_ms in self.partitions.items():
             self._check(number, time_ms, self.groups[-1:])
 
     def _check(self, number: int, time_ms: int, groups: list[tuple[int, frozenset[int]]]) -> None:
-        for group_ms, known in groups:
-            assert (time_ms > group_ms) == (number not in known)
+        for group_ms, known_partitions in groups:
+            assert (time_ms > group_ms) == (number not in known_partitions)
 
     @rule()
     def begin(self) -> None:
@@ -133,7 +135,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule()
     def stamp(self) -> None:
-        for ticket in [each for each in self.asking if not self.order.waiting(each)]:
+        for ticket in [ticket for ticket in self.asking if not self.order.waiting(ticket)]:
             self.asking.remove(ticket)
             newest_ms = max([time_ms for _, time_ms in self.stamped] + [*self.partitions.values(), -1])
             time_ms = self.order.stamp(ticket, self.now_ms, newest_ms, self.heard_ms)
@@ -143,7 +145,7 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: self.stamped)
     @rule(fails=st.booleans())
     def publish(self, fails: bool) -> None:
-        """In the order of the log. An operation may fail after all."""
+        """Publishes in the order of the log. An operation may still fail here."""
         ticket, time_ms = self.stamped.popleft()
         if not fails:
             self._check(ticket, time_ms, self.groups)
@@ -173,14 +175,14 @@ TestCluster = Cluster.TestCase
 TestCluster.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 
 
-def test_a_worker_that_does_not_answer_is_taken_for_as_late_as_it_can_be() -> None:
+def test_the_latest_possible_time_is_assumed_for_a_worker_that_does_not_answer() -> None:
     order: CreationOrder[str] = CreationOrder()
     order.join("a", 5_000, heard_ms=0)
     order.join("b", 100, heard_ms=0)
     ticket = order.begin()
     order.answer("b", ticket, 130, heard_ms=10)
     assert set(order.waiting(ticket)) == {"a"}
-    # 800 ms of the controller are 900 at most of the other one.
+    # While the controller's clock advances by 800 ms, the worker's clock advances by at most 900 ms.
     assert order.stamp(ticket, 1_000, -1, heard_ms=800) == 5_902
     order.end(ticket)
     order.answer("a", ticket, 5_850, heard_ms=810)

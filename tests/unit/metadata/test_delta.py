@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The difference between two images: what changed, what is gone, and whether there are other names."""
+"""The difference between two images: changed topics, deleted topics, and whether the set of names changed."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ def delete(cluster: Cluster, name: str) -> None:
 def delta(cluster: Cluster, change: object, name: str) -> tuple[set[str], list[str], bool]:
     before = cluster.image
     change(cluster, name)  # type: ignore[operator]
-    found = TopicDelta.between(before, cluster.image)
-    assert (found.old, found.new) == (before, cluster.image)
-    return set(found.changed), list(found.gone), found.come_or_gone
+    difference = TopicDelta.between(before, cluster.image)
+    assert (difference.old, difference.new) == (before, cluster.image)
+    return set(difference.changed), list(difference.gone), difference.come_or_gone
 
 
-def test_a_topic_that_grew_has_changed_and_nothing_else() -> None:
+def test_new_partitions_change_only_their_topic() -> None:
     assert delta(cluster_of("a", "b"), grow, "a") == ({"a"}, [], False)
 
 
-def test_a_topic_that_came() -> None:
+def test_a_new_topic() -> None:
     def create(cluster: Cluster, name: str) -> None:
         cluster.create(Topic(name=name, num_partitions=1, replication_factor=1))
 
     assert delta(cluster_of("a"), create, "b") == ({"b"}, [], True)
 
 
-def test_a_topic_that_went() -> None:
+def test_a_deleted_topic() -> None:
     assert delta(cluster_of("a", "b"), delete, "b") == ({"b"}, ["b"], True)
 
 
-def test_a_topic_that_was_made_again_is_gone_though_its_name_is_there() -> None:
+def test_a_topic_that_was_created_again_is_gone_although_its_name_exists() -> None:
     def again(cluster: Cluster, name: str) -> None:
         delete(cluster, name)
         cluster.create(Topic(name=name, num_partitions=2, replication_factor=1))

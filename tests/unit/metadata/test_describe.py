@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DescribeConfigs says: values, sources, synonyms, flags, as observed in Kafka 4.3.1."""
+"""The answers of DescribeConfigs: values, sources, synonyms and flags, as observed in Kafka 4.3.1."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ def image_with(*configs: tuple[int, str, str, str]) -> MetadataImage:
 
 
 def by_name(entries: list[DescribedConfig]) -> Mapping[str, DescribedConfig]:
-    found = {entry.name: entry for entry in entries}
-    assert len(found) == len(entries)
-    return found
+    entries_by_name = {entry.name: entry for entry in entries}
+    assert len(entries_by_name) == len(entries)
+    return entries_by_name
 
 
 def test_topic_keys_at_their_defaults() -> None:
     entries = describe.topic_config_entries(BrokerConfig.from_properties({}), NO_METADATA, {})
     assert len(entries) == 37
-    assert [one.name for one in entries] == sorted(one.name for one in entries)
-    assert {one.source for one in entries} == {ConfigOrigin.DEFAULT_CONFIG}
-    assert not any(one.read_only or one.is_sensitive for one in entries)
-    found = by_name(entries)
-    assert found["retention.ms"].value == "604800000"
-    assert found["min.cleanable.dirty.ratio"].value == "0.5"
-    assert found["leader.replication.throttled.replicas"].value == ""
-    assert found["cleanup.policy"].synonyms == [("log.cleanup.policy", "delete", ConfigOrigin.DEFAULT_CONFIG)]
-    assert found["retention.ms"].type == 5
-    assert found["remote.storage.enable"].synonyms == []
+    assert [entry.name for entry in entries] == sorted(entry.name for entry in entries)
+    assert {entry.source for entry in entries} == {ConfigOrigin.DEFAULT_CONFIG}
+    assert not any(entry.read_only or entry.is_sensitive for entry in entries)
+    described = by_name(entries)
+    assert described["retention.ms"].value == "604800000"
+    assert described["min.cleanable.dirty.ratio"].value == "0.5"
+    assert described["leader.replication.throttled.replicas"].value == ""
+    assert described["cleanup.policy"].synonyms == [("log.cleanup.policy", "delete", ConfigOrigin.DEFAULT_CONFIG)]
+    assert described["retention.ms"].type == 5
+    assert described["remote.storage.enable"].synonyms == []
 
 
 def test_every_layer_of_a_topic_key() -> None:
@@ -56,7 +56,7 @@ def test_every_layer_of_a_topic_key() -> None:
     assert (retention.value, retention.source) == ("5", ConfigOrigin.DYNAMIC_BROKER_CONFIG)
 
 
-def test_internal_topic_key_is_listed_where_it_is_set() -> None:
+def test_an_internal_topic_key_is_listed_if_the_topic_sets_it() -> None:
     config = BrokerConfig.from_properties({})
     entries = describe.topic_config_entries(config, NO_METADATA, {"internal.segment.bytes": "100"})
     assert len(entries) == 38
@@ -66,27 +66,31 @@ def test_broker_keys() -> None:
     config = BrokerConfig.from_properties({"broker.id": "1", "num.partitions": "1", "ssl.key.password": "secret"})
     image = image_with((4, "", "log.cleaner.threads", "2"), (4, "", "nope.nope", "x"), (4, "1", "its.own", "x"))
     config.apply_dynamic(image.effective_broker_configs(1))
-    found = by_name(describe.broker_config_entries(config, image))
-    assert found["num.partitions"].synonyms == [
+    described = by_name(describe.broker_config_entries(config, image))
+    assert described["num.partitions"].synonyms == [
         ("num.partitions", "1", ConfigOrigin.STATIC_BROKER_CONFIG),
         ("num.partitions", "1", ConfigOrigin.DEFAULT_CONFIG),
     ]
-    assert found["num.partitions"].read_only
-    threads = found["log.cleaner.threads"]
+    assert described["num.partitions"].read_only
+    threads = described["log.cleaner.threads"]
     assert (threads.value, threads.source, threads.read_only) == ("2", 3, False)
-    password = found["ssl.key.password"]
+    password = described["ssl.key.password"]
     assert (password.value, password.is_sensitive) == (None, True)
     assert password.synonyms == [("ssl.key.password", None, ConfigOrigin.STATIC_BROKER_CONFIG)]
-    assert found["log.retention.ms"].value is None
-    assert found["node.id"].synonyms[0] == ("broker.id", "1", ConfigOrigin.STATIC_BROKER_CONFIG)
-    assert found["log.cleaner.io.max.bytes.per.second"].value == "1.7976931348623157E308"
-    assert "group.consumer.regex.refresh.interval.ms" not in found
-    assert (found["nope.nope"].value, found["nope.nope"].is_sensitive, found["nope.nope"].source) == (None, True, 3)
-    assert found["its.own"].source == ConfigOrigin.DYNAMIC_BROKER_CONFIG
+    assert described["log.retention.ms"].value is None
+    assert described["node.id"].synonyms[0] == ("broker.id", "1", ConfigOrigin.STATIC_BROKER_CONFIG)
+    assert described["log.cleaner.io.max.bytes.per.second"].value == "1.7976931348623157E308"
+    assert "group.consumer.regex.refresh.interval.ms" not in described
+    assert (described["nope.nope"].value, described["nope.nope"].is_sensitive, described["nope.nope"].source) == (
+        None,
+        True,
+        3,
+    )
+    assert described["its.own"].source == ConfigOrigin.DYNAMIC_BROKER_CONFIG
 
 
 def test_keys_for_one_listener_and_keys_of_plugins() -> None:
-    """The same keys and values were described so by Kafka 4.3.1."""
+    """Kafka 4.3.1 described the same keys and values in this way."""
     config = BrokerConfig.from_properties(
         {
             "listener.name.internal.ssl.keystore.location": "/x",
@@ -105,10 +109,10 @@ def test_keys_for_one_listener_and_keys_of_plugins() -> None:
         (4, "1", "listener.name.internal.no.such.key", "5"),
     )
     config.apply_dynamic(image.effective_broker_configs(1))
-    found = by_name(describe.broker_config_entries(config, image))
+    described = by_name(describe.broker_config_entries(config, image))
 
     def shown(name: str) -> tuple[object, ...]:
-        entry = found[name]
+        entry = described[name]
         assert entry.read_only
         assert entry.doc is None
         return entry.value, entry.is_sensitive, entry.type, entry.source, entry.synonyms
@@ -157,34 +161,34 @@ def test_cluster_wide_dynamic_configs() -> None:
 def test_group_keys() -> None:
     config = BrokerConfig.from_properties({"group.consumer.heartbeat.interval.ms": "6000"})
     image = image_with((32, "g", "consumer.session.timeout.ms", "50000"))
-    found = by_name(describe.group_config_entries(config, image, "g"))
-    assert len(found) == 22
-    assert found["consumer.session.timeout.ms"].synonyms == [
+    described = by_name(describe.group_config_entries(config, image, "g"))
+    assert len(described) == 22
+    assert described["consumer.session.timeout.ms"].synonyms == [
         ("consumer.session.timeout.ms", "50000", ConfigOrigin.GROUP_CONFIG),
         ("group.consumer.session.timeout.ms", "45000", ConfigOrigin.DEFAULT_CONFIG),
     ]
-    heartbeat = found["consumer.heartbeat.interval.ms"]
+    heartbeat = described["consumer.heartbeat.interval.ms"]
     assert (heartbeat.value, heartbeat.source) == ("6000", ConfigOrigin.STATIC_BROKER_CONFIG)
-    assert found["share.isolation.level"].synonyms == [
+    assert described["share.isolation.level"].synonyms == [
         ("share.isolation.level", "read_uncommitted", ConfigOrigin.DEFAULT_CONFIG)
     ]
     unknown_group = describe.group_config_entries(BrokerConfig.from_properties({}), image, "nobody")
-    assert {one.source for one in unknown_group} == {ConfigOrigin.DEFAULT_CONFIG}
+    assert {entry.source for entry in unknown_group} == {ConfigOrigin.DEFAULT_CONFIG}
 
 
 def test_group_keys_of_kafka_4_4() -> None:
     """Observed in Kafka 4.4.0: internal keys are listed only if the group sets them."""
     image = image_with((32, "g", "streams.num.warmup.replicas", "5"), (32, "g", "streams.assignor.name", "sticky"))
-    found = by_name(describe.group_config_entries(BrokerConfig.from_properties({}), image, "g"))
-    assert found["streams.num.warmup.replicas"].synonyms == [
+    described = by_name(describe.group_config_entries(BrokerConfig.from_properties({}), image, "g"))
+    assert described["streams.num.warmup.replicas"].synonyms == [
         ("streams.num.warmup.replicas", "5", ConfigOrigin.GROUP_CONFIG),
         ("group.streams.num.warmup.replicas", "2", ConfigOrigin.DEFAULT_CONFIG),
     ]
-    assert found["streams.assignor.name"].synonyms == [
+    assert described["streams.assignor.name"].synonyms == [
         ("streams.assignor.name", "sticky", ConfigOrigin.GROUP_CONFIG),
         ("group.streams.assignors", "sticky", ConfigOrigin.DEFAULT_CONFIG),
     ]
-    assert "consumer.assignor.offload.enable" not in found
+    assert "consumer.assignor.offload.enable" not in described
     unset = by_name(describe.group_config_entries(BrokerConfig.from_properties({}), image, "nobody"))
     assert unset["streams.assignor.name"].value == "sticky"
     assert (unset["errors.deadletterqueue.topic.name"].value, unset["streams.rack.aware.assignment.tags"].type) == (
@@ -200,15 +204,18 @@ def test_broker_and_topic_keys_by_release() -> None:
         config = BrokerConfig.from_properties({"kcoord.release": release})
         topic = by_name(describe.topic_config_entries(config, NO_METADATA, {}))
         assert ("max.decompressed.message.bytes" in topic) == is_there
-        found = by_name(describe.broker_config_entries(config, NO_METADATA))
-        assert ("group.streams.assignors" in found) == is_there
-        assert "group.streams.num.warmup.replicas" not in found
+        described = by_name(describe.broker_config_entries(config, NO_METADATA))
+        assert ("group.streams.assignors" in described) == is_there
+        assert "group.streams.num.warmup.replicas" not in described
 
 
 def test_client_metrics_keys() -> None:
     image = image_with((16, "cm", "interval.ms", "1000"))
-    found = by_name(describe.client_metrics_entries(image, "cm"))
-    assert list(found) == ["interval.ms", "match", "metrics"]
-    assert (found["interval.ms"].value, found["interval.ms"].source) == ("1000", ConfigOrigin.CLIENT_METRICS_CONFIG)
-    assert (found["match"].value, found["match"].source) == ("", ConfigOrigin.DEFAULT_CONFIG)
+    described = by_name(describe.client_metrics_entries(image, "cm"))
+    assert list(described) == ["interval.ms", "match", "metrics"]
+    assert (described["interval.ms"].value, described["interval.ms"].source) == (
+        "1000",
+        ConfigOrigin.CLIENT_METRICS_CONFIG,
+    )
+    assert (described["match"].value, described["match"].source) == ("", ConfigOrigin.DEFAULT_CONFIG)
     assert by_name(describe.client_metrics_entries(image, "other"))["interval.ms"].value == "300000"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DescribeTopicPartitions: pages, cursors and limits, as Kafka 4.3.1 answers them."""
+"""DescribeTopicPartitions: pages, cursors and limits, as in Kafka 4.3.1."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ Page = tuple[list[tuple[str | None, int, list[int]]], tuple[str, int] | None]
 
 
 def page(response: DescribeTopicPartitionsResponse) -> Page:
-    topics = [(one.name, one.error_code, [part.partition_index for part in one.partitions]) for one in response.topics]
+    topics = [
+        (topic.name, topic.error_code, [part.partition_index for part in topic.partitions]) for topic in response.topics
+    ]
     cursor = response.next_cursor
     return topics, None if cursor is None else (cursor.topic_name, cursor.partition_index)
 
@@ -75,7 +77,7 @@ def test_describe_topic_partitions(
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 9, 100])
-def test_paging_gives_every_partition_once(cluster: Cluster, limit: int) -> None:
+def test_paging_returns_every_partition_once(cluster: Cluster, limit: int) -> None:
     broker = broker_of(cluster)
     seen: list[tuple[str | None, int]] = []
     cursor: tuple[str, int] | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts of errors, which scripts and people search for: each is what Kafka 4.3.1 answered to the same request."""
+"""Error texts, which scripts and people search for. Each is the text of Kafka 4.3.1 for the same request."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_create_topics(cluster: Cluster, asked: CreateTopicsRequest.CreatableTop
     assert (result.error_code, result.error_message) == (error, text)
 
 
-def test_create_topics_names_a_topic_twice(cluster: Cluster) -> None:
+def test_create_topics_with_a_duplicate_name(cluster: Cluster) -> None:
     (result,) = cluster.create(topic("n"), topic("n"))
     assert (result.error_code, result.error_message) == (Errors.INVALID_REQUEST, DUPLICATE_NAME)
 

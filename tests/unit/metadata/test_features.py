@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UpdateFeatures: levels, refusals in the words that Kafka 4.3.1 gave to the same requests, and atomicity."""
+"""UpdateFeatures: levels, atomicity, and errors with the texts of Kafka 4.3.1 for the same requests."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_refusals(asked: UpdateFeaturesRequest.FeatureUpdateKey, text: str) -> N
 
 
 @pytest.mark.parametrize("name", ["eligible.leader.replicas.version", "kraft.version"])
-def test_levels_that_nothing_implements_can_be_removed_and_not_raised(name: str) -> None:
+def test_levels_of_features_that_are_not_implemented_can_be_removed_but_not_raised(name: str) -> None:
     cluster = Cluster()
     assert refusal(cluster, update(name, 1)).endswith("does not support this feature.")
     cluster.machine.replay(records.new_feature_level_record(name, 1))
@@ -125,7 +125,7 @@ def test_nothing_is_written_for_a_level_that_stays_or_is_only_validated(cluster:
     assert len(cluster.log) == size
 
 
-def test_levels_stay_over_the_next_start(cluster: Cluster) -> None:
+def test_levels_survive_a_restart(cluster: Cluster) -> None:
     run(cluster, update("group.version", 0, SAFE), update("transaction.version", 0, SAFE))
     cluster.register(*[])
     assert cluster.image.features == {"metadata.version": 30}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brokers in and out of service: who leads and who is in sync then, and where new partitions go."""
+"""Brokers in and out of service: leaders, in-sync replicas, and the placement of new partitions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def cluster() -> Cluster:
 
 def fence(cluster: Cluster, *broker_ids: int, fenced: bool = True) -> None:
     for broker_id in broker_ids:
-        found = cluster.run(lambda machine, context: machine.fence_broker(context, broker_id, fenced))  # noqa: B023
-        assert found is fenced
+        is_fenced = cluster.run(lambda machine, context: machine.fence_broker(context, broker_id, fenced))  # noqa: B023
+        assert is_fenced is fenced
 
 
 def unfence(cluster: Cluster, *broker_ids: int) -> None:
@@ -32,10 +32,10 @@ def unfence(cluster: Cluster, *broker_ids: int) -> None:
 
 
 def state(cluster: Cluster, name: str = "t", partition_id: int = 0) -> tuple[int, int, list[int]]:
-    """Leader, leader epoch and ISR."""
-    found = cluster.image.partition(name, partition_id)
-    assert found is not None
-    return found.leader, found.leader_epoch, found.isr
+    """Returns leader, leader epoch and ISR."""
+    partition = cluster.image.partition(name, partition_id)
+    assert partition is not None
+    return partition.leader, partition.leader_epoch, partition.isr
 
 
 def test_the_next_replica_leads(cluster: Cluster) -> None:
@@ -48,7 +48,7 @@ def test_the_next_replica_leads(cluster: Cluster) -> None:
     assert state(cluster) == (3, 2, [3])
 
 
-def test_who_comes_back_is_in_sync_and_leads_only_what_nobody_leads(cluster: Cluster) -> None:
+def test_an_unfenced_broker_is_in_sync_and_leads_only_partitions_without_a_leader(cluster: Cluster) -> None:
     fence(cluster, 1)
     unfence(cluster, 1)
     assert state(cluster) == (2, 1, [1, 2, 3])
@@ -61,23 +61,23 @@ def test_a_partition_without_replicas_in_service_has_no_leader(cluster: Cluster)
     fence(cluster, 2, 3)
     assert state(cluster) == (NO_LEADER, 3, [3])
     unfence(cluster, 1)
-    assert state(cluster) == (1, 4, [1]), "all share the disk, so any replica may lead"
+    assert state(cluster) == (1, 4, [1]), "all brokers share the disk, so any replica may lead"
 
 
-def test_doing_it_twice_changes_nothing(cluster: Cluster) -> None:
+def test_fencing_a_fenced_broker_changes_nothing(cluster: Cluster) -> None:
     fence(cluster, 1)
     before = cluster.image
     fence(cluster, 1)
     assert cluster.image is before
 
 
-def test_a_broker_must_be_there(cluster: Cluster) -> None:
+def test_a_broker_must_be_registered(cluster: Cluster) -> None:
     with pytest.raises(KafkaError) as caught:
         fence(cluster, 9)
     assert caught.value.error == Errors.BROKER_ID_NOT_REGISTERED
 
 
-def test_a_start_brings_all_back(cluster: Cluster) -> None:
+def test_a_start_unfences_all_brokers(cluster: Cluster) -> None:
     fence(cluster, 1, 3)
     cluster.register(*(registration(broker_id) for broker_id in (1, 2, 3)))
     assert cluster.image.fenced_brokers() == frozenset()
@@ -95,7 +95,7 @@ def test_new_partitions_go_to_brokers_in_service(cluster: Cluster, name: str) ->
     assert all(set(partition.replicas) == {1, 3} for partition in cluster.image.topics[name].partitions)
 
 
-def test_with_too_few_in_service_replicas_go_to_the_others_too(cluster: Cluster) -> None:
+def test_fenced_brokers_get_replicas_if_too_few_brokers_are_in_service(cluster: Cluster) -> None:
     fence(cluster, 2, 3)
     (answer,) = cluster.create(topic("new", 3, 3))
     assert answer.error_code == 0
@@ -108,13 +108,13 @@ def test_with_too_few_in_service_replicas_go_to_the_others_too(cluster: Cluster)
     assert state(cluster, "elsewhere") == (2, 1, [2])
 
 
-def test_moves_and_elections_know_who_is_away(cluster: Cluster) -> None:
+def test_reassignments_and_elections_do_not_choose_fenced_leaders(cluster: Cluster) -> None:
     fence(cluster, 1)
     partition = AlterPartitionReassignmentsRequest.ReassignablePartition(partition_index=0, replicas=[1, 3])
-    wanted = AlterPartitionReassignmentsRequest(
+    request = AlterPartitionReassignmentsRequest(
         topics=[AlterPartitionReassignmentsRequest.ReassignableTopic(name="t", partitions=[partition])]
     )
-    cluster.run(lambda machine, context: machine.alter_partition_reassignments(context, wanted))
+    cluster.run(lambda machine, context: machine.alter_partition_reassignments(context, request))
     assert state(cluster) == (3, 2, [3])
     election = ElectLeadersRequest(
         topic_partitions=[ElectLeadersRequest.TopicPartitions(topic="t", partitions=[0])],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay of metadata records: images are never changed, rebuild(log) == live, strange records are skipped."""
+"""Replay of metadata records: images never change, rebuild(log) == live, unknown records are skipped."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ def test_an_image_never_changes() -> None:
     assert before == two_topics()
     assert after.epoch == before.epoch + 4
     assert len(after.topics["a"].partitions) == 3
-    assert list(after.topics) == list({one.name: one for one in after.topics_by_id.values()}) == ["a"]
+    assert list(after.topics) == list({topic.name: topic for topic in after.topics_by_id.values()}) == ["a"]
     assert after.configs == {}
 
 
-def test_nothing_replayed_is_the_same_image() -> None:
+def test_without_records_the_image_is_the_same_object() -> None:
     image = two_topics()
     assert ImageBuilder(image).build() is image
 
 
-def test_what_was_not_touched_is_shared() -> None:
+def test_images_share_unchanged_topics() -> None:
     before = two_topics()
     after = built(before, records.new_partition_record(A, 2, [1], [B], 102))
     assert after.topics["b"] is before.topics["b"]
@@ -89,7 +89,7 @@ def test_removing_a_topic_removes_its_configs_and_keeps_the_last_creation_time()
     assert again.topics["a"].partitions == []
 
 
-def test_records_about_unknown_things_are_skipped() -> None:
+def test_records_about_unknown_topics_and_brokers_are_skipped() -> None:
     before = two_topics()
     after = built(
         before,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the metadata machine does besides topics and configs: registration, producer ids, contract with the runtime."""
+"""The metadata machine beyond topics and configs: registration, producer ids, contract with the runtime."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_later_starts_register_only_changes() -> None:
 def test_producer_id_blocks_do_not_overlap() -> None:
     cluster = Cluster()
     blocks = [cluster.run(lambda machine, context: machine.allocate_producer_ids(context, 1)) for _ in range(3)]
-    assert [(one.first_id, one.size) for one in blocks] == [(0, 1000), (1000, 1000), (2000, 1000)]
+    assert [(block.first_id, block.size) for block in blocks] == [(0, 1000), (1000, 1000), (2000, 1000)]
     assert cluster.image.next_producer_id == 3000
     assert cluster.image.latest_producer_ids == (1, 0)
 
 
-def test_image_is_the_same_object_until_something_changes() -> None:
+def test_the_image_is_the_same_object_until_a_record_is_replayed() -> None:
     cluster = Cluster()
     image = cluster.image
     assert cluster.image is image
@@ -54,7 +54,7 @@ def test_image_is_the_same_object_until_something_changes() -> None:
 
 
 def test_the_epoch_is_the_same_however_the_log_is_read() -> None:
-    """Other workers and the next start replay the log in other portions."""
+    """Other workers, and the next start, replay the log in other portions."""
     cluster = Cluster()
     cluster.create(topic("a"), topic("b"))
     cluster.create(topic("c"))

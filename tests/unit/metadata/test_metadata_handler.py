@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata: every version can be encoded, and the answers are those of Kafka 4.3.1."""
+"""Metadata: every version can be encoded, and the responses are those of Kafka 4.3.1."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def ask_metadata(
 ) -> MetadataResponse:
     topics = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
     if ids is not None:
-        topics = [MetadataRequest.MetadataRequestTopic(name=None, topic_id=one) for one in ids]
+        topics = [MetadataRequest.MetadataRequestTopic(name=None, topic_id=topic_id) for topic_id in ids]
     request = MetadataRequest(
         topics=topics,
         allow_auto_topic_creation=create,
@@ -42,7 +42,7 @@ async def ask_metadata(
 
 
 def shape(response: MetadataResponse) -> list[tuple[str | None, int, int]]:
-    return [(one.name, one.error_code, len(one.partitions)) for one in response.topics]
+    return [(topic.name, topic.error_code, len(topic.partitions)) for topic in response.topics]
 
 
 @pytest.mark.parametrize("version", metadata.VERSIONS)
@@ -80,15 +80,15 @@ async def test_metadata_by_name(cluster: Cluster) -> None:
         ("", Errors.INVALID_TOPIC_EXCEPTION, 0),
         ("__transaction_state", Errors.UNKNOWN_TOPIC_OR_PARTITION, 0),
     ]
-    assert [one.is_internal for one in response.topics] == [False, False, False, False, True]
+    assert [topic.is_internal for topic in response.topics] == [False, False, False, False, True]
     assert shape(await ask_metadata(broker, [], 1)) == []
     assert shape(await ask_metadata(broker, None, 1)) != []
 
 
 async def test_metadata_by_id(cluster: Cluster) -> None:
     broker = broker_of(cluster)
-    known, unknown = cluster.image.topics["t3"].id, b"?" * 16
-    response = await ask_metadata(broker, None, 12, ids=[known, unknown, known, ZERO_UUID], create=True)
+    known_id, unknown = cluster.image.topics["t3"].id, b"?" * 16
+    response = await ask_metadata(broker, None, 12, ids=[known_id, unknown, known_id, ZERO_UUID], create=True)
     assert shape(response) == [("t3", 0, 3), (None, Errors.UNKNOWN_TOPIC_ID, 0)]
     assert response.topics[1].topic_id == unknown
 
@@ -125,7 +125,7 @@ async def test_authorized_operations(cluster: Cluster, version: int, cluster_ope
     )
     reply = metadata.handle(broker_of(cluster), context(ApiKey.METADATA, version), request)
     response = await settle(reply, version)
-    assert [one.topic_authorized_operations for one in response.topics] == [ALL_OF_A_TOPIC, ALL_OF_A_TOPIC]
+    assert [topic.topic_authorized_operations for topic in response.topics] == [ALL_OF_A_TOPIC, ALL_OF_A_TOPIC]
     assert response.cluster_authorized_operations == (cluster_operations or NOT_ASKED)
 
 
@@ -144,11 +144,11 @@ async def test_topics_are_created_on_demand(cluster: Cluster) -> None:
     ]
     assert cluster.image.topic_configs("__consumer_offsets")["cleanup.policy"] == "compact"
     response = await ask_metadata(broker, ["a-b", "n.e.w", "n_e.w"], create=True)
-    assert [one.error_code for one in response.topics] == [0, 0, 0]
+    assert [topic.error_code for topic in response.topics] == [0, 0, 0]
     assert shape(await ask_metadata(broker, ["n_e_w"], create=True)) == [("n_e_w", Errors.INVALID_TOPIC_EXCEPTION, 0)]
 
 
-async def test_topics_are_not_created_where_the_broker_forbids_it() -> None:
+async def test_topics_are_not_created_if_the_broker_forbids_it() -> None:
     cluster = Cluster({"auto.create.topics.enable": "false"})
     response = await ask_metadata(broker_of(cluster), ["new"], create=True)
     assert shape(response) == [("new", Errors.UNKNOWN_TOPIC_OR_PARTITION, 0)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves of partitions and elections of leaders: what becomes of replicas, leader and epochs, and who is refused."""
+"""Reassignments of partitions and elections of leaders: replicas, leaders, epochs, and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Wanted = AlterPartitionReassignmentsRequest.ReassignablePartition
 
 @pytest.fixture
 def cluster() -> Cluster:
-    """Partition 0 of `t` is on brokers 1 and 2, partition 1 on 2 alone."""
+    """Returns a cluster. Partition 0 of `t` is on brokers 1 and 2, partition 1 only on 2."""
     cluster = Cluster()
     cluster.register(*(registration(broker_id) for broker_id in (1, 2, 3)))
     cluster.create(manual("t", (0, [1, 2]), (1, [2, 3])))
@@ -27,7 +27,7 @@ def cluster() -> Cluster:
 
 def reassign(
     cluster: Cluster,
-    *wanted: tuple[int, list[int] | None],
+    *moves: tuple[int, list[int] | None],
     topic: str = "t",
     allow_factor_change: bool = True,
 ) -> AlterPartitionReassignmentsResponse:
@@ -35,7 +35,7 @@ def reassign(
         allow_replication_factor_change=allow_factor_change,
         topics=[
             AlterPartitionReassignmentsRequest.ReassignableTopic(
-                name=topic, partitions=[Wanted(partition_index=index, replicas=replicas) for index, replicas in wanted]
+                name=topic, partitions=[Wanted(partition_index=index, replicas=replicas) for index, replicas in moves]
             )
         ],
     )
@@ -47,26 +47,26 @@ def errors(response: AlterPartitionReassignmentsResponse) -> list[Errors]:
 
 
 def state(cluster: Cluster, partition_id: int = 0) -> tuple[list[int], list[int], int, int, int]:
-    """Replicas, ISR, leader, leader epoch, partition epoch."""
-    found = cluster.image.partition("t", partition_id)
-    assert found is not None
-    assert len(found.directories) == len(found.replicas)
-    return found.replicas, found.isr, found.leader, found.leader_epoch, found.partition_epoch
+    """Returns replicas, ISR, leader, leader epoch and partition epoch."""
+    partition = cluster.image.partition("t", partition_id)
+    assert partition is not None
+    assert len(partition.directories) == len(partition.replicas)
+    return partition.replicas, partition.isr, partition.leader, partition.leader_epoch, partition.partition_epoch
 
 
-def test_the_leader_goes_to_the_first_replica_if_it_is_none_itself(cluster: Cluster) -> None:
+def test_the_first_replica_leads_if_the_leader_is_no_longer_a_replica(cluster: Cluster) -> None:
     assert errors(reassign(cluster, (0, [3, 2]))) == [Errors.NONE]
     assert state(cluster) == ([3, 2], [3, 2], 3, 1, 1)
 
 
-def test_the_leader_stays_where_it_is_a_replica(cluster: Cluster) -> None:
+def test_the_leader_stays_if_it_is_still_a_replica(cluster: Cluster) -> None:
     reassign(cluster, (0, [3, 2, 1]))
     assert state(cluster) == ([3, 2, 1], [3, 2, 1], 1, 0, 1)
     reassign(cluster, (0, [1]))
     assert state(cluster) == ([1], [1], 1, 1, 2), "replicas that go make a new leader epoch, as in Kafka"
 
 
-def test_what_is_as_it_should_be_is_left_alone(cluster: Cluster) -> None:
+def test_a_reassignment_to_the_current_replicas_changes_nothing(cluster: Cluster) -> None:
     before = cluster.image
     assert errors(reassign(cluster, (0, [1, 2]), (1, [2, 3]))) == [Errors.NONE, Errors.NONE]
     assert cluster.image is before
@@ -86,12 +86,12 @@ def test_each_partition_has_its_own_error(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("replicas", [[], [1, 1], [4], [-1], [1, 2, 3, 4]])
-def test_replicas_that_cannot_be(cluster: Cluster, replicas: list[int]) -> None:
+def test_invalid_replicas(cluster: Cluster, replicas: list[int]) -> None:
     assert errors(reassign(cluster, (0, replicas))) == [Errors.INVALID_REPLICA_ASSIGNMENT]
     assert state(cluster)[4] == 0
 
 
-def test_the_number_of_replicas_may_be_held_fixed(cluster: Cluster) -> None:
+def test_a_request_can_forbid_another_replication_factor(cluster: Cluster) -> None:
     response = reassign(cluster, (0, [1]), (1, [1, 3]), allow_factor_change=False)
     assert errors(response) == [Errors.INVALID_REPLICATION_FACTOR, Errors.NONE]
     assert not response.allow_replication_factor_change
@@ -103,7 +103,7 @@ def test_the_last_of_two_moves_counts(cluster: Cluster) -> None:
     assert state(cluster) == ([2], [2], 2, 2, 2)
 
 
-def test_a_move_outlives_a_start_with_the_same_brokers_only(cluster: Cluster) -> None:
+def test_a_reassignment_survives_only_a_restart_with_the_same_brokers(cluster: Cluster) -> None:
     reassign(cluster, (0, [3]))
     cluster.register(*(registration(broker_id) for broker_id in (1, 2, 3)))
     assert state(cluster)[:3] == ([3], [3], 3)
@@ -112,27 +112,27 @@ def test_a_move_outlives_a_start_with_the_same_brokers_only(cluster: Cluster) ->
 
 
 def elect(
-    cluster: Cluster, wanted: list[tuple[str, list[int]]] | None, kind: int = 0, version: int = 2
+    cluster: Cluster, topics: list[tuple[str, list[int]]] | None, kind: int = 0, version: int = 2
 ) -> dict[tuple[str, int], Errors]:
     request = ElectLeadersRequest(
         election_type=kind,
         topic_partitions=None
-        if wanted is None
-        else [ElectLeadersRequest.TopicPartitions(topic=topic, partitions=ids) for topic, ids in wanted],
+        if topics is None
+        else [ElectLeadersRequest.TopicPartitions(topic=topic, partitions=ids) for topic, ids in topics],
     )
     response = cluster.run(lambda machine, context: machine.elect_leaders(context, request), version)
     return {
-        (topic.topic, one.partition_id): Errors(one.error_code)
+        (topic.topic, result.partition_id): Errors(result.error_code)
         for topic in response.replica_election_results
-        for one in topic.partition_result
+        for result in topic.partition_result
     }
 
 
 def test_the_preferred_leader_is_the_first_replica(cluster: Cluster) -> None:
     reassign(cluster, (0, [2, 1]))
     assert state(cluster)[2] == 1
-    found = elect(cluster, [("t", [0, 1, 1, 7]), ("unknown", [0])])
-    assert found == {
+    errors = elect(cluster, [("t", [0, 1, 1, 7]), ("unknown", [0])])
+    assert errors == {
         ("t", 0): Errors.NONE,
         ("t", 1): Errors.ELECTION_NOT_NEEDED,
         ("t", 7): Errors.UNKNOWN_TOPIC_OR_PARTITION,
@@ -142,13 +142,13 @@ def test_the_preferred_leader_is_the_first_replica(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_of_all_partitions_only_those_are_told_that_change(cluster: Cluster, version: int) -> None:
+def test_a_request_for_all_partitions_returns_only_those_that_change(cluster: Cluster, version: int) -> None:
     reassign(cluster, (1, [3, 2]))
     assert elect(cluster, None, version=version) == {("t", 1): Errors.NONE}
     assert elect(cluster, None, version=version) == {}
 
 
-def test_nobody_needs_an_unclean_election(cluster: Cluster) -> None:
+def test_an_unclean_election_is_never_needed(cluster: Cluster) -> None:
     reassign(cluster, (0, [2, 1]))
     assert elect(cluster, [("t", [0])], kind=1) == {("t", 0): Errors.ELECTION_NOT_NEEDED}
     assert elect(cluster, None, kind=1) == {}

@@ -76,7 +76,7 @@ async def test_create_topics_in_every_version(cluster: Cluster, version: int) ->
     request = CreateTopicsRequest(topics=[topic("a", 2), topic("b"), topic("t3"), topic("bad name!")])
     reply = create_topics.handle(broker_of(cluster), context(ApiKey.CREATE_TOPICS, version), request)
     response = await settle(reply, version)
-    assert [one.error_code for one in response.topics] == [0, 0, 36, 17]
+    assert [topic.error_code for topic in response.topics] == [0, 0, 36, 17]
     assert response.topics[0].num_partitions == (2 if version >= 5 else -1)
     assert response.topics[0].error_message is None
     created = cluster.image.topics
@@ -91,7 +91,7 @@ async def test_create_partitions_in_every_version(cluster: Cluster, version: int
     )
     reply = create_partitions.handle(broker_of(cluster), context(ApiKey.CREATE_PARTITIONS, version), request)
     response = await settle(reply, version)
-    assert [(one.name, one.error_code, one.error_message) for one in response.results] == [("t3", 0, None)]
+    assert [(result.name, result.error_code, result.error_message) for result in response.results] == [("t3", 0, None)]
     assert len(cluster.image.topics["t3"].partitions) == 4
 
 
@@ -103,13 +103,13 @@ async def test_delete_topics_in_every_version(cluster: Cluster, version: int) ->
         request = DeleteTopicsRequest(topics=states, timeout_ms=1)
     reply = delete_topics.handle(broker_of(cluster), context(ApiKey.DELETE_TOPICS, version), request)
     response = await settle(reply, version)
-    assert [(one.name, one.error_code) for one in response.responses] == [("t3", 0), ("nope", 3)]
+    assert [(result.name, result.error_code) for result in response.responses] == [("t3", 0), ("nope", 3)]
     assert "t3" not in cluster.image.topics
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -1])
 async def test_a_request_without_time_left_times_out(cluster: Cluster, timeout_ms: int) -> None:
-    """Kafka 4.3.1 refuses such requests even if they only validate, and answers those that ask for nothing."""
+    """Kafka 4.3.1 rejects such requests even if they only validate. It answers requests without topics."""
     create = CreateTopicsRequest(topics=[topic("a")], timeout_ms=timeout_ms, validate_only=True)
     new_partitions = CreatePartitionsRequest.CreatePartitionsTopic(name="t3", count=4, assignments=None)
     new_replicas = AlterPartitionReassignmentsRequest.ReassignableTopic(
@@ -178,7 +178,7 @@ ID = bytes(15) + b"\x01"
 async def test_a_request_without_time_left_that_asks_for_nothing_valid(
     cluster: Cluster, handler: Any, request_: Message, version: int
 ) -> None:
-    """Kafka 4.3.1 says what is wrong with each topic before it looks at the time."""
+    """Kafka 4.3.1 returns the error of each topic before it checks the time."""
     reply = handler.handle(broker_of(cluster), context(handler.API_KEY, version), request_)
     codes = list(error_codes(await settle(reply, version)))
     assert Errors.INVALID_REQUEST in codes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CreateTopics, CreatePartitions and DeleteTopics, with the error codes that Kafka 4.3.1 gave to the same requests."""
+"""CreateTopics, CreatePartitions and DeleteTopics, with the error codes of Kafka 4.3.1 for the same requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.metadata.cluster import DIRECTORY_ID, Cluster, Topic, manual, re
 
 
 def create_partitions(
-    cluster: Cluster, *wanted: tuple[str, int, list[list[int]] | None], validate_only: bool = False
+    cluster: Cluster, *topics: tuple[str, int, list[list[int]] | None], validate_only: bool = False
 ) -> list[CreatePartitionsResponse.CreatePartitionsTopicResult]:
     request = CreatePartitionsRequest(
         topics=[
@@ -33,9 +33,12 @@ def create_partitions(
                 count=count,
                 assignments=None
                 if assignments is None
-                else [CreatePartitionsRequest.CreatePartitionsAssignment(broker_ids=one) for one in assignments],
+                else [
+                    CreatePartitionsRequest.CreatePartitionsAssignment(broker_ids=broker_ids)
+                    for broker_ids in assignments
+                ],
             )
-            for name, count, assignments in wanted
+            for name, count, assignments in topics
         ],
         validate_only=validate_only,
     )
@@ -64,8 +67,8 @@ def test_records_and_response_of_a_new_topic() -> None:
     assert (answer.error_code, answer.num_partitions, answer.replication_factor) == (0, 2, 1)
     created = cluster.image.topics["a"]
     assert answer.topic_id == created.id != ZERO_UUID
-    assert [one.creation_time_ms for one in created.partitions] == [1000, 1000]
-    assert [one.directories for one in created.partitions] == [[DIRECTORY_ID], [DIRECTORY_ID]]
+    assert [partition.creation_time_ms for partition in created.partitions] == [1000, 1000]
+    assert [partition.directories for partition in created.partitions] == [[DIRECTORY_ID], [DIRECTORY_ID]]
     assert answer.configs is not None
     described = {entry.name: (entry.value, entry.config_source) for entry in answer.configs}
     assert len(described) == 37
@@ -84,7 +87,7 @@ def test_rebuilding_from_the_log_gives_the_live_image() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "error"),
+    ("creatable", "error"),
     [
         (topic("", 1), Errors.INVALID_TOPIC_EXCEPTION),
         (topic(".", 1), Errors.INVALID_TOPIC_EXCEPTION),
@@ -120,10 +123,10 @@ def test_rebuilding_from_the_log_gives_the_live_image() -> None:
         (topic("n", 1, 1, (), cleanup_policy="compact,delete"), Errors.NONE),
     ],
 )
-def test_create_errors(wanted: Topic, error: Errors) -> None:
+def test_create_errors(creatable: Topic, error: Errors) -> None:
     cluster = Cluster()
     cluster.create(topic("t"), topic("x.y"))
-    assert cluster.create_error(wanted) == error
+    assert cluster.create_error(creatable) == error
 
 
 def test_broker_defaults() -> None:
@@ -134,10 +137,10 @@ def test_broker_defaults() -> None:
     assert cluster.image.topics["__consumer_offsets"].internal
 
 
-def test_a_topic_that_fails_costs_the_others_nothing() -> None:
+def test_a_topic_that_fails_does_not_affect_other_topics() -> None:
     cluster = Cluster()
     answers = cluster.create(topic("a"), topic("b", 0), topic("c"), topic("c"), topic("d"))
-    assert [(one.name, one.error_code) for one in answers] == [
+    assert [(answer.name, answer.error_code) for answer in answers] == [
         ("a", 0),
         ("b", Errors.INVALID_PARTITIONS),
         ("c", Errors.INVALID_REQUEST),
@@ -163,7 +166,7 @@ def test_too_many_partitions_at_once() -> None:
 
 
 def test_creation_times_never_go_back() -> None:
-    """KIP-1327: a partition younger than the group is new; setting back the clock must not hide that."""
+    """A partition that is younger than the group is new to it (KIP-1327), also if the clock was set back."""
     cluster = Cluster()
     cluster.now_ms = 5000
     cluster.create(topic("a"))
@@ -172,7 +175,7 @@ def test_creation_times_never_go_back() -> None:
     create_partitions(cluster, ("a", 2, None))
     cluster.now_ms = 6000
     create_partitions(cluster, ("a", 3, None))
-    assert [one.creation_time_ms for one in cluster.image.topics["a"].partitions] == [5000, 5000, 6000]
+    assert [partition.creation_time_ms for partition in cluster.image.topics["a"].partitions] == [5000, 5000, 6000]
     assert cluster.image.topics["b"].partitions[0].creation_time_ms == 5000
 
 
@@ -181,26 +184,28 @@ def test_partitions_are_spread_over_the_brokers() -> None:
     cluster.register(registration(), registration(2))
     cluster.create(topic("a", 3))
     cluster.create(topic("b", 2))
-    leaders = {name: [one.leader for one in image.partitions] for name, image in cluster.image.topics.items()}
+    leaders = {
+        name: [partition.leader for partition in image.partitions] for name, image in cluster.image.topics.items()
+    }
     assert leaders == {"a": [1, 2, 1], "b": [2, 1]}
     cluster.create(topic("c", 2, 2))
-    assert [one.replicas for one in cluster.image.topics["c"].partitions] == [[1, 2], [2, 1]]
-    assert [one.isr for one in cluster.image.topics["c"].partitions] == [[1, 2], [2, 1]]
+    assert [partition.replicas for partition in cluster.image.topics["c"].partitions] == [[1, 2], [2, 1]]
+    assert [partition.isr for partition in cluster.image.topics["c"].partitions] == [[1, 2], [2, 1]]
     assert cluster.create_error(topic("d", 1, 3)) == Errors.INVALID_REPLICATION_FACTOR
     assert cluster.create_error(manual("m", (0, [1, 2]))) == Errors.NONE
     assert cluster.create_error(manual("e", (0, [1, 2]), (1, [1]))) == Errors.INVALID_REPLICA_ASSIGNMENT
     assert cluster.create_error(manual("e", (0, [1, 3]))) == Errors.INVALID_REPLICA_ASSIGNMENT
     create_partitions(cluster, ("c", 3, None))
-    assert [one.replicas for one in cluster.image.topics["c"].partitions] == [[1, 2], [2, 1], [1, 2]]
+    assert [partition.replicas for partition in cluster.image.topics["c"].partitions] == [[1, 2], [2, 1], [1, 2]]
     assert create_partitions(cluster, ("c", 4, [[1]]))[0].error_code == Errors.INVALID_REPLICA_ASSIGNMENT
 
 
-def test_the_coordinators_partitions_go_by_their_number() -> None:
+def test_partitions_of_the_coordinators_are_placed_by_their_number() -> None:
     cluster = Cluster()
     cluster.register(registration(), registration(2), registration(3))
     cluster.create(topic("a", 1))
     cluster.ensure_topic("__consumer_offsets")
-    leaders = [one.leader for one in cluster.image.topics["__consumer_offsets"].partitions]
+    leaders = [partition.leader for partition in cluster.image.topics["__consumer_offsets"].partitions]
     assert leaders == [1 + number % 3 for number in range(len(leaders))]
 
 
@@ -209,27 +214,33 @@ def test_racks_alternate() -> None:
     racks = {1: "x", 2: "x", 3: "y", 4: "y"}
     cluster.register(*(replace(registration(broker_id), rack=rack) for broker_id, rack in racks.items()))
     cluster.create(topic("a", 8, 2))
-    replicas = [one.replicas for one in cluster.image.topics["a"].partitions]
+    replicas = [partition.replicas for partition in cluster.image.topics["a"].partitions]
     assert all(racks[first] != racks[second] for first, second in replicas)
     assert Counter(first for first, _ in replicas) == dict.fromkeys(racks, 2)
     assert Counter(second for _, second in replicas) == dict.fromkeys(racks, 2)
 
 
-def test_partitions_move_when_the_brokers_are_others() -> None:
+def test_partitions_move_if_the_set_of_brokers_changes() -> None:
     cluster = Cluster()
     cluster.register(registration(), registration(2), registration(3))
     cluster.create(topic("a", 3, 3))
     cluster.ensure_topic("__consumer_offsets")
-    epochs = {one.partition_id: one.leader_epoch for one in cluster.image.topics["a"].partitions}
+    epochs = {partition.partition_id: partition.leader_epoch for partition in cluster.image.topics["a"].partitions}
     assert not cluster.register(registration(), registration(2), registration(3))
     cluster.register(registration())
     assert list(cluster.image.brokers) == [1]
     for image in cluster.image.topics.values():
-        assert all(one.leader == 1 and one.replicas == one.isr == [1] for one in image.partitions)
-    moved = [one for one in cluster.image.topics["a"].partitions if one.leader_epoch > epochs[one.partition_id]]
-    assert [one.partition_id for one in moved] == [1, 2]
+        assert all(
+            partition.leader == 1 and partition.replicas == partition.isr == [1] for partition in image.partitions
+        )
+    moved = [
+        partition
+        for partition in cluster.image.topics["a"].partitions
+        if partition.leader_epoch > epochs[partition.partition_id]
+    ]
+    assert [partition.partition_id for partition in moved] == [1, 2]
     cluster.register(registration(), registration(2))
-    leaders = [one.leader for one in cluster.image.topics["__consumer_offsets"].partitions]
+    leaders = [partition.leader for partition in cluster.image.topics["__consumer_offsets"].partitions]
     assert leaders == [1 + number % 2 for number in range(len(leaders))]
 
 
@@ -256,7 +267,7 @@ def test_create_partitions(count: int, assignments: list[list[int]] | None, erro
     (answer,) = create_partitions(cluster, ("t", count, assignments))
     assert (answer.name, answer.error_code) == ("t", error)
     partitions = cluster.image.topics["t"].partitions
-    assert [one.partition_id for one in partitions] == list(range(3 if error else count))
+    assert [partition.partition_id for partition in partitions] == list(range(3 if error else count))
 
 
 def test_create_partitions_of_several_topics() -> None:
@@ -265,7 +276,7 @@ def test_create_partitions_of_several_topics() -> None:
     answers = create_partitions(
         cluster, ("a", 2, None), ("nope", 2, None), ("b", 2, None), ("b", 3, None), ("__consumer_offsets", 60, None)
     )
-    assert [(one.name, one.error_code) for one in answers] == [
+    assert [(answer.name, answer.error_code) for answer in answers] == [
         ("a", 0),
         ("nope", Errors.UNKNOWN_TOPIC_OR_PARTITION),
         ("b", Errors.INVALID_REQUEST),
@@ -284,9 +295,9 @@ def test_validating_adds_no_partitions() -> None:
 
 def test_delete_by_name_and_by_id() -> None:
     cluster = Cluster()
-    a, b, c = (one.topic_id for one in cluster.create(topic("a"), topic("b"), topic("c")))
+    a, b, c = (result.topic_id for result in cluster.create(topic("a"), topic("b"), topic("c")))
     answers = delete(cluster, ("a", ZERO_UUID), (None, b))
-    assert [(one.name, one.topic_id, one.error_code) for one in answers] == [("a", a, 0), ("b", b, 0)]
+    assert [(answer.name, answer.topic_id, answer.error_code) for answer in answers] == [("a", a, 0), ("b", b, 0)]
     (answer,) = delete(cluster, ("c", ZERO_UUID), api_version=1)
     assert (answer.name, answer.error_code) == ("c", 0)
     assert cluster.image.topics == {}
@@ -303,7 +314,7 @@ def test_internal_topics_can_be_deleted() -> None:
 
 def test_delete_errors() -> None:
     cluster = Cluster()
-    a, b = (one.topic_id for one in cluster.create(topic("a"), topic("b")))
+    a, b = (result.topic_id for result in cluster.create(topic("a"), topic("b")))
     unknown = b"?" * 16
     answers = delete(
         cluster,
@@ -314,7 +325,7 @@ def test_delete_errors() -> None:
         ("b", ZERO_UUID),
         ("b", ZERO_UUID),
     )
-    assert [(one.name, one.topic_id, one.error_code) for one in answers] == [
+    assert [(answer.name, answer.topic_id, answer.error_code) for answer in answers] == [
         ("nope", ZERO_UUID, Errors.UNKNOWN_TOPIC_OR_PARTITION),
         (None, unknown, Errors.UNKNOWN_TOPIC_ID),
         (None, ZERO_UUID, Errors.INVALID_REQUEST),
@@ -322,7 +333,9 @@ def test_delete_errors() -> None:
         ("b", ZERO_UUID, Errors.INVALID_REQUEST),
     ]
     answers = delete(cluster, (None, b), ("b", ZERO_UUID))
-    assert [(one.name, one.topic_id, one.error_code) for one in answers] == [("b", b, Errors.INVALID_REQUEST)]
+    assert [(answer.name, answer.topic_id, answer.error_code) for answer in answers] == [
+        ("b", b, Errors.INVALID_REQUEST)
+    ]
     assert sorted(cluster.image.topics) == ["a", "b"]
 
 
@@ -335,7 +348,7 @@ def test_deletion_disabled(api_version: int, error: Errors) -> None:
     assert caught.value.error is error
 
 
-def test_a_topic_made_again_is_another_topic() -> None:
+def test_a_topic_that_is_created_again_has_another_id() -> None:
     cluster = Cluster()
     (first,) = cluster.create(topic("a", 2, retention_ms="5"))
     delete(cluster, ("a", ZERO_UUID))
