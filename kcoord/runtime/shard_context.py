@@ -517,5 +517,5 @@ class ShardContext(Generic[M]):
         """Refuses who has waited for the log longer than the timeout. What they asked for may still happen; Kafka
         gives its clients the same error.
         """
-        waiters = self._deferred.overdue(self.durable_offset, self.next_offset, now_ms, now_ms - timeout_ms)
+        waiters = self._deferred.overdue(self.next_offset, now_ms, now_ms - timeout_ms)
         self._outbox.replies += (Refusal(waiter, KafkaError(Errors.COORDINATOR_NOT_AVAILABLE)) for waiter in waiters)

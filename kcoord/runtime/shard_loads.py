@@ -102,9 +102,8 @@ class ShardLoads(Generic[M]):
         """How many shards there are in the cluster."""
         self.topic_id: bytes | None = None
         """The internal topic whose shards are owned."""
-        self._releasing: list[Release] = []
-        """Shards that are being given away, in order."""
-        self._offered: set[Release] = set()
+        self._releasing: dict[Release, bool] = {}
+        """Shards that are being given away, in order, and whether the log was asked for it."""
         self._has_released = False
         self._is_closing = False
         self._queued: dict[int, bool] = {}
@@ -281,13 +280,13 @@ class ShardLoads(Generic[M]):
 
     def _on_failed(self, shard_id: int, now_ms: int) -> None:
         """Nothing of a failed shard is under way any more. A full disk can be read: there the shard is loaded at once,
-        but not again and again.
+        but not again and again. A shard that was claimed meanwhile has its turn already.
         """
         if self._shards[shard_id].state is not ShardState.FAILED:
             return
         self._closes.append(shard_id)
         self._may_have_log_work = True
-        if self._is_closing:
+        if self._is_closing or shard_id in self._queued:
             return
         since_ms = now_ms - self._last_failed_ms.get(shard_id, now_ms - self.longest_reload_ms)
         self._last_failed_ms[shard_id] = now_ms

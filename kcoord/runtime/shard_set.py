@@ -202,7 +202,7 @@ class ShardSet(ShardLoads[M]):
         """Closes shards. Their logs go when nothing of them is under way any more."""
         for shard_id in release.shard_ids:
             self.close_shard(shard_id)
-        self._releasing.append(release)
+        self._releasing[release] = False
         self._may_have_log_work = True
 
     def close_shard(self, shard_id: int) -> None:
@@ -214,8 +214,7 @@ class ShardSet(ShardLoads[M]):
 
     def released(self, release: Release) -> None:
         """The logs are given away: a topic of that name, or the same shards, can be owned again."""
-        self._releasing.remove(release)
-        self._offered.discard(release)
+        del self._releasing[release]
         self._has_released = self._may_have_log_work = True
         if release.deleted_topic_id is not None:
             _logger.warning(
@@ -227,10 +226,10 @@ class ShardSet(ShardLoads[M]):
         """What can be given away now. A deleted topic goes after all that was given away before."""
         return [
             release
-            for release in self._releasing
-            if release not in self._offered
+            for release, is_handed_out in self._releasing.items()
+            if not is_handed_out
             and not any(map(self._is_busy, release.shard_ids))
-            and (release.deleted_topic_id is None or release is self._releasing[0])
+            and (release.deleted_topic_id is None or release is next(iter(self._releasing)))
         ]
 
     def close(self) -> None:
@@ -298,7 +297,7 @@ class ShardSet(ShardLoads[M]):
 
     def poll(self, now_ms: int) -> Ready:
         """Fires the timers that are due, then hands out everything there is to do."""
-        saves = self._fire_timers(now_ms) if self._timer_queue.may_have_before(now_ms + 1) else ()
+        saves = self._fire_timers(now_ms) if self._timer_queue.may_be_due(now_ms) else ()
         outbox = self._outbox
         if outbox.failed:
             failed, outbox.failed = outbox.failed, []
@@ -313,7 +312,7 @@ class ShardSet(ShardLoads[M]):
             ready.has_log_work = True
             ready.has_released, self._has_released = self._has_released, False
             ready.releases = self._releasable()
-            self._offered.update(ready.releases)
+            self._releasing.update(dict.fromkeys(ready.releases, True))
             self._collect_loads(ready, now_ms)
             self._may_have_log_work = bool(self._queued or self._loads or self._closes or self._releasing)
         return ready
@@ -329,7 +328,7 @@ class ShardSet(ShardLoads[M]):
         outbox = self._outbox
         if outbox.writable or outbox.replies or outbox.tasks or outbox.failed:
             return True
-        if self._timer_queue.may_have_before(now_ms + 1):
+        if self._timer_queue.may_be_due(now_ms):
             return True
         return self._may_have_log_work and (self._can_load() or self._has_released or bool(self._releasable()))
 

@@ -36,7 +36,7 @@ class _Taking(Generic[M]):
     """The snapshot that is being taken. It is worth nothing if the shard's machine is replaced meanwhile."""
 
     shard_id: int
-    machine: M
+    machine: M | None
     slices: Iterator[list[Chunk]]
     snapshot: Snapshot
     is_whole: bool = False
@@ -100,7 +100,7 @@ class ShardSnapshots(Generic[M]):
         shard = self._shards[shard_id]
         shard.grown_bytes = 0
         slices = self.slices(shard_id)
-        if slices is None or shard.machine is None:
+        if slices is None:
             return False
         self._taking = _Taking(shard_id, shard.machine, slices, Snapshot(shard.next_offset, 0, now_ms, []))
         self.step_due_ms = now_ms

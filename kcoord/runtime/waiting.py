@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Final
 
 from kcoord.runtime.result import Task, TimerKey, TimerKind
@@ -93,11 +94,12 @@ class DeferredReplies:
     Offsets only grow, so a queue in arrival order is also a queue in order of offsets.
     """
 
-    __slots__ = ("_behind", "_queue")
+    __slots__ = ("_queue", "_seen")
 
     def __init__(self) -> None:
-        self._behind: deque[tuple[int, int]] = deque()
         self._queue: deque[tuple[int, Waiter]] = deque()
+        self._seen: deque[tuple[int, int]] = deque()
+        """When `overdue` was called, and the end of the log then."""
 
     def add(self, offset: int, waiter: Waiter) -> None:
         """`waiter` is settled once everything before `offset` is durable."""
@@ -109,27 +111,21 @@ class DeferredReplies:
         while queue and queue[0][0] <= durable_offset:
             replies.append(queue.popleft()[1])
 
-    def overdue(self, durable_offset: int, next_offset: int, now_ms: int, since_ms: int) -> list[Waiter]:
+    def overdue(self, next_offset: int, now_ms: int, since_ms: int) -> list[Waiter]:
         """Removes all that were there at `since_ms`, as far as calls of this have seen: it is called again and again.
         Returns them in order.
         """
-        behind = self._behind
-        if durable_offset == next_offset:
-            behind.clear()
-            return []
-        behind.append((now_ms, next_offset))
-        offset = durable_offset
-        while behind and behind[0][0] <= since_ms:
-            offset = behind.popleft()[1]
+        self._seen.append((now_ms, next_offset))
         waiters: list[Waiter] = []
-        self.release(offset, waiters)
+        while self._seen[0][0] <= since_ms:
+            self.release(self._seen.popleft()[1], waiters)
         return waiters
 
     def drain(self) -> list[Waiter]:
         """Removes all and returns them in order."""
         waiters = [waiter for _, waiter in self._queue]
         self._queue.clear()
-        self._behind.clear()
+        self._seen.clear()
         return waiters
 
 
@@ -210,11 +206,11 @@ class Timer:
 class TimerQueue:
     """The armed timers of all shards of a runtime in one heap."""
 
-    __slots__ = ("_armed", "_heap", "_sequence")
+    __slots__ = ("_armed", "_heap", "_numbers")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Timer]] = []
-        self._sequence = 0
+        self._numbers = count()
         self._armed = 0
 
     def __len__(self) -> int:
@@ -242,22 +238,24 @@ class TimerQueue:
         self._settle()
         return self._heap[0][0] if self._heap else None
 
+    def may_be_due(self, now_ms: int) -> bool:
+        """Whether the heap begins with an entry that has come up; its timer may have moved on since."""
+        return bool(self._heap) and self._heap[0][0] <= now_ms
+
     def may_have_before(self, deadline_ms: int) -> bool:
         """Whether the heap begins with an entry before that; its timer may have moved on since."""
         return bool(self._heap) and self._heap[0][0] < deadline_ms
 
     def count_due(self, now_ms: int) -> int:
         """How many timers are due, for metrics."""
-        if not self.may_have_before(now_ms + 1):
-            return 0
         return sum(queued_ms == timer.queued_ms and timer.deadline_ms <= now_ms for queued_ms, _, timer in self._heap)
 
     def pop_due(self, now_ms: int) -> Timer | None:
         """Disarms and returns the first timer whose deadline has come."""
-        if not self._heap or self._heap[0][0] > now_ms:
+        if not self.may_be_due(now_ms):
             return None
         self._settle()
-        if not self._heap or self._heap[0][0] > now_ms:
+        if not self.may_be_due(now_ms):
             return None
         timer = heappop(self._heap)[2]
         self._armed -= 1
@@ -265,8 +263,7 @@ class TimerQueue:
 
     def _push(self, timer: Timer) -> None:
         timer.queued_ms = timer.deadline_ms
-        self._sequence += 1
-        heappush(self._heap, (timer.deadline_ms, self._sequence, timer))
+        heappush(self._heap, (timer.deadline_ms, next(self._numbers), timer))
 
     def _settle(self) -> None:
         """Drops void entries at the top, and moves those of re-armed timers to where they belong now."""

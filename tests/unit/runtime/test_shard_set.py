@@ -4,26 +4,35 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
-from kcoord.runtime.result import OperationContext
+from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.shard_loads import LOAD_SLICE_BYTES
 from kcoord.runtime.shard_log import Append, Load, OpenedLog
 from kcoord.runtime.shard_set import ShardSet
+from kcoord.runtime.snapshot import Chunk, Snapshot
 from kcoord.runtime.waiting import Ready, ShardState
 from kcoord_protocol.errors import Errors, KafkaError
-from tests.unit.runtime.ledger import Ledger
+from kcoord_protocol.record_batch import BatchHeader, decode_header, encode_batch_from_parts
+from tests.unit.runtime.ledger import Ledger, SavedLedger, entry
 
 TOPIC = b"t" * 16
+
+T = TypeVar("T")
 
 
 class Owner:
     """Calls a set of three shards by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, loads_at_a_time: int = 1) -> None:
         self.now_ms = 1_000
-        self.shards: ShardSet[Ledger] = ShardSet(lambda _: Ledger(), CoordinatorSerde(), configured_shards=3)
+        self.shards: ShardSet[Ledger] = ShardSet(
+            lambda _: SavedLedger(), CoordinatorSerde(), configured_shards=3, loads_at_a_time=loads_at_a_time
+        )
 
     def poll(self) -> Ready:
         return self.shards.poll(self.now_ms)
@@ -44,14 +53,23 @@ class Owner:
             if not ready.opens and not ready.reads:
                 return opened
 
+    def run(self, shard_id: int, operation: Callable[..., CoordinatorResult[T]], *arguments: object) -> object:
+        """Runs a method of Ledger."""
+        return self.shards.run(
+            shard_id,
+            lambda ledger, context, _: operation(ledger, context, *arguments),
+            None,
+            OperationContext(self.now_ms),
+        )
+
     def put(self, shard_id: int) -> Append:
-        self.shards.run(shard_id, lambda ledger, context, _: ledger.put(context, "a", 1), None, OperationContext(0))
+        self.run(shard_id, Ledger.put, "a", 1)
         (append,) = self.poll().appends
         return append
 
     def error(self, shard_id: int) -> Errors:
         with pytest.raises(KafkaError) as caught:
-            self.shards.run(shard_id, lambda ledger, context, _: ledger.get(context, "a"), None, OperationContext(0))
+            self.run(shard_id, Ledger.get, "a")
         return caught.value.error
 
 
@@ -169,8 +187,11 @@ def test_a_deleted_topic_is_given_up_and_can_be_made_again(owner: Owner) -> None
     assert owner.load() == [0, 1]
 
 
-def test_a_shard_that_failed_and_was_given_away_is_not_loaded_again(owner: Owner) -> None:
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_a_shard_that_failed_and_was_given_away_is_not_loaded_again(owner: Owner, is_reported: bool) -> None:
     owner.shards.fail_shard(1, "a test")
+    if is_reported:
+        assert owner.poll().closes == [1]
     owner.follow(0, 2)
     owner.poll()
     owner.now_ms += 60_000
@@ -184,3 +205,263 @@ def test_after_the_end_nothing_is_loaded(owner: Owner) -> None:
     owner.poll()
     owner.now_ms += 60_000
     assert owner.load() == []
+
+
+def test_what_a_set_is_busy_with(owner: Owner) -> None:
+    """As metrics and an orderly stop ask for it. The ledger's own timers are due after 100 ms."""
+
+    def busy() -> tuple[list[int], int, bool]:
+        return owner.shards.active_shards(), owner.shards.queue_size(owner.now_ms), owner.shards.is_idle()
+
+    assert busy() == ([0, 1, 2], 0, True)
+    owner.run(0, Ledger.put_and_start, "a", False)
+    assert busy() == ([0, 1, 2], 1, False), "a task and an append wait to be handed out"
+    ready = owner.poll()
+    assert busy() == ([0, 1, 2], 1, False), "the task runs and the append is under way"
+    owner.shards.written(ready.appends[0])
+    assert busy() == ([0, 1, 2], 1, False), "the answer waits to be handed out"
+    assert len(owner.shards.take_replies()) == 1
+    assert owner.shards.take_replies() == []
+    assert busy() == ([0, 1, 2], 1, True)
+    owner.now_ms += 99
+    assert busy() == ([0, 1, 2], 1, True)
+    owner.now_ms += 1
+    assert busy() == ([0, 1, 2], 1 + 3, True), "the timers of three shards are due"
+    owner.shards.fail_shard(2, "a test")
+    assert busy() == ([0, 1], 1 + 2, False), "it was not handed out that the shard has failed"
+    owner.poll()
+    owner.shards.complete_task(0, ready.tasks[0][1], "done", OperationContext(owner.now_ms))
+    assert busy() == ([0, 1], 0, True)
+
+
+def test_a_deleted_topic_is_given_up_once_and_after_what_was_given_away_before(owner: Owner) -> None:
+    appends = [owner.put(1), owner.put(2)]
+    owner.follow(0)
+    for _ in range(2):
+        assert owner.shards.follow(None, 0, (), (), owner.now_ms) == []
+    owner.shards.written(appends[1])
+    assert owner.poll().releases == [], "the log of one of the two shards is written"
+    owner.shards.written(appends[0])
+    (moved,) = owner.poll().releases
+    assert (list(moved.shard_ids), moved.deleted_topic_id) == ([1, 2], None)
+    assert owner.poll().releases == []
+    owner.shards.released(moved)
+    assert owner.shards.has_ready(owner.now_ms)
+    (deleted,) = owner.poll().releases
+    assert (list(deleted.shard_ids), deleted.deleted_topic_id) == ([0], TOPIC)
+    assert not owner.shards.has_ready(owner.now_ms)
+    owner.shards.released(deleted)
+    assert owner.shards.has_ready(owner.now_ms)
+    assert owner.poll().has_released
+    assert not owner.poll().releases
+    assert owner.shards.topic_id is None
+
+
+def test_only_shards_without_an_owner_are_claimed(owner: Owner) -> None:
+    owner.shards.claim([0])
+    assert owner.load() == [], "it is active"
+    owner.shards.fail_shard(1, "a test")
+    owner.shards.claim([1])
+    assert owner.error(1) is Errors.NOT_COORDINATOR, "it is loaded at once, and failed until its log is open again"
+    load = first_open(owner)
+    owner.shards.claim([1])
+    assert owner.poll().opens == []
+    assert owner.shards.next_deadline_ms() == owner.now_ms + 100, "there is no second attempt, only the ledgers' timers"
+    owner.shards.opened(load, OpenedLog(0, 0))
+    assert owner.error(1) is Errors.COORDINATOR_LOAD_IN_PROGRESS
+    owner.shards.fenced(owner.put(0))
+    assert owner.poll().closes == [0]
+    owner.shards.claim([0])
+    assert owner.error(0) is Errors.COORDINATOR_LOAD_IN_PROGRESS
+
+
+def test_a_shard_that_is_claimed_before_its_failure_is_handed_out_is_loaded_once(owner: Owner) -> None:
+    owner.shards.fail_shard(0, "a test")
+    owner.shards.claim([0])
+    assert owner.load() == [0]
+    owner.now_ms += 60_000
+    assert owner.load() == []
+    assert owner.shards.state(0) is ShardState.ACTIVE
+
+
+def test_at_the_end_what_is_loading_is_dropped(owner: Owner) -> None:
+    for shard_id in range(3):
+        owner.shards.fail_shard(shard_id, "a test")
+    owner.poll()
+    owner.shards.claim([0, 1])
+    load = first_open(owner)
+    assert owner.shards.is_loading
+    owner.shards.close()
+    assert not owner.shards.is_loading
+    owner.shards.opened(load, OpenedLog(0, 0))
+    assert owner.load() == []
+
+
+def log_of(*names: str) -> list[tuple[BatchHeader, bytes]]:
+    """A batch that puts each of the names."""
+    data = encode_batch_from_parts([CoordinatorSerde().serialize(entry(name, 1)) for name in names], timestamp_ms=0)
+    return [(decode_header(data), data)]
+
+
+def snapshot_of(*chunks: bytes) -> OpenedLog:
+    return OpenedLog(0, 7, snapshot=Snapshot(7, 7, 0, [Chunk(4, chunk) for chunk in chunks]))
+
+
+def test_what_clients_hear_of_a_load_that_fails() -> None:
+    """Until the log is open, the shard is still being loaded; after that it has failed. It is closed in both cases."""
+    owner = Owner()
+    owner.follow(0)
+    tries_ms: list[int] = []
+
+    def next_try(hears: Errors) -> Load:
+        ready = owner.poll()
+        assert (ready.closes, ready.opens, owner.error(0)) == ([0], [], hears)
+        deadline_ms = owner.shards.next_deadline_ms()
+        assert deadline_ms is not None
+        tries_ms.append(deadline_ms - owner.now_ms)
+        owner.now_ms = deadline_ms
+        return first_open(owner)
+
+    load = first_open(owner)
+    owner.shards.failed(load, OSError("cannot be opened"), owner.now_ms)
+    load = next_try(Errors.COORDINATOR_LOAD_IN_PROGRESS)
+    owner.shards.opened(load, OpenedLog(0, 0))
+    assert owner.poll().reads == [load]
+    owner.shards.failed(load, OSError("cannot be read"), owner.now_ms)
+    load = next_try(Errors.NOT_COORDINATOR)
+    owner.shards.opened(load, OpenedLog(0, 0))
+    (header, data) = log_of("a")[0]
+    owner.shards.read(load, [(header, data[:-1])], owner.now_ms, is_end=True)
+    load = next_try(Errors.NOT_COORDINATOR)
+    owner.shards.failed(load, OSError("cannot be opened"), owner.now_ms)
+    load = next_try(Errors.NOT_COORDINATOR)
+    owner.shards.opened(load, OpenedLog(0, 0))
+    assert owner.error(0) is Errors.COORDINATOR_LOAD_IN_PROGRESS
+    assert owner.load() == []
+    assert tries_ms == [1_000, 2_000, 4_000, 8_000]
+    assert owner.shards.state(0) is ShardState.ACTIVE
+
+
+def test_a_snapshot_is_restored_in_slices_while_others_have_their_turn() -> None:
+    owner = Owner(loads_at_a_time=2)
+    owner.follow(0, 1, 2)
+    long, short = owner.poll().opens
+    half = LOAD_SLICE_BYTES // 2
+    owner.shards.opened(long, snapshot_of(*(name + b"x" * (half - 3) + b"=1" for name in (b"a", b"b", b"c", b"d"))))
+    assert owner.shards.has_ready(owner.now_ms)
+    assert owner.poll().reads == []
+    owner.shards.opened(short, OpenedLog(0, 1))
+    assert owner.poll().reads == [short], "together with the second slice"
+    assert owner.shards.has_ready(owner.now_ms), "it goes on though the log has not answered for the other one"
+    assert owner.error(0) is Errors.COORDINATOR_LOAD_IN_PROGRESS
+    assert owner.poll().reads == [long]
+    assert long.offset == 7
+    assert not owner.shards.has_ready(owner.now_ms), "the log has not answered"
+    assert owner.poll().reads == []
+    owner.shards.read(long, log_of("z"), owner.now_ms, is_end=False)
+    assert owner.shards.has_ready(owner.now_ms)
+    assert owner.poll().reads == [long]
+    owner.shards.read(short, (), owner.now_ms, is_end=True)
+    ready = owner.poll()
+    assert ready.active == [short]
+    assert [load.shard_id for load in ready.opens] == [2], "there is room for another one"
+    owner.shards.read(long, (), owner.now_ms, is_end=True)
+    assert owner.poll().active == [long]
+    assert not owner.shards.has_ready(owner.now_ms), "one is under way, and no other one waits"
+    machine = owner.shards.machine(0)
+    assert machine is not None
+    assert [name[0] for name in machine.balance] == ["a", "b", "c", "d", "z"]
+
+
+def test_a_snapshot_that_cannot_be_restored_costs_one_attempt() -> None:
+    owner = Owner()
+    owner.follow(0)
+    load = first_open(owner)
+    assert load.with_snapshot
+    owner.shards.opened(load, snapshot_of(b"nonsense"))
+    assert owner.shards.has_ready(owner.now_ms)
+    ready = owner.poll()
+    assert (ready.reads, ready.closes) == ([], [])
+    (again,) = ready.opens
+    assert not again.with_snapshot
+    owner.shards.opened(again, OpenedLog(0, 1))
+    owner.poll()
+    owner.shards.read(again, log_of("a"), owner.now_ms, is_end=True)
+    assert owner.run(0, Ledger.get, "a") == 1
+
+
+def test_a_snapshot_that_hid_damage_is_used_again_only_after_a_new_one() -> None:
+    owner = Owner()
+    owner.follow(0)
+    assert owner.load() == [0]
+
+    def fail_and_open() -> bool:
+        owner.shards.fail_shard(0, "a test")
+        assert owner.poll().closes == [0]
+        owner.now_ms += 60_000
+        load = first_open(owner)
+        owner.shards.opened(load, OpenedLog(0, 0))
+        owner.poll()
+        owner.shards.read(load, (), owner.now_ms, is_end=True)
+        return load.with_snapshot
+
+    def save(*, succeeded: bool) -> None:
+        assert owner.shards.take_snapshot(0, owner.now_ms)
+        assert not owner.poll().saves, "that is the first slice"
+        owner.now_ms += 1
+        (save,) = owner.poll().saves
+        assert owner.shards.saved(save, owner.now_ms, succeeded=succeeded)
+
+    assert fail_and_open()
+    owner.shards.damaged(0, "a test")
+    assert owner.shards.state(0) is ShardState.FAILED
+    owner.poll()
+    owner.now_ms += 60_000
+    owner.load()
+    assert not fail_and_open()
+    save(succeeded=False)
+    assert not fail_and_open()
+    owner.shards.fail_shard(0, "a test")
+    owner.shards.claim([0])
+    (load,) = owner.poll().opens
+    assert not load.with_snapshot
+    owner.shards.opened(load, OpenedLog(0, 0))
+    owner.poll()
+    owner.shards.read(load, (), owner.now_ms, is_end=True)
+    save(succeeded=True)
+    assert fail_and_open()
+
+
+def test_each_machine_hears_of_an_update_once_it_is_loaded_and_again_with_each_new_one() -> None:
+    owner = Owner()
+
+    def update(ledger: Ledger, context: OperationContext, value: object) -> CoordinatorResult[None]:
+        return CoordinatorResult(None, [entry("update", context.now_ms)])
+
+    owner.shards.catch_up = update
+    owner.follow(0, 1, 2)
+    owner.load()
+
+    def updates() -> list[int]:
+        return [owner.shards.machine(shard_id).balance["update"] for shard_id in owner.shards.active_shards()]  # type: ignore[union-attr]
+
+    assert updates() == [1_000] * 3
+    owner.shards.close_shard(1)
+    owner.now_ms += 1
+    owner.shards.run_on_active(update, None, owner.now_ms)
+    assert updates() == [1_001] * 2
+    assert owner.shards.active_shards() == [0, 2]
+
+
+def test_an_append_is_published_before_the_answers_leave_whatever_becomes_of_that(owner: Owner) -> None:
+    published: list[Append] = []
+
+    def fail(append: Append) -> None:
+        raise OSError("nobody listens")
+
+    owner.shards.append_observers += [fail, published.append]
+    append = owner.put(0)
+    assert not published
+    owner.shards.written(append)
+    assert published == [append]
+    assert len(owner.poll().replies) == 1

@@ -15,36 +15,15 @@ from kcoord.runtime.loader import LoadError
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.shard_set import ShardSet
-from kcoord.runtime.snapshot import RECORDS, Chunk, PackedState, SnapshotPart, make_chunks
+from kcoord.runtime.snapshot import RECORDS, Chunk, PackedState, make_chunks
 from kcoord.runtime.waiting import ShardState
 from kcoord_protocol.errors import KafkaError
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, OffsetCommitRequest, OffsetDeleteRequest
 from kcoord_protocol.record_batch import BatchHeader, iter_headers
 from tests.unit.group.images import image_of
-from tests.unit.runtime.ledger import SHARD, Bench, Ledger, entry
+from tests.unit.runtime.ledger import SHARD, Bench, Ledger, SavedLedger
 
 SERDE = CoordinatorSerde()
-
-
-class SavedLedger(Ledger):
-    """Half of its numbers are told by records, the others are packed."""
-
-    def snapshot(self) -> Iterator[SnapshotPart] | None:
-        return self._parts()
-
-    def _parts(self) -> Iterator[SnapshotPart]:
-        for number, name in enumerate(sorted(self.balance)):
-            if number % 2:
-                yield PackedState(4, f"{name}={self.balance[name]}".encode())
-            else:
-                yield entry(name, self.balance[name])
-
-    def restore(self, part: PackedState) -> bool:
-        if part.kind != 4:
-            return False
-        name, value = part.data.decode().split("=")
-        self.balance[name] = int(value)
-        return True
 
 
 class SavedBench(Bench):
