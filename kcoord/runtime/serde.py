@@ -96,11 +96,11 @@ class CoordinatorSerde:
         self._types: dict[int, tuple[type[Message], type[Message]]] = {}
         for name in names:
             key_class = message_class(f"{name}Key")
-            self._types[key_class.api_key] = key_class, message_class(f"{name}Value")
-        self._type_prefixes = {key_class: _INT16.pack(number) for number, (key_class, _) in self._types.items()}
-        # Offset commits of old Kafka releases have type 0 where today's have 1; the key is the same.
-        if 1 in self._types and 0 not in self._types:
-            self._types[0] = self._types[1]
+            classes = key_class, message_class(f"{name}Value")
+            self._types[key_class.api_key] = classes
+            if name == "OffsetCommit":
+                self._types[0] = classes  # as old Kafka releases number them; the key is the same
+        self._type_prefixes = {key_class: _INT16.pack(key_class.api_key) for key_class, _ in self._types.values()}
 
     def serialize(self, record: CoordinatorRecord) -> SerializedRecord:
         key = record.key
@@ -165,7 +165,8 @@ class MetadataSerde:
 def _int16(data: bytes, what: str) -> int:
     if len(data) < 2:
         raise DecodeError(f"the {what} of a coordinator record has {len(data)} bytes")
-    number: int = _INT16.unpack_from(data)[0]
+    number: int
+    (number,) = _INT16.unpack_from(data)
     return number
 
 
@@ -229,10 +230,6 @@ class OpenBatch:
         self.stamp = stamp
         self.size_bound_bytes = BATCH_OVERHEAD_BYTES
         self._records: list[SerializedRecord] = []
-
-    @property
-    def next_offset(self) -> int:
-        return self.base_offset + len(self._records)
 
     def add(self, records: list[SerializedRecord], bound_bytes: int) -> None:
         """Takes one result; `bound_bytes` is its `size_bound_bytes`."""

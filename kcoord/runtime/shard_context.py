@@ -468,7 +468,7 @@ class ShardContext(Generic[M]):
 
     def written(self, append: Append) -> None:
         """The append that was under way is durable: its replies may leave, and what came meanwhile is written next."""
-        offset = self._end_append(append)
+        offset = self.end_append(append)
         self._refusal_ms = 0
         self.grown_bytes += len(append.data)
         if self.state is not ShardState.ACTIVE:
@@ -483,20 +483,15 @@ class ShardContext(Generic[M]):
 
     def unknown(self, append: Append, error: OSError, now_ms: int) -> None:
         """Nothing is known about the append that was under way: the shard has to be loaded again."""
-        self._end_append(append)
+        self.end_append(append)
         self._note_space(error, now_ms)
         if self.state is ShardState.ACTIVE:
             self.fail(f"writing to its log failed: {error}", None)
         else:
             self._offer_load()
 
-    def fenced(self, append: Append) -> None:
-        """Another owner has claimed the log."""
-        self._end_append(append)
-        if self.state is not ShardState.CLOSED:
-            self.close()
-
-    def _end_append(self, append: Append) -> int:
+    def end_append(self, append: Append) -> int:
+        """The append is no longer under way, however it ended. Returns its end."""
         assert self._in_flight is append, f"shard {self.shard_id}: this append is not under way"
         self._in_flight = None
         return append.next_offset

@@ -260,7 +260,7 @@ class ShardSet(ShardLoads[M]):
         """Another owner has claimed the log. It is not loaded again before `claim`, or a change of leaders."""
         shard = self._shards[ticket.shard_id]
         if isinstance(ticket, Append):
-            shard.fenced(ticket)
+            shard.end_append(ticket)
         elif self._answered(ticket) is None:
             return
         _logger.warning("Shard %d of %s has another owner now", ticket.shard_id, self.name)

@@ -248,7 +248,8 @@ class TimerQueue:
 
     def count_due(self, now_ms: int) -> int:
         """How many timers are due, for metrics."""
-        return sum(queued_ms == timer.queued_ms and timer.deadline_ms <= now_ms for queued_ms, _, timer in self._heap)
+        valid = {timer for queued_ms, _, timer in self._heap if queued_ms == timer.queued_ms}
+        return sum(timer.deadline_ms <= now_ms for timer in valid)
 
     def pop_due(self, now_ms: int) -> Timer | None:
         """Disarms and returns the first timer whose deadline has come."""

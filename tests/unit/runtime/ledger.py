@@ -59,6 +59,7 @@ class Ledger:
         self.pending: dict[Producer, dict[str, int]] = {}
         """Hard state as well: what transactions under way have put."""
         self.on_timer: Callable[[], CoordinatorResult[None]] = lambda: CoordinatorResult(None)
+        self.on_task: Callable[[], CoordinatorResult[None]] = lambda: CoordinatorResult(None)
         self.loaded_at_ms = -1
 
     def replay(self, record: CoordinatorRecord) -> None:
@@ -89,7 +90,7 @@ class Ledger:
 
     def complete_task(self, context: OperationContext, task: Task, value: object) -> CoordinatorResult[None]:
         self.completed.append((task, value))
-        return CoordinatorResult(None)
+        return self.on_task()
 
     # Operations.
 

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 
-from kcoord.runtime.loader import LoadError
+from kcoord.runtime.loader import Loader, LoadError
+from kcoord.runtime.result import Producer
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord.runtime.shard_log import OpenedLog
-from kcoord.runtime.waiting import ShardState
+from kcoord.runtime.waiting import ShardState, Statistics
+from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.record_batch import Record, encode_batch
+from kcoord_protocol.record_batch import Record, decode_header, encode_batch, encode_batch_from_parts
 from tests.unit.runtime.ledger import SHARD, WAIT, Bench, Ledger, entry
 
 UNKNOWN_TYPE = b"\x00\x63what", b"\x00\x00value"
@@ -122,13 +125,56 @@ def test_a_load_that_was_overtaken_changes_nothing() -> None:
     assert bench.runtime.offsets(SHARD) == (1, 1)
 
 
-def test_a_state_that_cannot_be_started_stops_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [AssertionError("broken"), KeyError("oops"), KafkaError(Errors.MESSAGE_TOO_LARGE)])
+def test_a_state_that_cannot_be_started_stops_the_load(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def refuse(ledger: Ledger, context: object) -> None:
-        raise AssertionError("broken")
+        raise error
 
     monkeypatch.setattr(Ledger, "on_loaded", refuse)
     bench = Bench()
     with pytest.raises(LoadError):
         bench.load()
     assert bench.runtime.state(SHARD) is ShardState.FAILED
+    assert bench.runtime.next_deadline_ms() is None
     assert bench.poll().closes == ()
+
+
+class QuickLedger(Ledger):
+    """Takes the batches that it is offered, and counts their records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offered: list[int] = []
+        self.is_quick = True
+
+    def batch_replay(self) -> Callable[[bytes, int], bool]:
+        def replay(batch: bytes, count: int) -> bool:
+            self.offered.append(count)
+            return self.is_quick
+
+        return replay
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_only_plain_batches_are_offered_as_a_whole(is_quick: bool) -> None:
+    pair = written("a", 1)
+    plain = batch(0, pair, pair, pair)
+    machine = QuickLedger()
+    machine.is_quick = is_quick
+    statistics = Statistics()
+    loader = Loader(SHARD, machine, CoordinatorSerde(), 0, statistics, set())
+    loader.replay(
+        (decode_header(data), data)
+        for data in (
+            plain,
+            encode_batch_from_parts([pair], base_offset=3, timestamp_ms=0, compression=Compression.GZIP),
+            encode_batch_from_parts(
+                [pair], base_offset=4, timestamp_ms=0, producer_id=7, producer_epoch=0, is_transactional=True
+            ),
+            batch(5, (b"\0\0\0\2", b"\0\0\0\0\0\0"), is_control=True),
+        )
+    )
+    assert machine.offered == [3]
+    assert machine.balance == {"a": 1}, "of the compressed batch"
+    assert machine.pending == {Producer(7, 0): {"a": 1}}
+    assert (statistics.records_loaded, loader.next_offset) == (6, 6)

@@ -5,12 +5,30 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.runtime.result import CoordinatorResult, OperationContext, Schedule, Task, TimerKey
-from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime import shard_context
+from kcoord.runtime.result import (
+    PENDING,
+    Cancel,
+    CoordinatorRecord,
+    CoordinatorResult,
+    EncodedRecords,
+    OperationContext,
+    Schedule,
+    Task,
+    TimerKey,
+)
+from kcoord.runtime.serde import CoordinatorSerde, size_bound_bytes
+from kcoord.runtime.shard_log import Append
 from kcoord.runtime.waiting import ShardState, Waiter
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import OffsetCommitKey
-from kcoord_protocol.record_batch import decode_header, decode_records, encode_records, verify_crc
+from kcoord_protocol.record_batch import (
+    BATCH_OVERHEAD_BYTES,
+    decode_header,
+    decode_records,
+    encode_records,
+    verify_crc,
+)
 from tests.unit.runtime.ledger import SHARD, WAIT, Bench, Ledger, LedgerTimer, entry
 
 SERDE = CoordinatorSerde()
@@ -392,3 +410,168 @@ def test_a_task_runs_once_and_comes_back(bench: Bench) -> None:
     assert bench.ledger.completed == [(task, "value")]
     bench.run(start, same)
     assert bench.poll().tasks == [(SHARD, same)]
+
+
+def test_no_task_outlives_the_machine_that_gave_it(bench: Bench) -> None:
+    def start(ledger: Ledger, context: OperationContext, work: Task) -> CoordinatorResult[str]:
+        return CoordinatorResult("started", tasks=[work])
+
+    running = Task(TimerKey(LedgerTimer.WORK, "running"), "work")
+    bench.run(start, running)
+    assert bench.poll().tasks == [(SHARD, running)]
+    bench.run(Ledger.put_and_start, "deferred", True)
+    assert bench.poll().tasks == []
+    bench.fail_write(OSError(5, "Input/output error"))
+    bench.replies(bench.poll())
+    bench.load()
+    bench.runtime.complete_task(SHARD, running, "late", OperationContext(bench.now_ms))
+    assert bench.ledger.completed == []
+    again = Task(running.key, "again")
+    bench.run(start, again)
+    assert bench.poll().tasks == [(SHARD, again)]
+    bench.run(Ledger.put, "a", 1)
+    bench.runtime.written(bench.poll().appends[0])
+    assert bench.poll().tasks == [], "what waited for records that are lost is lost with them"
+
+
+def test_tasks_wait_for_their_own_records_only(bench: Bench) -> None:
+    bench.run(Ledger.put_and_start, "first", True)
+    bench.run(Ledger.put_and_start, "at once", False)
+    first = bench.poll()
+    assert [task.work for _, task in first.tasks] == ["at once"]
+    bench.run(Ledger.put_and_start, "third", True)
+    bench.poll()
+
+    def written(append: Append) -> tuple[list[object], list[Append]]:
+        bench.runtime.written(append)
+        ready = bench.poll()
+        return [task.work for _, task in ready.tasks], ready.appends
+
+    works, (second,) = written(first.appends[0])
+    assert works == ["first"]
+    assert written(second) == (["third"], [])
+
+
+def test_who_waits_for_an_event_hears_of_a_failure_once(bench: Bench) -> None:
+    bench.run(Ledger.wait)
+    bench.runtime.fail_shard(SHARD, "a test")
+    assert bench.replies(bench.poll()) == [(1, Errors.NOT_COORDINATOR)]
+    bench.load()
+    bench.run(Ledger.complete, 1, "late")
+    bench.runtime.fail_shard(SHARD, "a test")
+    assert bench.replies(bench.poll()) == []
+
+
+def test_who_has_to_wait_arms_timers_all_the_same(bench: Bench) -> None:
+    def wait(ledger: Ledger, context: OperationContext) -> CoordinatorResult[object]:
+        return CoordinatorResult(PENDING, timers=[Schedule(TimerKey(LedgerTimer.AGAIN), 1_010)])
+
+    assert bench.run(wait) is WAIT
+    assert bench.runtime.next_deadline_ms() == 1_010
+
+
+def test_a_timer_is_cancelled_by_its_key(bench: Bench) -> None:
+    def cancel(ledger: Ledger, context: OperationContext) -> CoordinatorResult[str]:
+        return CoordinatorResult("cancelled", timers=[Cancel(TimerKey(LedgerTimer.LOADED))])
+
+    assert bench.run(cancel) == bench.run(cancel) == "cancelled"
+    assert bench.runtime.next_deadline_ms() is None
+
+
+def test_a_timer_that_finds_a_broken_invariant_fails_the_shard(bench: Bench) -> None:
+    def broken() -> CoordinatorResult[None]:
+        raise AssertionError("never")
+
+    bench.ledger.on_timer = broken
+    bench.now_ms = 1_100
+    assert bench.poll().closes == [SHARD]
+    assert bench.runtime.statistics.operations_failed == 0
+
+
+def test_what_a_timer_writes_waits_until_the_disk_may_have_space(bench: Bench) -> None:
+    for milliseconds, closes in ((999, [SHARD]), (1_000, ())):
+        bench.run(Ledger.put, "a", 1)
+        fill_disk(bench)
+        bench.now_ms += milliseconds
+        bench.ledger.on_timer = lambda: CoordinatorResult(None, [entry("t", 3)])
+        ready = bench.poll()
+        assert ready.closes == closes
+        assert len(ready.appends) == (not closes)
+        if closes:
+            bench.load()
+            bench.now_ms += 1
+            assert not is_read_only(bench)
+            bench.run(Ledger.put, "a", 1)
+            bench.written(bench.poll())
+
+
+class EncodedPuts(EncodedRecords):
+    """Puts, as bytes."""
+
+    def __init__(self, ledger: Ledger, records: list[CoordinatorRecord]) -> None:
+        super().__init__(len(records), encode_records(list(map(SERDE.serialize, records)), 0), self._replay)
+        self._ledger = ledger
+        self._records = records
+
+    def _replay(self) -> None:
+        for record in self._records:
+            self._ledger.replay(record)
+
+
+def complete_with(bench: Bench, encoded: list[CoordinatorRecord], records: list[CoordinatorRecord]) -> None:
+    """A task ends with these records."""
+
+    def start(ledger: Ledger, context: OperationContext) -> CoordinatorResult[None]:
+        return CoordinatorResult(None, tasks=[Task(TimerKey(LedgerTimer.WORK), "work")])
+
+    bench.run(start)
+    ((_, task),) = bench.poll().tasks
+    result = CoordinatorResult(None, records, encoded=EncodedPuts(bench.ledger, encoded) if encoded else None)
+    bench.ledger.on_task = lambda: result
+    bench.runtime.complete_task(SHARD, task, "done", OperationContext(bench.now_ms))
+
+
+def test_the_outcome_of_a_task_is_one_batch_however_large() -> None:
+    bench = Bench(max_batch_bytes=1_000)
+    bench.load()
+    bench.run(Ledger.put, "before", 1)
+    bench.written(bench.poll())
+    complete_with(bench, [entry("a", 1, 2_000), entry("b", 2, 2_000)], [entry("c", 3, 2_000), entry("d", 4)])
+    bench.written(bench.poll())
+    complete_with(bench, [], [entry("e", 5, 2_000)])
+    bench.run(Ledger.put, "after", 6)
+    assert bench.written(bench.poll()) == [(4, "after=6")]
+    assert [header.records_count for header, _ in bench.batches()] == [1, 4, 1, 1]
+    assert bench.runtime.offsets(SHARD) == (7, 7)
+    assert bench.ledger.balance == {"before": 1, "a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "after": 6}
+    statistics = bench.runtime.statistics
+    assert (statistics.records_appended, statistics.batches_appended) == (7, 4)
+    assert statistics.bytes_appended == len(bench.disk)
+    again = Bench()
+    again.disk = bench.disk
+    again.load()
+    assert again.ledger.balance == bench.ledger.balance
+    assert again.runtime.statistics.records_loaded == 7
+
+
+def test_the_outcome_of_a_task_has_a_limit_of_its_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes of encoded records count. A result beyond the limit fails, and changes nothing."""
+    records = [entry("a", 1, 500)], [entry("b", 2, 500)]
+    size_bytes = size_bound_bytes([SERDE.serialize(records[1][0])]) + len(EncodedPuts(bench.ledger, records[0]).body)
+    for most_bytes, fits in ((size_bytes + BATCH_OVERHEAD_BYTES, True), (size_bytes - 100, False)):
+        limited = Bench(max_batch_bytes=400)
+        monkeypatch.setattr(shard_context, "_MAX_TASK_BYTES", most_bytes)
+        limited.load()
+        complete_with(limited, *records)
+        assert limited.ledger.balance == ({"a": 1, "b": 2} if fits else {})
+        assert limited.runtime.statistics.operations_failed == (not fits)
+        assert len(limited.poll().appends) == fits
+
+
+def test_an_append_of_unknown_outcome_ends_the_wait_of_a_failed_shard(bench: Bench) -> None:
+    bench.run(Ledger.put, "a", 1)
+    bench.poll()
+    bench.runtime.fail_shard(SHARD, "a test")
+    assert bench.poll().closes == ()
+    bench.fail_write(OSError(5, "Input/output error"))
+    assert bench.poll().closes == [SHARD]

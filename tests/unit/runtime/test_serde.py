@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kcoord.runtime.result import CoordinatorRecord
-from kcoord.runtime.serde import CoordinatorSerde, MetadataSerde
+from kcoord.runtime.serde import CoordinatorSerde, MetadataSerde, size_bound_bytes
 from kcoord_protocol.errors import DecodeError
 from kcoord_protocol.messages import (
     ConsumerGroupMetadataKey,
@@ -17,6 +17,7 @@ from kcoord_protocol.messages import (
     TransactionLogKey,
     TransactionLogValue,
 )
+from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, encode_batch_from_parts
 
 
 def test_a_coordinator_record_has_its_type_and_its_version_in_front() -> None:
@@ -53,11 +54,21 @@ def test_old_offset_commits_have_type_zero() -> None:
     assert record.key == OffsetCommitKey(group="g", topic="t", partition=7)
 
 
+@pytest.mark.parametrize("length", [0, 1, 100, 32_767])
+@pytest.mark.parametrize("count", [1, 3, 200])
+def test_the_bound_of_a_batch_is_never_below_its_size(length: int, count: int) -> None:
+    for pair in ((b"k" * length, b"v"), (b"k", b"v" * length), (None, b"v" * length), (b"k" * length, None)):
+        size_bytes = len(encode_batch_from_parts([pair] * count, timestamp_ms=0))
+        bound_bytes = size_bound_bytes([pair] * count) + BATCH_OVERHEAD_BYTES
+        assert size_bytes <= bound_bytes <= size_bytes + 100 * count
+
+
 def test_each_log_numbers_its_types_on_its_own() -> None:
     serde = CoordinatorSerde(["TransactionLog"])
     record = CoordinatorRecord(TransactionLogKey(transactional_id="x"), TransactionLogValue(producer_id=3), 1)
     assert serde.deserialize(*serde.serialize(record)) == record
     assert serde.deserialize(b"\x00\x01", b"\x00\x00") is None
+    assert serde.describe(b"\x00\x01", b"\x00\x02") == "record type 1, version 2"
 
 
 def test_unknown_types_and_versions_give_nothing() -> None:
@@ -65,8 +76,10 @@ def test_unknown_types_and_versions_give_nothing() -> None:
     assert serde.deserialize(b"\x00\x20abc", b"\x00\x00") is None
     assert serde.deserialize(b"\x00\x01\x00\x01g\x00\x01t\x00\x00\x00\x00", b"\x00\x09") is None
     assert serde.deserialize(None, b"\x00\x09") is None
-    with pytest.raises(DecodeError):
-        serde.deserialize(b"\x00", None)
+    assert serde.describe(b"\x00\x20abc", None) == "record type 32"
+    for key, value in ((b"\x00", None), (b"\x00\x01\x00\x01g\x00\x01t\x00\x00\x00\x00", b"\x00")):
+        with pytest.raises(DecodeError):
+            serde.deserialize(key, value)
 
 
 def test_a_metadata_record_has_a_frame() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from kcoord.runtime.result import OperationContext
-from kcoord.runtime.serde import CoordinatorSerde
+from kcoord.runtime.serde import CoordinatorSerde, size_bound_bytes
 from kcoord.runtime.shard_log import Append, OpenedLog, Save
 from kcoord.runtime.shard_set import ShardSet
 from kcoord.runtime.shard_snapshots import LEAST_GROWTH_AT_STOP_BYTES, LEAST_GROWTH_BYTES, MOST_PER_TICK
@@ -150,10 +150,9 @@ def test_it_is_taken_in_slices_and_saved_when_all_of_it_is_durable() -> None:
     for number in range(60):
         shards.write(0, name=f"n{number:02}")
     shards.set.take_snapshots(shards.now_ms)
-    assert shards.set.snapshots.is_taking
     assert not shards.set.take_snapshot(0, shards.now_ms), "one at a time"
     shards.put(0, "b")
-    due = []
+    due: list[int] = []
     while (due_ms := shards.set.snapshots.step_due_ms) is not None and len(due) < 8:
         assert not shards.set.has_timer_before(due_ms)
         assert shards.set.has_ready(due_ms)
@@ -241,3 +240,13 @@ def test_records_fill_batches_of_some_size_and_each_slice_lets_others_have_their
     assert names_in(chunks) == [f"n{number:03}" for number in range(130)]
     assert [decode_header(chunk.data).records_count for chunk in chunks] == [50, 50, 30]
     assert [len(slice_) for slice_ in slices] == [0, 1, 0, 1, 0, 1], "25 records each"
+
+
+@pytest.mark.parametrize(("beyond", "counts"), [(0, [50]), (1, [25, 25])])
+def test_a_batch_is_closed_with_the_slice_in_which_it_has_grown_beyond_its_size(beyond: int, counts: list[int]) -> None:
+    serde = CoordinatorSerde()
+    small = [entry("a", 1, padding=2_000)] * 24
+    rest = 65_536 + beyond - size_bound_bytes([serde.serialize(part) for part in [*small, entry("a", 1)]])
+    parts = [*small, entry("a", 1, padding=rest)] + [entry("b", 1)] * 25
+    chunks = [chunk for slice_ in make_chunks(iter(parts), serde) for chunk in slice_]
+    assert [decode_header(chunk.data).records_count for chunk in chunks] == counts

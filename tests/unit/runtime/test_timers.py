@@ -3,62 +3,97 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from random import Random
+
+import pytest
 
 from kcoord.runtime.result import TimerKey
 from kcoord.runtime.waiting import ShardTimers, Timer, TimerQueue
 from tests.unit.runtime.ledger import LedgerTimer
 
-KEYS = [TimerKey(LedgerTimer.WORK, "g", f"m{i}") for i in range(4)]
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("schedule"), st.sampled_from(KEYS), st.integers(0, 50)),
-        st.tuples(st.just("rearm"), st.sampled_from(KEYS), st.integers(0, 50)),
-        st.tuples(st.just("cancel"), st.sampled_from(KEYS), st.just(0)),
-        st.tuples(st.just("advance"), st.just(KEYS[0]), st.integers(0, 20)),
-        st.tuples(st.just("clear"), st.just(KEYS[0]), st.just(0)),
-    ),
-    max_size=60,
-)
+KEYS = [TimerKey(LedgerTimer.WORK, "g", f"m{i}") for i in range(40)]
 
 
-@given(STEPS)
-def test_timers_behave_like_a_dictionary_of_deadlines(steps: list[tuple[str, TimerKey, int]]) -> None:
-    queue = TimerQueue()
-    timers = ShardTimers(1, queue)
-    model: dict[TimerKey, int] = {}
-    held: dict[TimerKey, Timer] = {}
-    now_ms = 0
-    for step, key, number in steps:
-        match step:
+class Walk:
+    """The timers of a shard, and what they should be: deadlines by key."""
+
+    def __init__(self) -> None:
+        self.queue = TimerQueue()
+        self.timers = ShardTimers(1, self.queue)
+        self.deadlines: dict[TimerKey, int] = {}
+        self.held: dict[TimerKey, Timer] = {}
+        """What `schedule` gave, whatever has become of it."""
+        self.now_ms = 1_000
+
+    def schedule(self, key: TimerKey, deadline_ms: int) -> None:
+        self.held[key] = self.timers.schedule(key, deadline_ms)
+        self.deadlines[key] = deadline_ms
+
+    def rearm(self, key: TimerKey, deadline_ms: int) -> None:
+        if key not in self.held:
+            return
+        if self.held[key].rearm(deadline_ms):
+            assert key in self.deadlines
+            self.deadlines[key] = deadline_ms
+        else:
+            assert key not in self.deadlines or deadline_ms < self.deadlines[key], "the quick way is for these"
+
+    def cancel(self, key: TimerKey) -> None:
+        self.timers.cancel(key)
+        self.deadlines.pop(key, None)
+
+    def clear(self) -> None:
+        self.timers.clear()
+        self.deadlines.clear()
+
+    def pass_time(self, milliseconds: int) -> None:
+        self.now_ms += milliseconds
+        due = sorted(deadline for deadline in self.deadlines.values() if deadline <= self.now_ms)
+        assert self.queue.count_due(self.now_ms) == len(due)
+        assert self.queue.may_be_due(self.now_ms) or not due
+        fired = []
+        while (timer := self.queue.pop_due(self.now_ms)) is not None:
+            assert self.deadlines.pop(timer.key) == timer.deadline_ms
+            fired.append(timer.deadline_ms)
+            self.timers.fired(timer.key)
+        assert fired == due
+        assert self.queue.count_due(self.now_ms) == 0
+
+    def check(self) -> None:
+        assert self.timers.deadlines() == self.deadlines
+        assert len(self.timers) == len(self.queue) == len(self.deadlines)
+        next_ms = min(self.deadlines.values(), default=None)
+        assert self.queue.next_deadline_ms() == next_ms
+        if next_ms is not None:
+            assert not self.queue.may_have_before(next_ms), "the heap has just been settled"
+            assert self.queue.may_have_before(next_ms + 1)
+            assert self.queue.may_be_due(next_ms)
+            assert not self.queue.may_be_due(next_ms - 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_timers_behave_like_a_dictionary_of_deadlines(seed: int) -> None:
+    random = Random(seed)
+    walk = Walk()
+    keys = KEYS[: random.choice((2, 8, 40))]
+    looks_often = random.random() < 0.5
+    for _ in range(400):
+        key, deadline_ms = random.choice(keys), walk.now_ms + random.randrange(50)
+        match random.choices(("schedule", "rearm", "cancel", "time", "clear"), (30, 40, 15, 15, 1))[0]:
             case "schedule":
-                held[key] = timers.schedule(key, now_ms + number)
-                model[key] = now_ms + number
+                walk.schedule(key, deadline_ms)
             case "rearm":
-                # Of what somebody still holds, whatever has become of it.
-                if key in held and held[key].rearm(now_ms + number):
-                    assert key in model
-                    model[key] = now_ms + number
+                walk.rearm(key, deadline_ms)
             case "cancel":
-                timers.cancel(key)
-                model.pop(key, None)
+                walk.cancel(key)
             case "clear":
-                timers.clear()
-                model.clear()
+                walk.clear()
             case _:
-                now_ms += number
-                fired = []
-                while (timer := queue.pop_due(now_ms)) is not None:
-                    fired.append((timer.deadline_ms, timer.key))
-                    timers.fired(timer.key)
-                assert [deadline for deadline, _ in fired] == sorted(deadline for deadline, _ in fired)
-                assert {key for _, key in fired} == {key for key, deadline in model.items() if deadline <= now_ms}
-                for _, due in fired:
-                    del model[due]
-        assert timers.deadlines() == model
-        assert len(queue) == len(model)
-        assert queue.next_deadline_ms() == min(model.values(), default=None)
+                walk.pass_time(random.randrange(8))
+        if looks_often:
+            walk.check()
+    walk.check()
+    walk.pass_time(100)
 
 
 def test_equal_deadlines_fire_in_the_order_of_arming() -> None:
@@ -75,7 +110,24 @@ def test_moving_a_deadline_back_and_forth_leaves_no_garbage() -> None:
     timers = ShardTimers(1, queue)
     for i in range(10_000):
         timers.schedule(KEYS[0], 1_000_000 + i)
-    for i in range(10_000):
-        timers.schedule(KEYS[1], 1_000_000 + i)
-        timers.cancel(KEYS[1])
-    assert len(queue._heap) < 200
+        timers.schedule(KEYS[0], 1_000_000)
+    assert len(queue._heap) == 1
+    most_void = 0
+    for i in range(1_000):
+        timers.schedule(KEYS[1 + i % 30], 1_000_000 - i * 7919 % 1_000)
+        timers.cancel(KEYS[1 + (i - 10) % 30])
+        most_void = max(most_void, len(queue._heap) - 2 * len(queue))
+    assert most_void == 64, "void entries are swept out once there are so many more of them than of the others"
+    left = sorted(timers.deadlines().values())
+    fired = [queue.pop_due(2_000_000) for _ in left]
+    assert [timer.deadline_ms for timer in fired if timer is not None] == left
+
+
+def test_a_timer_is_moved_on_in_its_place_until_it_is_cancelled() -> None:
+    timers = ShardTimers(1, TimerQueue())
+    timer = timers.schedule(KEYS[0], 0)
+    assert timer.rearm(0)
+    assert timer.rearm(7)
+    assert timer.rearm(3), "its entry is still that of the first deadline"
+    timers.cancel(KEYS[0])
+    assert not timer.rearm(9)

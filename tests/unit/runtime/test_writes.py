@@ -3,15 +3,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from kcoord.runtime.result import Producer
-from kcoord.runtime.waiting import Ready, Waiter
+from kcoord.runtime.result import Producer, Schedule, TimerKey
+from kcoord.runtime.serde import CoordinatorSerde, size_bound_bytes
+from kcoord.runtime.waiting import Ready, Refusal, ShardState, Waiter
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.errors import Errors, KafkaError
-from kcoord_protocol.record_batch import decode_header
+from kcoord_protocol.record_batch import (
+    BATCH_OVERHEAD_BYTES,
+    decode_header,
+    encode_batch_from_parts,
+    encode_records,
+)
 
-from .ledger import SHARD, WAIT, Bench, Ledger
+from .ledger import SHARD, WAIT, Bench, Ledger, LedgerTimer, entry
+
+SERDE = CoordinatorSerde()
 
 
 def codecs(bench: Bench) -> list[tuple[Compression, bool]]:
@@ -43,13 +53,14 @@ def test_batches_have_the_configured_codec_and_markers_none(codec: Compression) 
     assert again.ledger.balance == balance
 
 
-def test_a_write_lingers_for_others_to_join_it() -> None:
-    bench = Bench(linger_ms=20)
+@pytest.mark.parametrize("linger_ms", [1, 20])
+def test_a_write_lingers_for_others_to_join_it(linger_ms: int) -> None:
+    bench = Bench(linger_ms=linger_ms)
     bench.load()
     assert bench.run(Ledger.put, "a", 1) is WAIT
     assert bench.poll().appends == []
-    assert bench.runtime.next_deadline_ms() == 1_020
-    bench.now_ms += 19
+    assert bench.runtime.next_deadline_ms() == 1_000 + linger_ms
+    bench.now_ms += linger_ms - 1
     bench.run(Ledger.put, "b", 2)
     assert bench.poll().appends == []
     bench.now_ms += 1
@@ -166,3 +177,96 @@ def test_nobody_is_told_of_a_wait_that_is_over() -> None:
     bench.run(Ledger.put, "a", 1)
     bench.runtime.expire_replies(bench.now_ms, 2_000)
     assert bench.replies(bench.poll()) == []
+
+
+def test_who_waits_after_a_failure_waits_anew() -> None:
+    """The shard is loaded again without what was not durable, so the same offsets come again."""
+    bench = Bench()
+    bench.load()
+    for _ in range(3):
+        bench.run(Ledger.put, "a", 1)
+    bench.poll()
+    bench.runtime.expire_replies(bench.now_ms, 2_000)
+    bench.fail_write(OSError(5, "Input/output error"))
+    assert len(bench.replies(bench.poll())) == 3
+    bench.load()
+    bench.now_ms += 1_999
+    bench.run(Ledger.put, "a", 1)
+    bench.runtime.expire_replies(bench.now_ms, 2_000)
+    bench.now_ms += 1
+    bench.runtime.expire_replies(bench.now_ms, 2_000)
+    assert bench.replies(bench.poll()) == []
+    bench.now_ms += 1_999
+    bench.runtime.expire_replies(bench.now_ms, 2_000)
+    assert bench.replies(bench.poll()) == [(4, Errors.COORDINATOR_NOT_AVAILABLE)]
+
+
+def test_a_refusal_fails_with_its_shard_too() -> None:
+    heard = Heard()
+    refusal = Refusal(heard, KafkaError(Errors.COORDINATOR_NOT_AVAILABLE))
+    refusal.fail(KafkaError(Errors.NOT_COORDINATOR))
+    refusal.settle()
+    assert heard.news == [Errors.NOT_COORDINATOR, Errors.COORDINATOR_NOT_AVAILABLE]
+
+
+def test_packed_results_fill_a_batch_to_the_last_byte() -> None:
+    """As results do that are bounded from above: two fit if both bounds do."""
+    pair = SERDE.serialize(entry("a", 1))
+    bound_bytes = BATCH_OVERHEAD_BYTES + 2 * size_bound_bytes([pair])
+    exact_bytes = len(encode_batch_from_parts([pair, pair], timestamp_ms=0))
+    for limit, batches in ((bound_bytes, [2]), (bound_bytes - 1, [1, 1])):
+        assert batch_sizes(limit, lambda bench: bench.run(Ledger.put, "a", 1)) == batches
+    for limit, batches in ((exact_bytes, [2]), (exact_bytes - 1, [1, 1])):
+        assert batch_sizes(limit, lambda bench: append_packed(bench, PackedPut(bench.ledger))) == batches
+    alone_bytes = len(encode_batch_from_parts([pair], timestamp_ms=0))
+    for limit, batches in ((alone_bytes, [1, 1]), (alone_bytes - 1, [])):
+        assert batch_sizes(limit, lambda bench: append_packed(bench, PackedPut(bench.ledger))) == batches
+
+
+def batch_sizes(max_batch_bytes: int, put: Callable[[Bench], object]) -> list[int]:
+    """How many records each batch has after two results."""
+    bench = Bench(max_batch_bytes)
+    bench.load()
+    put(bench)
+    put(bench)
+    bench.written(bench.poll())
+    return [header.records_count for header, _ in bench.batches()]
+
+
+def append_packed(bench: Bench, packed: PackedPut) -> tuple[bool, Heard]:
+    shard = bench.runtime.active(SHARD)
+    assert shard is not None
+    heard = Heard()
+    return shard.append_packed(packed, heard), heard
+
+
+class PackedPut:
+    """`Ledger.put` of 1 for a, packed."""
+
+    count = 1
+    timestamp_ms = 5
+
+    def __init__(self, ledger: Ledger, timer: Schedule | None = None) -> None:
+        self.timer = timer
+        self._ledger = ledger
+
+    def encode_records(self, first_delta: int) -> bytes:
+        return encode_records([SERDE.serialize(entry("a", 1))], first_delta)
+
+    def replay(self) -> None:
+        self._ledger.replay(entry("a", 1))
+
+
+def test_a_packed_result_arms_its_timer_and_fails_its_shard_if_it_cannot_be_replayed() -> None:
+    bench = Bench()
+    bench.load()
+    key = TimerKey(LedgerTimer.WORK, "packed")
+    assert append_packed(bench, PackedPut(bench.ledger, Schedule(key, 1_050)))[0]
+    assert bench.runtime.next_deadline_ms() == 1_050
+    bench.ledger.fail_replay = True
+    has_happened, heard = append_packed(bench, PackedPut(bench.ledger))
+    assert has_happened
+    assert bench.runtime.state(SHARD) is ShardState.FAILED
+    bench.replies(bench.poll())
+    assert heard.news == [Errors.NOT_COORDINATOR]
+    assert bench.runtime.next_deadline_ms() == 2_000, "nothing is left but the next load"
