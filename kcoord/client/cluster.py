@@ -125,12 +125,7 @@ class Cluster:
     async def close(self) -> None:
         self._is_closed = True
         await stop([self._refresher])
-        connections = [*self._connections.values()]
-        if self._bootstrap is not None:
-            connections.append(self._bootstrap)
-        self._connections.clear()
-        self._bootstrap = None
-        await asyncio.gather(*(connection.close() for connection in connections))
+        await self._close_connections()
 
     async def connection(self, node_id: int, purpose: Purpose = Purpose.REQUESTS) -> Connection:
         """The connection to a broker, made if there is none."""
@@ -169,14 +164,16 @@ class Cluster:
         if error.error is not Errors.REBOOTSTRAP_REQUIRED:
             return
         _log.warning("the cluster has changed, bootstrapping again: %s", error)
-        connections = [connection for connection in (*self._connections.values(), self._bootstrap) if connection]
-        self._connections.clear()
-        self._bootstrap = None
         self._coordinators.clear()
         self._connect_failures.clear()
         self.metadata.forget_cluster()
-        await asyncio.gather(*(connection.close() for connection in connections))
+        await self._close_connections()
         raise DisconnectException(f"the client has to bootstrap again: {error}") from error
+
+    async def _close_connections(self) -> None:
+        """A connection that is closed counts as none."""
+        connections = [connection for connection in (*self._connections.values(), self._bootstrap) if connection]
+        await asyncio.gather(*(connection.close() for connection in connections))
 
     def _coordinator_node(self, node_id: int) -> Node | None:
         return next((node for node in self._coordinators.values() if node.node_id == node_id), None)

@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[_Waiting] = deque()
         self._transport: asyncio.Transport | None = None
         self._correlation_id = 0
-        self._failure: KafkaError | None = None
+        self._failure: DisconnectException | TimeoutException | None = None
         self._writable = asyncio.Event()
         self._closed = asyncio.Event()
 
@@ -157,9 +157,9 @@ class Connection(asyncio.Protocol):
             answer = await self._ask_versions(request, version)
             if answer.error_code != Errors.UNSUPPORTED_VERSION:
                 break
-            offered = max((api.max_version for api in answer.api_keys if api.api_key == ApiKey.API_VERSIONS), default=0)
             if version == 0:
                 break
+            offered = next((api.max_version for api in answer.api_keys if api.api_key == ApiKey.API_VERSIONS), 0)
             version = min(offered, version - 1)
         if answer.error_code:
             raise KafkaError(error_of(answer.error_code), f"{self.address} refuses ApiVersions")
@@ -177,8 +177,7 @@ class Connection(asyncio.Protocol):
     async def close(self) -> None:
         """Closes the connection; requests in flight fail."""
         self._fail(DisconnectException(f"the connection to {self.address} was closed"))
-        if self._transport is not None:
-            await self._closed.wait()
+        await self._closed.wait()
 
     def _send(self, api_key: int, version: int, body: bytes) -> _Waiting:
         correlation_id = self._write(api_key, version, body)
@@ -189,7 +188,7 @@ class Connection(asyncio.Protocol):
 
     def _write(self, api_key: int, version: int, body: bytes) -> int:
         if self._failure is not None:
-            raise DisconnectException(self._failure.message or "closed")
+            raise DisconnectException(self._failure.message)
         assert self._transport is not None
         correlation_id = self._correlation_id
         self._correlation_id = (correlation_id + 1) & _MAX_CORRELATION_ID
@@ -222,7 +221,7 @@ class Connection(asyncio.Protocol):
         elif not waiting.answer.done():
             waiting.answer.set_result(frame)
 
-    def _fail(self, error: KafkaError) -> None:
+    def _fail(self, error: DisconnectException | TimeoutException) -> None:
         """The connection is of no more use; everything that waits fails. Only the first failure counts."""
         if self._failure is not None:
             return
@@ -231,10 +230,9 @@ class Connection(asyncio.Protocol):
         while self._waiting:
             answer = self._waiting.popleft().answer
             if not answer.done():
-                answer.set_exception(DisconnectException(error.message or str(error)))
-                answer.exception()  # nobody may be waiting any more
-        if self._transport is not None:
-            self._transport.abort()
+                answer.set_exception(DisconnectException(error.message))
+        assert self._transport is not None
+        self._transport.abort()
 
 
 async def open_connection(

@@ -14,12 +14,16 @@ from kcoord_protocol.errors import Errors, KafkaError
 class DisconnectException(KafkaError):
     """The connection could not be made, or broke before the answer came; the request may or may not have had effect."""
 
+    message: str
+
     def __init__(self, message: str) -> None:
         super().__init__(Errors.NETWORK_EXCEPTION, message)
 
 
 class TimeoutException(KafkaError, TimeoutError):
     """The time allowed ran out; the last failure, if there was one, is the cause."""
+
+    message: str
 
     def __init__(self, message: str) -> None:
         super().__init__(Errors.REQUEST_TIMED_OUT, message)

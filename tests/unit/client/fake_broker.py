@@ -45,6 +45,7 @@ class FakeBroker:
         self.peers: list[FakeBroker] = []
         self.requests: list[tuple[ApiKey, int, Message]] = []
         self.arrivals: list[tuple[ApiKey, float]] = []
+        self.correlation_ids: list[int] = []
         self.connections: list[asyncio.StreamWriter] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -112,6 +113,7 @@ class FakeBroker:
         request = request_class(key).decode(frame[position:], version)
         self.requests.append((key, version, request))
         self.arrivals.append((key, now_ms()))
+        self.correlation_ids.append(header.correlation_id)
         outcome = self.handlers[key](request, version)
         answer = await outcome if isinstance(outcome, Awaitable) else outcome
         if isinstance(answer, bytes):

@@ -39,6 +39,7 @@ from kcoord_protocol.messages import (
     SaslHandshakeResponse,
 )
 from tests.unit.client.fake_broker import Answer, FakeBroker
+from tests.unit.client.virtual_loop import now_ms, running_loop
 
 
 async def connect(broker: FakeBroker, *, timeout_ms: int = 2000, security: Security | None = None) -> Connection:
@@ -99,8 +100,110 @@ class TestVersions:
             assert connection.versions.offers(ApiKey.METADATA)
             await connection.close()
 
+    @pytest.mark.parametrize(
+        ("offered", "asked"),
+        [
+            ([(ApiKey.METADATA, 9), (ApiKey.API_VERSIONS, 2)], [5, 2, 1, 0]),
+            ([(ApiKey.API_VERSIONS, 0)], [5, 0]),
+            ([(ApiKey.METADATA, 9)], [5, 0]),
+            ([], [5, 0]),
+            ([(ApiKey.API_VERSIONS, 99)], [5, 4, 3, 2, 1, 0]),
+        ],
+    )
+    async def test_versions_are_tried_downwards_until_none_is_left(
+        self, offered: list[tuple[ApiKey, int]], asked: list[int]
+    ) -> None:
+        api = ApiVersionsResponse.ApiVersion
+        answer = ApiVersionsResponse(
+            error_code=Errors.UNSUPPORTED_VERSION,
+            api_keys=[api(api_key=key, min_version=0, max_version=highest) for key, highest in offered],
+        )
+        async with FakeBroker({ApiKey.API_VERSIONS: lambda *_: answer}) as broker:
+            with pytest.raises(KafkaError, match=r"UNSUPPORTED_VERSION.*refuses ApiVersions"):
+                await connect(broker)
+            assert broker.versions_of(ApiKey.API_VERSIONS) == asked
+            assert running_loop().connections == set()
+
 
 class TestConnection:
+    async def test_requests_have_numbers(self) -> None:
+        async with FakeBroker() as broker:
+            connection = await connect(broker)
+            for _ in range(3):
+                await connection.call(MetadataRequest(topics=[]), MetadataResponse)
+            assert broker.correlation_ids == [0, 1, 2, 3]
+            await connection.close()
+            assert running_loop().connections == set()
+
+    async def test_nothing_is_sent_while_the_transport_is_full(self) -> None:
+        async with FakeBroker(
+            {ApiKey.HEARTBEAT: lambda *_: HeartbeatResponse(), ApiKey.PRODUCE: lambda *_: None}
+        ) as broker:
+            connection = await connect(broker)
+            connection.pause_writing()
+            calls = [
+                asyncio.create_task(connection.call(HeartbeatRequest(), HeartbeatResponse)),
+                asyncio.create_task(connection.send_unanswered(ProduceRequest(acks=0, timeout_ms=1))),
+                asyncio.create_task(connection.negotiate()),
+            ]
+            await asyncio.sleep(1)
+            assert len(broker.requests) == 1
+            connection.resume_writing()
+            await asyncio.gather(*calls)
+            await asyncio.sleep(1)
+            assert [key for key, _, _ in broker.requests[1:]] == [ApiKey.HEARTBEAT, ApiKey.PRODUCE, ApiKey.API_VERSIONS]
+            await connection.close()
+
+    async def test_a_call_that_waits_for_a_full_transport_fails_with_it(self) -> None:
+        async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: HeartbeatResponse()}) as broker:
+            connection = await connect(broker)
+            connection.pause_writing()
+            call = asyncio.create_task(connection.call(HeartbeatRequest(), HeartbeatResponse))
+            await asyncio.sleep(1)
+            broker.hang_up()
+            with pytest.raises(DisconnectException, match="closed the connection: connection reset by peer"):
+                await call
+
+    async def test_what_was_not_asked_closes_the_connection(self) -> None:
+        async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: HeartbeatResponse()}) as broker:
+            connection = await connect(broker)
+            broker.connections[0].write(b"\x00\x00\x00\x04\x00\x00\x00\x01")
+            await asyncio.sleep(1)
+            with pytest.raises(DisconnectException, match="answered what was not asked"):
+                await connection.call(HeartbeatRequest(), HeartbeatResponse)
+
+    @pytest.mark.parametrize(("timeout_ms", "waited_ms"), [(None, 2000), (700, 700)])
+    async def test_how_long_an_answer_may_take(self, timeout_ms: int | None, waited_ms: int) -> None:
+        async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: None}) as broker:
+            connection = await connect(broker, timeout_ms=2000)
+            before = now_ms()
+            with pytest.raises(TimeoutException, match=f"did not answer HeartbeatRequest within {waited_ms} ms"):
+                await connection.call(HeartbeatRequest(), HeartbeatResponse, timeout_ms=timeout_ms)
+            assert now_ms() - before == waited_ms
+            await connection.close()
+
+    async def test_how_long_a_connection_and_its_versions_may_take(self) -> None:
+        async with FakeBroker({ApiKey.API_VERSIONS: lambda *_: None}) as broker:
+            before = now_ms()
+            with pytest.raises(TimeoutException, match="ApiVersionsRequest within 300 ms"):
+                await connect(broker, timeout_ms=300)
+            assert now_ms() - before == 300
+            assert running_loop().connections == set()
+            running_loop().silent.add(("127.0.0.1", broker.port))
+            with pytest.raises(TimeoutException, match=rf"no connection to 127\.0\.0\.1:{broker.port} within 2000 ms"):
+                await connect(broker)
+            assert now_ms() - before == 2300
+
+    async def test_the_first_failure_is_the_reason_of_all_later_ones(self) -> None:
+        async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: b"\xff\xff\xff\xff"}) as broker:
+            connection = await connect(broker)
+            for _ in range(2):
+                with pytest.raises(DisconnectException, match="sent what is no frame"):
+                    await connection.call(HeartbeatRequest(), HeartbeatResponse)
+            await connection.close()
+            with pytest.raises(DisconnectException, match="sent what is no frame"):
+                await connection.call(HeartbeatRequest(), HeartbeatResponse)
+
     async def test_requests_are_pipelined(self) -> None:
         gate = asyncio.Event()
 
@@ -151,17 +254,18 @@ class TestConnection:
             await connection.close()
 
     @pytest.mark.parametrize(
-        "answer",
+        ("answer", "problem"),
         [
-            b"\x00\x00\x00\x06\x7f\x00\x00\x00\x00\x00",  # another correlation id
-            b"\x00\x00\x00\x04\x00\x00\x00\x01",  # a body that is cut
-            b"\xff\xff\xff\xff",  # an impossible length
+            (b"\x00\x00\x00\x06\x7f\x00\x00\x00\x00\x00", "answered request 2130706432, the next is 1"),
+            (b"\x00\x00\x00\x03\x00\x00\x01", "answered request 1, the next is 1"),  # a cut correlation id
+            (b"\x00\x00\x00\x04\x00\x00\x00\x01", "sent a malformed HeartbeatResponse"),  # a cut body
+            (b"\xff\xff\xff\xff", "sent what is no frame"),
         ],
     )
-    async def test_a_damaged_answer_closes_the_connection(self, answer: bytes) -> None:
+    async def test_a_damaged_answer_closes_the_connection(self, answer: bytes, problem: str) -> None:
         async with FakeBroker({ApiKey.HEARTBEAT: lambda *_: answer}) as broker:
             connection = await connect(broker)
-            with pytest.raises(DisconnectException):
+            with pytest.raises(DisconnectException, match=problem):
                 await connection.call(HeartbeatRequest(), HeartbeatResponse)
             assert connection.is_closed
             await connection.close()

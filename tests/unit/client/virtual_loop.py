@@ -25,13 +25,17 @@ ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Knows the servers that run in it, and no others."""
+    """Knows the servers that run in it, and no others. Nobody answers at the `silent` addresses; `connections` are the
+    ends of clients that have not been told of the end.
+    """
 
     def __init__(self) -> None:
         self._clock = _Clock()
         super().__init__(self._clock)
         self._servers: dict[tuple[str, int], ProtocolFactory] = {}
         self._last_port = 1024
+        self.silent: set[tuple[str, int]] = set()
+        self.connections: set[MemoryTransport] = set()
 
     def time(self) -> float:
         return self._clock.seconds
@@ -54,6 +58,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self, protocol_factory: ProtocolFactory, host: str, port: int, *, ssl: ssl.SSLContext | None = None, **_: object
     ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
         await asyncio.sleep(0)
+        if (host, port) in self.silent:
+            await self.create_future()
         accept = self._servers.get((host, port))
         if accept is None:
             raise ConnectionRefusedError(f"nobody listens at {host}:{port}")
@@ -111,6 +117,7 @@ def _connect(loop: VirtualLoop, near: asyncio.BaseProtocol, far: asyncio.BasePro
     ends[0].peer, ends[1].peer = reversed(ends)
     far.connection_made(ends[1])
     near.connection_made(ends[0])
+    loop.connections.add(ends[0])
     return ends[0]
 
 
@@ -158,6 +165,7 @@ class MemoryTransport(asyncio.Transport):
     def _lose(self, error: Exception | None = None) -> None:
         if not self._is_lost:
             self._is_closing = self._is_lost = True
+            self._loop.connections.discard(self)
             self._protocol.connection_lost(error)
 
     def is_closing(self) -> bool:
@@ -170,11 +178,15 @@ class MemoryTransport(asyncio.Transport):
         return self._protocol
 
 
-def now_ms() -> float:
-    """The time of the running loop."""
+def running_loop() -> VirtualLoop:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    return loop.now_ms
+    return loop
+
+
+def now_ms() -> float:
+    """The time of the running loop."""
+    return running_loop().now_ms
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
