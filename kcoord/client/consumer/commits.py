@@ -54,6 +54,7 @@ class CommitManager:
 
     async def commit(self, offsets: Offsets, deadline: Deadline) -> None:
         """Returns when it is stored."""
+        await asyncio.sleep(0)  # what `begin` began before takes its place in the order first
         await self.client.commit(offsets, deadline, as_member=self._subscription.uses_group)
 
     def begin(self, offsets: Offsets) -> asyncio.Task[None]:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from kcoord.client.consumer.fetch_session import FetchPosition, FetchSessionHandler
 from kcoord.client.types import TopicPartition
-from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import FetchRequest
+from tests.unit.client.records_broker import FetchSessions
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 ID, OTHER_ID = b"\x01" * 16, b"\x02" * 16
@@ -17,42 +17,6 @@ ID, OTHER_ID = b"\x01" * 16, b"\x02" * 16
 
 def place(offset: int, topic_id: bytes = ID) -> FetchPosition:
     return FetchPosition(topic_id, offset, 3)
-
-
-class Leader:
-    """The session cache of a broker, by KIP-227: what it reads after a request."""
-
-    def __init__(self) -> None:
-        self.sessions: dict[int, tuple[int, dict[tuple[str, bytes, int], tuple[int, int]]]] = {}
-        self._next_id = 1
-
-    def fetch(self, request: FetchRequest, *, keeps: bool = True) -> tuple[Errors, int]:
-        """The error of the whole request and the session id of the answer."""
-        named = {
-            (topic.topic, topic.topic_id, each.partition): (each.fetch_offset, each.current_leader_epoch)
-            for topic in request.topics
-            for each in topic.partitions
-        }
-        if request.session_epoch <= 0:
-            self.sessions.pop(request.session_id, None)
-            self.read = named
-            if request.session_epoch < 0 or not keeps:
-                return Errors.NONE, 0
-            self._next_id += 1
-            self.sessions[self._next_id] = (1, named)
-            return Errors.NONE, self._next_id
-        if request.session_id not in self.sessions:
-            return Errors.FETCH_SESSION_ID_NOT_FOUND, 0
-        epoch, known = self.sessions[request.session_id]
-        if epoch != request.session_epoch:
-            return Errors.INVALID_FETCH_SESSION_EPOCH, 0
-        for topic in request.forgotten_topics_data:
-            for partition in topic.partitions:
-                del known[topic.topic, topic.topic_id, partition]
-        known.update(named)
-        self.sessions[request.session_id] = (epoch + 1, known)
-        self.read = dict(known)
-        return Errors.NONE, request.session_id
 
 
 def ask(session: FetchSessionHandler, wanted: dict[TopicPartition, FetchPosition], version: int = 13) -> FetchRequest:
@@ -126,7 +90,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_the_leader_reads_exactly_what_is_wanted(steps: list[tuple[dict[TopicPartition, FetchPosition], str]]) -> None:
-    session, leader = FetchSessionHandler(), Leader()
+    session, leader = FetchSessionHandler(), FetchSessions()
     for wanted, fate in steps:
         if fate == "evicted":
             leader.sessions.clear()

@@ -1,0 +1,647 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The consumer as a member of a group: heartbeats, rebalances and commits, and when they happen; on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Unpack
+
+import pytest
+
+from kcoord.client import (
+    CommitFailedException,
+    Consumer,
+    ConsumerGroupMetadata,
+    ConsumerRebalanceListener,
+    Errors,
+    IllegalStateException,
+    KafkaError,
+    OffsetAndMetadata,
+    TimeoutException,
+    TopicPartition,
+)
+from kcoord.client.config import ConsumerOptions
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.message import Message
+from kcoord_protocol.messages import (
+    ConsumerGroupHeartbeatNewPartitionsResponse,
+    ConsumerGroupHeartbeatRequest,
+    MetadataRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
+from tests.unit.client.fake_broker import Answer
+from tests.unit.client.records_broker import ONE, TOPIC, TOPIC_ID, ZERO, RecordsBroker, numbers
+from tests.unit.client.test_cluster import Middle, took_ms
+from tests.unit.client.test_consuming import offsets, quiet
+from tests.unit.client.virtual_loop import now_ms, running_loop
+
+Partitions = frozenset[TopicPartition]
+HEARTBEAT = ApiKey.CONSUMER_GROUP_HEARTBEAT
+
+
+@pytest.fixture(autouse=True)
+def no_surprise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Backoffs without jitter, and a member id that is known."""
+    monkeypatch.setattr("kcoord.client.cluster.random", SimpleNamespace(Random=Middle))
+    monkeypatch.setattr("kcoord.client.consumer.client.uuid4", lambda: "member")
+    yield
+
+
+@asynccontextmanager
+async def member_of(broker: RecordsBroker, **options: Unpack[ConsumerOptions]) -> AsyncIterator[Consumer]:
+    settings: ConsumerOptions = {
+        "bootstrap_servers": broker.address,
+        "group_id": "g",
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+        **options,
+    }
+    async with Consumer(**settings) as consumer:
+        yield consumer
+
+
+@asynccontextmanager
+async def settled(
+    broker: RecordsBroker,
+    *assigned: int,
+    listener: ConsumerRebalanceListener | None = None,
+    **options: Unpack[ConsumerOptions],
+) -> AsyncIterator[Consumer]:
+    """A member that has its partitions, and has said so."""
+    broker.assigned = list(assigned or (0, 1))
+    async with broker, member_of(broker, **options) as consumer:
+        consumer.subscribe([TOPIC], listener=listener)
+        await poll_until(consumer, lambda: len(consumer.assignment) == len(broker.assigned or ()))
+        yield consumer
+
+
+async def poll_until(consumer: Consumer, condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await consumer.poll(10)
+
+
+class Events(ConsumerRebalanceListener):
+    """What happened, with the time that it took and the failure that it ended with."""
+
+    def __init__(self, broker: RecordsBroker) -> None:
+        self.seen: list[tuple[str, Partitions]] = []
+        self.seconds = 0.0
+        self.failure: Exception | None = None
+        self._broker = broker
+
+    async def _note(self, what: str, partitions: Partitions) -> None:
+        self.seen.append((what, partitions))
+        await asyncio.sleep(self.seconds)
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+
+    async def on_partitions_assigned(self, partitions: Partitions) -> None:
+        await self._note("assigned", partitions)
+
+    async def on_partitions_revoked(self, partitions: Partitions) -> None:
+        await self._note("revoked", partitions)
+
+    async def on_partitions_lost(self, partitions: Partitions) -> None:
+        await self._note("lost", partitions)
+
+
+class TestHeartbeats:
+    async def test_they_keep_the_interval_of_the_group(self) -> None:
+        broker = RecordsBroker()
+        broker.heartbeat_interval_ms = 700
+        async with settled(broker, 0) as consumer:
+            joined, acknowledged = broker.asked_at(HEARTBEAT)
+            await consumer.poll(3000)
+            assert [time - acknowledged for time in broker.asked_at(HEARTBEAT)[2:]] == [700, 1400, 2100, 2800]
+            assert acknowledged - joined < 20
+
+    async def test_what_the_first_one_says(self) -> None:
+        async with settled(
+            RecordsBroker(), client_rack="r", group_remote_assignor="range", max_poll_interval_ms=77_000
+        ) as consumer:
+            assert consumer.group_metadata == ConsumerGroupMetadata("g", "member", 1, None)
+        async with (
+            RecordsBroker() as broker,
+            member_of(
+                broker,
+                client_rack="r",
+                group_remote_assignor="range",
+                max_poll_interval_ms=77_000,
+                group_instance_id="i",
+            ) as consumer,
+        ):
+            assert consumer.group_metadata == ConsumerGroupMetadata("g", group_instance_id="i")
+            consumer.subscribe([TOPIC])
+            await consumer.poll(0)
+            await asyncio.sleep(0.1)
+            assert broker.heartbeats()[0] == ConsumerGroupHeartbeatRequest(
+                group_id="g",
+                member_id="member",
+                member_epoch=0,
+                instance_id="i",
+                rack_id="r",
+                server_assignor="range",
+                rebalance_timeout_ms=77_000,
+                subscribed_topic_names=[TOPIC],
+                subscribed_topic_regex="",
+                topic_partitions=[],
+            )
+
+    async def test_an_old_broker_cannot_have_members_that_make_their_ids(self) -> None:
+        async with RecordsBroker(consumer_group_heartbeat=(0, 0)) as broker, member_of(broker) as consumer:
+            consumer.subscribe([TOPIC])
+            with pytest.raises(KafkaError, match="UNSUPPORTED_VERSION"):
+                await consumer.poll()
+            assert broker.heartbeats() == []
+
+    @pytest.mark.parametrize("is_answer", [False, True])
+    async def test_failures_wait_longer_each_time(self, is_answer: bool) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, retry_backoff_max_ms=400) as consumer:
+            await consumer.poll(500)
+            before = len(broker.heartbeats())
+            error = Errors.CONCURRENT_TRANSACTIONS if is_answer else Errors.COORDINATOR_LOAD_IN_PROGRESS
+            broker.errors[HEARTBEAT] = [error] * 4
+            await consumer.poll(4000)
+            times = broker.asked_at(HEARTBEAT)[before:]
+            assert [time - times[0] for time in times] == pytest.approx([0, 100, 300, 700, 1100, 2100, 3100], abs=2)
+
+    async def test_another_subscription_is_told_at_once(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker) as consumer:
+            await consumer.poll(500)
+            before = len(broker.heartbeats())
+            consumer.subscribe([TOPIC, "u"])
+            await asyncio.sleep(0.1)
+            assert broker.heartbeats()[before].subscribed_topic_names == [TOPIC, "u"]
+            assert consumer.subscription == {TOPIC, "u"}
+
+    async def test_a_member_that_is_not_polled_leaves_and_comes_back(self) -> None:
+        broker = RecordsBroker()
+        events = Events(broker)
+        async with settled(broker, listener=events, max_poll_interval_ms=5000) as consumer:
+            await consumer.poll(100)
+            before = now_ms()
+            await asyncio.sleep(4.9)
+            assert broker.has_member()
+            await asyncio.sleep(0.2)
+            assert not broker.has_member()
+            assert broker.asked_at(HEARTBEAT)[-1] - before == 5000
+            assert consumer.assignment == {ZERO, ONE}, "until the next poll"
+            await poll_until(consumer, lambda: broker.has_member() and consumer.assignment)
+            assert [what for what, _ in events.seen] == ["assigned", "lost", "assigned"]
+            await consumer.poll(12_000)
+            assert broker.has_member(), "a poll may wait longer than the interval"
+            await asyncio.sleep(4.9)
+            assert broker.has_member()
+
+    async def test_a_fenced_member_loses_its_partitions_and_joins_again(self) -> None:
+        broker = RecordsBroker()
+        events = Events(broker)
+        async with settled(broker, 0, listener=events) as consumer:
+            await consumer.poll(100)
+            broker.errors[HEARTBEAT] = [Errors.UNKNOWN_MEMBER_ID]
+            await poll_until(consumer, lambda: len(events.seen) == 3)
+            assert events.seen == [
+                ("assigned", frozenset({ZERO})),
+                ("lost", frozenset({ZERO})),
+                ("assigned", frozenset({ZERO})),
+            ]
+            assert broker.member_epoch == 2
+
+    async def test_an_error_for_good_is_raised_by_each_poll(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker) as consumer:
+            broker.errors[HEARTBEAT] = [Errors.GROUP_AUTHORIZATION_FAILED]
+            for _ in range(2):
+                with pytest.raises(KafkaError, match="GROUP_AUTHORIZATION_FAILED: by script"):
+                    await consumer.poll()
+            count = len(broker.heartbeats())
+            await quiet()
+            assert len(broker.heartbeats()) == count
+            await consumer.unsubscribe()
+            consumer.subscribe([TOPIC])
+            await poll_until(consumer, lambda: consumer.assignment)
+
+    async def test_a_forbidden_topic_is_told_once(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker) as consumer:
+            broker.errors[HEARTBEAT] = [Errors.TOPIC_AUTHORIZATION_FAILED]
+            with pytest.raises(KafkaError, match="TOPIC_AUTHORIZATION_FAILED"):
+                await consumer.poll()
+            await consumer.poll(5000)
+            assert consumer.assignment == {ZERO, ONE}
+
+    async def test_the_later_revision_of_kip_1327(self) -> None:
+        """The coordinator lists new partitions; the layout of its answer is another one."""
+
+        def heartbeat(request: Message, version: int) -> Answer:
+            assert isinstance(request, ConsumerGroupHeartbeatRequest) and version == 2
+            if request.member_epoch < 0:
+                return ConsumerGroupHeartbeatNewPartitionsResponse(member_epoch=request.member_epoch)
+            response = ConsumerGroupHeartbeatNewPartitionsResponse(member_epoch=1, heartbeat_interval_ms=1000)
+            if request.member_epoch == 0:
+                topic = ConsumerGroupHeartbeatNewPartitionsResponse.TopicPartitions(
+                    topic_id=TOPIC_ID, partitions=[0, 1], new_partitions=[1]
+                )
+                response.assignment = ConsumerGroupHeartbeatNewPartitionsResponse.Assignment(topic_partitions=[topic])
+            return response
+
+        async with RecordsBroker() as broker:
+            broker.handlers[HEARTBEAT] = heartbeat
+            for partition in (ZERO, ONE):
+                broker.append(partition, "0")
+            async with member_of(
+                broker,
+                auto_offset_reset="latest",
+                auto_offset_reset_new_partitions="earliest",
+                kip_1327_revision="new-partitions",
+            ) as consumer:
+                consumer.subscribe([TOPIC])
+                await poll_until(consumer, lambda: consumer.assignment)
+                await asyncio.gather(*(consumer.position(each) for each in (ZERO, ONE)))
+                assert sorted(broker.looked_up()) == [(0, -1), (1, -2)]
+                by_id = [
+                    request
+                    for request in broker.asked(ApiKey.METADATA)
+                    if isinstance(request, MetadataRequest)
+                    and any(topic.name is None for topic in request.topics or ())
+                ]
+                assert by_id == [], "no creation times are needed"
+
+
+class TestRebalance:
+    async def test_what_is_revoked_is_given_back_before_something_else_comes(self) -> None:
+        broker = RecordsBroker(3)
+        events = Events(broker)
+        async with settled(broker, 0, 1, listener=events) as consumer:
+            broker.assigned = [1, 2]
+            await poll_until(consumer, lambda: len(events.seen) == 3)
+            two = TopicPartition(TOPIC, 2)
+            assert events.seen[1:] == [("revoked", frozenset({ZERO})), ("assigned", frozenset({two}))]
+            assert consumer.assignment == {ONE, two}
+            await consumer.poll(100)
+            owned = [
+                sorted(each.topic_partitions[0].partitions) for each in broker.heartbeats() if each.topic_partitions
+            ]
+            assert owned[-1] == [1, 2]
+
+    async def test_nothing_is_read_from_partitions_that_come_or_go(self) -> None:
+        broker = RecordsBroker()
+        events = Events(broker)
+        broker.append(ZERO, "0")
+        events.seconds = 2
+        broker.assigned = [0]
+        async with broker, member_of(broker) as consumer:
+            consumer.subscribe([TOPIC], listener=events)
+            before = now_ms()
+            assert offsets(await consumer.poll(10_000)) == [0]
+            assert broker.asked_at(ApiKey.FETCH)[0] - before >= 2000
+            assert broker.asked_at(ApiKey.OFFSET_FETCH)[0] - before >= 2000
+            await consumer.poll(100)
+            broker.append(ZERO, "1")
+            await asyncio.sleep(0.2)
+            broker.assigned = []
+            await asyncio.sleep(2)
+            assert offsets(await consumer.poll(5000)) == []
+            assert events.seen[1:] == [("revoked", frozenset({ZERO}))]
+
+    async def test_what_is_consumed_is_committed_before_it_goes(self) -> None:
+        broker = RecordsBroker()
+        broker.append(ZERO, *numbers(0, 3))
+        async with settled(broker, 0, enable_auto_commit=True) as consumer:
+            await poll_until(consumer, lambda: consumer._subscription[ZERO].position == 3)
+            broker.assigned = []
+            await poll_until(consumer, lambda: not consumer.assignment)
+            assert [offsets for _, _, _, offsets in broker.commits] == [{ZERO: 3}]
+
+    async def test_a_commit_that_fails_then_holds_nothing_up(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0, enable_auto_commit=True) as consumer:
+            await consumer.position(ZERO)
+            broker.errors[ApiKey.OFFSET_COMMIT] = [Errors.GROUP_AUTHORIZATION_FAILED]
+            broker.assigned = []
+            await poll_until(consumer, lambda: not consumer.assignment)
+            assert broker.commits == []
+
+    async def test_a_listener_that_fails_is_heard_and_the_step_is_done(self) -> None:
+        broker = RecordsBroker()
+        events = Events(broker)
+        events.failure = ValueError("by design")
+        broker.assigned = [0]
+        async with broker, member_of(broker) as consumer:
+            consumer.subscribe([TOPIC], listener=events)
+            with pytest.raises(ValueError, match="by design"):
+                await consumer.poll()
+            assert consumer.assignment == {ZERO}
+            await consumer.poll(100)
+            assert len(broker.heartbeats()) == 2, "the assignment is acknowledged"
+            broker.append(ZERO, "0")
+            assert offsets(await consumer.poll(5000)) == [0]
+
+    async def test_a_listener_may_be_a_plain_one_and_lost_means_revoked(self) -> None:
+        seen = []
+
+        class Plain(ConsumerRebalanceListener):
+            def on_partitions_revoked(self, partitions: Partitions) -> None:
+                seen.append(partitions)
+
+        broker = RecordsBroker()
+        async with settled(broker, 0, listener=Plain()) as consumer:
+            await consumer.poll(100)
+            broker.errors[HEARTBEAT] = [Errors.FENCED_MEMBER_EPOCH]
+            await poll_until(consumer, lambda: seen)
+            assert seen == [frozenset({ZERO})]
+
+    async def test_a_topic_without_a_name_is_asked_for(self) -> None:
+        async with RecordsBroker() as broker, member_of(broker) as consumer:
+            broker.assigned = [0]
+            broker.topics[0].topic_id = b"X" * 16
+            consumer.subscribe(pattern="t.*")
+            await consumer.poll(3000)
+            assert consumer.assignment == frozenset()
+            broker.topics[0].topic_id = TOPIC_ID
+            await poll_until(consumer, lambda: consumer.assignment == {ZERO})
+            assert broker.heartbeats()[0].subscribed_topic_regex == "t.*"
+
+
+class TestLeaving:
+    @pytest.mark.parametrize(
+        ("instance_id", "leave_group", "epoch"),
+        [(None, None, -1), (None, True, -1), (None, False, None), ("i", None, -2), ("i", False, -2), ("i", True, -1)],
+    )
+    async def test_close(self, instance_id: str | None, leave_group: bool | None, epoch: int | None) -> None:
+        broker = RecordsBroker()
+        events = Events(broker)
+        async with settled(broker, 0, listener=events, group_instance_id=instance_id) as consumer:
+            await consumer.poll(100)
+            before = now_ms()
+            await consumer.close(leave_group=leave_group)
+            assert now_ms() == before
+            last = broker.heartbeats()[-1]
+            assert last.member_epoch == (1 if epoch is None else epoch)
+            assert [what for what, _ in events.seen[1:]] == ([] if epoch is None else ["revoked"])
+        assert running_loop().connections == set()
+
+    async def test_close_does_not_wait_longer_than_it_may(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0) as consumer:
+            await consumer.poll(100)
+            broker.handlers[HEARTBEAT] = lambda *_: None
+            assert await took_ms(consumer.close(timeout_ms=300)) == 300
+            assert len(asyncio.all_tasks()) == 1 + len(broker._tasks)
+
+    @pytest.mark.parametrize("leave_group", [True, False])
+    async def test_close_commits_if_that_is_automatic(self, leave_group: bool) -> None:
+        broker = RecordsBroker()
+        broker.append(ZERO, *numbers(0, 2))
+        async with settled(broker, 0, enable_auto_commit=True) as consumer:
+            await poll_until(consumer, lambda: consumer._subscription[ZERO].position == 2)
+            await consumer.close(leave_group=leave_group)
+            assert broker.committed == {ZERO: OffsetAndMetadata(2, "", 3)}
+
+    async def test_unsubscribe_and_subscribe_again(self) -> None:
+        broker = RecordsBroker()
+        events = Events(broker)
+        async with settled(broker, 0, listener=events) as consumer:
+            await consumer.poll(100)
+            await consumer.unsubscribe()
+            assert (consumer.assignment, consumer.subscription) == (frozenset(), frozenset())
+            assert not broker.has_member()
+            count = len(broker.heartbeats())
+            await consumer.poll(3000)
+            assert len(broker.heartbeats()) == count
+            consumer.subscribe([TOPIC])
+            await poll_until(consumer, lambda: consumer.assignment)
+            assert broker.heartbeats()[count].member_epoch == 0
+            assert [what for what, _ in events.seen] == ["assigned", "revoked", "assigned"]
+
+    async def test_unsubscribe_from_partitions_of_ones_own_commits(self) -> None:
+        async with RecordsBroker() as broker, member_of(broker, enable_auto_commit=True) as consumer:
+            consumer.assign([ZERO])
+            broker.append(ZERO, "0")
+            assert offsets(await consumer.poll(1000)) == [0]
+            await consumer.unsubscribe()
+            assert [(member, epoch, offsets) for _, member, epoch, offsets in broker.commits] == [("", -1, {ZERO: 1})]
+            assert broker.heartbeats() == []
+
+
+class TestCommits:
+    async def test_on_demand(self) -> None:
+        broker = RecordsBroker()
+        broker.append(ZERO, *numbers(0, 3))
+        async with settled(broker, 0, 1) as consumer:
+            await poll_until(consumer, lambda: consumer._subscription[ZERO].position == 3)
+            await consumer.position(ONE)
+            await consumer.commit()
+            assert broker.committed == {ZERO: OffsetAndMetadata(3, "", 3), ONE: OffsetAndMetadata(0, "", 3)}
+            await consumer.commit({ZERO: 1, ONE: OffsetAndMetadata(2, "note", 1)})
+            assert broker.committed == {ZERO: OffsetAndMetadata(1), ONE: OffsetAndMetadata(2, "note", 1)}
+            assert await consumer.committed([ZERO, TopicPartition(TOPIC, 0), ONE]) == broker.committed
+            sent = broker.asked(ApiKey.OFFSET_COMMIT)[-1]
+            assert isinstance(sent, OffsetCommitRequest)
+            assert (sent.group_id, sent.member_id, sent.generation_id_or_member_epoch) == ("g", "member", 1)
+            await consumer.commit({})
+            assert len(broker.commits) == 2
+            asked = broker.asked(ApiKey.OFFSET_FETCH)[-1]
+            assert isinstance(asked, OffsetFetchRequest) and asked.require_stable
+            assert (asked.groups[0].member_id, asked.groups[0].member_epoch) == ("member", 1)
+
+    async def test_a_static_member_names_itself(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0, group_instance_id="i") as consumer:
+            await consumer.commit({ZERO: 1})
+            assert broker.asked(ApiKey.OFFSET_COMMIT)[0].group_instance_id == "i"  # type: ignore[attr-defined]
+        async with RecordsBroker() as broker, member_of(broker, group_instance_id="i") as consumer:
+            consumer.assign([ZERO])
+            await consumer.commit({ZERO: 1})
+            sent = broker.asked(ApiKey.OFFSET_COMMIT)[0]
+            assert isinstance(sent, OffsetCommitRequest)
+            assert (sent.group_instance_id, sent.member_id, sent.generation_id_or_member_epoch) == (None, "", -1)
+            asked = await consumer.committed([ZERO])
+            assert asked == {ZERO: OffsetAndMetadata(1)}
+            group = broker.asked(ApiKey.OFFSET_FETCH)[-1].groups[0]  # type: ignore[attr-defined]
+            assert (group.member_id, group.member_epoch) == (None, -1)
+
+    @pytest.mark.parametrize(("highest", "works"), [(8, False), (9, True)])
+    async def test_a_member_commits_in_a_version_that_knows_its_epoch(self, highest: int, works: bool) -> None:
+        broker = RecordsBroker(offset_commit=(2, highest))
+        async with settled(broker, 0) as consumer:
+            if works:
+                await consumer.commit({ZERO: 1})
+            else:
+                with pytest.raises(KafkaError, match="UNSUPPORTED_VERSION"):
+                    await consumer.commit({ZERO: 1})
+        async with RecordsBroker(offset_commit=(2, highest)) as broker, member_of(broker) as consumer:
+            consumer.assign([ZERO])
+            await consumer.commit({ZERO: 1})
+
+    async def test_who_is_no_member_cannot_commit_as_one(self) -> None:
+        async with RecordsBroker() as broker, member_of(broker) as consumer:
+            broker.handlers[HEARTBEAT] = lambda *_: None
+            consumer.subscribe([TOPIC])
+            with pytest.raises(CommitFailedException, match="not a member of g any more"):
+                await consumer.commit({ZERO: 1})
+            assert broker.asked(ApiKey.OFFSET_COMMIT) == []
+
+    @pytest.mark.parametrize(
+        ("error", "failure"),
+        [
+            (Errors.UNKNOWN_MEMBER_ID, CommitFailedException),
+            (Errors.FENCED_INSTANCE_ID, CommitFailedException),
+            (Errors.ILLEGAL_GENERATION, CommitFailedException),
+            (Errors.FENCED_MEMBER_EPOCH, CommitFailedException),
+            (Errors.UNKNOWN_TOPIC_OR_PARTITION, KafkaError),
+            (Errors.GROUP_AUTHORIZATION_FAILED, KafkaError),
+            (Errors.OFFSET_METADATA_TOO_LARGE, KafkaError),
+        ],
+    )
+    async def test_refusals(self, error: Errors, failure: type[Exception]) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0) as consumer:
+            broker.errors[ApiKey.OFFSET_COMMIT] = [error]
+            with pytest.raises(failure, match=f"{error.name}|cannot commit t-0"):
+                await consumer.commit({ZERO: 1})
+            assert len(broker.asked(ApiKey.OFFSET_COMMIT)) == 1
+            await consumer.commit({ZERO: 1})
+
+    @pytest.mark.parametrize(
+        "error", [Errors.STALE_MEMBER_EPOCH, Errors.COORDINATOR_LOAD_IN_PROGRESS, Errors.NOT_COORDINATOR]
+    )
+    async def test_what_may_pass_is_tried_again(self, error: Errors) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0) as consumer:
+            broker.errors[ApiKey.OFFSET_COMMIT] = [error] * 2
+            assert await took_ms(consumer.commit({ZERO: 1})) == 300
+            assert [epoch for _, _, epoch, _ in broker.commits] == [1]
+            broker.errors[ApiKey.OFFSET_FETCH] = [error] * 2
+            assert await took_ms(consumer.committed([ZERO])) == 300
+
+    async def test_a_fetch_by_a_member_that_is_not_known_waits_for_its_next_heartbeat(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0) as consumer:
+            broker.errors[ApiKey.OFFSET_FETCH] = [Errors.UNKNOWN_MEMBER_ID]
+            assert await took_ms(consumer.committed([ZERO])) == 100
+            broker.errors[ApiKey.OFFSET_FETCH] = [Errors.GROUP_AUTHORIZATION_FAILED]
+            with pytest.raises(KafkaError, match="GROUP_AUTHORIZATION_FAILED"):
+                await consumer.committed([ZERO])
+
+    async def test_timeouts(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0, default_api_timeout_ms=700) as consumer:
+            for key in (ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH):
+                broker.handlers[key] = lambda *_: None
+            for timeout_ms, expected in ((None, 700), (300, 300)):
+                assert await took_ms(consumer.commit({ZERO: 1}, timeout_ms=timeout_ms), TimeoutException) == expected
+                assert await took_ms(consumer.committed([ZERO], timeout_ms=timeout_ms), TimeoutException) == expected
+
+    async def test_in_the_background_in_the_order_of_the_calls(self, caplog: pytest.LogCaptureFixture) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0) as consumer:
+            broker.errors[ApiKey.OFFSET_COMMIT] = [Errors.COORDINATOR_LOAD_IN_PROGRESS] * 3
+            tasks = [consumer.commit_async({ZERO: number}) for number in range(3)]
+            await asyncio.gather(*tasks)
+            assert [offsets for _, _, _, offsets in broker.commits] == [{ZERO: number} for number in range(3)]
+            broker.errors[ApiKey.OFFSET_COMMIT] = [Errors.GROUP_AUTHORIZATION_FAILED]
+            failing = consumer.commit_async({ZERO: 5})
+            await consumer.commit({ZERO: 6})
+            assert "group g: the commit failed: GROUP_AUTHORIZATION_FAILED" in caplog.text
+            with pytest.raises(KafkaError, match="GROUP_AUTHORIZATION_FAILED"):
+                await failing
+            consumer.commit_async({ZERO: 7})
+            await consumer.commit({ZERO: 8})
+            assert [offsets for _, _, _, offsets in broker.commits[-3:]] == [{ZERO: 6}, {ZERO: 7}, {ZERO: 8}]
+
+    async def test_close_ends_commits_in_the_background(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0) as consumer:
+            broker.handlers[ApiKey.OFFSET_COMMIT] = lambda *_: None
+            task = consumer.commit_async({ZERO: 1})
+            await asyncio.sleep(0.1)
+            await consumer.close()
+            assert task.cancelled()
+
+    async def test_automatic_ones_keep_their_interval(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0, enable_auto_commit=True, auto_commit_interval_ms=700) as consumer:
+            started = now_ms()
+            await consumer.poll(3000)
+            times = [time for time, _, _, _ in broker.commits]
+            assert [later - earlier for earlier, later in itertools.pairwise(times)] == [700, 700, 700]
+            assert 690 <= times[0] - started <= 700
+            await asyncio.sleep(2)
+            assert len(broker.commits) == 4, "only a poll says that records are done"
+            await consumer.poll(0)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.1)
+            assert len(broker.commits) == 5
+
+    async def test_automatic_ones_are_one_at_a_time(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0, enable_auto_commit=True, auto_commit_interval_ms=100) as consumer:
+            commit = broker.handlers[ApiKey.OFFSET_COMMIT]
+
+            async def slow(request: Message, version: int) -> Answer:
+                await asyncio.sleep(0.75)
+                return commit(request, version)  # type: ignore[return-value]
+
+            broker.handlers[ApiKey.OFFSET_COMMIT] = slow
+            await consumer.poll(3000)
+            times = broker.asked_at(ApiKey.OFFSET_COMMIT)
+            assert {later - earlier for earlier, later in itertools.pairwise(times)} <= {800, 801}
+
+    async def test_automatic_ones_wait_for_a_membership(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0, enable_auto_commit=True, auto_commit_interval_ms=100) as consumer:
+            await consumer.poll(250)
+            usual = broker.handlers[HEARTBEAT]
+
+            async def slow(request: Message, version: int) -> Answer:
+                await asyncio.sleep(1)
+                return usual(request, version)  # type: ignore[return-value]
+
+            broker.errors[HEARTBEAT] = [Errors.FENCED_MEMBER_EPOCH]
+            await poll_until(consumer, lambda: not broker.errors[HEARTBEAT])
+            broker.handlers[HEARTBEAT] = slow
+            count = len(broker.asked(ApiKey.OFFSET_COMMIT))
+            await consumer.poll(900)
+            assert len(broker.asked(ApiKey.OFFSET_COMMIT)) == count
+
+    async def test_partitions_of_ones_own_are_committed_too(self) -> None:
+        async with (
+            RecordsBroker() as broker,
+            member_of(broker, enable_auto_commit=True, auto_commit_interval_ms=300) as consumer,
+        ):
+            consumer.assign([ZERO])
+            await consumer.poll(1000)
+            assert [(time, epoch) for time, _, epoch, _ in broker.commits] == [(300, -1), (600, -1), (900, -1)]
+
+    async def test_without_them_nothing_is_committed(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0, auto_commit_interval_ms=100) as consumer:
+            await consumer.poll(1000)
+            broker.assigned = []
+            await poll_until(consumer, lambda: not consumer.assignment)
+        assert broker.commits == []
+
+    async def test_without_a_group_there_are_none(self) -> None:
+        async with (
+            RecordsBroker() as broker,
+            Consumer(
+                bootstrap_servers=broker.address, enable_auto_commit=True, auto_commit_interval_ms=100
+            ) as consumer,
+        ):
+            consumer.assign([ZERO])
+            await consumer.poll(1000)
+            with pytest.raises(IllegalStateException, match="a group_id is needed"):
+                consumer.commit_async()
+            with pytest.raises(IllegalStateException, match="a group_id is needed"):
+                consumer.group_metadata  # noqa: B018
+            assert broker.asked(ApiKey.OFFSET_COMMIT) == broker.asked(ApiKey.OFFSET_FETCH) == []
