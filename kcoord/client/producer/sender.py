@@ -171,8 +171,9 @@ class Sender:
         if self._config.required_acks == 0:
             await connection.send_unanswered(request, highest=version)
             return None
+        # Another answer may make the client forget the topic before this one comes.
+        names = {topic.topic_id: topic.name for topic in request.topic_data}
         answer = await connection.call_version(request, ProduceResponse, version)
-        names = {self._cluster.metadata.topic_id(batch.partition.topic): batch.partition.topic for batch in batches}
         return {
             TopicPartition(topic.name or names.get(topic.topic_id, ""), each.index): each
             for topic in answer.responses

@@ -86,7 +86,9 @@ class Log:
         """Whole batches, from the one that has the offset on; one at least."""
         found = b""
         for _, behind, data, _ in self.batches:
-            if behind > offset and (not found or len(found) + len(data) <= most_bytes):
+            if behind > offset:
+                if found and len(found) + len(data) > most_bytes:
+                    break
                 found += data
         return found
 

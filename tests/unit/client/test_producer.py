@@ -484,6 +484,17 @@ class TestLeaders:
             await producer.send_and_wait(TOPIC, "b", partition=0)
             assert (asked, len(broker.asked(ApiKey.METADATA))) == (2, 3)
 
+    async def test_a_failure_of_one_request_does_not_hide_the_answer_to_the_next(self) -> None:
+        """It makes the client forget the topic, by whose id the other answer names it."""
+        one_batch = BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD + 100
+        async with (
+            LogBroker(2, ["NOT_LEADER_OR_FOLLOWER"]) as broker,
+            producer_of(broker, linger_ms=5, max_request_size=one_batch) as producer,
+        ):
+            sent = [await producer.send(TOPIC, "x" * 100, partition=index) for index in (0, 1)]
+            assert [(await each).offset for each in sent] == [0, 0]
+            assert len(broker.produced()) == 3
+
     async def test_a_partition_without_a_leader_waits_and_the_others_do_not(self) -> None:
         async with LogBroker() as broker:
             broker.topics[0].partitions[1].leader_id = -1
