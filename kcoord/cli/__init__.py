@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `kcoord` command. One module per subcommand, imported only when it is asked for: the start of `serve` is measured
-in milliseconds.
+"""The `kcoord` command, with one module per subcommand.
 
-argparse rather than a larger framework for the same reason: click costs 60 ms more at each start. What a framework
-would add comes from libraries that are imported when they are needed: shtab (completion) and rich (tables).
+A module is imported only when its command runs, since the start of `serve` is measured in milliseconds. The command
+line uses argparse for the same reason: click costs 60 ms more at each start. shtab (completion) and rich (tables) are
+imported only when they are needed.
+
+`session` has what the commands share: connection options, the order of settings, errors, and exit codes.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ COMMANDS = {
     "topics": "create, alter, delete, list and describe topics",
     "configs": "show and change the settings of topics, brokers, groups and client metrics",
     "features": "show and change the levels of the cluster's features",
-    "consume": "read records",
-    "produce": "write records from lines",
-    "migrate": "check whether a classic group can become one of the consumer protocol",
+    "consume": "print records of topics",
+    "produce": "write lines of standard input as records",
+    "migrate": "check whether a classic group can be converted to the consumer protocol",
     "log": "dump, verify, repair, import, export and back up log folders",
-    "groups": "explain and watch groups, tell when offsets expire, bring them back",
+    "groups": "explain and watch groups, list when offsets expire, restore offsets",
     "workers": "take a broker of several worker processes out of service, and back",
-    "lake": "keep consumer groups through time as tables (Spark)",
+    "lake": "keep the history of consumer groups as tables (Spark)",
     "simulate": "run the deterministic simulation",
     "model-check": "explore all states of small groups",
-    "completion": "print a script for the completion of your shell",
+    "completion": "print a completion script for your shell",
 }
 
 
@@ -53,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kcoord",
         description="A Kafka group coordinator and broker.",
-        epilog=f"commands:\n{listing}\n\n`kcoord COMMAND --help` tells more.",
+        epilog=f"commands:\n{listing}\n\n`kcoord COMMAND --help` lists the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"kcoord {__version__}")

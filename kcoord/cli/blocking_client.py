@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A blocking client for commands that ask a broker a few questions: one connection, one request at a time."""
+"""A blocking client for commands that send a few requests: one connection, one request at a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 _RECEIVE_BYTES = 1 << 16
 _FETCH_BYTES = 8 * 1024 * 1024
 _CLIENT_ID = "kcoord-cli"
-# Versions that Kafka 4.x and kcoord have; each names topics by name.
+# Versions that Kafka 4.x and kcoord support. In all of these versions topics have names, not ids.
 _METADATA_VERSION = 12
 _FIND_COORDINATOR_VERSION = 4
 _LIST_GROUPS_VERSION = 5
@@ -42,11 +42,11 @@ _OFFSET_COMMIT_VERSION = 9
 
 
 class RequestFailed(Exception):
-    """A broker refused a request, or cannot be reached."""
+    """A broker returned an error, or cannot be reached."""
 
 
 class BlockingClient:
-    """One connection; use it in a with statement."""
+    """One connection to a broker. Use it in a `with` statement."""
 
     def __init__(self, address: str, timeout_seconds: float) -> None:
         host, _, port = address.rpartition(":")
@@ -61,7 +61,7 @@ class BlockingClient:
 
     @classmethod
     def of_first(cls, addresses: str, timeout_seconds: float) -> BlockingClient:
-        """A connection to the first broker of a comma-separated list that accepts one."""
+        """Connects to the first broker of a comma-separated list that accepts a connection."""
         failures = []
         for address in filter(None, (part.strip() for part in addresses.split(","))):
             try:
@@ -76,15 +76,15 @@ class BlockingClient:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def call(self, request: Message, version: int, answer: type[R]) -> R:
+    def call(self, request: Message, version: int, response_type: type[R]) -> R:
         self._correlation_id += 1
         body = request.encode(version)
         self._socket.sendall(encode_request(request.api_key, version, self._correlation_id, _CLIENT_ID, body))
         frame = self._receive()
         correlation_id, position = decode_response_header(frame, request.api_key, version)
         if correlation_id != self._correlation_id:
-            raise RequestFailed(f"{request.message_name}: the answer belongs to another request")
-        return answer.decode(frame[position:], version)
+            raise RequestFailed(f"{request.message_name}: the response belongs to another request")
+        return response_type.decode(frame[position:], version)
 
     def _receive(self) -> bytes:
         while True:
@@ -95,82 +95,84 @@ class BlockingClient:
             if frames:
                 return bytes(frames[0])
 
-    # --- questions ----------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def coordinator_of(self, group_id: str) -> str:
-        """HOST:PORT of the group's coordinator."""
+        """Returns HOST:PORT of the group's coordinator."""
         return self.coordinator_node_of(group_id)[1]
 
     def coordinator_node_of(self, group_id: str) -> tuple[int, str]:
-        """Node id and HOST:PORT of the group's coordinator."""
+        """Returns node id and HOST:PORT of the group's coordinator."""
         request = FindCoordinatorRequest(coordinator_keys=[group_id])
-        answer = self.call(request, _FIND_COORDINATOR_VERSION, FindCoordinatorResponse).coordinators[0]
-        check(answer.error_code, f"the coordinator of {group_id}")
-        return answer.node_id, f"{answer.host}:{answer.port}"
+        coordinator = self.call(request, _FIND_COORDINATOR_VERSION, FindCoordinatorResponse).coordinators[0]
+        check(coordinator.error_code, f"the coordinator of {group_id}")
+        return coordinator.node_id, f"{coordinator.host}:{coordinator.port}"
 
     def topics(self, names: list[str]) -> list[MetadataResponse.MetadataResponseTopic]:
-        """Those of the topics that exist."""
-        wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
-        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
-        answer = self.call(request, _METADATA_VERSION, MetadataResponse)
-        return [topic for topic in answer.topics if topic.error_code == Errors.NONE]
+        """Returns the topics that exist."""
+        requested = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+        request = MetadataRequest(topics=requested, allow_auto_topic_creation=False)
+        response = self.call(request, _METADATA_VERSION, MetadataResponse)
+        return [topic for topic in response.topics if topic.error_code == Errors.NONE]
 
     def group_state(self, group_id: str) -> str | None:
-        """Ask the coordinator; None where there is no such group."""
-        answer = self.call(ListGroupsRequest(), _LIST_GROUPS_VERSION, ListGroupsResponse)
-        check(answer.error_code, "the list of groups")
-        return next((group.group_state for group in answer.groups if group.group_id == group_id), None)
+        """Returns the state of a group, or None if the group does not exist. The broker must be its coordinator."""
+        response = self.call(ListGroupsRequest(), _LIST_GROUPS_VERSION, ListGroupsResponse)
+        check(response.error_code, "the list of groups")
+        return next((group.group_state for group in response.groups if group.group_id == group_id), None)
 
     def committed(self, group_id: str) -> dict[tuple[str, int], int]:
-        """All committed offsets of a group."""
-        wanted = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=None, member_id=None)
-        answer = self.call(OffsetFetchRequest(groups=[wanted]), _OFFSET_FETCH_VERSION, OffsetFetchResponse).groups[0]
-        check(answer.error_code, f"the offsets of {group_id}")
+        """Returns all committed offsets of a group, by topic and partition."""
+        requested = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=None, member_id=None)
+        group = self.call(OffsetFetchRequest(groups=[requested]), _OFFSET_FETCH_VERSION, OffsetFetchResponse).groups[0]
+        check(group.error_code, f"the offsets of {group_id}")
         return {
             (topic.name, partition.partition_index): partition.committed_offset
-            for topic in answer.topics
+            for topic in group.topics
             for partition in topic.partitions
             if partition.committed_offset >= 0
         }
 
     def batches(self, topic: str, partition: int) -> Iterator[bytes]:
-        """Every batch that a partition holds now."""
+        """Yields every batch that a partition has now."""
         offset = 0
         while True:
-            found = self._fetch(topic, partition, offset)
-            if found.error_code == Errors.OFFSET_OUT_OF_RANGE and offset < found.log_start_offset:
-                offset = found.log_start_offset
+            fetched = self._fetch(topic, partition, offset)
+            if fetched.error_code == Errors.OFFSET_OUT_OF_RANGE and offset < fetched.log_start_offset:
+                offset = fetched.log_start_offset
                 continue
-            check(found.error_code, f"{topic}-{partition}")
-            data = found.records or b""
+            check(fetched.error_code, f"{topic}-{partition}")
+            data = fetched.records or b""
             for position, header in iter_headers(data):
                 if header.next_offset > offset:
                     yield data[position : position + header.size_bytes]
                     offset = header.next_offset
-            if offset >= found.high_watermark or not data:
+            if offset >= fetched.high_watermark or not data:
                 return
 
     def _fetch(self, topic: str, partition: int, offset: int) -> FetchResponse.PartitionData:
-        wanted = FetchRequest.FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES)
+        requested = FetchRequest.FetchPartition(
+            partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES
+        )
         request = FetchRequest(
             max_wait_ms=0,
             min_bytes=0,
             max_bytes=_FETCH_BYTES,
-            topics=[FetchRequest.FetchTopic(topic=topic, partitions=[wanted])],
+            topics=[FetchRequest.FetchTopic(topic=topic, partitions=[requested])],
         )
-        answer = self.call(request, _FETCH_VERSION, FetchResponse)
-        check(answer.error_code, f"reading {topic}-{partition}")
-        return answer.responses[0].partitions[0]
+        response = self.call(request, _FETCH_VERSION, FetchResponse)
+        check(response.error_code, f"reading {topic}-{partition}")
+        return response.responses[0].partitions[0]
 
     def commit(
         self, group_id: str, topics: list[OffsetCommitRequest.OffsetCommitRequestTopic]
     ) -> list[tuple[str, int, Errors]]:
-        """Commit as a consumer that is no member; the error of each partition."""
+        """Commits as a consumer that is not a member, and returns the error of each partition."""
         request = OffsetCommitRequest(group_id=group_id, generation_id_or_member_epoch=-1, topics=topics)
-        answer = self.call(request, _OFFSET_COMMIT_VERSION, OffsetCommitResponse)
+        response = self.call(request, _OFFSET_COMMIT_VERSION, OffsetCommitResponse)
         return [
             (topic.name, partition.partition_index, Errors(partition.error_code))
-            for topic in answer.topics
+            for topic in response.topics
             for partition in topic.partitions
         ]
 

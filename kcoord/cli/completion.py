@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord completion bash|zsh|fish|tcsh|powershell`: a script that lets the shell complete commands and options.
+"""`kcoord completion bash|zsh|fish|tcsh|powershell`: prints a script that completes commands and options in the shell.
 
-shtab makes it from the parsers of the commands, so it knows what they know. Pressing Tab starts no kcoord.
+shtab generates it from the parsers of the commands, so it has all their options. Pressing Tab does not start kcoord.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kcoord completion",
-        description="Print a script by which a shell completes kcoord's commands and options.",
+        description="Print a script that completes the commands and options of kcoord in a shell.",
         epilog="bash: source <(kcoord completion bash)   zsh: kcoord completion zsh > a file _kcoord in your fpath   "
         "fish: kcoord completion fish > ~/.config/fish/completions/kcoord.fish",
     )
@@ -38,7 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """All commands in one parser, which the command line itself does without: it would have to import them all."""
+    """Returns one parser with all commands. The command line does not use it, since it imports every command."""
     whole = argparse.ArgumentParser(prog="kcoord", description="A Kafka group coordinator and broker.")
     whole.add_argument("--version", action="store_true", help="print the version")
     commands = whole.add_subparsers(metavar="COMMAND")
@@ -46,13 +46,13 @@ def whole_parser() -> argparse.ArgumentParser:
     for name, text in COMMANDS.items():
         commands.add_parser(name, help=text)
         parsers[name] = parser_of(name)
-        # What fish and zsh show beside the command: one line.
+        # fish and zsh show this line beside the command.
         parsers[name].description = text
     return whole
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
-    """The parser of a command, its files and folders marked as such. A command without a parser completes nothing."""
+    """Returns the parser of a command, with its files and folders marked. Without a parser nothing is completed."""
     module = importlib.import_module(f"kcoord.cli.{command.replace('-', '_')}")
     make = getattr(module, "make_parser", None)
     parser = make() if make is not None else argparse.ArgumentParser(prog=f"kcoord {command}")

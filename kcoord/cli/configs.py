@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord configs`: show and change the settings of topics, brokers, groups and client metrics subscriptions, with the
-options and the lines of kafka-configs.sh. `--delete` is that of kafka-client-metrics.sh.
+"""`kcoord configs`: show and change the settings of topics, brokers, groups and client metrics subscriptions.
+
+Options and output lines are those of kafka-configs.sh. `--delete` is that of kafka-client-metrics.sh.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _KAFKA_SOURCE_NAMES = {
     ConfigSource.GROUP_CONFIG: "DYNAMIC_GROUP_CONFIG",
     ConfigSource.CLIENT_METRICS_CONFIG: "DYNAMIC_CLIENT_METRICS_CONFIG",
 }
-# Commas within brackets belong to a value.
+# A value in brackets may contain commas.
 _ASSIGNMENT = re.compile(r"\s*([^=,\s]+)\s*=\s*(\[[^\]]*\]|[^,]*)\s*(?:,|$)")
 
 Config = Mapping[str, ConfigEntry]
@@ -74,8 +75,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_connection_options(parser)
     add_json_option(parser)
     actions = parser.add_mutually_exclusive_group(required=True)
-    actions.add_argument("--describe", action="store_true", help="show settings that are not the broker's")
-    actions.add_argument("--alter", action="store_true", help="change settings; all changes or none are made")
+    actions.add_argument("--describe", action="store_true", help="show dynamic settings, or all settings with --all")
+    actions.add_argument("--alter", action="store_true", help="change settings, either all changes or none")
     actions.add_argument("--delete", action="store_true", help="delete a client metrics subscription")
     parser.add_argument("--entity-type", choices=ENTITY_TYPES)
     parser.add_argument("--entity-name", metavar="NAME", help="a topic, a broker's id, a group, or a subscription")
@@ -91,15 +92,15 @@ def make_parser() -> argparse.ArgumentParser:
             metavar=None if is_default else "NAME",
             help=f"short for --entity-type {entity_type} {'--entity-default' if is_default else '--entity-name NAME'}",
         )
-    parser.add_argument("--all", action="store_true", help="show every setting, where it comes from, and its default")
-    parser.add_argument("--add-config", metavar="KEY=VALUE,...", help="a value with commas stands in [brackets]")
-    parser.add_argument("--add-config-file", type=Path, metavar="FILE", help="settings of a properties file")
-    parser.add_argument("--delete-config", metavar="KEY,...", help="back to the default")
+    parser.add_argument("--all", action="store_true", help="show every setting with its source and its default")
+    parser.add_argument("--add-config", metavar="KEY=VALUE,...", help="put a value with commas into [brackets]")
+    parser.add_argument("--add-config-file", type=Path, metavar="FILE", help="a properties file with settings")
+    parser.add_argument("--delete-config", metavar="KEY,...", help="reset these settings to their defaults")
     return parser
 
 
 class _Entity(argparse.Action):
-    """`--topic NAME` and its like, instead of two options."""
+    """A short form such as `--topic NAME`, which replaces two options."""
 
     def __call__(
         self,
@@ -109,7 +110,7 @@ class _Entity(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         if namespace.entity_type is not None:
-            parser.error(f"{option_string}: only one entity can be chosen")
+            parser.error(f"{option_string}: only one entity is allowed")
         namespace.entity_type = SHORT_FORMS[option_string or ""]
         if option_string == "--broker-defaults":
             namespace.entity_default = True
@@ -118,7 +119,7 @@ class _Entity(argparse.Action):
 
 
 def find_problem(options: argparse.Namespace) -> str | None:
-    """Why the options do not go together, None where they do."""
+    """Returns why the options cannot be combined, or None if they can."""
     if options.entity_type is None:
         return f"--entity-type or one of {', '.join(SHORT_FORMS)} is needed"
     if options.entity_default and (options.entity_type != "brokers" or options.entity_name is not None):
@@ -147,21 +148,21 @@ def _find_delete_problem(options: argparse.Namespace, *, is_changing: bool) -> s
     if options.entity_type != "client-metrics" or options.entity_name is None:
         return "--delete goes with --entity-type client-metrics and --entity-name"
     if is_changing or options.all:
-        return "--delete takes nothing but --entity-type and --entity-name"
+        return "--delete allows only --entity-type and --entity-name"
     return None
 
 
 def parse_assignments(text: str) -> dict[str, str]:
-    """`a=1,b=[x,y]`."""
-    found = {}
+    """Parses `a=1,b=[x,y]`. Raises ValueError if the text is malformed."""
+    settings = {}
     position = 0
     while position < len(text):
         match = _ASSIGNMENT.match(text, position)
         if match is None:
             raise ValueError(f"--add-config: {text[position:]!r} is not KEY=VALUE,...")
-        found[match[1]] = match[2].strip().removeprefix("[").removesuffix("]")
+        settings[match[1]] = match[2].strip().removeprefix("[").removesuffix("]")
         position = match.end()
-    return found
+    return settings
 
 
 async def _alter(admin: AdminClient, options: argparse.Namespace) -> int:
@@ -172,7 +173,7 @@ async def _alter(admin: AdminClient, options: argparse.Namespace) -> int:
     removed = split_list(options.delete_config or "")
     both = sorted(settings.keys() & set(removed))
     if both:
-        raise CommandError(f"{both[0]} cannot be set and deleted at once")
+        raise CommandError(f"{both[0]} cannot be set and deleted at the same time")
     changes = [AlterConfigOp(key, value) for key, value in settings.items()]
     changes += (AlterConfigOp(key, None, AlterConfigOpType.DELETE) for key in removed)
     (await admin.incremental_alter_configs({resource: changes})).all()
@@ -184,7 +185,7 @@ async def _alter(admin: AdminClient, options: argparse.Namespace) -> int:
 
 
 async def _delete(admin: AdminClient, options: argparse.Namespace) -> int:
-    """A subscription exists as long as it has settings, so all of them are deleted."""
+    """Deletes all settings of a subscription, and with them the subscription itself."""
     (resource,) = await _resources(admin, options)
     await _require_subscription(admin, resource)
     entries = (await admin.describe_configs([resource]))[resource]
@@ -199,13 +200,16 @@ async def _delete(admin: AdminClient, options: argparse.Namespace) -> int:
 
 
 async def _require_subscription(admin: AdminClient, resource: ConfigResource) -> None:
-    """Raises CommandError, in Kafka's words, if there is no such subscription: a broker describes it as empty."""
+    """Raises CommandError with Kafka's text if the subscription does not exist.
+
+    The check is needed because a broker describes a missing subscription as an empty one.
+    """
     if resource not in await admin.list_config_resources([resource.type]):
         raise CommandError(f"The {_kind(resource)} '{resource.name}' doesn't exist and doesn't have dynamic config.")
 
 
 def _kind(resource: ConfigResource) -> str:
-    """`topic`, `broker`, `group` or, with Kafka's spelling, `client-metric`."""
+    """Returns `topic`, `broker`, `group` or `client-metric`, which is Kafka's spelling."""
     return _TYPE_NAMES[resource.type].removesuffix("s")
 
 
@@ -232,7 +236,7 @@ async def _describe(admin: AdminClient, options: argparse.Namespace) -> int:
 
 
 async def _resources(admin: AdminClient, options: argparse.Namespace) -> list[ConfigResource]:
-    """Those that were named, or all of the type."""
+    """Returns the named resource, or all resources of the type."""
     kind = ENTITY_TYPES[options.entity_type]
     names: Iterable[str]
     if options.entity_name is not None or options.entity_default:
@@ -263,7 +267,9 @@ def config_lines(config: Config) -> Iterable[str]:
     for key in sorted(config):
         entry = config[key]
         value = "null" if entry.value is None else entry.value
-        synonyms = ", ".join(f"{_source_name(each.source)}:{each.name}={each.value}" for each in entry.synonyms)
+        synonyms = ", ".join(
+            f"{_source_name(synonym.source)}:{synonym.name}={synonym.value}" for synonym in entry.synonyms
+        )
         yield f"{key}={value} sensitive={str(entry.is_sensitive).lower()} synonyms={{{synonyms}}}"
 
 
@@ -283,8 +289,8 @@ def config_json(resource: ConfigResource, config: Config) -> dict[str, object]:
                 "sensitive": entry.is_sensitive,
                 "read_only": entry.is_read_only,
                 "synonyms": [
-                    {"name": each.name, "value": each.value, "source": _source_name(each.source)}
-                    for each in entry.synonyms
+                    {"name": synonym.name, "value": synonym.value, "source": _source_name(synonym.source)}
+                    for synonym in entry.synonyms
                 ],
             }
             for _, entry in sorted(config.items())

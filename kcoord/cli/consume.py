@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord consume TOPIC...`: prints records, as a member of a group with --group, else of all partitions or of one.
+"""`kcoord consume TOPIC...`: prints the records of topics, until --max-messages, --idle-timeout or Ctrl-C.
 
-It goes on until --max-messages, --idle-timeout or Ctrl-C.
+With --group the command joins a group and prints the records of its assigned partitions. Without --group it prints all
+partitions, or one with --partition.
 """
 
 from __future__ import annotations
@@ -31,29 +32,35 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kcoord consume", description=__doc__, allow_abbrev=False)
     add_connection_options(parser)
     parser.add_argument("topics", nargs="*", metavar="TOPIC")
-    parser.add_argument("--include", metavar="REGEX", help="instead of names, with --group (RE2, whole names)")
+    parser.add_argument(
+        "--include",
+        metavar="REGEX",
+        help="subscribe to matching topics instead of names, with --group (RE2, whole names)",
+    )
     parser.add_argument(
         "--group",
         metavar="GROUP",
-        help="share the partitions with its members, and commit offsets; also group.id of --command-config",
+        help="join this group and commit offsets; default: group.id of --command-config",
     )
-    parser.add_argument("--from-beginning", action="store_true", help="begin with the first record, not at the end")
-    parser.add_argument("--partition", type=int, metavar="N", help="of one topic, without --group")
-    parser.add_argument("--offset", metavar="OFFSET", help="where to begin in that partition: earliest, latest, number")
-    parser.add_argument("--max-messages", type=int, metavar="N", help="end after so many records")
-    parser.add_argument("--idle-timeout", type=int, metavar="MS", help="end when nothing has come for this time")
+    parser.add_argument("--from-beginning", action="store_true", help="begin with the first record instead of the end")
+    parser.add_argument("--partition", type=int, metavar="N", help="print one partition of one topic, without --group")
+    parser.add_argument(
+        "--offset", metavar="OFFSET", help="start offset in that partition: earliest, latest or a number"
+    )
+    parser.add_argument("--max-messages", type=int, metavar="N", help="end after N records")
+    parser.add_argument("--idle-timeout", type=int, metavar="MS", help="end after MS without a record")
     parser.add_argument(
         "--isolation-level",
         choices=("read_uncommitted", "read_committed"),
-        help="(default: that of --command-config, else read_uncommitted)",
+        help="(default: isolation.level of --command-config, else read_uncommitted)",
     )
-    parser.add_argument("--key-separator", metavar="TEXT", help="print the key, this, and the value")
-    parser.add_argument("--json", action="store_true", help="a JSON object per line, with all that a record has")
+    parser.add_argument("--key-separator", metavar="TEXT", help="print the key, then TEXT, then the value")
+    parser.add_argument("--json", action="store_true", help="print a JSON object per line, with all fields of a record")
     return parser
 
 
 def find_problem(options: argparse.Namespace) -> str | None:
-    """Why the options do not go together, None where they do."""
+    """Returns why the options cannot be combined, or None if they can."""
     if bool(options.topics) == (options.include is not None):
         return "a TOPIC or --include is needed, not both"
     if options.include is not None and options.group is None:
@@ -64,7 +71,7 @@ def find_problem(options: argparse.Namespace) -> str | None:
         if options.partition is None or options.from_beginning:
             return "--offset goes with --partition, without --from-beginning"
         if options.offset not in _POSITIONS and not options.offset.isdecimal():
-            return f"--offset: {options.offset!r} is none of {', '.join(_POSITIONS)} and a number"
+            return f"--offset: {options.offset!r} is not {', '.join(_POSITIONS)} or a number"
     return None
 
 
@@ -96,7 +103,7 @@ def _config(options: argparse.Namespace) -> ConsumerConfig:
     if options.group is not None:
         settings["group.id"] = options.group
     if options.partition is not None:
-        # A group.id of the file must not get the offsets of somebody who only looks at a partition.
+        # The group.id of the file must not get offsets from a command that only prints a partition.
         settings["enable.auto.commit"] = "false"
     return client_config(ConsumerConfig, options, **settings)
 
@@ -119,7 +126,7 @@ async def _choose(consumer: Consumer, options: argparse.Namespace) -> None:
 
 
 def record_line(record: ConsumerRecord, options: argparse.Namespace) -> str:
-    """Bytes that are no UTF-8 are escaped, so that a line is always a line of text."""
+    """Returns the output line of a record. Bytes that are not UTF-8 are escaped, so that the line is text."""
     if options.json:
         return json.dumps(
             {

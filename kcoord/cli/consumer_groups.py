@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord consumer-groups`: list, describe, delete and reset consumer groups, with the options and the columns of
-kafka-consumer-groups.sh.
+"""`kcoord consumer-groups`: list, describe, delete and reset consumer groups.
 
-Unlike there, an action that fails in part ends with exit code 1, and what is said about it goes to stderr.
+Options and columns are those of kafka-consumer-groups.sh. Unlike there, an action that fails in part exits with code 1,
+and its errors go to stderr.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TARGETS = (
     "from_file",
 )
 
-# The actions that each option belongs to, as attribute names.
+# Option -> the actions that accept it, as attribute names.
 _USES = {
     "state": ("list", "describe"),
     "type": ("list", "describe"),
@@ -71,9 +71,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kcoord consumer-groups", description=__doc__, allow_abbrev=False)
     add_connection_options(parser)
     add_json_option(parser)
-    actions = parser.add_argument_group("actions, of which one is needed")
-    actions.add_argument("--list", action="store_true", help="all groups; with --state and --type, those and some only")
-    actions.add_argument("--describe", action="store_true", help="offsets and lag, members, state or type of groups")
+    actions = parser.add_argument_group("actions (exactly one is required)")
+    actions.add_argument(
+        "--list", action="store_true", help="list groups; --state and --type add a column or select groups"
+    )
+    actions.add_argument(
+        "--describe", action="store_true", help="show offsets and lag, members, state or type of groups"
+    )
     actions.add_argument("--delete", action="store_true", help="delete groups without members, and their offsets")
     actions.add_argument("--delete-offsets", action="store_true", help="delete a group's offsets of some topics")
     actions.add_argument("--reset-offsets", action="store_true", help="set the offsets of groups without members")
@@ -83,62 +87,71 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="REGEX",
         help="check a regular expression for subscriptions (RE2), without a broker",
     )
-    _add_scope(parser.add_argument_group("which groups and topics"))
-    _add_details(parser.add_argument_group("what to tell"))
-    _add_targets(parser.add_argument_group("where offsets are set to, of which one is needed"))
-    _add_modes(parser.add_argument_group("how to reset"))
+    _add_scope(parser.add_argument_group("groups and topics"))
+    _add_details(parser.add_argument_group("details"))
+    _add_targets(parser.add_argument_group("targets of --reset-offsets (exactly one is required)"))
+    _add_modes(parser.add_argument_group("modes of --reset-offsets"))
     return parser
 
 
 def _add_scope(parser: argparse._ArgumentGroup) -> None:
-    parser.add_argument("--group", action="append", default=[], metavar="GROUP", help="may be given several times")
+    parser.add_argument("--group", action="append", default=[], metavar="GROUP", help="a group; may be repeated")
     parser.add_argument("--all-groups", action="store_true", help="every group")
     parser.add_argument(
         "--topic",
         action="append",
         default=[],
         metavar="TOPIC[:0,1]",
-        help="a topic, or some partitions of it; may be given several times",
+        help="a topic, or a topic with partitions; may be repeated",
     )
     parser.add_argument("--all-topics", action="store_true", help="every topic that the group has offsets of")
 
 
 def _add_details(parser: argparse._ArgumentGroup) -> None:
-    parser.add_argument("--offsets", action="store_true", help="offsets and lag (this is what --describe does alone)")
-    parser.add_argument("--members", action="store_true", help="members, and with --verbose their assignments")
+    parser.add_argument("--offsets", action="store_true", help="show offsets and lag (the default of --describe)")
+    parser.add_argument("--members", action="store_true", help="show members, and with --verbose their assignments")
     parser.add_argument(
         "--state",
         nargs="?",
         const="",
         metavar="STATES",
-        help="state and size, and with --verbose epochs and creation time; with --list only groups in these states",
+        help="show state and size, and with --verbose epochs and creation time; with --list select groups by state",
     )
     parser.add_argument(
-        "--type", nargs="?", const="", metavar="TYPES", help="the type; with --list only groups of these types"
+        "--type", nargs="?", const="", metavar="TYPES", help="show the type; with --list select groups by type"
     )
-    parser.add_argument("--verbose", action="store_true", help="more columns")
+    parser.add_argument("--verbose", action="store_true", help="show more columns")
 
 
 def _add_targets(parser: argparse._ArgumentGroup) -> None:
-    parser.add_argument("--to-earliest", action="store_true", default=None, help="the first record")
-    parser.add_argument("--to-latest", action="store_true", default=None, help="the end")
-    parser.add_argument("--to-current", action="store_true", default=None, help="the committed offset, else the end")
+    parser.add_argument("--to-earliest", action="store_true", default=None, help="the log start offset")
+    parser.add_argument("--to-latest", action="store_true", default=None, help="the log end offset")
+    parser.add_argument(
+        "--to-current",
+        action="store_true",
+        default=None,
+        help="the committed offset, or the log end offset if there is none",
+    )
     parser.add_argument("--to-offset", type=int, metavar="OFFSET")
-    parser.add_argument("--shift-by", type=int, metavar="N", help="forward, or back where N is negative")
-    parser.add_argument("--to-datetime", metavar="TIME", help="such as 2026-01-31T12:00:00.000 (UTC)")
-    parser.add_argument("--by-duration", metavar="DURATION", help="ago, such as P1D or PT1H30M")
+    parser.add_argument("--shift-by", type=int, metavar="N", help="the committed offset plus N; N may be negative")
+    parser.add_argument(
+        "--to-datetime", metavar="TIME", help="the first record at or after TIME, such as 2026-01-31T12:00:00.000 (UTC)"
+    )
+    parser.add_argument(
+        "--by-duration", metavar="DURATION", help="the first record since DURATION ago, such as P1D or PT1H30M"
+    )
     parser.add_argument(
         "--to-start-time",
         action="store_true",
         default=None,
         help="the first record since the group was created, as auto.offset.reset=to_start_time (KIP-1282)",
     )
-    parser.add_argument("--from-file", type=Path, metavar="CSV", help="what --export wrote")
+    parser.add_argument("--from-file", type=Path, metavar="CSV", help="the offsets of a file that --export wrote")
 
 
 def _add_modes(parser: argparse._ArgumentGroup) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="show only what would be done (the default)")
-    parser.add_argument("--execute", action="store_true", help="do it")
+    parser.add_argument("--dry-run", action="store_true", help="only show the new offsets (the default)")
+    parser.add_argument("--execute", action="store_true", help="commit the new offsets")
     parser.add_argument("--export", action="store_true", help="print CSV for --from-file")
 
 
@@ -156,10 +169,10 @@ def _options(names: Sequence[str]) -> str:
 
 
 def find_problem(options: argparse.Namespace) -> str | None:
-    """Why the options do not go together, None where they do."""
+    """Returns why the options cannot be combined, or None if they can."""
     given = [action for action in ACTIONS if _is_given(options, action)]
     if given == ["describe", "validate_regex"] and not options.group:
-        return None  # how KIP-848 writes it
+        return None  # KIP-848 combines these two options.
     if len(given) != 1:
         return f"exactly one action is needed: {_options(ACTIONS)}"
     action = given[0]
@@ -244,7 +257,7 @@ def _find_reset_problem(options: argparse.Namespace) -> str | None:
 
 
 def _validate_regex(options: argparse.Namespace) -> int:
-    """As the coordinator will: its engine, its limits."""
+    """Checks a regular expression with the engine and the limits of the coordinator."""
     from kcoord.cli.output import print_json
     from kcoord.coordinator.group.regex import validate
     from kcoord_protocol.errors import KafkaError

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord features describe|upgrade|downgrade|disable`: show and change the levels of the cluster's features, with the
-options and the lines of kafka-features.sh. Levels are numbers, those of metadata.version too.
+"""`kcoord features describe|upgrade|downgrade|disable`: show and change the levels of the cluster's features.
+
+Options and output lines are those of kafka-features.sh. All levels are numbers, including those of metadata.version.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=LEVEL",
-        help=f"the feature and its new level, for {DISABLE} only the name; may be given several times",
+        help=f"a feature and its new level (for {DISABLE} only the name); may be repeated",
     )
     parser.add_argument("--dry-run", action="store_true", help="only check that the levels can be changed")
     parser.add_argument(
-        "--unsafe", action="store_true", help=f"with {DOWNGRADE} and {DISABLE}: even if metadata may be lost"
+        "--unsafe", action="store_true", help=f"with {DOWNGRADE} and {DISABLE}: allow the loss of metadata"
     )
     add_connection_options(parser)
     add_json_option(parser)
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def find_problem(options: argparse.Namespace) -> str | None:
-    """Returns why the options do not go together, None if they do."""
+    """Returns why the options cannot be combined, or None if they can."""
     if options.action == DESCRIBE:
         if options.feature or options.dry_run or options.unsafe:
             return f"{DESCRIBE} shows all features and changes nothing"
@@ -66,7 +67,7 @@ def find_problem(options: argparse.Namespace) -> str | None:
 
 
 def parse_levels(options: argparse.Namespace) -> dict[str, int]:
-    """Returns the new levels by feature; ValueError if a text is no feature with its level."""
+    """Returns the new levels by feature. Raises ValueError if a text is not NAME=LEVEL."""
     if options.action == DISABLE:
         return dict.fromkeys(options.feature, 0)
     levels: dict[str, int] = {}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord consumer-groups --list` and `--describe`: Kafka's columns in Kafka's order, plus the type and the
-creation time (KIP-1327).
+"""`kcoord consumer-groups --list` and `--describe`.
+
+The columns are Kafka's, in Kafka's order, plus the type and the creation time (KIP-1327).
 """
 
 from __future__ import annotations
@@ -92,11 +93,11 @@ async def list_groups(admin: AdminClient, options: argparse.Namespace) -> int:
 
 
 async def describe_groups(admin: AdminClient, options: argparse.Namespace) -> int:
-    wanted = list(dict.fromkeys(options.group)) or [group.group_id for group in await admin.list_consumer_groups()]
-    results = await admin.describe_consumer_groups(wanted)
+    group_ids = list(dict.fromkeys(options.group)) or [group.group_id for group in await admin.list_consumer_groups()]
+    results = await admin.describe_consumer_groups(group_ids)
     for error in results.errors.values():
         report_failure(error_text(error))
-    groups = [results.values[group_id] for group_id in wanted if group_id in results.values]
+    groups = [results.values[group_id] for group_id in group_ids if group_id in results.values]
     if options.members:
         columns: Sequence[OutputColumn] = MEMBERS_VERBOSE if options.verbose or options.json else MEMBERS
         tables = [member_rows(group) for group in groups]
@@ -120,13 +121,13 @@ def _print_tables(
     groups: Iterable[ConsumerGroupDescription],
     options: argparse.Namespace,
 ) -> None:
-    """One table per group, as Kafka's tool; one list in JSON."""
+    """Prints one table per group, as Kafka's tool does. JSON is a single list."""
     if options.json:
         print_json([{column.key: row[column.key] for column in columns} for rows in tables for row in rows])
         return
     if options.state is None and options.type is None:
         for group in groups:
-            _tell_about_state(group)
+            _warn_about_state(group)
     for number, rows in enumerate(rows for rows in tables if rows):
         if number:
             print()
@@ -134,15 +135,17 @@ def _print_tables(
 
 
 def _is_shown(column: OutputColumn, rows: Sequence[Row]) -> bool:
-    """Kafka's tool leaves out the instance ids of a group without static members, and whether members are upgraded
-    unless the group has members of both protocols.
+    """Whether Kafka's tool shows the column.
+
+    Instance ids are shown only for groups with static members, and UPGRADED only for groups with members of both
+    protocols.
     """
     if column is INSTANCE_ID:
         return any(row[column.key] for row in rows)
     return column is not UPGRADED or {row[column.key] for row in rows} >= {True, False}
 
 
-def _tell_about_state(group: ConsumerGroupDescription) -> None:
+def _warn_about_state(group: ConsumerGroupDescription) -> None:
     if not group.members:
         warn(f"Consumer group '{group.group_id}' has no active members.")
     elif group.state in _REBALANCING:
@@ -164,7 +167,7 @@ def state_row(group: ConsumerGroupDescription) -> Row:
 
 
 def member_rows(group: ConsumerGroupDescription) -> list[Row]:
-    """Kafka calls the group's target epoch the target epoch of its members; those of classic groups have none."""
+    """Returns a row per member. The target epoch of a member is that of its group; classic groups have none."""
     return [
         {
             "group": group.group_id,
@@ -196,14 +199,14 @@ def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 
 async def _offset_tables(admin: AdminClient, groups: Sequence[ConsumerGroupDescription]) -> list[list[Row]]:
     committed = (await admin.list_consumer_group_offsets([group.group_id for group in groups])).all() if groups else {}
-    partitions = {
-        partition
-        for group in groups
-        for partition in (*committed[group.group_id], *(each for m in group.members for each in m.assignment))
-    }
+    partitions = {partition for group in groups for partition in (*committed[group.group_id], *_assigned(group))}
     ends = await admin.list_offsets(dict.fromkeys(partitions, OffsetSpec.latest())) if partitions else None
     end_offsets = {} if ends is None else {partition: end.offset for partition, end in ends.values.items()}
     return [offset_rows(group, committed[group.group_id], end_offsets) for group in groups]
+
+
+def _assigned(group: ConsumerGroupDescription) -> Iterable[TopicPartition]:
+    return (partition for member in group.members for partition in member.assignment)
 
 
 def offset_rows(
@@ -211,10 +214,11 @@ def offset_rows(
     committed: Mapping[TopicPartition, OffsetAndMetadata | None],
     end_offsets: Mapping[TopicPartition, int],
 ) -> list[Row]:
-    """A row for each partition that is assigned or has an offset, then one for each member without partitions."""
+    """Returns a row per partition that is assigned or has an offset, then a row per member without partitions."""
     owners = {partition: member for member in group.members for partition in member.assignment}
     rows: list[Row] = []
-    for partition in sorted({*owners, *(each for each, offset in committed.items() if offset is not None)}):
+    with_offset = (partition for partition, offset in committed.items() if offset is not None)
+    for partition in sorted({*owners, *with_offset}):
         offset = committed.get(partition)
         end = end_offsets.get(partition)
         rows.append(

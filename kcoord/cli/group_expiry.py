@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord groups expiry`: which committed offsets expire when, and why (KIP-211).
+"""`kcoord groups expiry`: lists when committed offsets expire, and why (KIP-211).
 
-No request tells when an offset was committed or a group became empty, but the log does: the partitions of
-`__consumer_offsets` are read and judged by the coordinator's own rules with the broker's settings.
+No response of a broker contains the time of a commit, or the time at which a group became empty. The log contains both.
+So the command reads the partitions of `__consumer_offsets`, and applies the rules of the coordinator with the settings
+of the broker.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ _MS_PER_SECOND: Final = 1000
 _WHY: Final = {
     "subscribed": "kept: a member of the group subscribes to the topic",
     "between generations": "kept: the group is between two generations",
-    "topics unknown": "kept: it is not known which topics the members read",
+    "topics unknown": "kept: the topics that the members read are unknown",
     "pending transaction": "kept: an open transaction commits this offset again",
     "group empty": "{retention} after the group became empty, or a later commit",
-    "group empty, unknown since when": "kept: unknown since when the group is empty; the next check begins to count",
+    "group empty, unknown since when": "kept: the time the group became empty is unknown; the next check sets it",
     "never had members": "{retention} after the commit: the group never had members",
     "not subscribed": "{retention} after the commit: no member subscribes to the topic",
     "policy kafka": "{retention} after the commit: kcoord.offsets.expiration.policy=kafka",
-    "retention of the commit": "{retention} after the commit, which asked for that (OffsetCommit v2 to v4)",
-    "with its last offset": "the group goes with its last offset",
-    "without offsets": "the group is empty and has no offsets: it goes with the next check",
+    "retention of the commit": "{retention} after the commit, which requested this retention (OffsetCommit v2 to v4)",
+    "with its last offset": "the group is deleted with its last offset",
+    "without offsets": "the group is empty and has no offsets: the next check deletes it",
 }
 
 _COLUMNS: Final = (
@@ -62,9 +63,9 @@ _JSON_COLUMNS: Final = (*_COLUMNS, OutputColumn("", "because"), OutputColumn("",
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "expiry",
-        help="which offsets expire when, and why",
-        description="Lists committed offsets, when they expire, and the rule of KIP-211 that says so. They are removed "
-        "by the first check after that (offsets.retention.check.interval.ms).",
+        help="list when offsets expire, and why",
+        description="Lists committed offsets, when they expire, and by which rule of KIP-211. The first check after "
+        "that time removes them (offsets.retention.check.interval.ms).",
     )
     parser.add_argument("--group", metavar="GROUP", help="one group (default: all)")
     add_connection_options(parser)
@@ -95,7 +96,7 @@ async def _offsets_topic(admin: AdminClient, name: str) -> TopicDescription | No
 
 
 async def _forecasts(admin: AdminClient, topic: TopicDescription, options: argparse.Namespace) -> list[ExpiryRow]:
-    """The rows of the partitions that are asked for, one partition after the other."""
+    """Returns the rows of the partition of --group, or of all partitions, which are read in order."""
     from kcoord.runtime.shard_set import partition_for
 
     if admin.config.security is not None:
@@ -133,26 +134,26 @@ def _forecast(
 
 
 async def _settings(admin: AdminClient, node_id: int) -> BrokerConfig:
-    """The settings of a broker that matter here. One that does not know of policies has Kafka's."""
+    """Returns the broker's settings of expiration. A broker without the policy setting has Kafka's policy."""
     from kcoord.config import BrokerConfig
 
     broker = ConfigResource(ConfigResourceType.BROKER, str(node_id))
-    found = (await admin.describe_configs({broker: [_RETENTION, _POLICY]}))[broker]
-    values = {key: entry.value for key, entry in found.items() if entry.value is not None}
+    entries = (await admin.describe_configs({broker: [_RETENTION, _POLICY]}))[broker]
+    values = {key: entry.value for key, entry in entries.items() if entry.value is not None}
     return BrokerConfig.from_properties({_POLICY: _KAFKAS_POLICY} | values)
 
 
 async def _overrides(admin: AdminClient) -> MetadataImage:
-    """An image that knows the retentions of single groups."""
+    """Returns an image with the retentions that single groups have."""
     from kcoord.coordinator.group.offsets.expiration import GROUP_RETENTION_KEY
     from kcoord.metadata.image import GROUP_RESOURCE, MetadataImage
 
     groups = await _groups_with_configs(admin)
-    found = (await admin.describe_configs({key: [GROUP_RETENTION_KEY] for key in groups})).values if groups else {}
+    configs = (await admin.describe_configs({key: [GROUP_RETENTION_KEY] for key in groups})).values if groups else {}
     image = MetadataImage.empty()
     image.configs = {
         (GROUP_RESOURCE, group.name): {GROUP_RETENTION_KEY: entry.value}
-        for group, entries in found.items()
+        for group, entries in configs.items()
         if (entry := entries.get(GROUP_RETENTION_KEY)) is not None and entry.value is not None and not entry.is_default
     }
     return image
@@ -162,7 +163,7 @@ async def _groups_with_configs(admin: AdminClient) -> list[ConfigResource]:
     try:
         return await admin.list_config_resources([ConfigResourceType.GROUP])
     except KafkaError as error:
-        # A broker before Kafka 4.1 cannot list them, and has no retention of single groups either.
+        # A broker before Kafka 4.1 cannot list them, and has no retention per group either.
         if error.error is Errors.UNSUPPORTED_VERSION:
             return []
         raise
@@ -181,7 +182,7 @@ def _time_text(value: object) -> str:
 
 
 def _span_text(value: object) -> str:
-    """`7 d`, `6 d 23:15:00`, `0:01:30`, or `now`."""
+    """Formats a time span: `7 d`, `6 d 23:15:00`, `0:01:30`, or `now`."""
     if not isinstance(value, int):
         return plain_text(value)
     if value <= 0:

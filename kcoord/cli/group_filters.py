@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which groups `kcoord consumer-groups --list` shows: the values of --state and --type, in Kafka's spelling."""
+"""The values of --state and --type of `kcoord consumer-groups --list`, in Kafka's spelling."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _TYPES_BY_NAME: Final = {"consumer": "Consumer", "classic": "Classic", "generic"
 
 
 def states_of(options: argparse.Namespace) -> list[str]:
-    """Returns the states to list; none means all. ValueError for a state that does not exist."""
+    """Returns the states to list; an empty list means all. Raises ValueError for an unknown state."""
     return _chosen("state", options.state, _STATES_BY_NAME)
 
 
 def types_of(options: argparse.Namespace) -> list[str]:
-    """Returns the types to list; none means all. ValueError for a type that does not exist."""
+    """Returns the types to list; an empty list means all. Raises ValueError for an unknown type."""
     return _chosen("type", options.type, _TYPES_BY_NAME)
 
 
-def _chosen(what: str, text: str | None, known: Mapping[str, str]) -> list[str]:
+def _chosen(what: str, text: str | None, names: Mapping[str, str]) -> list[str]:
     chosen = []
     for name in (text or "").replace(" ", "").split(","):
-        if name and name.lower() not in known:
-            raise ValueError(f"{name} is no {what}; there are {', '.join(sorted(set(known.values())))}")
+        if name and name.lower() not in names:
+            raise ValueError(f"unknown {what} {name}: it must be one of {', '.join(sorted(set(names.values())))}")
         if name:
-            chosen.append(known[name.lower()])
+            chosen.append(names[name.lower()])
     return chosen

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a description of a group means: who holds a rebalance back, who is asked for what, what changed since the last
-one. Pure.
+"""Interprets the description of a group: which members delay a rebalance, what they have to revoke, what changed. Pure.
+
+The description of a KIP-848 group has everything that is needed: a member delays convergence while its assignment has
+partitions outside of its target assignment, and while partitions of its target belong to another member.
 """
 
 from __future__ import annotations
@@ -23,27 +25,27 @@ _CLASSIC_WAITS: Final = {
 
 
 class GroupInsight(NamedTuple):
-    """A statement, and what it is about."""
+    """A statement and its subject."""
 
     subject: str
     text: str
 
 
 class InsightSettings(NamedTuple):
-    """What the broker's settings say; None where they could not be read."""
+    """Settings of the broker; None if they could not be read."""
 
     assignors: list[str] | None
     session_timeout_ms: int | None
 
 
 def explain(group: ConsumerGroupDescription, settings: InsightSettings) -> Iterator[GroupInsight]:
-    """Why the group is as it is."""
+    """Yields statements that explain the state of the group."""
     yield from _introduction(group)
     if group.assignor:
         yield GroupInsight("assignor", _assignor(group, settings))
-    found = list(_convergence(group))
-    yield from found or [GroupInsight("convergence", "complete: nobody is waited for")]
-    for member in sorted(group.members, key=lambda each: each.group_instance_id or ""):
+    convergence = list(_convergence(group))
+    yield from convergence or [GroupInsight("convergence", "complete: no member is waited for")]
+    for member in sorted(group.members, key=lambda member: member.group_instance_id or ""):
         if member.group_instance_id is not None:
             yield GroupInsight("static member", _static_member(group, member, settings))
     for member in group.members:
@@ -52,13 +54,13 @@ def explain(group: ConsumerGroupDescription, settings: InsightSettings) -> Itera
 
 
 def name_of(member: MemberDescription) -> str:
-    """The member as a person knows it."""
-    known = [f"instance {member.group_instance_id}"] if member.group_instance_id is not None else []
-    return f"{member.member_id} ({', '.join([*known, f'{member.client_id} on {member.host}'])})"
+    """Returns the member's ids, client and host for people."""
+    instance = [f"instance {member.group_instance_id}"] if member.group_instance_id is not None else []
+    return f"{member.member_id} ({', '.join([*instance, f'{member.client_id} on {member.host}'])})"
 
 
 def summary_of(group: ConsumerGroupDescription) -> str:
-    """Type, state, size and epochs."""
+    """Returns type, state, size and epochs of the group."""
     count = len(group.members)
     text = f"{group.group_type} group, {group.state}, {count} member{'' if count == 1 else 's'}"
     if group.group_epoch is None:
@@ -67,8 +69,9 @@ def summary_of(group: ConsumerGroupDescription) -> str:
 
 
 def _introduction(group: ConsumerGroupDescription) -> Iterator[GroupInsight]:
-    """The group, and its creation time if the broker knows it (KIP-1327). The time has a line of its own: after the
-    epochs it would read as the time of the target assignment.
+    """Yields the summary of the group, and its creation time if the broker knows it (KIP-1327).
+
+    The time has its own line. After the epochs it would read as the time of the target assignment.
     """
     yield GroupInsight("group", summary_of(group))
     if group.group_creation_time_ms is not None:
@@ -77,9 +80,9 @@ def _introduction(group: ConsumerGroupDescription) -> Iterator[GroupInsight]:
 
 def _assignor(group: ConsumerGroupDescription, settings: InsightSettings) -> str:
     if group.group_type != _CONSUMER:
-        return f"{group.assignor}: all members have it, and most of them prefer it (partition.assignment.strategy)"
+        return f"{group.assignor}: all members support it, and most prefer it (partition.assignment.strategy)"
     if settings.assignors and settings.assignors[0] != group.assignor:
-        return f"{group.assignor}: most of the members that name one want it (group.remote.assignor)"
+        return f"{group.assignor}: most members with group.remote.assignor have it"
     return f"{group.assignor}: the broker's default, the first of group.consumer.assignors"
 
 
@@ -90,8 +93,8 @@ def _convergence(group: ConsumerGroupDescription) -> Iterator[GroupInsight]:
         return
     target_epoch = group.target_assignment_epoch or 0
     if group.members and (group.group_epoch or 0) > target_epoch:
-        text = "the target assignment is out of date: a heartbeat computes the next one when the assignment interval is"
-        yield GroupInsight("convergence", f"{text} over")
+        text = "the target assignment is out of date: the first heartbeat after the assignment interval computes it"
+        yield GroupInsight("convergence", text)
     owners = {partition: member for member in group.members for partition in member.assignment}
     for member in group.members:
         text = ", ".join(_member_convergence(member, owners, target_epoch))
@@ -115,23 +118,23 @@ def _member_convergence(
     if missing - held:
         yield f"gets {partitions_text(missing - held)} with its next heartbeat"
     if not to_revoke and not missing and (member.member_epoch or 0) < target_epoch:
-        yield f"learns of epoch {target_epoch} with its next heartbeat"
+        yield f"gets epoch {target_epoch} with its next heartbeat"
 
 
 def _static_member(group: ConsumerGroupDescription, member: MemberDescription, settings: InsightSettings) -> str:
     timeout = "the session timeout"
     if group.group_type != _CONSUMER or member.upgraded is False:
-        timeout = "its own session.timeout.ms"  # brokers do not tell it
+        timeout = "its own session.timeout.ms"  # responses of brokers do not contain it
     elif settings.session_timeout_ms is not None:
         timeout = f"consumer.session.timeout.ms={settings.session_timeout_ms}"
     if member.member_epoch == LEFT_FOR_A_WHILE:
         kept = partitions_text(member.assignment)
-        return f"{member.group_instance_id} left and may return: {kept} stay its own until {timeout} is over"
-    return f"{member.group_instance_id} is held by {member.member_id} until that is silent for {timeout}"
+        return f"{member.group_instance_id} left and may return: it keeps {kept} until {timeout} has passed"
+    return f"{member.group_instance_id} belongs to {member.member_id} until it sends no heartbeat for {timeout}"
 
 
 def partitions_text(partitions: Iterable[TopicPartition]) -> str:
-    """`t:0,1;u:2`."""
+    """Formats partitions by topic, such as `t:0,1;u:2`."""
     topics: dict[str, list[int]] = {}
     for topic, partition in sorted(partitions):
         topics.setdefault(topic, []).append(partition)
@@ -142,10 +145,10 @@ def partitions_text(partitions: Iterable[TopicPartition]) -> str:
 
 
 def changes(before: ConsumerGroupDescription | None, after: ConsumerGroupDescription | None) -> Iterator[GroupInsight]:
-    """What happened between two descriptions; None: there was no such group."""
+    """Yields what changed between two descriptions. None means that the group did not exist."""
     if after is None:
         if before is not None:
-            yield GroupInsight("group", "is gone")
+            yield GroupInsight("group", "no longer exists")
         return
     if before is None:
         yield from _introduction(after)
@@ -154,8 +157,8 @@ def changes(before: ConsumerGroupDescription | None, after: ConsumerGroupDescrip
         yield GroupInsight("group", "; ".join([summary_of(after), *cause_of(before, after)]))
     old = {member.member_id: member for member in before.members}
     new = {member.member_id: member for member in after.members}
-    yield from (GroupInsight("left", name_of(old[each])) for each in sorted(old.keys() - new.keys()))
-    yield from (GroupInsight("joined", name_of(new[each])) for each in sorted(new.keys() - old.keys()))
+    yield from (GroupInsight("left", name_of(old[member_id])) for member_id in sorted(old.keys() - new.keys()))
+    yield from (GroupInsight("joined", name_of(new[member_id])) for member_id in sorted(new.keys() - old.keys()))
     for member_id in sorted(new):
         for text in _member_changes(old.get(member_id), new[member_id]):
             yield GroupInsight("member", f"{member_id} {text}")
@@ -172,7 +175,7 @@ def _epochs(group: ConsumerGroupDescription) -> tuple[object, ...]:
 
 
 def cause_of(before: ConsumerGroupDescription, after: ConsumerGroupDescription) -> list[str]:
-    """Why the epochs changed, as far as it can be seen from outside."""
+    """Returns why the epochs changed, as far as the descriptions show it."""
     if before.group_type != after.group_type:
         return [f"converted from {before.group_type}"]
     if before.group_epoch == after.group_epoch:
@@ -185,7 +188,8 @@ def cause_of(before: ConsumerGroupDescription, after: ConsumerGroupDescription) 
         causes.append("members joined")
     if old.keys() - new.keys():
         causes.append("members left")
-    if any(_subscription(old[each]) != _subscription(new[each]) for each in old.keys() & new.keys()):
+    stayed = old.keys() & new.keys()
+    if any(_subscription(old[member_id]) != _subscription(new[member_id]) for member_id in stayed):
         causes.append("subscriptions changed")
     return [f"because {' and '.join(causes)}" if causes else "because subscribed topics or settings changed"]
 

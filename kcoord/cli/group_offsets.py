@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord consumer-groups --delete`, `--delete-offsets` and `--reset-offsets`: what changes groups.
+"""`kcoord consumer-groups --delete`, `--delete-offsets` and `--reset-offsets`: the actions that change groups.
 
-Whatever can be refused is found out before anything is changed, group by group.
+A reset is planned for all groups before the first commit: it skips groups with members, and partitions without a new
+offset. Then each group gets one request. Groups and partitions succeed or fail independently, and any failure makes
+the exit code 1.
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ TopicOrPartition = tuple[str, int | None]
 
 
 async def delete_groups(admin: AdminClient, options: argparse.Namespace) -> int:
-    wanted = list(dict.fromkeys(options.group)) or [group.group_id for group in await admin.list_consumer_groups()]
-    results = await admin.delete_consumer_groups(wanted)
+    group_ids = list(dict.fromkeys(options.group)) or [group.group_id for group in await admin.list_consumer_groups()]
+    results = await admin.delete_consumer_groups(group_ids)
     if options.json:
-        print_json([{"group": group_id, **error_json(results.error(group_id))} for group_id in wanted])
+        print_json([{"group": group_id, **error_json(results.error(group_id))} for group_id in group_ids])
     elif results.values:
-        names = ", ".join(f"'{group_id}'" for group_id in wanted if group_id in results.values)
+        names = ", ".join(f"'{group_id}'" for group_id in group_ids if group_id in results.values)
         print(f"Deletion of requested consumer groups ({names}) was successful.")
     for group_id, error in results.errors.items():
         report_failure(f"Group '{group_id}' could not be deleted due to: {error_text(error)}")
@@ -60,19 +62,19 @@ async def delete_groups(admin: AdminClient, options: argparse.Namespace) -> int:
 
 
 async def delete_offsets(admin: AdminClient, options: argparse.Namespace) -> int:
-    """KIP-496: a row for each partition, or for a topic whose partitions nobody knows."""
+    """Deletes offsets (KIP-496), and prints a row per partition, or per topic that does not exist."""
     group_id = options.group[0]
     outcomes: dict[TopicOrPartition, KafkaError | None] = {}
-    wanted = await _partitions_of(admin, parse_topics(options.topic), outcomes)
+    partitions = await _partitions_of(admin, parse_topics(options.topic), outcomes)
     committed: Mapping[TopicPartition, OffsetAndMetadata | None] = {}
-    if options.dry_run and wanted:
-        refusals = await refusals_of(admin, group_id, wanted, options.timeout)
-        outcomes |= {(each.topic, each.partition): refusals[each] for each in wanted}
+    if options.dry_run and partitions:
+        refusals = await refusals_of(admin, group_id, partitions, options.timeout)
+        outcomes |= {(partition.topic, partition.partition): refusals[partition] for partition in partitions}
         if not all(refusals.values()):
-            committed = (await admin.list_consumer_group_offsets({group_id: wanted}))[group_id]
-    elif wanted:
-        results = (await admin.delete_consumer_group_offsets(group_id, wanted)).results
-        outcomes |= {(each.topic, each.partition): results.error(each) for each in wanted}
+            committed = (await admin.list_consumer_group_offsets({group_id: partitions}))[group_id]
+    elif partitions:
+        results = (await admin.delete_consumer_group_offsets(group_id, partitions)).results
+        outcomes |= {(partition.topic, partition.partition): results.error(partition) for partition in partitions}
     _print_deleted(group_id, outcomes, committed, options)
     return EXIT_FAILED if any(outcomes.values()) else 0
 
@@ -80,19 +82,20 @@ async def delete_offsets(admin: AdminClient, options: argparse.Namespace) -> int
 async def _partitions_of(
     admin: AdminClient, topics: Mapping[str, list[int] | None], failed: dict[TopicOrPartition, KafkaError | None]
 ) -> list[TopicPartition]:
-    """The partitions that were named, and all of the topics that were named alone; `failed` gets topics that are not
-    there.
+    """Returns the named partitions, and all partitions of topics that were named without partitions.
+
+    Adds topics that do not exist to `failed`.
     """
     whole = [topic for topic, partitions in topics.items() if partitions is None]
     described = await admin.describe_topics(whole)
-    found = [TopicPartition(topic, index) for topic, indexes in topics.items() for index in indexes or ()]
+    partitions = [TopicPartition(topic, index) for topic, indexes in topics.items() for index in indexes or ()]
     for topic in whole:
         error = described.error(topic)
         if error is None:
-            found += (TopicPartition(topic, each.partition) for each in described[topic].partitions)
+            partitions += (TopicPartition(topic, partition.partition) for partition in described[topic].partitions)
         else:
             failed[topic, None] = error
-    return sorted(found)
+    return sorted(partitions)
 
 
 def _print_deleted(
@@ -101,7 +104,7 @@ def _print_deleted(
     committed: Mapping[TopicPartition, OffsetAndMetadata | None],
     options: argparse.Namespace,
 ) -> None:
-    """What became of each partition, or in a dry run what would: then `committed` has the offsets."""
+    """Prints the outcome of each partition. In a dry run it is the expected one, and `committed` has the offsets."""
     in_order = sorted(outcomes, key=lambda key: (key[0], -1 if key[1] is None else key[1]))
     offsets: dict[TopicOrPartition, OffsetAndMetadata | None] = {
         partition: offset for partition, offset in committed.items() if outcomes[partition] is None
@@ -137,7 +140,7 @@ def _print_deleted(
 
 
 def _foreseen(offset: OffsetAndMetadata | None) -> str:
-    """The partition's status in a dry run. The real run calls both `Successful`."""
+    """Returns the status of a partition in a dry run. The real run prints `Successful` in both cases."""
     return "No committed offset" if offset is None else f"Would delete offset {offset.offset}"
 
 
@@ -157,7 +160,7 @@ def _status(error: KafkaError | None) -> str:
 
 
 class PlannedOffset(NamedTuple):
-    """A line of the plan."""
+    """A line of the plan: the new offset of a partition."""
 
     group_id: str
     partition: TopicPartition
@@ -166,16 +169,16 @@ class PlannedOffset(NamedTuple):
 
 
 async def reset_offsets(admin: AdminClient, options: argparse.Namespace) -> int:
-    wanted = list(dict.fromkeys(options.group)) or [group.group_id for group in await admin.list_consumer_groups()]
-    from_file = _plan_from_file(options, wanted)
-    inactive = await _inactive(admin, wanted)
-    is_failed = len(inactive) < len(wanted)
+    group_ids = list(dict.fromkeys(options.group)) or [group.group_id for group in await admin.list_consumer_groups()]
+    from_file = _plan_from_file(options, group_ids)
+    inactive = await _inactive(admin, group_ids)
+    is_failed = len(inactive) < len(group_ids)
     planned: list[PlannedOffset] = []
     for group_id in inactive:
         reset = None if from_file is not None else await _reset_of(admin, options, group_id)
         if reset is None and from_file is None:
             report_failure(
-                f"offsets of '{group_id}' cannot be set to its start time: the broker does not know when it was created"
+                f"offsets of '{group_id}' cannot be set to its start time: its creation time is unknown to the broker"
             )
             is_failed = True
             continue
@@ -202,23 +205,23 @@ def _plan_from_file(options: argparse.Namespace, group_ids: list[str]) -> Plan |
 
 
 async def _inactive(admin: AdminClient, group_ids: list[str]) -> list[str]:
-    """Those without members; a group that does not exist yet is one."""
+    """Returns the groups without members, including groups that do not exist."""
     described = await admin.describe_consumer_groups(group_ids)
-    found = []
+    inactive = []
     for group_id in group_ids:
         error = described.error(group_id)
         if error is not None and error.error is not Errors.GROUP_ID_NOT_FOUND:
             raise error
         state = "Dead" if error is not None else described[group_id].state
         if state in _INACTIVE_STATES:
-            found.append(group_id)
+            inactive.append(group_id)
         else:
             report_failure(f"offsets of '{group_id}' can only be reset if it is inactive, but its state is {state}")
-    return found
+    return inactive
 
 
 async def _reset_of(admin: AdminClient, options: argparse.Namespace, group_id: str) -> Reset | None:
-    """What the options ask for; None if that is the start time of a group without one, such as a classic group."""
+    """Returns the requested reset; None for --to-start-time if the group has none, such as a classic group."""
     if not options.to_start_time:
         return reset_of(options, current_time_ms())
     group = (await admin.describe_consumer_groups([group_id])).values.get(group_id)
@@ -231,11 +234,11 @@ async def _resets_of(
     admin: AdminClient, options: argparse.Namespace, group_id: str, reset: Reset | None, from_file: Plan | None
 ) -> dict[TopicPartition, Reset]:
     if from_file is not None:
-        return {each: Reset(Target.OFFSET, offset) for each, offset in from_file.get(group_id, {}).items()}
-    assert reset is not None, "without a file the options name a target"
+        return {partition: Reset(Target.OFFSET, offset) for partition, offset in from_file.get(group_id, {}).items()}
+    assert reset is not None, "without a file the options have a target"
     if options.all_topics:
         committed = (await admin.list_consumer_group_offsets([group_id]))[group_id]
-        return dict.fromkeys((each for each, offset in committed.items() if offset is not None), reset)
+        return dict.fromkeys((partition for partition, offset in committed.items() if offset is not None), reset)
     failed: dict[TopicOrPartition, KafkaError | None] = {}
     partitions = await _partitions_of(admin, parse_topics(options.topic), failed)
     for (topic, _), error in failed.items():
@@ -245,7 +248,7 @@ async def _resets_of(
 
 
 def reset_of(options: argparse.Namespace, now_ms: int) -> Reset:
-    """What the options ask for; they have been checked."""
+    """Returns the requested reset of options that were checked before."""
     if options.to_offset is not None:
         return Reset(Target.OFFSET, options.to_offset)
     if options.shift_by is not None:
@@ -277,33 +280,38 @@ async def _plan(admin: AdminClient, group_id: str, resets: Mapping[TopicPartitio
 async def _facts(
     admin: AdminClient, group_id: str, resets: Mapping[TopicPartition, Reset]
 ) -> dict[TopicPartition, Facts]:
-    """Where the partitions begin and end, and what is committed; CommandError if one does not exist."""
+    """Returns start, end and committed offset of the partitions. Raises CommandError if one does not exist."""
     earliest = await _offsets(admin, dict.fromkeys(resets, OffsetSpec.earliest()))
     latest = await _offsets(admin, dict.fromkeys(resets, OffsetSpec.latest()))
     times = {
-        each: OffsetSpec.for_timestamp(reset.value) for each, reset in resets.items() if reset.target is Target.TIME
+        partition: OffsetSpec.for_timestamp(reset.value)
+        for partition, reset in resets.items()
+        if reset.target is Target.TIME
     }
     at_time = await _offsets(admin, times) if times else {}
     committed = (await admin.list_consumer_group_offsets({group_id: list(resets)}))[group_id]
-    found = {}
-    for each in resets:
-        offset = committed.get(each)
-        since = at_time.get(each, -1)
-        found[each] = Facts(
-            earliest[each], latest[each], None if offset is None else offset.offset, since if since >= 0 else None
+    facts = {}
+    for partition in resets:
+        offset = committed.get(partition)
+        since = at_time.get(partition, -1)
+        facts[partition] = Facts(
+            earliest[partition],
+            latest[partition],
+            None if offset is None else offset.offset,
+            since if since >= 0 else None,
         )
-    return found
+    return facts
 
 
 async def _offsets(admin: AdminClient, specs: Mapping[TopicPartition, OffsetSpec]) -> dict[TopicPartition, int]:
     results = await admin.list_offsets(specs)
     for partition, error in results.errors.items():
         raise CommandError(f"{partition}: {error.error.name}: {error.error.description}")
-    return {partition: found.offset for partition, found in results.values.items()}
+    return {partition: listed.offset for partition, listed in results.values.items()}
 
 
 async def _commit(admin: AdminClient, planned: Iterable[PlannedOffset]) -> tuple[list[PlannedOffset], bool]:
-    """What was committed, and whether that is all."""
+    """Commits the plan. Returns the committed lines, and whether these are all lines."""
     by_group: dict[str, list[PlannedOffset]] = {}
     for line in planned:
         by_group.setdefault(line.group_id, []).append(line)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `kcoord groups watch` shows at a terminal: the group as it is, its members, and what happened last."""
+"""The screen of `kcoord groups watch` at a terminal: the group, its members, and the latest events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TITLES: Final = ("MEMBER", "INSTANCE", "CLIENT", "EPOCH", "OWNS", "HAS TO GIVE 
 
 
 class GroupScreen:
-    """Fed with one look after the other; `show` draws what is known then."""
+    """Collects successive descriptions of a group. `show` draws the latest one."""
 
     def __init__(self, group_id: str) -> None:
         self._group_id = group_id
@@ -30,7 +30,7 @@ class GroupScreen:
         self._events: deque[tuple[int, GroupInsight]] = deque(maxlen=MOST_EVENTS)
 
     def look(self, group: ConsumerGroupDescription | None, findings: list[GroupInsight], now_ms: int) -> None:
-        """`findings` are what changed since the last look."""
+        """Adds a description. `findings` has the changes since the previous one."""
         if self._group is not None and group is not None:
             causes = [cause for cause in cause_of(self._group, group) if cause.startswith("because")]
             if causes:
@@ -43,7 +43,7 @@ class GroupScreen:
 
     def _parts(self, now_ms: int) -> Iterator[RenderableType]:
         group = self._group
-        state = "there is no such group" if group is None else summary_of(group)
+        state = "does not exist" if group is None else summary_of(group)
         yield Text.assemble((self._group_id, "bold"), "  ", state, (f"  {format_time(now_ms)}", "dim"))
         if self._rebalance:
             yield Text(f"last rebalance: {self._rebalance}")
@@ -55,7 +55,7 @@ class GroupScreen:
 
 def _rows(group: ConsumerGroupDescription) -> Iterator[tuple[object, ...]]:
     owners = {partition: member for member in group.members for partition in member.assignment}
-    for member in sorted(group.members, key=lambda one: (one.client_id, one.member_id)):
+    for member in sorted(group.members, key=lambda member: (member.client_id, member.member_id)):
         target = member.assignment if member.target_assignment is None else member.target_assignment
         yield (
             member.member_id,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord groups explain --group GROUP` and `kcoord groups watch --group GROUP`."""
+"""`kcoord groups explain` and `kcoord groups watch`: the state of a group, and its changes."""
 
 from __future__ import annotations
 
@@ -27,20 +27,24 @@ _SESSION_TIMEOUT = "consumer.session.timeout.ms"
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     explaining = commands.add_parser(
         "explain",
-        help="why a group is as it is",
-        description="Tells why a group has its assignor, who holds a rebalance back, when static members are let go.",
+        help="explain the state of a group",
+        description="Explains why a group has its assignor, which members delay a rebalance, and when static members "
+        "expire.",
     )
     watching = commands.add_parser(
         "watch",
-        help="what happens to a group, as it happens",
-        description="Tells who joins and leaves, why there is a new epoch, who is asked to give up what, who takes it.",
+        help="show the changes of a group as they happen",
+        description="Shows which members join and leave, why there is a new epoch, and which partitions change their "
+        "owner.",
     )
     for parser in (explaining, watching):
         parser.add_argument("--group", metavar="GROUP", help="the group, of either protocol")
         add_old_positional(parser, "--group", "GROUP")
         add_connection_options(parser)
         add_json_option(parser)
-    watching.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between looks (default 1)")
+    watching.add_argument(
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between two requests (default 1)"
+    )
     watching.add_argument("--duration", type=float, metavar="SECONDS", help="end after this time (default: Ctrl-C)")
     explaining.set_defaults(run=lambda options: _run(explaining, options, _explain))
     watching.set_defaults(run=lambda options: _run(watching, options, _watch))
@@ -66,9 +70,9 @@ async def _explain(admin: AdminClient, options: argparse.Namespace) -> int:
 async def _settings(admin: AdminClient, group: ConsumerGroupDescription) -> InsightSettings:
     broker = ConfigResource(ConfigResourceType.BROKER, str(group.coordinator.node_id))
     own = ConfigResource(ConfigResourceType.GROUP, group.group_id)
-    found = (await admin.describe_configs([broker, own])).values
-    assignors = found[broker].get(_ASSIGNORS) if broker in found else None
-    timeout = found[own].get(_SESSION_TIMEOUT) if own in found else None
+    configs = (await admin.describe_configs([broker, own])).values
+    assignors = configs[broker].get(_ASSIGNORS) if broker in configs else None
+    timeout = configs[own].get(_SESSION_TIMEOUT) if own in configs else None
     return InsightSettings(
         [KNOWN_CONSUMER_ASSIGNORS.get(name.strip(), name.strip()) for name in assignors.value.split(",")]
         if assignors is not None and assignors.value
@@ -78,11 +82,11 @@ async def _settings(admin: AdminClient, group: ConsumerGroupDescription) -> Insi
 
 
 async def _watch(admin: AdminClient, options: argparse.Namespace) -> int:
-    """A screen of its own at a terminal, otherwise a line for each change."""
+    """Redraws a screen at a terminal, and otherwise prints a line per change."""
     if options.json or not is_terminal():
         async for _, findings in _looks(admin, options):
             for finding in findings:
-                _tell(finding, options)
+                _print_finding(finding, options)
         return 0
     from rich.live import Live
 
@@ -99,7 +103,7 @@ async def _watch(admin: AdminClient, options: argparse.Namespace) -> int:
 async def _looks(
     admin: AdminClient, options: argparse.Namespace
 ) -> AsyncIterator[tuple[ConsumerGroupDescription | None, list[GroupInsight]]]:
-    """The group, and what changed since the last look, every interval until the time is over."""
+    """Yields the group and its changes since the previous interval, until the duration has passed."""
     end = None if options.duration is None else time.monotonic() + options.duration
     before = await _describe(admin, options.group)
     yield before, list(changes(None, before)) if before is not None else [GroupInsight("group", "does not exist yet")]
@@ -118,8 +122,8 @@ async def _describe(admin: AdminClient, group_id: str) -> ConsumerGroupDescripti
     return results[group_id]
 
 
-def _tell(finding: GroupInsight, options: argparse.Namespace) -> None:
-    """At once, also into a pipe."""
+def _print_finding(finding: GroupInsight, options: argparse.Namespace) -> None:
+    """Prints a change immediately, even into a pipe."""
     time_ms = current_time_ms()
     if options.json:
         print(json.dumps({"time_ms": time_ms, **finding._asdict()}, ensure_ascii=False), flush=True)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord groups`: explain and watch groups, list when offsets expire, bring offsets back.
+"""`kcoord groups`: explain and watch groups, list when offsets expire, restore offsets.
 
-`restore` is here. It reads what the group's partition of `__consumer_offsets` still holds, from the broker or from a
-folder (a backup, say), and commits through the broker.
+This module has `restore`. It reads the records that the group's partition of `__consumer_offsets` still has, from the
+broker or from a folder such as a backup. Then it commits the old offsets through the broker. It commits nothing if the
+group has members, and it deletes nothing.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ def make_parser() -> argparse.ArgumentParser:
     from kcoord.cli.group_views import add_commands
 
     parser = argparse.ArgumentParser(
-        prog="kcoord groups", description="Explain and watch groups, list when offsets expire, bring offsets back."
+        prog="kcoord groups", description="Explain and watch groups, list when offsets expire, restore offsets."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     restore = commands.add_parser(
         "restore",
-        help="bring back the offsets that a group had at a time",
-        description="Brings back the offsets that a group had at a time, deleted, expired or overwritten since. "
-        "It reads what __consumer_offsets still holds, from the broker or from a folder (a backup, say), and commits "
-        "through the broker. What compaction has removed is lost.",
+        help="restore the offsets that a group had at a given time",
+        description="Restores the offsets that a group had at a given time and that were deleted, expired or "
+        "overwritten since. It reads __consumer_offsets from the broker, or from a folder such as a backup, and "
+        "commits through the broker. Offsets whose records compaction has removed are lost.",
     )
     restore.add_argument("--group", required=True, metavar="GROUP")
     restore.add_argument(
@@ -68,11 +69,13 @@ def make_parser() -> argparse.ArgumentParser:
         "--bootstrap-server",
         default=DEFAULT_ADDRESS,
         metavar="HOST:PORT",
-        help=f"brokers to ask, separated by commas (default {DEFAULT_ADDRESS})",
+        help=f"brokers to connect to, separated by commas (default {DEFAULT_ADDRESS})",
     )
-    restore.add_argument("--from-folder", metavar="DIR", help="read the history from a data folder or a backup")
-    restore.add_argument("--dry-run", action="store_true", help="show what would be done")
-    restore.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="for each answer (default 30)")
+    restore.add_argument("--from-folder", metavar="DIR", help="read the records from a data folder or a backup")
+    restore.add_argument("--dry-run", action="store_true", help="only show the actions")
+    restore.add_argument(
+        "--timeout", type=float, default=30.0, metavar="SECONDS", help="timeout of each request (default 30)"
+    )
     restore.add_argument(
         "--json", dest="format", action="store_const", const="json", default="table", help="print an object per line"
     )
@@ -93,7 +96,7 @@ def _restore(options: argparse.Namespace) -> int:
     with BlockingClient(coordinator, options.timeout) as client:
         state = client.group_state(options.group)
         if state not in (None, "Empty", "Dead"):
-            print(f"kcoord groups: {options.group} is {state}: stop its members first", file=sys.stderr)
+            print(f"kcoord groups: group {options.group} is {state}: stop its members first", file=sys.stderr)
             return 1
         past = offsets_at(_history(options, client), options.group, time_ms)
         present = client.committed(options.group)
@@ -110,7 +113,7 @@ def _restore(options: argparse.Namespace) -> int:
 
 
 def _history(options: argparse.Namespace, client: BlockingClient) -> Iterator[bytes]:
-    """The batches of the group's partition."""
+    """Returns the batches of the group's partition."""
     from kcoord.cli.blocking_client import RequestFailed
     from kcoord.logtools.restore import batches_in_folder
     from kcoord.runtime.shard_set import partition_for
@@ -127,23 +130,23 @@ def _history(options: argparse.Namespace, client: BlockingClient) -> Iterator[by
 def _known_topics(client: BlockingClient, names: list[str]) -> dict[str, KnownTopic]:
     from kcoord.logtools.restore import KnownTopic
 
-    known = {}
+    topics = {}
     for topic in client.topics(names) if names else ():
         assert topic.name is not None
-        known[topic.name] = KnownTopic(topic.topic_id, len(topic.partitions))
-    return known
+        topics[topic.name] = KnownTopic(topic.topic_id, len(topic.partitions))
+    return topics
 
 
 def _commit(client: BlockingClient, group_id: str, rows: Iterable[RestoreRow]) -> Iterator[str]:
-    """Commits in pieces; yields what was refused."""
+    """Commits the rows in several requests, and yields a line per failed partition."""
     from kcoord.logtools.restore import COMMITTING
     from kcoord_protocol.errors import Errors
     from kcoord_protocol.messages import OffsetCommitRequest
 
-    wanted = [row for row in rows if row.action in COMMITTING]
-    for start in range(0, len(wanted), _COMMIT_PARTITIONS):
+    committing = [row for row in rows if row.action in COMMITTING]
+    for start in range(0, len(committing), _COMMIT_PARTITIONS):
         topics: dict[str, OffsetCommitRequest.OffsetCommitRequestTopic] = {}
-        for row in wanted[start : start + _COMMIT_PARTITIONS]:
+        for row in committing[start : start + _COMMIT_PARTITIONS]:
             assert row.then is not None
             topic = topics.setdefault(row.topic, OffsetCommitRequest.OffsetCommitRequestTopic(name=row.topic))
             topic.partitions.append(
@@ -156,7 +159,7 @@ def _commit(client: BlockingClient, group_id: str, rows: Iterable[RestoreRow]) -
             )
         for name, partition, error in client.commit(group_id, list(topics.values())):
             if error is not Errors.NONE:
-                yield f"{name}-{partition} was refused: {error.name}"
+                yield f"{name}-{partition} was not committed: {error.name}"
 
 
 def _print(rows: Sequence[RestoreRow], form: str) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord health`: exit 0 when the broker speaks Kafka and its group coordinator is active, else 1 and the reason.
+"""`kcoord health`: exits with 0 if the broker responds and its group coordinator is active, else with 1 and the reason.
 
-Small and blocking on purpose: containers run it every few seconds.
+It is small and blocking, since containers run it every few seconds.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _CORRELATION_ID_BYTES = 4
 
 
 class Unhealthy(Exception):
-    """Why the broker does not count as healthy."""
+    """The broker is not healthy. The text has the reason."""
 
 
 class HealthConnection:
-    """One connection, one request at a time; v0 of each API, whose headers have no tagged fields."""
+    """One connection, one request at a time. It uses v0 of each API, whose headers have no tagged fields."""
 
     def __init__(self, host: str, port: int, timeout_seconds: float) -> None:
         self._socket = socket.create_connection((host, port), timeout_seconds)
@@ -46,16 +46,16 @@ class HealthConnection:
         self._socket.close()
 
     def call(self, api_key: ApiKey, request: Message) -> memoryview:
-        """Sends `request` as v0 and returns the body of the answer."""
+        """Sends `request` as v0 and returns the body of the response."""
         self._correlation_id += 1
         client_id = b"kcoord-health"
         head = api_key.to_bytes(2, "big") + bytes(2) + self._correlation_id.to_bytes(4, "big")
         frame = head + len(client_id).to_bytes(2, "big") + client_id + request.encode(0)
         self._socket.sendall(len(frame).to_bytes(_LENGTH_BYTES, "big") + frame)
-        answer = self._receive()
-        if int.from_bytes(answer[:_CORRELATION_ID_BYTES], "big") != self._correlation_id:
-            raise Unhealthy(f"{api_key.name}: the answer belongs to another request")
-        return memoryview(answer)[_CORRELATION_ID_BYTES:]
+        response = self._receive()
+        if int.from_bytes(response[:_CORRELATION_ID_BYTES], "big") != self._correlation_id:
+            raise Unhealthy(f"{api_key.name}: the response belongs to another request")
+        return memoryview(response)[_CORRELATION_ID_BYTES:]
 
     def _receive(self) -> bytes:
         while True:
@@ -68,14 +68,14 @@ class HealthConnection:
 
 
 class Health(NamedTuple):
-    """What a healthy broker answered."""
+    """The numbers of APIs and groups of a healthy broker."""
 
     apis: int
     groups: int
 
 
 def check(host: str, port: int, timeout_seconds: float) -> Health:
-    """Returns what is healthy; raises Unhealthy if something is not."""
+    """Checks a broker. Raises Unhealthy if a response has an error."""
     from kcoord_protocol.messages import (
         ApiVersionsRequest,
         ApiVersionsResponse,
@@ -89,8 +89,8 @@ def check(host: str, port: int, timeout_seconds: float) -> Health:
         versions = ApiVersionsResponse.decode(bytes(client.call(ApiKey.API_VERSIONS, ApiVersionsRequest())), 0)
         _require(ApiKey.API_VERSIONS, versions.error_code)
         request = FindCoordinatorRequest(key="kcoord-health")
-        found = FindCoordinatorResponse.decode(bytes(client.call(ApiKey.FIND_COORDINATOR, request)), 0)
-        _require(ApiKey.FIND_COORDINATOR, found.error_code)
+        coordinator = FindCoordinatorResponse.decode(bytes(client.call(ApiKey.FIND_COORDINATOR, request)), 0)
+        _require(ApiKey.FIND_COORDINATOR, coordinator.error_code)
         groups = ListGroupsResponse.decode(bytes(client.call(ApiKey.LIST_GROUPS, ListGroupsRequest())), 0)
         _require(ApiKey.LIST_GROUPS, groups.error_code)
     return Health(len(versions.api_keys), len(groups.groups))
@@ -111,7 +111,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_old_positional(parser, "--bootstrap-server", "HOST:PORT")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for each answer (default 5)")
+    parser.add_argument(
+        "--timeout", type=float, default=5.0, metavar="SECONDS", help="timeout of each request (default 5)"
+    )
     return parser
 
 
@@ -122,11 +124,11 @@ def main(arguments: Sequence[str]) -> int:
     for address in addresses:
         if not address.rpartition(":")[2].isdigit():
             parser.error(f"{address} is not HOST:PORT")
-    # All of them: a broker that is not healthy is not made good by another.
-    return max([_tell(address, options) for address in addresses])
+    # Checks all brokers, since every broker has to be healthy.
+    return max([_check_and_print(address, options) for address in addresses])
 
 
-def _tell(address: str, options: argparse.Namespace) -> int:
+def _check_and_print(address: str, options: argparse.Namespace) -> int:
     """Checks one broker and prints the outcome; returns the exit code."""
     host, _, port = address.rpartition(":")
     health, reason = None, None
@@ -138,8 +140,8 @@ def _tell(address: str, options: argparse.Namespace) -> int:
     if options.json:
         import json
 
-        found = {"apis": None, "groups": None} if health is None else health._asdict()
-        print(json.dumps({"address": address, "healthy": health is not None, **found, "reason": reason}))
+        numbers = {"apis": None, "groups": None} if health is None else health._asdict()
+        print(json.dumps({"address": address, "healthy": health is not None, **numbers, "reason": reason}))
     elif health is not None:
         print(f"{address} serves {health.apis} APIs and {health.groups} groups")
     return 0 if health is not None else 1

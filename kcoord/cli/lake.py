@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord lake`: consumer groups through time, kept as tables by Spark.
+"""`kcoord lake`: the history of consumer groups as tables, made by Spark.
 
-`ingest` copies the log, `ends` samples a broker, the others answer; each brings the tables it needs up to date. All may
-be run again at any time.
+`ingest` copies the log, and `ends` samples the end offsets of a broker. The other jobs answer questions: each one first
+updates the tables that it needs. Every job can be run again at any time.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 _HELP = {
     "current": "committed offsets now",
-    "status": "lag, and Burrow's verdict on each partition",
-    "rebalances": "storms, convergence, churn of members, busiest groups",
-    "expiry": "which offsets expire when (KIP-211)",
-    "orphans": "offsets that nobody needs (KIP-496)",
-    "audit-1327": "what `latest` lost, or will lose, on new partitions (KIP-1327)",
+    "status": "lag, and Burrow's status of each partition",
+    "rebalances": "rebalance storms, convergence, member churn, busiest groups",
+    "expiry": "when committed offsets expire (KIP-211)",
+    "orphans": "offsets that no consumer needs (KIP-496)",
+    "audit-1327": "records that `latest` lost, or will lose, on new partitions (KIP-1327)",
 }
 _DEFAULT_LIMIT = 50
 _STOP_STEP_S = 1
-"""How long a stream that is followed may not notice a signal."""
+"""The interval at which a followed stream checks for a signal."""
 _STOP_PATIENCE_S = 60.0
-"""How long the micro-batch may take that is under way then."""
+"""How long a running micro-batch may continue after a signal."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -76,30 +76,33 @@ def make_parser() -> argparse.ArgumentParser:
         prog="kcoord lake", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True, metavar="JOB")
-    ingest = _add(commands, "ingest", "copy the log into the lake, and what it means", _ingest)
+    ingest = _add(commands, "ingest", "copy the log into the lake, and decode it", _ingest)
     ingest.add_argument("--log", required=True, metavar="URI", help="folder that holds __consumer_offsets-N")
     ingest.add_argument(
         "--follow",
         type=float,
         metavar="SECONDS",
-        help="go on until SIGINT or SIGTERM, and look so often for new records",
+        help="continue until SIGINT or SIGTERM, and read new records at this interval",
     )
     ingest.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the data source")
-    ends = _add(commands, "ends", "sample where partitions end, from a broker", _ends)
+    ends = _add(commands, "ends", "sample the end offsets of partitions from a broker", _ends)
     add_connection_options(ends)
     ends.add_argument(
-        "--every", type=float, metavar="SECONDS", help="go on until SIGINT or SIGTERM, with a sample every so often"
+        "--every",
+        type=float,
+        metavar="SECONDS",
+        help="continue until SIGINT or SIGTERM, with a sample at this interval",
     )
-    ends.add_argument("--samples", type=int, metavar="N", help="with --every: end after so many")
+    ends.add_argument("--samples", type=int, metavar="N", help="with --every: end after N samples")
     for name, text in _HELP.items():
         command = _add(commands, name, text, _answer)
         command.set_defaults(job=name)
         _add_output(command)
-    asof = _add(commands, "asof", "every group as it was at a moment", _asof)
+    asof = _add(commands, "asof", "every group as it was at a given time", _asof)
     asof.add_argument("time", metavar="TIME", help="ISO 8601 (UTC), milliseconds since 1970, or an age such as 2h")
-    asof.add_argument("--group", action="append", default=[], help="only this group; more than once for several")
+    asof.add_argument("--group", action="append", default=[], help="only this group; may be repeated")
     _add_output(asof)
-    report = _add(commands, "report", "write all of it as one page of HTML", _report)
+    report = _add(commands, "report", "write a report as one HTML page", _report)
     report.add_argument("--output", default="kcoord-report.html", metavar="FILE")
     report.add_argument("--title", default="Consumer groups")
     return parser
@@ -111,20 +114,28 @@ def _add(
     parser = commands.add_parser(name, help=text, description=text)
     parser.set_defaults(run=run)
     parser.add_argument("--lake", required=True, metavar="URI", help="folder of the lake")
-    parser.add_argument("--format", choices=("parquet", "delta", "iceberg"), default="parquet", help="of its tables")
+    parser.add_argument(
+        "--format", choices=("parquet", "delta", "iceberg"), default="parquet", help="format of the tables"
+    )
     parser.add_argument("--master", help="Spark's master (default: spark-submit's, else local[*])")
-    parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark")
+    parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
     parser.add_argument("--retention-minutes", type=int, metavar="N", help="the brokers' offsets.retention.minutes")
-    parser.add_argument("--expiry-policy", choices=("kip211", "kafka"), help="of KIP-848 groups without members")
-    parser.add_argument("--storm-epochs", type=int, metavar="N", help="so many epochs make a storm (default 5)")
-    parser.add_argument("--storm-window-ms", type=int, metavar="MS", help="within this time (default 10000)")
-    parser.add_argument("--now", metavar="TIME", help="what ages count from (default: the newest moment in the lake)")
+    parser.add_argument(
+        "--expiry-policy", choices=("kip211", "kafka"), help="the expiry policy for KIP-848 groups without members"
+    )
+    parser.add_argument("--storm-epochs", type=int, metavar="N", help="number of epochs that make a storm (default 5)")
+    parser.add_argument("--storm-window-ms", type=int, metavar="MS", help="time span of a storm (default 10000)")
+    parser.add_argument(
+        "--now", metavar="TIME", help="the time that ages refer to (default: the newest time in the lake)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--limit", type=int, default=_DEFAULT_LIMIT, metavar="N", help="rows to print (default 50)")
+    parser.add_argument(
+        "--limit", type=int, default=_DEFAULT_LIMIT, metavar="N", help="number of rows to print (default 50)"
+    )
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
@@ -158,8 +169,9 @@ def _ingest(options: argparse.Namespace) -> int:
 
 
 def _follow(query: StreamingQuery) -> None:
-    """Returns after a signal, between two micro-batches. One that takes too long is broken off, and is done again by
-    the next run.
+    """Waits for a signal, then for the end of the running micro-batch.
+
+    A micro-batch that takes too long is cancelled. The next run does it again.
     """
     with stop_on_signals() as stop:
         while not stop.is_set() and not query.awaitTermination(_STOP_STEP_S):
@@ -175,7 +187,7 @@ def _ends(options: argparse.Namespace) -> int:
     from kcoord.pipeline.lake.ends import add_sample
 
     config = client_config(AdminConfig, options)
-    asyncio.run(_sample(config))  # a broker that is not there is told of before Spark has started
+    asyncio.run(_sample(config))  # an unreachable broker is reported before Spark starts
     lake, _ = _open(options)
     samples = options.samples if options.every is not None else 1
     taken = 0
@@ -213,12 +225,12 @@ def _asof(options: argparse.Namespace) -> int:
     from kcoord.pipeline.lake.asof import snapshot
 
     lake, jobs = _open(options)
-    found = snapshot(lake, jobs, _moment(options.time), tuple(options.group))
+    groups_then = snapshot(lake, jobs, _moment(options.time), tuple(options.group))
     frames = {
-        "groups": found.groups,
-        "members": found.members,
-        "assignments": found.assignments,
-        "offsets": found.offsets,
+        "groups": groups_then.groups,
+        "members": groups_then.members,
+        "assignments": groups_then.assignments,
+        "offsets": groups_then.offsets,
     }
     return _print(options, frames)
 
@@ -235,7 +247,7 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
-# --- what they share --------------------------------------------------------------------------------------------------
+# --- shared by the jobs -----------------------------------------------------------------------------------------------
 
 
 def _open(options: argparse.Namespace) -> tuple[Lake, Jobs]:
@@ -273,7 +285,7 @@ def _pairs(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
-            raise ValueError(f"{text}: KEY=VALUE was expected")
+            raise ValueError(f"{text!r} is not KEY=VALUE")
         pairs[key] = value
     return pairs
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of Spark as a table for people, or as JSON; and what the jobs say while they work."""
+"""Prints rows of Spark as a table or as JSON, and the progress of the jobs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def print_made(name: str) -> None:
 
 
 def print_frame(name: str, frame: DataFrame, limit: int, *, as_json: bool) -> list[dict[str, object]]:
-    """The first rows; a table is printed, what goes into JSON is returned."""
-    found = [row.asDict(recursive=True) for row in frame.limit(limit + 1).collect()]
+    """Prints the first rows as a table unless `as_json`, and returns them for JSON."""
+    rows = [row.asDict(recursive=True) for row in frame.limit(limit + 1).collect()]
     if not as_json:
         print(f"{name}\n")
-        print(format_table(frame.columns, [[_text(row[key]) for key in frame.columns] for row in found[:limit]]))
-        print(f"\n(more than {limit}: see --limit)\n" if len(found) > limit else "")
-    return [{key: _plain(value) for key, value in row.items()} for row in found[:limit]]
+        print(format_table(frame.columns, [[_text(row[key]) for key in frame.columns] for row in rows[:limit]]))
+        print(f"\n(more than {limit}: see --limit)\n" if len(rows) > limit else "")
+    return [{key: _plain(value) for key, value in row.items()} for row in rows[:limit]]
 
 
 def _plain(value: object) -> object:
-    """As JSON has it: times are milliseconds since 1970, as in all of the command line's JSON."""
+    """Returns a value for JSON. Times are milliseconds since 1970, as in all JSON of the command line."""
     if isinstance(value, datetime):
         return round(value.timestamp() * 1000)
     if isinstance(value, date):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord log`: dump, verify, repair, import, export and back up the log folders of brokers, Kafka's and ours.
+"""`kcoord log`: dump, verify, repair, import, export and back up the log folders of kcoord and Kafka brokers.
 
-Exit codes: 0 done and sound, 1 damage found or the work failed, 2 a wrong command line.
+Exit codes: 0 if it succeeded without damage, 1 if it found damage or failed, 2 if the command line is wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kcoord.logtools.import_logs import ImportReport
 
 _TABLE_ROWS = 1000
-"""A table is printed in pieces of so many rows: the columns of a piece are aligned, and memory is bounded."""
+"""The number of rows that are aligned and printed together. It bounds the memory of a long table."""
 _WIDEST_CELL = 160
 _HIGHEST_NODE_ID = 2**31 - 1
 _BACKUP_WAIT_SECONDS = 0.05
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         code = options.run(options)
     except (StorageError, ConfigError, OSError, ValueError) as error:
         if isinstance(error, BrokenPipeError):
-            # The reader has seen enough.
+            # The reader of the pipe has closed it, such as `head`.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         print(f"kcoord log: {error}", file=sys.stderr)
@@ -78,7 +78,7 @@ def _format_option(parser: argparse.ArgumentParser) -> None:
 
 
 def new_uuid() -> bytes:
-    """As Kafka's: never one whose text would begin like an option."""
+    """Returns a random id whose text does not begin with `-`, as Kafka's ids."""
     while True:
         made = uuid.uuid4().bytes
         if made[0] >> 2 != 62:
@@ -89,18 +89,22 @@ def new_uuid() -> bytes:
 
 
 def _add_dump(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("dump", help="print what log files hold")
+    parser = commands.add_parser("dump", help="print the content of log files")
     parser.add_argument("paths", nargs="+", type=_folder, metavar="PATH", help="data folder, partition folder or file")
     parser.add_argument(
-        "--partition", action="append", default=[], metavar="TOPIC-N", help="only this one of a data folder"
+        "--partition",
+        action="append",
+        default=[],
+        metavar="TOPIC-N",
+        help="only this partition of a data folder; may be repeated",
     )
     parser.add_argument("--from-offset", type=int, default=0, metavar="OFFSET")
     parser.add_argument("--to-offset", type=int, default=2**63 - 1, metavar="OFFSET")
-    parser.add_argument("--limit", type=int, metavar="ROWS", help="stop after so many rows")
+    parser.add_argument("--limit", type=int, metavar="ROWS", help="stop after ROWS rows")
     parser.add_argument(
         "--decoder",
         choices=("offsets", "metadata", "transactions", "data"),
-        help="what the records are (by default the folder's name tells)",
+        help="the kind of records (default: by the folder's name)",
     )
     _format_option(parser)
     parser.set_defaults(run=_dump)
@@ -125,7 +129,7 @@ def _dump(options: argparse.Namespace) -> int:
     else:
         damaged = _print_tables(rows)
     if damaged:
-        print(f"kcoord log: {damaged} places are damaged; `kcoord log verify` tells more", file=sys.stderr)
+        print(f"kcoord log: {damaged} places are damaged; `kcoord log verify` has details", file=sys.stderr)
     return 1 if damaged else 0
 
 
@@ -171,7 +175,7 @@ def _short(value: object) -> str | None:
 
 def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
-        "verify", help="check every batch, record, index and checkpoint; exit code 1 where something is wrong"
+        "verify", help="check every batch, record, index and checkpoint; exit code 1 if there is damage"
     )
     parser.add_argument("path", type=_folder, metavar="DIR", help="data folder or partition folder")
     _format_option(parser)
@@ -187,14 +191,14 @@ def _verify(options: argparse.Namespace) -> int:
     _print_findings(findings, options.format)
     totals = check.totals
     looked_at = f"{totals.partitions} partitions, {totals.batches} batches, {totals.records} records"
-    meanwhile = "; a broker is writing here, so the ends were not judged" if check.in_use else ""
+    meanwhile = "; a broker is writing here, so the ends were not checked" if check.in_use else ""
     result = f"{len(findings)} findings" if findings else "sound"
     print(f"{options.path}: {result}: {looked_at}, {totals.size_bytes} bytes{meanwhile}", file=sys.stderr)
     return 1 if findings else 0
 
 
 def _is_in_use(path: str) -> bool:
-    """Whether a running broker holds the data folder."""
+    """Whether a running broker has locked the data folder."""
     from kcoord.storage.checkpoints import LOCK_FILE
     from kcoord.storage.errors import DirectoryLockedError
     from kcoord.storage.file_system import RealFileSystem
@@ -207,17 +211,19 @@ def _is_in_use(path: str) -> bool:
             except DirectoryLockedError:
                 return True
             except OSError:
-                # No right to ask: then nothing here can be judged by its lock.
+                # Without permission for the lock file, the folder counts as not in use.
                 return False
     return False
 
 
 def _print_findings(findings: Sequence[Finding], form: str) -> None:
     if form == "json":
-        for one in findings:
-            print(json.dumps({**asdict(one), "kind": one.kind.value}, ensure_ascii=False))
+        for finding in findings:
+            print(json.dumps({**asdict(finding), "kind": finding.kind.value}, ensure_ascii=False))
     elif findings:
-        rows = ((one.kind.value, one.file, one.position, one.offset, one.reason) for one in findings)
+        rows = (
+            (finding.kind.value, finding.file, finding.position, finding.offset, finding.reason) for finding in findings
+        )
         print(format_table(("WHAT", "FILE", "POSITION", "OFFSET", "WHY"), rows))
 
 
@@ -227,19 +233,19 @@ def _print_findings(findings: Sequence[Finding], form: str) -> None:
 def _add_repair(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "repair",
-        help="take out of a stopped broker's data folder what verify found",
-        description="Without --yes it only shows what it would do. What is removed is kept in a new folder.",
+        help="repair the damage that verify found in a stopped broker's data folder",
+        description="Without --yes it only shows the steps. Removed bytes and files are kept in a new folder.",
     )
     parser.add_argument("path", type=_folder, metavar="DIR", help="data folder")
-    parser.add_argument("--yes", action="store_true", help="do it: records may be lost")
+    parser.add_argument("--yes", action="store_true", help="repair the folder: records may be lost")
     parser.add_argument(
         "--mode",
         choices=("skip", "truncate"),
         default="skip",
-        help="skip: leave out the damaged bytes alone (default); truncate: end the log before the first damage",
+        help="skip: remove only the damaged bytes (default); truncate: end the log before the first damage",
     )
     parser.add_argument(
-        "--keep", type=_folder, metavar="FOLDER", help="where what is removed goes (default: beside DIR)"
+        "--keep", type=_folder, metavar="FOLDER", help="the folder for removed bytes and files (default: beside DIR)"
     )
     _format_option(parser)
     parser.set_defaults(run=_repair)
@@ -256,7 +262,7 @@ def _repair(options: argparse.Namespace) -> int:
     if _is_in_use(options.path):
         raise DirectoryLockedError(f"{options.path}: a broker is using it; stop it first")
     if options.yes:
-        # What a journal would put into a log later has to be there when the log is judged and cut.
+        # A journal that is replayed after the repair would overwrite moved bytes, so it is replayed first.
         restore_journals(fs, options.path)
     findings = list(FolderCheck(fs, options.path).run())
     keep = options.keep or f"{options.path}.repair-{current_time_ms()}"
@@ -272,12 +278,12 @@ def _repair(options: argparse.Namespace) -> int:
         print(f"{options.path}: sound, nothing to repair", file=sys.stderr)
         return 0
     if not options.yes:
-        print("Nothing was changed. With --yes it will be.", file=sys.stderr)
+        print("Nothing was changed. Use --yes to repair the folder.", file=sys.stderr)
         return 1
     left = list(FolderCheck(fs, options.path).run())
     _print_findings(left, options.format)
     state = f"{len(left)} findings are left" if left else "sound now"
-    print(f"{options.path}: {state}; what was removed is in {keep}", file=sys.stderr)
+    print(f"{options.path}: {state}; removed bytes and files are in {keep}", file=sys.stderr)
     return 1 if left else 0
 
 
@@ -287,17 +293,21 @@ def _repair(options: argparse.Namespace) -> int:
 def _add_import(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "import",
-        help="make a data folder from the log folders of a stopped broker",
-        description="Takes __consumer_offsets-* and, where they are there, __cluster_metadata-0, __transaction_state-* "
+        help="create a data folder from the log folders of a stopped broker",
+        description="Imports __consumer_offsets-* and, if present, __cluster_metadata-0, __transaction_state-* "
         "and topic folders of a stopped Kafka 4.x broker into a new data folder. The source is not changed.",
     )
     parser.add_argument("sources", nargs="+", type=_folder, metavar="DIR", help="the broker's log.dirs")
     parser.add_argument("--into", required=True, type=_folder, metavar="NEW_DATA_DIR")
     parser.add_argument(
-        "--properties", type=Path, metavar="FILE", help="the server.properties that the new folder is to be served with"
+        "--properties", type=Path, metavar="FILE", help="the server.properties of the broker that will serve the folder"
     )
     parser.add_argument(
-        "--override", action="append", default=[], metavar="KEY=VALUE", help="a setting that wins over the file"
+        "--override",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting that overrides the file; may be repeated",
     )
     _format_option(parser)
     parser.set_defaults(run=_import)
@@ -339,7 +349,7 @@ def _import_lines(report: ImportReport) -> Iterator[tuple[str, int]]:
 
 
 def _report(options: argparse.Namespace, lines: Iterable[tuple[str, int]], notes: Sequence[str], next_step: str) -> int:
-    """Prints what an import or export has done; the table for people ends with what to do next."""
+    """Prints the report of an import or export. After the table it prints the next step."""
     rows = list(lines)
     if options.format == "json":
         print(json.dumps(dict(rows) | {"notes": notes}))
@@ -361,8 +371,8 @@ def _counted(title: str, counts: Counter[str]) -> Iterable[tuple[str, int]]:
 def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "export",
-        help="make a folder that Apache Kafka starts on from the data folder of a stopped broker",
-        description="Topics with their ids, configs and data, groups, offsets and transactions go along. "
+        help="export the data folder of a stopped broker to a folder that Apache Kafka starts on",
+        description="Exports topics with their ids, configs and data, groups, offsets and transactions. "
         "The source is not changed.",
     )
     parser.add_argument("source", type=_folder, metavar="DATA_DIR", help="the data folder")
@@ -374,7 +384,7 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _node_id(text: str) -> int:
     if not text.isdecimal() or int(text) > _HIGHEST_NODE_ID:
-        raise argparse.ArgumentTypeError(f"{text!r} is no node.id: give a number from 0 to {_HIGHEST_NODE_ID}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a node.id: give a number from 0 to {_HIGHEST_NODE_ID}")
     return int(text)
 
 
@@ -412,9 +422,9 @@ def _add_backup(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "backup",
         help="copy the data folder of a running broker",
         description="The copy is what a start after a crash would find: serve it, or copy it back. "
-        "With --verify it is read and replayed afterwards; without --into an earlier backup DIR is.",
+        "With --verify the copy is read and replayed afterwards. Without --into, --verify checks an earlier backup.",
     )
-    parser.add_argument("path", type=_folder, metavar="DIR", help="data folder, of a running broker or not")
+    parser.add_argument("path", type=_folder, metavar="DIR", help="the data folder of a running or stopped broker")
     parser.add_argument("--into", type=_folder, metavar="BACKUP", help="a new folder")
     parser.add_argument("--verify", action="store_true", help="check every byte of the copy, and replay it")
     _format_option(parser)
@@ -426,7 +436,7 @@ def _backup(options: argparse.Namespace) -> int:
     from kcoord.storage.file_system import RealFileSystem
 
     if options.into is None and not options.verify:
-        print("kcoord log backup: give --into BACKUP, or --verify for an earlier one", file=sys.stderr)
+        print("kcoord log backup: give --into BACKUP, or --verify to check an earlier backup", file=sys.stderr)
         return 2
     if options.into is not None:
         work = Backup(RealFileSystem(), options.path, options.into, lambda: time.sleep(_BACKUP_WAIT_SECONDS))

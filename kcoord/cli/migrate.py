@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord migrate --check --group GROUP`: will the group's members be taken along when the first consumer of the new
-protocol joins (KIP-848), and if not, why. The rules are those of the coordinator; nothing is changed.
+"""`kcoord migrate --check --group GROUP`: checks whether a classic group can be converted to the consumer protocol.
+
+The conversion happens when the first consumer of the new protocol joins (KIP-848). If it is impossible, the command
+prints all reasons. The rules are those of the coordinator. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ POLICY = "group.consumer.migration.policy"
 MAX_SIZE = "group.consumer.max.size"
 _UPGRADING_POLICIES = ("bidirectional", "upgrade")
 _DESCRIBE_GROUPS_VERSION = 5
-"""From version 6 on a group that is not there is an error."""
+"""The last version in which a missing group is not an error."""
 _UNKNOWN_OR_CONVERTED = "Dead"
 
 
 class Answer(NamedTuple):
-    """Whether the group can become one of the consumer protocol, and all that can be said about it."""
+    """Whether the group can be converted, with the reasons or notes."""
 
     can_convert: bool
     reasons: list[str]
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kcoord migrate", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--check", action="store_true", required=True, help="only check: nothing is changed")
+    parser.add_argument("--check", action="store_true", required=True, help="only check, change nothing")
     parser.add_argument("--group", metavar="GROUP", help="a classic group")
     add_old_positional(parser, "--group", "GROUP")
     add_connection_options(parser)
@@ -78,7 +80,7 @@ async def _ask(admin: AdminClient, options: argparse.Namespace) -> Answer:
 
 
 async def _describe(admin: AdminClient, group_id: str) -> DescribeGroupsResponse.DescribedGroup:
-    """The group with the bytes of its members, which a description for people does not have."""
+    """Returns the group with the raw bytes of its members, which AdminClient's description does not have."""
     cluster = Cluster(admin.config)
     try:
         response = await cluster.retry(
@@ -104,35 +106,35 @@ async def _describe(admin: AdminClient, group_id: str) -> DescribeGroupsResponse
 def judge(
     group: DescribeGroupsResponse.DescribedGroup, listed_state: str | None, settings: Mapping[str, str]
 ) -> Answer:
-    """By the coordinator's rules; an empty group is always converted, since nobody would notice."""
+    """Applies the coordinator's rules. A group without members is always converted."""
     if group.group_state == _UNKNOWN_OR_CONVERTED:
         if listed_state is not None:
-            return Answer(True, ["it is one of the consumer protocol already"])
-        return Answer(False, [f"{Errors.GROUP_ID_NOT_FOUND.name}: there is no such group"])
+            return Answer(True, ["it already uses the consumer protocol"])
+        return Answer(False, [f"{Errors.GROUP_ID_NOT_FOUND.name}: the group does not exist"])
     if not group.members:
-        return Answer(True, ["it has no members: the first consumer makes it a group of its protocol"])
+        return Answer(True, ["it has no members, so the first consumer of the new protocol converts it"])
     obstacles = list(_obstacles(group, settings))
-    notes = [f"members of the classic protocol that would be taken along with their assignments: {len(group.members)}"]
+    notes = [f"members of the classic protocol that would keep their assignments: {len(group.members)}"]
     return Answer(not obstacles, obstacles or notes)
 
 
 def _obstacles(group: DescribeGroupsResponse.DescribedGroup, settings: Mapping[str, str]) -> Iterator[str]:
     policy = settings.get(POLICY)
     if policy is not None and policy.lower() not in _UPGRADING_POLICIES:
-        yield f"{POLICY}={policy} does not allow it"
+        yield f"{POLICY}={policy} does not allow the conversion"
     if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         yield f"its protocol type is {group.protocol_type!r}, not {CONSUMER_PROTOCOL_TYPE!r}"
         return
     largest = settings.get(MAX_SIZE)
     if largest is not None and len(group.members) > int(largest):
-        yield f"it has {len(group.members)} members, and {MAX_SIZE}={largest}"
+        yield f"it has {len(group.members)} members, but {MAX_SIZE}={largest}"
     for member in group.members:
         name = f"member {member.member_id} ({member.client_id} on {member.client_host})"
         assignment = read_assignment(member.member_assignment)
-        # Until the members have agreed on a protocol, the broker does not tell their subscriptions.
+        # The broker returns no subscriptions before the members have agreed on a protocol.
         if group.protocol_data and read_subscription(member.member_metadata) is None:
             yield f"the subscription of {name} cannot be read"
         if assignment is None:
             yield f"the assignment of {name} cannot be read"
         elif assignment.user_data:
-            yield f"{name} uses a custom assignor: its assignment has data that only that assignor understands"
+            yield f"{name} uses a custom assignor: its assignment has user data that only this assignor can decode"

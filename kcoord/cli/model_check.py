@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord model-check`: every order of events in small groups, on the real state machine."""
+"""`kcoord model-check`: explores every order of events in small groups, with the real state machine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CONFIGURATIONS = (
     Configuration(3, 2, Budget(joins=4, leaves=1, crashes=1, losses=1, expiries=1, growths=0)),
     Configuration(2, 3, Budget(joins=4, leaves=2, crashes=1, losses=2, expiries=1, growths=1)),
 )
-"""Small groups that are searched one after another, or at the same time."""
+"""The small groups to search, in sequence or in parallel."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a report per configuration; 1 where a property does not hold."""
+    """Prints a report per configuration. Returns 1 if a property does not hold."""
     options = make_parser().parse_args(arguments)
     share = -(-options.states // len(CONFIGURATIONS))
     configurations = [replace(configuration, max_states=share) for configuration in CONFIGURATIONS]
@@ -43,8 +43,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kcoord model-check", description="Explores all states of small groups, and checks KIP-848's properties."
     )
-    parser.add_argument("--states", type=int, default=1_000_000, metavar="N", help="at most, of all groups together")
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="search so many groups at once")
+    parser.add_argument(
+        "--states", type=int, default=1_000_000, metavar="N", help="the maximum number of states, over all groups"
+    )
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="number of groups to search in parallel")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser
 
@@ -75,13 +77,14 @@ def json_of(report: Report) -> dict[str, object]:
 
 
 def lines_of(report: Report) -> list[str]:
-    whole = "the whole graph" if report.is_complete else f"{report.expanded} of them with all their steps"
+    whole = "the whole graph" if report.is_complete else f"{report.expanded} states with all their steps"
     lines = [
         str(report.configuration),
         f"  {report.states} states, {whole}; {report.transitions} steps, depth {report.depth}",
-        f"  {report.converged} states in which all agree; {report.followed} states followed to one by fair turns",
+        f"  {report.converged} states in which all members agree; "
+        f"{report.followed} states followed to such a state by fair turns",
         "  steps: " + ", ".join(f"{action} {count}" for action, count in sorted(report.actions.items())),
     ]
     if not report.violation:
         return [*lines, "  every property holds"]
-    return [*lines, f"  {report.violation}", "  the way there:", *(f"    {step}" for step in report.trace)]
+    return [*lines, f"  {report.violation}", "  the steps to it:", *(f"    {step}" for step in report.trace)]

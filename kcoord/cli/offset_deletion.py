@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What OffsetDelete would answer (KIP-496), from requests that change nothing: for `--delete-offsets --dry-run`.
+"""Predicts the response of OffsetDelete (KIP-496) with read-only requests, for `--delete-offsets --dry-run`.
 
-The rules are those of Kafka's coordinator, in its order: the group exists and is of the consumer's kind or empty, the
-partition exists, no member subscribes to the topic.
+The rules are those of Kafka's coordinator, in its order:
+
+1. The group exists.
+2. The group has the protocol type `consumer`, or it is empty.
+3. The partition exists.
+4. No member subscribes to the topic.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ Refusals = dict[TopicPartition, KafkaError | None]
 async def refusals_of(
     admin: AdminClient, group_id: str, partitions: Sequence[TopicPartition], timeout_ms: int
 ) -> Refusals:
-    """The error that OffsetDelete would give to each partition, None if it would delete."""
+    """Returns the error that OffsetDelete would return for each partition; None if it would delete the offset."""
     try:
         group = await _settled_group(admin, group_id, timeout_ms)
     except KafkaError as error:
@@ -49,7 +53,10 @@ async def refusals_of(
 
 
 async def _settled_group(admin: AdminClient, group_id: str, timeout_ms: int) -> ConsumerGroupDescription:
-    """The group. Between two generations a broker does not describe what members of a classic group subscribe to."""
+    """Returns the group, once it is not between two generations.
+
+    In between, a broker does not describe the subscriptions of a classic group's members.
+    """
     deadline = time.monotonic() + timeout_ms / 1000
     while True:
         group = (await admin.describe_consumer_groups([group_id]))[group_id]
@@ -58,12 +65,12 @@ async def _settled_group(admin: AdminClient, group_id: str, timeout_ms: int) -> 
         if group.protocol_type not in ("", CONSUMER_PROTOCOL_TYPE):
             return group
         if time.monotonic() >= deadline:
-            raise CommandError(f"the group '{group_id}' is rebalancing: the topics that it subscribes to are not known")
+            raise CommandError(f"the group '{group_id}' is rebalancing, so its subscribed topics are unknown")
         await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _subscription_of(group: ConsumerGroupDescription) -> Callable[[str], bool]:
-    """Whether a member subscribes to a topic."""
+    """Returns a predicate: whether any member subscribes to a topic."""
     names = {name for member in group.members for name in member.subscribed_topic_names}
     regexes = {member.subscribed_topic_regex for member in group.members if member.subscribed_topic_regex}
     patterns = [compile_pattern(regex) for regex in regexes]

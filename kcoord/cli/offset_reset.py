@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `--reset-offsets` decides: which partitions, and where each is set to. Pure: others ask for the facts."""
+"""Computes the new offsets of `--reset-offsets`, and parses its arguments. Pure: callers fetch the facts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kcoord.client.types import TopicPartition
 
 
 class Target(Enum):
-    """Where offsets are set to."""
+    """The target of a reset."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -26,14 +26,14 @@ class Target(Enum):
 
 
 class Reset(NamedTuple):
-    """A target, with its offset, distance or time where it has one."""
+    """A target. `value` is its offset, distance or time in ms, for the targets that have one."""
 
     target: Target
     value: int = 0
 
 
 class Facts(NamedTuple):
-    """What is known about a partition; None: no committed offset, or no record at or after the time."""
+    """The offsets of a partition. None means no committed offset, or no record at or after the time."""
 
     earliest: int
     latest: int
@@ -42,14 +42,14 @@ class Facts(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The new offset, None where there can be none; and what the user should know about it."""
+    """The new offset, or None if there is none, with a note for the user."""
 
     offset: int | None
     note: str | None = None
 
 
 def decide(reset: Reset, facts: Facts) -> Decision:
-    """The new offset of one partition, always one that can be read from or where the next record will be."""
+    """Returns the new offset of a partition. It lies between log start offset and log end offset."""
     match reset.target:
         case Target.EARLIEST:
             return Decision(facts.earliest)
@@ -84,7 +84,7 @@ def _within(offset: int, facts: Facts) -> Decision:
 
 
 def parse_topics(texts: Iterable[str]) -> dict[str, list[int] | None]:
-    """`t:0,1` names partitions of a topic, `t` all of them (None); ValueError says what is wrong."""
+    """Parses topics: `t:0,1` names partitions, `t` names all partitions (None). Raises ValueError if malformed."""
     topics: dict[str, list[int] | None] = {}
     for text in texts:
         topic, colon, numbers = text.partition(":")
@@ -107,7 +107,7 @@ def _partition(text: str, whole: str) -> int:
 
 
 def parse_datetime_ms(text: str) -> int:
-    """ISO 8601, in UTC where it names no zone, as milliseconds since the epoch."""
+    """Parses an ISO 8601 time, by default in UTC, and returns milliseconds since the epoch."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -118,7 +118,7 @@ def parse_datetime_ms(text: str) -> int:
 
 
 def parse_age_ms(text: str) -> int:
-    """An ISO 8601 duration, such as P1D or PT30M, in milliseconds."""
+    """Parses an ISO 8601 duration such as P1D or PT30M, and returns milliseconds."""
     duration_ms = parse_duration_ms(text)
     if duration_ms is None or duration_ms < 0:
         raise ValueError(f"{text!r} is not a duration such as P1D or PT1H30M")
@@ -129,7 +129,7 @@ Plan = dict[str, dict[TopicPartition, int]]
 
 
 def parse_plan(text: str, group_ids: list[str]) -> Plan:
-    """The CSV that --export writes: `group,topic,partition,offset`, without the group where there is one only."""
+    """Parses the CSV of --export: `group,topic,partition,offset`. A single group may be left out."""
     plan: Plan = {}
     for number, fields in enumerate(csv.reader(io.StringIO(text)), 1):
         if not fields:
@@ -143,18 +143,18 @@ def _plan_line(number: int, fields: list[str], group_ids: list[str]) -> tuple[st
     if len(fields) == 3 and len(group_ids) == 1:
         fields = [group_ids[0], *fields]
     if len(fields) != 4:
-        wanted = "topic,partition,offset" if len(group_ids) == 1 else "group,topic,partition,offset"
-        raise ValueError(f"line {number}: not {wanted}")
+        columns = "topic,partition,offset" if len(group_ids) == 1 else "group,topic,partition,offset"
+        raise ValueError(f"line {number}: not {columns}")
     group_id, topic, partition, offset = (field.strip() for field in fields)
     if group_id not in group_ids:
-        raise ValueError(f"line {number}: {group_id} is none of the groups to reset")
+        raise ValueError(f"line {number}: {group_id} is not one of the groups to reset")
     if not topic or not partition.isdecimal() or not offset.isdecimal():
         raise ValueError(f"line {number}: not a topic with a partition and an offset: {','.join(fields)}")
     return group_id, TopicPartition(topic, int(partition)), int(offset)
 
 
 def format_plan(plan: Mapping[str, Mapping[TopicPartition, int]]) -> str:
-    """CSV for --from-file."""
+    """Returns the CSV for --from-file."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for group_id, offsets in plan.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command lines of before: accepted until the next release, with a warning that names the option to use."""
+"""Old forms of command lines. They are accepted until the next release, with a warning that names the new option."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NEXT_RELEASE: Final = "the next release does not accept it"
 
 
 def add_old_positional(parser: argparse.ArgumentParser, option: str, metavar: str) -> None:
-    """Accepts the value of `option` also as a positional argument."""
+    """Accepts the value of `option` as a positional argument too."""
     parser.add_argument(
         option.removeprefix("--").replace("-", "_"),
         nargs="?",
@@ -41,7 +41,7 @@ def _warn(prog: str, old: str, new: str) -> None:
 
 
 def require_group(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Ends with exit code 2 if there is no group, as argparse does for a required option."""
+    """Exits with code 2 if there is no group, as argparse does for a required option."""
     if options.group is None:
         parser.error("the following arguments are required: --group")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a command line, and whether they go together."""
+"""Parses the options of a command line and checks their combination."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def parse_options(
     arguments: Sequence[str],
     find_problem: Callable[[argparse.Namespace], str | None],
 ) -> argparse.Namespace:
-    """Returns the options. Ends with exit code 2 if `find_problem` returns why they do not go together."""
+    """Returns the options. Exits with code 2 and the text of `find_problem` if it returns one."""
     options = parser.parse_args(arguments)
     problem = find_problem(options)
     if problem is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One set of rows, two forms: a table for people, JSON for programs. A row is a mapping, a column names its key."""
+"""Prints rows as a table or as JSON. A row is a mapping, and a column has the key of its values."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Row = Mapping[str, object]
 
 
 def plain_text(value: object) -> str:
-    """Nothing is a dash, as in Kafka's tables: every row keeps all its columns."""
+    """Returns the text of a value. A missing value is a dash, as in Kafka's tables, so every row has all columns."""
     return "-" if value is None or value == "" else str(value)
 
 
 def time_text(value: object) -> str:
-    """A creation time as KIP-1327 prints it."""
+    """Formats a creation time as KIP-1327 does."""
     return format_time(value) if isinstance(value, int) else UNKNOWN_TIME
 
 
 def assignment_text(value: object) -> str:
-    """`topic:0,1;other:2`; topics in order."""
+    """Formats an assignment as `topic:0,1;other:2`, with sorted topics."""
     if not isinstance(value, Mapping) or not value:
         return "-"
     return ";".join(f"{topic}:{','.join(map(str, value[topic]))}" for topic in sorted(value))
 
 
 def node_text(value: object) -> str:
-    """`host:port (id)`."""
+    """Formats a node as `host:port (id)`."""
     return f"{value['host']}:{value['port']} ({value['id']})" if isinstance(value, Mapping) else "-"
 
 
@@ -46,7 +46,7 @@ class OutputColumn(NamedTuple):
 
 
 def print_rows(columns: Sequence[OutputColumn], rows: Sequence[Row], *, as_json: bool) -> None:
-    """To stdout; JSON has the columns' keys only, so that both forms tell the same."""
+    """Prints rows to stdout. JSON has only the keys of the columns, so that both forms have the same content."""
     if as_json:
         print_json([{column.key: row[column.key] for column in columns} for row in rows])
     else:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord produce TOPIC`: each line of standard input is a record, as text or as JSON.
+"""`kcoord produce TOPIC`: writes each line of standard input as a record, from text or JSON.
 
-A line is sent when it has been read, so that a pipe from a program that is still running works too; the exit code is 0
-only if every record is stored.
+A line is sent as soon as it is read, so input may come from a program that is still running. The first malformed line
+ends the input; records of earlier lines are still sent. The exit code is 0 only if every record is stored.
+
+A daemon thread reads standard input and hands chunks to the event loop, which parses and sends the lines. At most
+`_MAX_UNSENT` records wait for their acknowledgement; then reading pauses.
 """
 
 from __future__ import annotations
@@ -23,16 +26,16 @@ from kcoord_protocol.errors import KafkaError
 
 _MAX_UNSENT = 10_000
 _CHUNK_BYTES = 1 << 16
-# So that what `kcoord consume --json` prints can be written again.
+# `kcoord consume --json` prints these fields. Ignoring them allows to write its output again.
 _IGNORED_FIELDS = {"topic", "offset"}
 
 
 class NotARecord(Exception):
-    """What is wrong with a line."""
+    """A line is malformed. The text has the reason."""
 
 
 class InputRecord(NamedTuple):
-    """A line as a record."""
+    """The record of a line."""
 
     value: bytes | None
     key: bytes | None = None
@@ -45,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
     if options.json and (options.key_separator is not None or options.null_marker is not None):
-        parser.error("--key-separator and --null-marker are for lines of text, not for --json")
+        parser.error("--key-separator and --null-marker do not go with --json")
     return run_safely(parser.prog, lambda: _produce(options))
 
 
@@ -53,23 +56,23 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kcoord produce", description=__doc__, allow_abbrev=False)
     add_connection_options(parser)
     parser.add_argument("topic", metavar="TOPIC")
-    parser.add_argument("--partition", type=int, metavar="N", help="for records that name none")
-    parser.add_argument("--key-separator", metavar="TEXT", help="what stands between key and value in each line")
-    parser.add_argument("--null-marker", metavar="TEXT", help="a key or value of this text is null")
-    parser.add_argument("--acks", choices=("0", "1", "all"), help="(default: that of --command-config, else all)")
+    parser.add_argument("--partition", type=int, metavar="N", help="the partition of records that have none")
+    parser.add_argument("--key-separator", metavar="TEXT", help="the text between key and value in each line")
+    parser.add_argument("--null-marker", metavar="TEXT", help="a key or value equal to TEXT becomes null")
+    parser.add_argument("--acks", choices=("0", "1", "all"), help="(default: acks of --command-config, else all)")
     parser.add_argument(
         "--compression",
         choices=("none", "gzip", "snappy", "lz4", "zstd"),
-        help="(default: that of --command-config, else none)",
+        help="(default: compression.type of --command-config, else none)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="lines are objects: value, key, headers, partition, timestamp_ms"
+        "--json", action="store_true", help="each line is an object: value, key, headers, partition, timestamp_ms"
     )
     return parser
 
 
 def parse_line(line: bytes, options: argparse.Namespace) -> InputRecord:
-    """One record; NotARecord says what is wrong."""
+    """Parses a line. Raises NotARecord if it is malformed."""
     if options.json:
         return _from_json(line)
     marker = None if options.null_marker is None else options.null_marker.encode()
@@ -89,7 +92,7 @@ def _from_json(line: bytes) -> InputRecord:
     try:
         fields = json.loads(line)
     except ValueError as error:
-        raise NotARecord(f"no JSON: {error}") from error
+        raise NotARecord(f"not valid JSON: {error}") from error
     if not isinstance(fields, dict):
         raise NotARecord("not a JSON object")
     unknown = sorted(fields.keys() - set(InputRecord._fields) - _IGNORED_FIELDS)
@@ -108,7 +111,7 @@ def _from_json(line: bytes) -> InputRecord:
 
 
 def _bytes(name: str, value: object) -> bytes | None:
-    """Text as it is; other JSON as JSON."""
+    """Returns a string as UTF-8, and any other JSON value as JSON."""
     if value is None:
         return None
     return value.encode() if isinstance(value, str) else json.dumps(value, ensure_ascii=False).encode()
@@ -171,7 +174,7 @@ async def _send(producer: Producer, options: argparse.Namespace, record: InputRe
 
 
 async def _lines(source: BinaryIO) -> AsyncIterator[bytes]:
-    """Lines as they come. The thread is a daemon: one that waits for input must not keep the process alive."""
+    """Yields lines as they arrive. The thread is a daemon, since a pending read must not keep the process alive."""
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=4)
 

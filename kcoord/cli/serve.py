@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`kcoord serve [server.properties] [--override key=value ...]`: runs a broker until SIGTERM or Ctrl-C.
 
-Settings: defaults < file < KCOORD_* environment variables < overrides. Whatever can be wrong with them is said before
-anything is opened.
+Settings: defaults < file < KCOORD_* environment variables < overrides. Settings are checked before any file or socket
+is opened.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         config = _config(settings)
     except (ConfigError, OSError) as error:
         return _failed(str(error))
-    # After the settings are known to be good: these imports are most of the start.
+    # These imports are most of the start time, so wrong settings are reported before them.
     from kcoord.server.errors import StartError
     from kcoord.server.start import run
 
@@ -57,24 +57,28 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kcoord serve", description="Run a broker until SIGTERM or Ctrl-C.")
     parser.add_argument("properties", nargs="?", type=Path, metavar="server.properties", help="a Kafka properties file")
     parser.add_argument(
-        "--override", action="append", default=[], metavar="KEY=VALUE", help="a setting that wins over the file"
+        "--override",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting that overrides the file; may be repeated",
     )
     parser.add_argument(
         "--log-level",
         default=os.environ.get("KCOORD_LOG_LEVEL", "INFO").upper(),
         type=str.upper,
         choices=LOG_LEVELS,
-        help="what is logged to stderr (default INFO, or KCOORD_LOG_LEVEL)",
+        help="the lowest level that is logged to stderr (default INFO, or KCOORD_LOG_LEVEL)",
     )
-    parser.add_argument("--json", action="store_true", help="print the line that says it is ready as JSON")
-    tests = parser.add_argument_group("for tests")
+    parser.add_argument("--json", action="store_true", help="print the ready line as JSON")
+    tests = parser.add_argument_group("options for tests")
     tests.add_argument(
         "--test-mode",
         action="store_true",
-        help="keep all data in memory, and open a control over HTTP by which tests move the clock and inject faults",
+        help="keep all data in memory, and open an HTTP control for tests that moves the clock and injects faults",
     )
-    tests.add_argument("--control-port", type=_port, metavar="PORT", help="of the control (default: a free one)")
-    tests.add_argument("--control-host", metavar="HOST", help=f"of the control (default {_CONTROL_HOST})")
+    tests.add_argument("--control-port", type=_port, metavar="PORT", help="port of the control (default: a free port)")
+    tests.add_argument("--control-host", metavar="HOST", help=f"host of the control (default {_CONTROL_HOST})")
     return parser
 
 
@@ -95,9 +99,9 @@ def _serve_tests(settings: Mapping[str, str], options: argparse.Namespace) -> in
     from kcoord.testing.serve import run
 
     if "log.dirs" in settings or "log.dir" in settings:
-        logging.getLogger(__name__).warning("Test mode keeps its data in memory: log.dirs has no effect")
+        logging.getLogger(__name__).warning("Test mode keeps its data in memory, so log.dirs has no effect")
     if "group.coordinator.threads" in settings or "kcoord.worker.ports" in settings:
-        logging.getLogger(__name__).warning("Test mode is one process: settings about workers have no effect")
+        logging.getLogger(__name__).warning("Test mode is one process, so the settings of workers have no effect")
     try:
         on_ready = _print_ready_json if options.json else _print_ready
         run(settings, options.control_host or _CONTROL_HOST, options.control_port or 0, on_ready)
@@ -122,7 +126,7 @@ def _config(settings: Mapping[str, str]) -> BrokerConfig:
 
 
 def _environment() -> Mapping[str, str]:
-    """Without the variable that is an option of this command and no setting of the broker."""
+    """Returns the environment without KCOORD_LOG_LEVEL, which is an option of this command."""
     return {key: value for key, value in os.environ.items() if key != "KCOORD_LOG_LEVEL"}
 
 
@@ -146,7 +150,7 @@ def _print_ready_json(ready: ReadyLine, control_url: str | None = None) -> None:
 
 
 def milliseconds_since_exec() -> int:
-    """How long ago this process was started, the interpreter's own start included."""
+    """Returns the age of this process in ms, including the start of the interpreter."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         started = ticks / os.sysconf("SC_CLK_TCK")

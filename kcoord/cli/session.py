@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all commands that ask brokers share: how they name them, how they fail, and their exit codes.
+"""Shared by all commands that connect to brokers: connection options, settings, errors and exit codes.
 
-0: done; 1: it failed, wholly or in part; 2: the command line is wrong.
+* Exit codes: 0 if everything succeeded; 1 if anything failed, even in part; 2 if the command line is wrong; 130 after
+  Ctrl-C.
+* Settings of the client: defaults < file of --command-config < options.
+* Results go to stdout. Warnings and errors go to stderr, and an expected error is one line.
 """
 
 from __future__ import annotations
@@ -33,17 +36,15 @@ AdminWork = Callable[[AdminClient, argparse.Namespace], Awaitable[int]]
 
 
 class CommandError(Exception):
-    """What the user is told before the command ends with exit code 1."""
+    """The command fails with exit code 1 and prints the text."""
 
 
-def add_connection_options(
-    parser: argparse.ArgumentParser, timeout_help: str = "how long each question may take"
-) -> None:
+def add_connection_options(parser: argparse.ArgumentParser, timeout_help: str = "timeout of each request") -> None:
     parser.add_argument("--version", action="version", version=f"kcoord {__version__}")
     parser.add_argument(
         "--bootstrap-server",
         metavar="HOST:PORT",
-        help=f"brokers to ask, separated by commas (default: those of --command-config, else {_DEFAULT_ADDRESS})",
+        help=f"brokers to connect to, separated by commas (default: as in --command-config, else {_DEFAULT_ADDRESS})",
     )
     parser.add_argument("--command-config", type=Path, metavar="FILE", help="a properties file with client settings")
     parser.add_argument(
@@ -55,12 +56,13 @@ def add_connection_options(
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def client_config(kind: type[Config], options: argparse.Namespace, **settings: str) -> Config:
-    """Client settings: defaults of the commands, then the file, then the options. Afterwards `options.timeout` is the
-    timeout in use.
+    """Returns the client settings: defaults of the commands, overridden by the file, then by the options.
+
+    Sets `options.timeout` to the effective timeout in ms.
     """
     properties = {
         "client.id": "kcoord-cli",
@@ -89,7 +91,7 @@ def run_with_admin(program: str, options: argparse.Namespace, work: AdminWork) -
 
 
 def run_safely(program: str, work: Callable[[], Awaitable[int]]) -> int:
-    """Runs a command; a failure that can be expected is one line on stderr."""
+    """Runs a command and returns its exit code. Prints an expected failure as one line to stderr."""
 
     async def run() -> int:
         return await work()
@@ -99,7 +101,7 @@ def run_safely(program: str, work: Callable[[], Awaitable[int]]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of the output has seen enough. Without this the interpreter would complain when it flushes.
+        # The reader of the pipe has closed it, such as `head`. Without this the interpreter's final flush fails.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KafkaError as error:
@@ -110,21 +112,21 @@ def run_safely(program: str, work: Callable[[], Awaitable[int]]) -> int:
 
 
 def error_text(error: KafkaError) -> str:
-    """The error's name and words; what the client found out by itself has no name that would tell more."""
+    """Returns the error's name and text. Timeouts and disconnects of the client have no Kafka error name."""
     if isinstance(error, DisconnectException | TimeoutException):
         return error.message or error.error.description
     return str(error)
 
 
 def error_json(error: KafkaError | None) -> dict[str, object]:
-    """What a row of JSON says of an error."""
+    """Returns the fields of an error in a row of JSON."""
     if error is None:
         return {"error": None, "message": None}
     return {"error": error.error.name, "message": error.message or error.error.description}
 
 
 def report_failure(text: str) -> None:
-    """A part that failed, where others may not have; the exit code shall be EXIT_FAILED."""
+    """Prints the failure of one part of a command. The caller then returns EXIT_FAILED."""
     print(f"error: {text}", file=sys.stderr)
 
 
@@ -133,5 +135,5 @@ def warn(text: str) -> None:
 
 
 def split_list(text: str) -> list[str]:
-    """The items of a comma-separated list."""
+    """Returns the items of a comma-separated list."""
     return [item for item in (part.strip() for part in text.split(",")) if item]

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord simulate`: the deterministic simulation of the coordinator; what is on the command line is all that a run
-depends on.
-"""
+"""`kcoord simulate`: the deterministic simulation of the coordinator. A run depends on the command line alone."""
 
 from __future__ import annotations
 
@@ -22,11 +20,11 @@ from kcoord.simulation.runner import Outcome, report, run, shrink
 from kcoord.simulation.summary import Summary
 from kcoord.simulation.world import DEFAULT_STEPS, Setup
 
-_UNDER_WAY_PER_PROCESS = 2
+_PENDING_PER_PROCESS = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs setups and prints what they came to; 1 where an invariant did not hold."""
+    """Runs setups and prints their results. Returns 1 if an invariant does not hold."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     try:
@@ -48,23 +46,27 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=f"fault families: {', '.join(FAULTS)}",
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--seed", type=int, metavar="N", help="run one seed, and print its trace hash and summary")
+    which.add_argument("--seed", type=int, metavar="N", help="run one seed and print its summary and trace hash")
     which.add_argument(
         "--seeds", metavar="A:B", default="0:20", help="run the seeds from A to before B (default: 0:20)"
     )
-    which.add_argument("--forever", type=int, metavar="A", help="run the seeds from A on until stopped")
-    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, metavar="N", help="steps until the faults end")
+    which.add_argument("--forever", type=int, metavar="A", help="run the seeds from A on until Ctrl-C")
     parser.add_argument(
-        "--scenario", choices=sorted(filter(None, SCENARIOS)), default="", help="decide part of the mix"
+        "--steps", type=int, default=DEFAULT_STEPS, metavar="N", help="number of steps until the faults end"
     )
-    parser.add_argument("--faults", metavar="LIST", help="leave only these families of faults on, or none")
-    parser.add_argument("--plant", choices=sorted(PLANTS), help="plant a fault that has to be found")
     parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="work on so many seeds at once (0: one per core)"
+        "--scenario", choices=sorted(filter(None, SCENARIOS)), default="", help="fix a part of the random options"
     )
-    parser.add_argument("--reached", action="store_true", help="report the error branches of the coordinator, by count")
+    parser.add_argument("--faults", metavar="LIST", help="enable only these fault families; none disables all")
+    parser.add_argument("--plant", choices=sorted(PLANTS), help="plant a fault that the simulation has to find")
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="number of seeds to run in parallel (0: one per core)"
+    )
+    parser.add_argument(
+        "--reached", action="store_true", help="report how often each error branch of the coordinator was reached"
+    )
     parser.add_argument("--trace", action="store_true", help="with --seed: print the latest events")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs, when the runs are over")
+    parser.add_argument("--json", action="store_true", help="print JSON after the last run")
     return parser
 
 
@@ -75,7 +77,7 @@ def _seeds(options: argparse.Namespace) -> Iterable[int]:
         return count(options.forever)
     first, _, end = options.seeds.partition(":")
     if not first.isdecimal() or not end.isdecimal():
-        raise ValueError(f"--seeds {options.seeds}: two numbers and a colon between them are needed")
+        raise ValueError(f"--seeds {options.seeds}: must be two numbers with a colon between them, such as 0:20")
     return range(int(first), int(end))
 
 
@@ -84,7 +86,7 @@ def _faults(text: str | None) -> frozenset[str] | None:
         return None
     names = frozenset(text.split(",")) - {"none", ""}
     if not names <= set(FAULTS):
-        raise ValueError(f"--faults {text}: {', '.join(sorted(names - set(FAULTS)))} is none of {', '.join(FAULTS)}")
+        raise ValueError(f"--faults {text}: {', '.join(sorted(names - set(FAULTS)))} must be among {', '.join(FAULTS)}")
     return names
 
 
@@ -114,7 +116,7 @@ def _run_one(setup: Setup, options: argparse.Namespace) -> int:
 
 
 def _run_many(setups: Iterator[Setup], options: argparse.Namespace) -> int:
-    """Runs until the setups end, or until the first failure where they do not, or until Ctrl-C."""
+    """Runs all setups, or until Ctrl-C. Prints a report for every failure."""
     summary = Summary()
     with Reached() if options.reached else nullcontext() as reached:
         outcomes = _in_processes(setups, options) if options.processes > 1 else _in_turn(setups, options)
@@ -134,10 +136,10 @@ def _run_many(setups: Iterator[Setup], options: argparse.Namespace) -> int:
 
 
 def _print_json(summary: Summary, reached: object, more: Mapping[str, object] | None = None) -> None:
-    found = dict(more or {}) | summary.to_json()
+    document = dict(more or {}) | summary.to_json()
     if isinstance(reached, Reached):
-        found["reached"] = list(reached.lines())
-    print(json.dumps(found, indent=2, ensure_ascii=False))
+        document["reached"] = list(reached.lines())
+    print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def _in_turn(setups: Iterable[Setup], options: argparse.Namespace) -> Iterator[Outcome]:
@@ -150,22 +152,24 @@ def _run_planted(setup: Setup, plant: str | None) -> Outcome:
 
 def _in_processes(setups: Iterator[Setup], options: argparse.Namespace) -> Iterator[Outcome]:
     with ProcessPoolExecutor(options.processes) as pool:
-        under_way: set[Future[Outcome]] = set()
+        pending: set[Future[Outcome]] = set()
         try:
             while True:
-                wanted = options.processes * _UNDER_WAY_PER_PROCESS - len(under_way)
-                under_way |= {pool.submit(_run_planted, setup, options.plant) for setup in islice(setups, wanted)}
-                if not under_way:
+                count_to_submit = options.processes * _PENDING_PER_PROCESS - len(pending)
+                pending |= {
+                    pool.submit(_run_planted, setup, options.plant) for setup in islice(setups, count_to_submit)
+                }
+                if not pending:
                     return
-                done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
-                for future in sorted(done, key=lambda one: one.result().seed):
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in sorted(done, key=lambda future: future.result().seed):
                     yield future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _with_progress(outcomes: Iterator[Outcome], summary: Summary, *, is_endless: bool) -> Iterator[Outcome]:
-    """Adds everything up; at a terminal, or where it does not end, shows how far it is."""
+    """Adds every outcome to the summary. Shows the progress at a terminal, and for an endless run."""
     if not is_endless and not sys.stderr.isatty():
         for outcome in outcomes:
             summary.add(outcome)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that go on until they are stopped: SIGINT (Ctrl-C) and SIGTERM ask for it, and both end well.
+"""Stops endless commands cleanly on SIGINT (Ctrl-C) and SIGTERM.
 
-The handlers only set a flag: an exception in the middle of a conversation with the JVM would leave an answer there that
-the next question takes for its own.
+The handlers only set a flag. An exception in the middle of a call to the JVM would leave a response in its connection,
+which the next call would read as its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """The event is set by the first signal; a second one does what it did before, and so does any after this."""
+    """Yields an event that the first signal sets. That signal also restores the previous handlers, for the next one."""
     stop = threading.Event()
     before: dict[signal.Signals, _Handler] = {}
 
@@ -29,11 +29,11 @@ def stop_on_signals() -> Iterator[threading.Event]:
         restore()
 
     def restore() -> None:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-    for each in _SIGNALS:
-        before[each] = signal.signal(each, handle)
+    for number in _SIGNALS:
+        before[number] = signal.signal(number, handle)
     try:
         yield stop
     finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables for people: columns as wide as their content, numbers to the right; and times as people write them."""
+"""Formats tables with aligned columns, and formats and parses times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def format_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """The lines of a table, without a newline at the end."""
+    """Returns the lines of a table, without a final newline."""
     cells = [[*titles], *([cell_text(value) for value in row] for row in rows)]
     body = cells[1:]
     widths = [max(len(line[column]) for line in cells) for column in range(len(titles))]
@@ -28,18 +28,18 @@ def format_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str
 
 
 def cell_text(value: object) -> str:
-    """Nothing is a dash."""
+    """Returns the text of a cell. None is a dash."""
     return "-" if value is None else str(value)
 
 
 def align_right(cells: Sequence[str]) -> bool:
-    """Whether the cells of a column are numbers, as far as they are known."""
-    known = [text for text in cells if text != "-"]
-    return bool(known) and all(text.removeprefix("-").isdigit() for text in known)
+    """Whether all cells of a column are numbers or dashes, with at least one number."""
+    texts = [text for text in cells if text != "-"]
+    return bool(texts) and all(text.removeprefix("-").isdigit() for text in texts)
 
 
 def format_time(timestamp_ms: int) -> str:
-    """ISO 8601 in UTC, with milliseconds."""
+    """Formats a time as ISO 8601 in UTC, with milliseconds."""
     if timestamp_ms < 0:
         return "-"
     try:
@@ -54,7 +54,7 @@ def current_time_ms() -> int:
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """Milliseconds since the epoch, an ISO 8601 time (UTC unless it says otherwise), or an age such as 15m or 2h."""
+    """Parses milliseconds since the epoch, an ISO 8601 time (by default in UTC), or an age such as 15m or 2h."""
     if text.isascii() and text.isdigit():
         return int(text)
     age = _AGE.fullmatch(text)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables for people at a terminal, drawn by rich; for a pipe, the plain columns of Kafka's tools that scripts read.
+"""Prints tables: drawn by rich at a terminal, and in the plain columns of Kafka's tools into a pipe, for scripts.
 
-rich is imported when there is a terminal and something to draw. It follows NO_COLOR, TERM=dumb and COLUMNS.
+rich is imported only at a terminal. It follows NO_COLOR, TERM=dumb and COLUMNS.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STYLES: Final = {
     "N/A": "dim",
     "-": "dim",
 }
-"""How cells look that say only this."""
+"""The style of a cell by its whole text."""
 
 
 def is_terminal() -> bool:
@@ -37,14 +37,14 @@ def is_terminal() -> bool:
 
 
 def console() -> Console:
-    """The terminal behind stdout."""
+    """Returns the console of stdout."""
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=False)
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """Prints rows under their titles; `title` is for people only."""
+    """Prints rows under their titles. `title` is printed at a terminal only."""
     if is_terminal():
         console().print(make_table(titles, rows, title=title))
     else:
@@ -52,7 +52,7 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, titl
 
 
 def make_table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> Table:
-    """A table whose cells are never cut off: what is too wide goes on in the next line."""
+    """Returns a table that wraps long cells instead of truncating them."""
     from rich import box
     from rich.table import Table
 
@@ -67,7 +67,7 @@ def make_table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, title
 
 
 def styled(text: str) -> Text:
-    """The text as it is, whatever brackets it has; only its look depends on what it says."""
+    """Returns the unchanged text with a style. Brackets are not markup."""
     from rich.text import Text
 
     return Text(text, style=STYLES.get(text, "red" if text.startswith("Error:") else ""))

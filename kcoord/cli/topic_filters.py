@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which partitions `kcoord topics --describe` shows: the options of kafka-topics.sh for partitions in trouble. Pure."""
+"""The filters of `kcoord topics --describe`, as in kafka-topics.sh, such as --under-replicated-partitions. Pure."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ _MIN_ISR: Final = "min.insync.replicas"
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--topics-with-overrides", action="store_true", help="only topics with settings of their own")
+    only.add_argument("--topics-with-overrides", action="store_true", help="only topics with dynamic settings")
     for name, text in FILTERS.items():
         only.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text)
 
 
 def filter_of(options: argparse.Namespace) -> str | None:
-    """The filter that was chosen."""
+    """Returns the chosen filter, or None."""
     return next((name for name in FILTERS if getattr(options, name)), None)
 
 
 def filtered(topic: TopicDescription, configs: Mapping[str, ConfigEntry], chosen: str | None) -> TopicDescription:
-    """The topic with the partitions that the filter leaves."""
+    """Returns the topic with only the partitions that match the filter."""
     if chosen is None:
         return topic
     entry = configs.get(_MIN_ISR)
     min_isr = int(entry.value) if entry is not None and entry.value else 1
-    return replace(topic, partitions=[each for each in topic.partitions if _is_left(each, chosen, min_isr)])
+    return replace(
+        topic, partitions=[partition for partition in topic.partitions if _is_left(partition, chosen, min_isr)]
+    )
 
 
 def _is_left(partition: TopicPartitionInfo, chosen: str, min_isr: int) -> bool:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord topics`: create, alter, delete, list and describe topics, with the options and the lines of kafka-topics.sh,
-and with the partitions' creation times (KIP-1327).
+"""`kcoord topics`: create, alter, delete, list and describe topics.
+
+Options and output lines are those of kafka-topics.sh, plus the creation times of partitions (KIP-1327).
 """
 
 from __future__ import annotations
@@ -77,34 +78,40 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kcoord topics", description=__doc__, allow_abbrev=False)
     add_connection_options(parser)
     add_json_option(parser)
-    actions = parser.add_argument_group("actions, of which one is needed")
-    actions.add_argument("--create", action="store_true", help="make topics")
-    actions.add_argument("--alter", action="store_true", help="give topics more partitions")
+    actions = parser.add_argument_group("actions (exactly one is required)")
+    actions.add_argument("--create", action="store_true", help="create topics")
+    actions.add_argument("--alter", action="store_true", help="increase the number of partitions of topics")
     actions.add_argument("--delete", action="store_true", help="delete topics and their records")
-    actions.add_argument("--list", action="store_true", help="the names of topics")
-    actions.add_argument("--describe", action="store_true", help="partitions, settings and creation times of topics")
+    actions.add_argument("--list", action="store_true", help="list the names of topics")
+    actions.add_argument(
+        "--describe", action="store_true", help="show partitions, settings and creation times of topics"
+    )
     parser.add_argument(
         "--topic",
         action="append",
         default=[],
         metavar="TOPIC",
-        help="a name, or a regular expression for all but --create; may be given several times",
+        help="a name or, except for --create, a regular expression; may be repeated",
     )
-    parser.add_argument("--partitions", type=int, metavar="N", help="how many there shall be")
+    parser.add_argument("--partitions", type=int, metavar="N", help="the number of partitions")
     parser.add_argument("--replication-factor", type=int, metavar="N")
     parser.add_argument(
-        "--replica-assignment", metavar="1:2,2:3", help="the brokers of each partition, instead of the two numbers"
+        "--replica-assignment",
+        metavar="1:2,2:3",
+        help="the brokers of each partition, instead of --partitions and --replication-factor",
     )
-    parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help="may be given several times")
-    parser.add_argument("--if-exists", action="store_true", help="no error if there is no such topic")
-    parser.add_argument("--if-not-exists", action="store_true", help="no error if there is such a topic")
-    parser.add_argument("--exclude-internal", action="store_true", help="leave out topics of the broker's own")
+    parser.add_argument(
+        "--config", action="append", default=[], metavar="KEY=VALUE", help="a topic setting; may be repeated"
+    )
+    parser.add_argument("--if-exists", action="store_true", help="do not fail if the topic does not exist")
+    parser.add_argument("--if-not-exists", action="store_true", help="do not fail if the topic already exists")
+    parser.add_argument("--exclude-internal", action="store_true", help="leave out internal topics")
     parser.add_argument("--topic-id", metavar="ID", help="the topic with this id, instead of --topic")
     parser.add_argument(
         "--partition-size-limit-per-response",
         type=int,
         metavar="N",
-        help=f"how many partitions to ask for at a time (default {PARTITIONS_PER_PAGE})",
+        help=f"the number of partitions per request (default {PARTITIONS_PER_PAGE})",
     )
     add_filters(parser)
     return parser
@@ -115,7 +122,7 @@ def _given_actions(options: argparse.Namespace) -> list[str]:
 
 
 def find_problem(options: argparse.Namespace) -> str | None:
-    """Why the options do not go together, None where they do."""
+    """Returns why the options cannot be combined, or None if they can."""
     given = _given_actions(options)
     if len(given) != 1:
         return f"exactly one action is needed: {', '.join(map(option_name, ACTIONS))}"
@@ -124,7 +131,7 @@ def find_problem(options: argparse.Namespace) -> str | None:
         if getattr(options, name) not in (None, False, []) and action not in actions:
             return f"{option_name(name)} does not go with --{action}"
     if options.topic_id is not None and options.topic:
-        return "--topic-id takes the place of --topic"
+        return "--topic-id does not go with --topic"
     if options.partition_size_limit_per_response is not None and options.partition_size_limit_per_response < 1:
         return "--partition-size-limit-per-response must be at least 1"
     if action in ("create", "alter", "delete") and not options.topic:
@@ -132,7 +139,7 @@ def find_problem(options: argparse.Namespace) -> str | None:
     if action == "alter" and options.partitions is None:
         return "--alter needs --partitions"
     if action == "create" and options.replica_assignment and (options.partitions or options.replication_factor):
-        return "--replica-assignment takes the place of --partitions and --replication-factor"
+        return "--replica-assignment does not go with --partitions and --replication-factor"
     try:
         parse_configs(options.config)
         parse_replica_assignment(options.replica_assignment or "")
@@ -144,7 +151,7 @@ def find_problem(options: argparse.Namespace) -> str | None:
 
 
 def parse_configs(texts: Iterable[str]) -> dict[str, str]:
-    """KEY=VALUE settings."""
+    """Parses KEY=VALUE settings."""
     configs = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -155,7 +162,7 @@ def parse_configs(texts: Iterable[str]) -> dict[str, str]:
 
 
 def parse_replica_assignment(text: str) -> Replicas:
-    """`1:2,2:3`: partitions separated by commas, the brokers of each by colons."""
+    """Parses `1:2,2:3`: commas separate partitions, and colons separate the brokers of a partition."""
     if not text:
         return []
     partitions = [part.split(":") for part in text.split(",")]
@@ -169,7 +176,7 @@ def parse_replica_assignment(text: str) -> Replicas:
 
 async def _create(admin: AdminClient, options: argparse.Namespace) -> int:
     replicas = parse_replica_assignment(options.replica_assignment or "")
-    wanted = [
+    new_topics = [
         NewTopic(
             name,
             -1 if options.partitions is None else options.partitions,
@@ -179,10 +186,10 @@ async def _create(admin: AdminClient, options: argparse.Namespace) -> int:
         )
         for name in options.topic
     ]
-    for topic in wanted:
+    for topic in new_topics:
         if "." in topic.name or "_" in topic.name:
             warn(f"{topic.name}: names of metrics have _ for both . and _, so topics that differ in these may collide")
-    results = await admin.create_topics(wanted)
+    results = await admin.create_topics(new_topics)
     return _finish(results, options, "Created", _ignored(options.if_not_exists, Errors.TOPIC_ALREADY_EXISTS))
 
 
@@ -232,7 +239,7 @@ async def _describe(admin: AdminClient, options: argparse.Namespace) -> int:
             _print_topic(topic, configs[topic.name], with_partitions=not options.topics_with_overrides)
             continue
         lines = list(topic_lines(topic, configs[topic.name], with_partitions=not options.topics_with_overrides))
-        # Of partitions in trouble the lines alone are shown, as by Kafka's tool.
+        # With a filter only the lines of partitions are printed, as by Kafka's tool.
         for line in lines if chosen is None else lines[1:]:
             print(line)
     return 0
@@ -243,13 +250,15 @@ async def _topics(admin: AdminClient, options: argparse.Namespace) -> list[Topic
 
 
 def _is_chosen(name: str, options: argparse.Namespace) -> bool:
-    """No --topic is every topic."""
+    """Whether --topic matches the name. Without --topic every name matches."""
     return not options.topic or any(re.fullmatch(pattern, name) for pattern in options.topic)
 
 
 def chosen_names(topics: Iterable[TopicListing], options: argparse.Namespace) -> list[str]:
-    """The topics that --topic names or, where there is none of that name, matches: `a.b` is not meant to delete `a-b`.
-    CommandError where one matches nothing, unless that is welcome.
+    """Returns the topics that --topic names.
+
+    A value is a name if a topic has this name, and a regular expression otherwise. So `a.b` does not delete `a-b` too.
+    Raises CommandError if a value matches nothing, unless --if-exists is given.
     """
     if options.topic_id is not None:
         named = [topic.name for topic in topics if uuid_to_string(topic.topic_id) == options.topic_id]
@@ -261,10 +270,10 @@ def chosen_names(topics: Iterable[TopicListing], options: argparse.Namespace) ->
         return names
     chosen: set[str] = set()
     for pattern in options.topic:
-        found = {pattern} & set(names) or {name for name in names if re.fullmatch(pattern, name)}
-        if not found and not options.if_exists:
+        matching = {pattern} & set(names) or {name for name in names if re.fullmatch(pattern, name)}
+        if not matching and not options.if_exists:
             raise CommandError(f"Topic '{pattern}' does not exist")
-        chosen |= found
+        chosen |= matching
     return [name for name in names if name in chosen]
 
 
@@ -301,24 +310,24 @@ async def _configs(admin: AdminClient, names: Iterable[str]) -> dict[str, Mappin
 
 
 def _own(entries: Mapping[str, ConfigEntry]) -> dict[str, str | None]:
-    """What a topic was given."""
+    """Returns the dynamic settings of a topic."""
     return {key: entry.value for key, entry in entries.items() if entry.source is ConfigSource.DYNAMIC_TOPIC_CONFIG}
 
 
 def topic_lines(
     topic: TopicDescription, configs: Mapping[str, str | None], *, with_partitions: bool = True
 ) -> Iterable[str]:
-    """Fields separated by tabs, as scripts expect them; the creation time is the last one (KIP-1327)."""
+    """Yields lines with tab-separated fields, as scripts expect. The creation time is the last field (KIP-1327)."""
     yield _line(_topic_fields(topic, configs))
     for partition in topic.partitions if with_partitions else ():
         yield f"\t{_line(_partition_fields(topic.name, partition))}"
 
 
 def _print_topic(topic: TopicDescription, configs: Mapping[str, str | None], *, with_partitions: bool) -> None:
-    """The same for people: the topic in a line, its partitions in a table."""
+    """Prints a topic at a terminal: a line for the topic, a table for its partitions."""
     print("  ".join(f"{name}: {value}" for name, value in _topic_fields(topic, configs).items() if value != ""))
     if with_partitions:
-        rows = [_partition_fields(topic.name, each) for each in topic.partitions]
+        rows = [_partition_fields(topic.name, partition) for partition in topic.partitions]
         titles = [name for name in rows[0] if name != "Topic"] if rows else []
         print_table(titles, [[row[name] for name in titles] for row in rows])
 
@@ -362,15 +371,15 @@ def topic_json(topic: TopicDescription, configs: Mapping[str, str | None]) -> di
         "configs": dict(configs),
         "partitions": [
             {
-                "partition": each.partition,
-                "leader": None if each.leader is None else each.leader.node_id,
-                "leader_epoch": each.leader_epoch,
-                "replicas": each.replicas,
-                "isr": each.isr,
-                "elr": each.eligible_leader_replicas,
-                "last_known_elr": each.last_known_elr,
-                "creation_time_ms": each.creation_time_ms,
+                "partition": partition.partition,
+                "leader": None if partition.leader is None else partition.leader.node_id,
+                "leader_epoch": partition.leader_epoch,
+                "replicas": partition.replicas,
+                "isr": partition.isr,
+                "elr": partition.eligible_leader_replicas,
+                "last_known_elr": partition.last_known_elr,
+                "creation_time_ms": partition.creation_time_ms,
             }
-            for each in topic.partitions
+            for partition in topic.partitions
         ],
     }

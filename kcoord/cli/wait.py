@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord wait --for ready|group-stable|topic`: for scripts, returns when a broker, a group or a topic is as they need
-it.
+"""`kcoord wait --for ready|group-stable|topic`: waits for a condition of brokers, a group or a topic, for scripts.
 
-Exit code 0: it is; 1: it was not in time, or it cannot be; 2: the command line is wrong.
+Exit code 0: the condition is met. 1: the timeout has passed, or an error shows that waiting is useless. 2: the command
+line is wrong.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ READY, GROUP_STABLE, TOPIC = "ready", "group-stable", "topic"
 _LOOK_SECONDS: Final = 0.1
 _BACKOFF_MS: Final = "200"
 _PROBE_GROUP: Final = "kcoord-wait"
-"""Does not exist. A coordinator that says so has loaded its partition."""
+"""A group that does not exist. A coordinator that returns GROUP_ID_NOT_FOUND has loaded its partition."""
 _STABLE_STATE: Final = "Stable"
 
 Look = Callable[[AdminClient, argparse.Namespace, int], Awaitable[str | None]]
-"""Asks once, in at most so many milliseconds; returns what is still missing, None if nothing is."""
+"""Checks a condition once, with a timeout in ms. Returns what is missing, or None if the condition is met."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,8 +49,8 @@ def main(arguments: Sequence[str]) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kcoord wait",
-        description="Waits until a broker, a group or a topic is as a script needs it. The exit code is 0 if it is, "
-        "1 if --timeout is over or it cannot be.",
+        description="Waits until the condition of --for is met, for scripts. The exit code is 0 if it is met, and 1 "
+        "after --timeout or if it cannot be met.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -58,11 +58,11 @@ def make_parser() -> argparse.ArgumentParser:
         dest="condition",
         required=True,
         choices=(READY, GROUP_STABLE, TOPIC),
-        help="ready: all brokers answer and their group coordinators are active; group-stable: --group is in state "
-        "Stable; topic: --topic exists and each of its partitions has a leader",
+        help="ready: all brokers respond and their group coordinators are active; group-stable: --group is in state "
+        "Stable; topic: --topic exists and every partition has a leader",
     )
-    parser.add_argument("--group", metavar="GROUP", help="with ready, the coordinator of this group")
-    parser.add_argument("--members", type=int, metavar="N", help="with group-stable: at least so many members")
+    parser.add_argument("--group", metavar="GROUP", help="the group; with ready: check the coordinator of this group")
+    parser.add_argument("--members", type=int, metavar="N", help="with group-stable: the group has at least N members")
     parser.add_argument("--topic", metavar="TOPIC")
     add_connection_options(parser, "how long to wait")
     add_json_option(parser)
@@ -70,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def find_problem(options: argparse.Namespace) -> str | None:
-    """Why the options do not go together, None if they do."""
+    """Returns why the options cannot be combined, or None if they can."""
     if options.condition == GROUP_STABLE and options.group is None:
         return f"--for {GROUP_STABLE} needs --group"
     if options.condition == TOPIC and options.group is not None:
@@ -83,7 +83,7 @@ def find_problem(options: argparse.Namespace) -> str | None:
 
 
 async def _wait(options: argparse.Namespace) -> int:
-    # Often the broker is not there yet: the default backoff would keep the script waiting for up to a second more.
+    # Often the broker is still starting. The default backoff would delay the script by up to a second.
     backoff = {"reconnect.backoff.max.ms": _BACKOFF_MS, "retry.backoff.max.ms": _BACKOFF_MS}
     config = client_config(AdminConfig, options, **backoff)
     look: Look = {READY: _look_at_brokers, GROUP_STABLE: _look_at_group, TOPIC: _look_at_topic}[options.condition]
@@ -111,7 +111,7 @@ def _subject(options: argparse.Namespace) -> str:
 
 
 async def _until(admin: AdminClient, look: Look, options: argparse.Namespace, end: float) -> str | None:
-    """Looks until nothing is missing, the time is over, or an error says that waiting is useless."""
+    """Checks until the condition is met, the time has passed, or an error is not retriable."""
     missing: str | None = None
     while (left_ms := round((end - time.monotonic()) * 1000)) > 0:
         try:
@@ -119,18 +119,18 @@ async def _until(admin: AdminClient, look: Look, options: argparse.Namespace, en
             if missing is None:
                 return None
         except TimeoutException as error:
-            # The last look may have had too little time; what an earlier one saw says more.
+            # The last check may have had too little time, so the result of an earlier one is more useful.
             missing = missing or error_text(error)
         except KafkaError as error:
             missing = error_text(error)
             if not error.error.retriable:
                 return missing
         await asyncio.sleep(min(_LOOK_SECONDS, max(end - time.monotonic(), 0)))
-    return f"{missing or 'there was no time to look'}, after {options.timeout} ms"
+    return f"{missing or 'the timeout was too short for a request'}, after {options.timeout} ms"
 
 
 async def _look_at_brokers(admin: AdminClient, options: argparse.Namespace, left_ms: int) -> str | None:
-    """Every broker lists its groups, which fails while it loads one of its partitions."""
+    """Lists the groups of every broker, which fails while a broker loads a partition."""
     await admin.list_groups(timeout_ms=left_ms)
     group_id = options.group or _PROBE_GROUP
     error = (await admin.describe_consumer_groups([group_id], timeout_ms=left_ms)).error(group_id)

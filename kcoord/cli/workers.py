@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord workers fence|unfence BROKER --data DIR`: takes one broker of several workers out of service, or back.
+"""`kcoord workers fence|unfence BROKER --data DIR`: fences or unfences one broker of several worker processes.
 
-It speaks to the workers over their own sockets, so it works for the user whose process they are, on their machine.
+It connects to the Unix sockets of the workers, so it works only on their machine and as their user.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ _CORRELATION_ID = 1
 
 
 class WorkersNotReached(Exception):
-    """Why nobody answered."""
+    """No worker process responded."""
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kcoord workers",
-        description="Take one broker of several worker processes out of service, or back. While it is out, it refuses "
-        "clients, and other replicas lead its partitions.",
+        description="Take one broker of several worker processes out of service (fence), or back (unfence). A fenced "
+        "broker rejects clients, and other replicas lead its partitions.",
     )
     parser.add_argument("action", choices=(FENCE, UNFENCE))
     parser.add_argument("broker", type=int, metavar="BROKER", help="the id of the broker")
     parser.add_argument("--data", required=True, metavar="DIR", help="the data folder (log.dirs)")
-    parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="for the answer (default 10)")
+    parser.add_argument(
+        "--timeout", type=float, default=10.0, metavar="SECONDS", help="timeout of the request (default 10)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser
 
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def set_fenced(data: str, broker_id: int, *, fenced: bool, timeout_seconds: float) -> Errors:
-    """What the controller answers. Any worker passes the request on to it."""
+    """Returns the error of the controller's response. Any worker forwards the request to the controller."""
     from kcoord.server.workers.peer_frames import MAX_FRAME_BYTES, PeerRequest, decode_response
     from kcoord_protocol.messages import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 
@@ -71,14 +73,14 @@ def set_fenced(data: str, broker_id: int, *, fenced: bool, timeout_seconds: floa
         while not frames:
             received = connection.recv(_RECEIVE_BYTES)
             if not received:
-                raise WorkersNotReached("the worker has ended before it answered")
+                raise WorkersNotReached("the worker process ended before it responded")
             frames = reader.feed(received)
     _, body = decode_response(frames[0])
     return Errors(BrokerHeartbeatResponse.decode(body, 0).error_code)
 
 
 def _connect(data: str, timeout_seconds: float) -> socket.socket:
-    """The socket of the first worker that answers: they are named by their ids, the controller's is the lowest."""
+    """Connects to the first worker that accepts. The sockets are named by worker id; the controller's is the lowest."""
     from kcoord.storage.file_system import RealFileSystem
     from kcoord.storage.worker_checkpoints import read_sockets_folder
 

@@ -56,7 +56,7 @@ def test_a_line_that_is_no_record_fails(broker: KcoordProcess, kcoord: CommandLi
     create_topic(broker.address, name)
     failed = kcoord.run("produce", name, "--json", stdin='{"value": "v"}\nodd\n')
     assert failed.code == 1
-    assert "line 2: no JSON" in failed.err
+    assert "line 2: not valid JSON" in failed.err
     assert consume(kcoord, name, "--from-beginning", "--max-messages", "1") == ["v"]
 
 
@@ -117,8 +117,8 @@ def test_groups_explained_and_watched(
         assert (explained, watching.result()) == (0, 0)
     told = capsys.readouterr().out
     for text in (
-        "convergence    complete: nobody is waited for",
-        "static member  one is held by",
+        "convergence    complete: no member is waited for",
+        "static member  one belongs to",
         "joined",
         f" took {name}:0,1",
         "left and may return",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all commands have in common: the same options by the same names, and the old forms with a warning."""
+"""The options that all commands have under the same names, and the old forms, which print a warning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WITHOUT_BROKER = ("kcoord log", "kcoord lake", "kcoord serve", "kcoord simulate"
 
 
 def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """The parsers of all commands and subcommands."""
+    """Yields the parsers of all commands and subcommands."""
     nested = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not nested:
         yield parser
@@ -33,7 +33,7 @@ def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]
 
 
 def shown_options(parser: argparse.ArgumentParser) -> set[str]:
-    """What --help lists."""
+    """Returns the options that --help lists."""
     shown = (action for action in parser._actions if action.help is not argparse.SUPPRESS)
     return {option for action in shown for option in action.option_strings}
 
@@ -51,7 +51,7 @@ def test_every_command_has_the_common_options(prog: str) -> None:
         assert "--format" not in options
     metavars = {action.metavar for action in PARSERS[prog]._actions if not action.option_strings and action.help}
     if "GROUP" in metavars:
-        assert "--group" in options, "a group has its option"
+        assert "--group" in options, "a command with a positional group has --group too"
 
 
 def parsed(line: str) -> argparse.Namespace:
@@ -86,15 +86,15 @@ def test_a_command_about_a_group_needs_one(line: str, capsys: pytest.CaptureFixt
     assert "the following arguments are required: --group" in capsys.readouterr().err
 
 
-def test_the_help_of_groups_is_about_all_of_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_groups_describes_all_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["groups", "--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Explain and watch groups, list when offsets expire, bring offsets back." in said
-    assert "compaction" not in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Explain and watch groups, list when offsets expire, restore offsets." in text
+    assert "compaction" not in text
     with pytest.raises(SystemExit):
         main(["groups", "restore", "--help"])
-    assert "What compaction has removed is lost." in " ".join(capsys.readouterr().out.split())
+    assert "Offsets whose records compaction has removed are lost." in " ".join(capsys.readouterr().out.split())
 
 
 def test_health_as_json_names_each_broker(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,28 +108,28 @@ def test_health_as_json_names_each_broker(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(("regex", "code"), [("a.*", 0), ("a(b", 1)])
-def test_a_regular_expression_is_judged_as_json(regex: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_check_of_a_regular_expression_as_json(regex: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["consumer-groups", "--validate-regex", regex, "--json"]) == code
-    said = json.loads(capsys.readouterr().out)
-    assert (said["regex"], said["valid"]) == (regex, code == 0)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["regex"], document["valid"]) == (regex, code == 0)
 
 
 def documented_lines() -> list[list[str]]:
-    """The arguments of every kcoord command of the document's examples."""
-    found = []
+    """Returns the arguments of every kcoord command in the examples of docs/command-line.md."""
+    commands = []
     for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
         if not line.startswith("    $ "):
             continue
         for part in re.split(r" \|\|? | && |; ", line.removeprefix("    $ ")):
             words = shlex.split(part)
             if words and words[0] == "kcoord":
-                found.append(words[1:])
-    return found
+                commands.append(words[1:])
+    return commands
 
 
-def test_every_command_line_of_the_document_is_accepted_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_line_of_the_document_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     lines = documented_lines()
     assert len(lines) > 20
     for words in lines:
         whole_parser().parse_args(words)
-    assert capsys.readouterr().err == "", "the document shows no old forms"
+    assert capsys.readouterr().err == "", "the document has no old forms"

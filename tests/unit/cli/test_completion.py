@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The completion scripts, used as a shell uses them."""
+"""The completion scripts, run by the shells."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def completed(script: Path, *words: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "completions"),
     [
         (["kcoord", "con"], {"consume", "consumer-groups", "configs"}),
         (["kcoord", "consumer-groups", "--reset"], {"--reset-offsets"}),
@@ -57,21 +57,21 @@ def completed(script: Path, *words: str) -> set[str]:
         (["kcoord", "topics", "--command-config", "cli"], {"client.properties"}),
     ],
 )
-def test_bash(script: Path, words: list[str], found: set[str]) -> None:
-    assert completed(script, *words) >= found
+def test_bash(script: Path, words: list[str], completions: set[str]) -> None:
+    assert completed(script, *words) >= completions
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_command_is_in_every_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([shell]) == 0
-    said = capsys.readouterr().out
-    assert all(command in said for command in COMMANDS)
+    script = capsys.readouterr().out
+    assert all(command in script for command in COMMANDS)
     checker = shutil.which(shell)
     if checker is not None:
-        subprocess.run([checker, "-n"], input=said, text=True, check=True, env=os.environ)
+        subprocess.run([checker, "-n"], input=script, text=True, check=True, env=os.environ)
 
 
 def test_the_whole_parser_parses() -> None:
-    """What completion offers is what the commands take."""
+    """Completion offers the options that the commands accept."""
     options = whole_parser().parse_args(["topics", "--describe", "--topic", "t"])
     assert (options.describe, options.topic) == (True, ["t"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which options of `kcoord consume` go together, and how it prints records."""
+"""The option combinations of `kcoord consume`, and the lines that it prints."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ RECORD = ConsumerRecord("t", 1, 7, 5, TimestampType.CREATE_TIME, None, b"\xffv",
         (["t", "u", "--partition", "0"], "goes with one TOPIC"),
         (["t", "--group", "g", "--partition", "0"], "goes with one TOPIC"),
         (["t", "--offset", "5"], "goes with --partition"),
-        (["t", "--partition", "0", "--offset", "middle"], "is none of"),
+        (["t", "--partition", "0", "--offset", "middle"], "is not earliest, latest or a number"),
     ],
 )
 def test_options(arguments: list[str], problem: str | None) -> None:
-    found = find_problem(make_parser().parse_args(arguments))
-    assert (found is None) if problem is None else (problem in (found or ""))
+    error = find_problem(make_parser().parse_args(arguments))
+    assert (error is None) if problem is None else (problem in (error or ""))
 
 
 def test_lines() -> None:

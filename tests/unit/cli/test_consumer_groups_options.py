@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which options of `kcoord consumer-groups` go together, and what they mean."""
+"""The option combinations of `kcoord consumer-groups`, and the values that they parse to."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RESET = ["--reset-offsets", *GROUP, "--topic", "t"]
         ["--describe", "--validate-regex", "a.*"],
     ],
 )
-def test_what_goes_together(arguments: list[str]) -> None:
+def test_valid_combinations(arguments: list[str]) -> None:
     assert find_problem(make_parser().parse_args(arguments)) is None
 
 
@@ -51,8 +51,8 @@ def test_what_goes_together(arguments: list[str]) -> None:
         ([], "exactly one action"),
         (["--list", "--describe"], "exactly one action"),
         (["--list", *GROUP], "--group does not go with --list"),
-        (["--list", "--state", "Happy"], "Happy is no state"),
-        (["--list", "--type", "odd"], "odd is no type"),
+        (["--list", "--state", "Happy"], "unknown state Happy"),
+        (["--list", "--type", "odd"], "unknown type odd"),
         (["--describe"], "--group or --all-groups"),
         (["--describe", *GROUP, "--all-groups"], "not both"),
         (["--describe", *GROUP, "--state", "--members"], "at most one of"),
@@ -73,10 +73,10 @@ def test_what_goes_together(arguments: list[str]) -> None:
         (["--reset-offsets", *GROUP, "--to-latest"], "--topic or --all-topics"),
     ],
 )
-def test_what_does_not(arguments: list[str], problem: str) -> None:
-    found = find_problem(make_parser().parse_args(arguments))
-    assert found is not None
-    assert problem in found
+def test_invalid_combinations(arguments: list[str], problem: str) -> None:
+    error = find_problem(make_parser().parse_args(arguments))
+    assert error is not None
+    assert problem in error
 
 
 def test_states_and_types_in_any_case() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which options of `kcoord features` go together."""
+"""The option combinations of `kcoord features`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `kcoord groups explain` and `watch` say about groups."""
+"""The texts of `kcoord groups explain` and `kcoord groups watch`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def explained(description: ConsumerGroupDescription, settings: InsightSettings =
     return [(finding.subject, finding.text) for finding in explain(description, settings)]
 
 
-def told(before: ConsumerGroupDescription | None, after: ConsumerGroupDescription | None) -> list[tuple[str, str]]:
+def texts_of(before: ConsumerGroupDescription | None, after: ConsumerGroupDescription | None) -> list[tuple[str, str]]:
     return [(finding.subject, finding.text) for finding in changes(before, after)]
 
 
@@ -46,35 +46,35 @@ def test_a_group_that_has_converged() -> None:
         ("group", "Consumer group, Stable, 1 member, epoch 3, target assignment of epoch 3"),
         ("created", "1970-01-01T00:00:00.000Z"),
         ("assignor", "uniform: the broker's default, the first of group.consumer.assignors"),
-        ("convergence", "complete: nobody is waited for"),
+        ("convergence", "complete: no member is waited for"),
     ]
 
 
-def test_who_holds_a_rebalance_back() -> None:
-    found = explained(group(member("a", (0, 1), (0,)), member("b", (), (1, 2))))
-    assert ("convergence", "a (app on /h) has to give up t:1") in found
-    assert ("convergence", "b (app on /h) waits for t:1 from a, gets t:2 with its next heartbeat") in found
+def test_members_that_delay_a_rebalance() -> None:
+    statements = explained(group(member("a", (0, 1), (0,)), member("b", (), (1, 2))))
+    assert ("convergence", "a (app on /h) has to give up t:1") in statements
+    assert ("convergence", "b (app on /h) waits for t:1 from a, gets t:2 with its next heartbeat") in statements
 
 
-def test_a_target_that_is_out_of_date_and_a_member_behind() -> None:
+def test_an_outdated_target_and_a_member_with_an_old_epoch() -> None:
     texts = [text for subject, text in explained(group(member("a", (0,), (0,), epoch=2), epoch=4))]
     assert any("out of date" in text for text in texts)
-    assert "a (app on /h) learns of epoch 3 with its next heartbeat" in texts
+    assert "a (app on /h) gets epoch 3 with its next heartbeat" in texts
 
 
-def test_an_assignor_that_members_asked_for() -> None:
+def test_an_assignor_that_the_members_have_chosen() -> None:
     texts = dict(explained(group(assignor="range")))
-    assert texts["assignor"].startswith("range: most of the members that name one want it")
+    assert texts["assignor"].startswith("range: most members with group.remote.assignor have it")
 
 
 def test_static_members() -> None:
-    found = explained(
+    statements = explained(
         group(member("a", (0,), (0,), epoch=-2, instance="i"), member("b", (1,), (1,), instance="j")),
     )
-    statics = [text for subject, text in found if subject == "static member"]
+    statics = [text for subject, text in statements if subject == "static member"]
     assert statics == [
-        "i left and may return: t:0 stay its own until consumer.session.timeout.ms=45000 is over",
-        "j is held by b until that is silent for consumer.session.timeout.ms=45000",
+        "i left and may return: it keeps t:0 until consumer.session.timeout.ms=45000 has passed",
+        "j belongs to b until it sends no heartbeat for consumer.session.timeout.ms=45000",
     ]
 
 
@@ -85,7 +85,7 @@ def test_a_static_member_of_the_classic_protocol_has_a_session_timeout_of_its_ow
         group(replace(static, upgraded=None), group_type="Classic"),
     ):
         text = dict(explained(description))["static member"]
-        assert text == "i is held by a until that is silent for its own session.timeout.ms"
+        assert text == "i belongs to a until it sends no heartbeat for its own session.timeout.ms"
 
 
 def test_members_of_the_classic_protocol() -> None:
@@ -95,33 +95,35 @@ def test_members_of_the_classic_protocol() -> None:
     assert any(text.startswith("waits for members that have not joined") for _, text in classic)
 
 
-def test_a_join_and_what_it_moves() -> None:
+def test_a_join_and_the_partitions_that_it_moves() -> None:
     alone = group(member("a", (0, 1), (0, 1)))
     both = group(member("a", (0, 1), (0,), epoch=3), member("b", (), (1,)), epoch=4, target_epoch=4)
-    found = told(alone, both)
-    assert found[0][1].endswith("because members joined")
-    assert found[1:] == [("joined", "b (app on /h)"), ("member", "a is asked to give up t:1")]
+    findings = texts_of(alone, both)
+    assert findings[0][1].endswith("because members joined")
+    assert findings[1:] == [("joined", "b (app on /h)"), ("member", "a is asked to give up t:1")]
     done = group(member("a", (0,), (0,)), member("b", (1,), (1,)), epoch=4, target_epoch=4)
-    assert told(both, done) == [("member", "a gave up t:1"), ("member", "b took t:1")]
-    assert told(done, done) == []
+    assert texts_of(both, done) == [("member", "a gave up t:1"), ("member", "b took t:1")]
+    assert texts_of(done, done) == []
 
 
 def test_other_causes() -> None:
     before = group(member("a", (0,), (0,)), member("b", (1,), (1,)))
-    left = told(before, group(member("a", (0,), (0,)), epoch=4))
+    left = texts_of(before, group(member("a", (0,), (0,)), epoch=4))
     assert left[0][1].endswith("because members left")
     assert left[1] == ("left", "b (app on /h)")
     other = replace(member("a", (0,), (0,)), subscribed_topic_names=("u",))
-    assert told(before, group(other, member("b", (1,), (1,)), epoch=4))[0][1].endswith("because subscriptions changed")
-    assert told(before, replace(before, group_epoch=4))[0][1].endswith("subscribed topics or settings changed")
-    assert told(before, replace(before, state="Reconciling"))[0][1].endswith("target assignment of epoch 3")
-    assert told(before, replace(before, target_assignment_epoch=4))[0][1].endswith("target assignment was computed")
-    assert told(replace(before, group_type="Classic"), before)[0][1].endswith("converted from Classic")
+    assert texts_of(before, group(other, member("b", (1,), (1,)), epoch=4))[0][1].endswith(
+        "because subscriptions changed"
+    )
+    assert texts_of(before, replace(before, group_epoch=4))[0][1].endswith("subscribed topics or settings changed")
+    assert texts_of(before, replace(before, state="Reconciling"))[0][1].endswith("target assignment of epoch 3")
+    assert texts_of(before, replace(before, target_assignment_epoch=4))[0][1].endswith("target assignment was computed")
+    assert texts_of(replace(before, group_type="Classic"), before)[0][1].endswith("converted from Classic")
 
 
 def test_groups_come_and_go() -> None:
-    first = told(None, group(member("a", (0,), (0,), epoch=-2, instance="i")))
+    first = texts_of(None, group(member("a", (0,), (0,), epoch=-2, instance="i")))
     assert [subject for subject, _ in first] == ["group", "created", "joined", "member", "member"]
     assert first[-1] == ("member", "a left and may return")
-    assert told(group(), None) == [("group", "is gone")]
-    assert told(None, None) == []
+    assert texts_of(group(), None) == [("group", "no longer exists")]
+    assert texts_of(None, None) == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord migrate --check`: the coordinator's rules, seen from outside."""
+"""`kcoord migrate --check`: the coordinator's rules, applied to descriptions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_group_that_can_be_converted() -> None:
     assert judge(group(state="Empty"), "Empty", {POLICY: "disabled"}).can_convert
 
 
-def test_groups_that_are_none_or_were_converted() -> None:
+def test_groups_that_do_not_exist_or_were_converted() -> None:
     assert not judge(group(state="Dead"), None, SETTINGS).can_convert
     assert judge(group(state="Dead"), "Stable", SETTINGS).can_convert
 
@@ -45,15 +45,13 @@ def test_groups_that_are_none_or_were_converted() -> None:
     [
         (group(member()), SETTINGS | {POLICY: "downgrade"}, "group.consumer.migration.policy=downgrade"),
         (group(member(), protocol_type="connect"), SETTINGS, "'connect', not 'consumer'"),
-        (group(member(), member(), member()), SETTINGS, "3 members, and group.consumer.max.size=2"),
+        (group(member(), member(), member()), SETTINGS, "3 members, but group.consumer.max.size=2"),
         (group(member(CUSTOM)), SETTINGS, "custom assignor"),
         (group(member(b"\x00")), SETTINGS, "the assignment of member m (c on /h) cannot be read"),
         (group(member(subscription=b"")), SETTINGS, "the subscription of member m (c on /h) cannot be read"),
     ],
 )
-def test_what_stands_in_the_way(
-    described: DescribeGroupsResponse.DescribedGroup, settings: dict[str, str], reason: str
-) -> None:
+def test_obstacles(described: DescribeGroupsResponse.DescribedGroup, settings: dict[str, str], reason: str) -> None:
     answer = judge(described, "Stable", settings)
     assert not answer.can_convert
     assert reason in answer.reasons[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where `--reset-offsets` sets offsets, and how its arguments and its CSV are read."""
+"""The new offsets of `--reset-offsets`, and its arguments and CSV."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_new_offsets(reset: Reset, facts: Facts, offset: int | None) -> None:
     assert decide(reset, facts).offset == offset
 
 
-def test_whatever_was_not_wanted_is_explained() -> None:
+def test_an_adjusted_offset_has_a_note() -> None:
     assert decide(Reset(Target.OFFSET, 7), FACTS) == Decision(7)
     assert decide(Reset(Target.OFFSET, 30), FACTS).note == "ends at 20: 30 is after that"
     assert decide(Reset(Target.SHIFT, 1), UNKNOWN).note == "has no committed offset to shift"
@@ -78,7 +78,7 @@ def test_topics() -> None:
 
 
 @pytest.mark.parametrize("text", ["a:", "a:x", ":1", "", "a:1,-2"])
-def test_topics_that_are_none(text: str) -> None:
+def test_malformed_topics(text: str) -> None:
     with pytest.raises(ValueError, match="is not"):
         parse_topics([text])
 
@@ -100,7 +100,7 @@ def test_a_plan_of_one_group_needs_no_group() -> None:
     assert parse_plan("g,t,0,3\ng,t,1,7\n", ["g"]) == plan
 
 
-def test_a_plan_of_groups_survives_odd_names() -> None:
+def test_a_plan_keeps_group_names_with_special_characters() -> None:
     plan = {'a "group", quoted': {TopicPartition("t", 0): 1}, "h": {TopicPartition("u", 3): 2}}
     assert parse_plan(format_plan(plan), list(plan)) == plan
 
@@ -110,11 +110,11 @@ def test_a_plan_of_groups_survives_odd_names() -> None:
     [
         ("t,0", ["g"], "line 1: not topic,partition,offset"),
         ("t,0,1", ["g", "h"], "line 1: not group,topic,partition,offset"),
-        ("g,t,0,1\nx,t,0,1", ["g"], "line 2: x is none of the groups"),
+        ("g,t,0,1\nx,t,0,1", ["g"], "line 2: x is not one of the groups"),
         ("t,0,-1", ["g"], "line 1: not a topic with a partition and an offset"),
         ("t,a,1", ["g"], "line 1: not a topic with a partition and an offset"),
     ],
 )
-def test_plans_that_are_none(text: str, groups: list[str], problem: str) -> None:
+def test_malformed_plans(text: str, groups: list[str], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         parse_plan(text, groups)

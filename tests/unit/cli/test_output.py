@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as tables and as JSON, and the rows of groups and topics."""
+"""Rows as tables and JSON, and the rows of groups and topics."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_cells() -> None:
     assert node_text({"id": 1, "host": "h", "port": 9092}) == "h:9092 (1)"
 
 
-def test_offsets_of_members_and_of_nobody() -> None:
+def test_offsets_with_and_without_a_member() -> None:
     rows = offset_rows(GROUP, {T0: OffsetAndMetadata(7, "", 2), T1: OffsetAndMetadata(4)}, {T0: 10})
-    known = ("topic", "partition", "leader_epoch", "current_offset", "log_end_offset", "lag", "consumer_id")
-    assert [tuple(row[key] for key in known) for row in rows] == [
+    keys = ("topic", "partition", "leader_epoch", "current_offset", "log_end_offset", "lag", "consumer_id")
+    assert [tuple(row[key] for key in keys) for row in rows] == [
         ("t", 0, 2, 7, 10, 3, "busy"),
         ("t", 1, None, 4, None, None, None),
         (None, None, None, None, None, None, "idle"),
@@ -79,8 +79,8 @@ def test_members_and_state() -> None:
     assert (state["members"], state["group_epoch"], state["group_creation_time_ms"]) == (2, 4, 1000)
 
 
-def test_instance_ids_and_upgrades_have_columns_only_if_they_say_something(capsys: pytest.CaptureFixture[str]) -> None:
-    """As Kafka's tool: recorded from 4.3.1 with groups of dynamic, static and mixed members."""
+def test_columns_of_instance_ids_and_upgrades_are_shown_only_with_values(capsys: pytest.CaptureFixture[str]) -> None:
+    """As Kafka's tool does; recorded from 4.3.1 with groups of dynamic, static and mixed members."""
     static = replace(BUSY, group_instance_id="i", upgraded=True)
     classic = replace(IDLE, upgraded=False)
     for members, titles in (
@@ -97,7 +97,7 @@ def test_instance_ids_and_upgrades_have_columns_only_if_they_say_something(capsy
         assert [title for title in printed if title in ("GROUP-INSTANCE-ID", "UPGRADED")] == titles
 
 
-def test_topics_tell_creation_times_as_kip_1327_does() -> None:
+def test_topics_have_creation_times_as_in_kip_1327() -> None:
     partitions = [
         TopicPartitionInfo(0, NODE, 0, [1, 2], [1], [], 1_736_937_000_000, [], []),
         TopicPartitionInfo(1, None, 0, [1, 2], [], []),
@@ -126,7 +126,7 @@ def test_command_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err == "warning: send.buffer.bytes has no effect here\n"
 
 
-def test_a_file_is_weaker_than_options_and_stronger_than_defaults(tmp_path: Path) -> None:
+def test_options_override_the_file_and_the_file_overrides_defaults(tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text("bootstrap.servers=other:2\ndefault.api.timeout.ms=70\n")
     options = argparse.Namespace(bootstrap_server=None, command_config=file, timeout=None)

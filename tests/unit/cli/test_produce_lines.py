@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `kcoord produce` reads lines."""
+"""The records that `kcoord produce` parses from lines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_lines(arguments: list[str], line: bytes, record: InputRecord) -> None:
     ("arguments", "line", "problem"),
     [
         (["--key-separator", ":"], b"ab", "no ':' between key and value"),
-        (["--json"], b"x", "no JSON"),
+        (["--json"], b"x", "not valid JSON"),
         (["--json"], b"[1]", "not a JSON object"),
         (["--json"], b'{"x": 1}', "x: unknown field"),
         (["--json"], b'{"headers": 1}', "headers: not an object"),
@@ -40,11 +40,11 @@ def test_lines(arguments: list[str], line: bytes, record: InputRecord) -> None:
         (["--json"], b'{"partition": true}', "partition: not a number"),
     ],
 )
-def test_lines_that_are_no_records(arguments: list[str], line: bytes, problem: str) -> None:
+def test_malformed_lines(arguments: list[str], line: bytes, problem: str) -> None:
     with pytest.raises(NotARecord, match=problem):
         parse_line(line, make_parser().parse_args(["topic", *arguments]))
 
 
-def test_json_has_its_own_keys_and_nulls() -> None:
+def test_json_lines_do_not_go_with_separator_and_marker() -> None:
     with pytest.raises(SystemExit):
         main(["produce", "topic", "--json", "--key-separator", ":"])

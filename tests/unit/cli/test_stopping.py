@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that end a command well."""
+"""Signals that stop a command cleanly."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kcoord.cli.stopping import stop_on_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_asks_and_the_second_one_does_what_it_did(number: signal.Signals) -> None:
+def test_the_first_signal_sets_the_event_and_restores_the_handlers(number: signal.Signals) -> None:
     heard: list[int] = []
-    before = signal.signal(number, lambda each, frame: heard.append(each))
+    before = signal.signal(number, lambda received, frame: heard.append(received))
     try:
         with stop_on_signals() as stop:
             assert not stop.is_set()
@@ -29,7 +29,7 @@ def test_the_first_signal_asks_and_the_second_one_does_what_it_did(number: signa
         signal.signal(number, before)
 
 
-def test_without_a_signal_everything_is_as_before() -> None:
+def test_without_a_signal_the_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with stop_on_signals() as stop:
         assert not stop.wait(0)

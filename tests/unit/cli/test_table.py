@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and times."""
+"""The format of tables and times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kcoord.cli.table import format_table, format_time, parse_time
 NOW_MS = 1_795_000_000_000
 
 
-def test_numbers_stand_right_and_text_left() -> None:
+def test_numbers_are_right_aligned_and_text_left_aligned() -> None:
     table = format_table(("NAME", "COUNT"), [("a", 5), ("longer", 1234), ("none", None)])
     assert table.splitlines() == ["NAME    COUNT", "a           5", "longer   1234", "none        -"]
 
@@ -36,7 +36,7 @@ def test_times(text: str, expected: int) -> None:
     assert parse_time(text, NOW_MS) == expected
 
 
-def test_no_time_is_an_error() -> None:
+def test_a_malformed_time_is_an_error() -> None:
     with pytest.raises(ValueError, match="yesterday"):
         parse_time("yesterday", NOW_MS)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables at a terminal, what a pipe gets, and that a broker's start pays for neither."""
+"""Tables at a terminal and in a pipe. The start of a broker imports neither rich nor shtab."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def drawn(what: RenderableType, width: int = 100) -> str:
     return out.getvalue()
 
 
-def test_a_cell_that_is_too_wide_is_not_cut_off() -> None:
+def test_a_long_cell_is_wrapped() -> None:
     text = "[bold]" + "x" * 50
     lines = drawn(terminal.make_table(["NAME", "COUNT"], [[text, 7]]), width=30)
     assert "…" not in lines
@@ -57,10 +57,10 @@ def group(epoch: int, *members: MemberDescription) -> ConsumerGroupDescription:
     )
 
 
-def test_the_screen_tells_who_gives_up_what_and_why() -> None:
+def test_the_screen_shows_what_members_have_to_revoke_and_why() -> None:
     screen = GroupScreen("g")
     screen.look(None, [], 0)
-    assert "there is no such group" in drawn(screen.show(0))
+    assert "does not exist" in drawn(screen.show(0))
     before = group(2, member("a", {T0, T1}, {T0, T1}))
     screen.look(before, list(changes(None, before)), 1000)
     assert "last rebalance" not in drawn(screen.show(1000))
@@ -76,7 +76,7 @@ def test_the_screen_tells_who_gives_up_what_and_why() -> None:
 
 
 def test_a_start_of_a_broker_imports_neither_rich_nor_shtab() -> None:
-    """Together they cost a third of the time that a start may take."""
+    """Together these imports take a third of the limit for a start."""
     code = "import sys, kcoord.cli, kcoord.cli.serve, kcoord.server.process; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "kcoord.server.process" in loaded

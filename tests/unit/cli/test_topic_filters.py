@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which partitions the options for partitions in trouble leave."""
+"""The partitions that pass the filters of `kcoord topics --describe`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ MIN_ISR = {"min.insync.replicas": ConfigEntry("min.insync.replicas", "2", Config
 )
 def test_filters(option: str | None, left: list[int]) -> None:
     options = make_parser().parse_args(["--describe", *([option] if option else [])])
-    assert [each.partition for each in filtered(TOPIC, MIN_ISR, filter_of(options)).partitions] == left
+    assert [partition.partition for partition in filtered(TOPIC, MIN_ISR, filter_of(options)).partitions] == left
 
 
-def test_two_filters_are_one_too_many() -> None:
+def test_two_filters_are_an_error() -> None:
     with pytest.raises(SystemExit):
         make_parser().parse_args(["--describe", "--unavailable-partitions", "--topics-with-overrides"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which options of `kcoord topics` and `kcoord configs` go together, and what they mean."""
+"""The option combinations of `kcoord topics` and `kcoord configs`, and the values that they parse to."""
 
 from __future__ import annotations
 
@@ -37,18 +37,21 @@ GROUP = ["--entity-type", "groups", "--entity-name", "g"]
         (["--create", *TOPIC, "--if-exists"], "--if-exists does not go with --create"),
         (["--create", *TOPIC, "--config", "a"], "is not KEY=VALUE"),
         (["--create", *TOPIC, "--replica-assignment", "1:x"], "is not BROKER"),
-        (["--create", *TOPIC, "--replica-assignment", "1", "--partitions", "1"], "takes the place of"),
+        (
+            ["--create", *TOPIC, "--replica-assignment", "1", "--partitions", "1"],
+            "--replica-assignment does not go with",
+        ),
         (["--list", "--topic", "a("], "unterminated"),
         (["--describe", "--topic-id", "x"], None),
-        (["--describe", "--topic-id", "x", *TOPIC], "--topic-id takes the place of --topic"),
+        (["--describe", "--topic-id", "x", *TOPIC], "--topic-id does not go with --topic"),
         (["--list", "--topic-id", "x"], "--topic-id does not go with --list"),
         (["--list", "--under-replicated-partitions"], "--under-replicated-partitions does not go with --list"),
         (["--describe", "--partition-size-limit-per-response", "0"], "must be at least 1"),
     ],
 )
 def test_topics_options(arguments: list[str], problem: str | None) -> None:
-    found = topics.find_problem(topics.make_parser().parse_args(arguments))
-    assert (found is None) if problem is None else (problem in (found or ""))
+    error = topics.find_problem(topics.make_parser().parse_args(arguments))
+    assert (error is None) if problem is None else (problem in (error or ""))
 
 
 @pytest.mark.parametrize(
@@ -71,12 +74,12 @@ def test_topics_options(arguments: list[str], problem: str | None) -> None:
         (["--delete", "--client-metrics", "m"], None),
         (["--delete", *GROUP], "--delete goes with --entity-type client-metrics"),
         (["--delete", "--entity-type", "client-metrics"], "--delete goes with --entity-type client-metrics"),
-        (["--delete", "--client-metrics", "m", "--add-config", "a=1"], "--delete takes nothing but"),
+        (["--delete", "--client-metrics", "m", "--add-config", "a=1"], "--delete allows only"),
     ],
 )
 def test_configs_options(arguments: list[str], problem: str | None) -> None:
-    found = configs.find_problem(configs.make_parser().parse_args(arguments))
-    assert (found is None) if problem is None else (problem in (found or ""))
+    error = configs.find_problem(configs.make_parser().parse_args(arguments))
+    assert (error is None) if problem is None else (problem in (error or ""))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,7 @@ def test_values() -> None:
     assert parse_assignments("") == {}
 
 
-def test_a_name_is_not_a_pattern_if_there_is_such_a_topic() -> None:
+def test_a_name_is_not_a_pattern_if_a_topic_has_this_name() -> None:
     listed = [TopicListing(name, bytes(16), False) for name in ("a-b", "a.b", "c")]
 
     def chosen(*arguments: str) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which options of `kcoord wait` go together."""
+"""The option combinations of `kcoord wait`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from kcoord.cli.wait import find_problem, make_parser
     ],
 )
 def test_options(line: str, problem: str | None) -> None:
-    found = find_problem(make_parser().parse_args(line.split()))
-    assert (found is None) if problem is None else (problem in (found or ""))
+    error = find_problem(make_parser().parse_args(line.split()))
+    assert (error is None) if problem is None else (problem in (error or ""))
 
 
 def test_a_condition_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,7 +35,7 @@ def test_a_condition_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--for" in capsys.readouterr().err
 
 
-def test_the_timeout_is_that_of_the_whole_wait(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_describes_the_timeout_of_the_whole_wait(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         make_parser().parse_args(["--help"])
     assert "--timeout MS          how long to wait (default 30000 ms)" in capsys.readouterr().out

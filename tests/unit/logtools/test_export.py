@@ -354,4 +354,4 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit) as ended:
         main(["log", "export", source, target, "--node-id=-2"])
     assert ended.value.code == 2
-    assert "'-2' is no node.id: give a number from 0 to 2147483647" in capsys.readouterr().err
+    assert "'-2' is not a node.id: give a number from 0 to 2147483647" in capsys.readouterr().err
