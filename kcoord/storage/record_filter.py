@@ -47,7 +47,7 @@ def iter_raw(data: bytes, count: int) -> Iterator[RawRecord]:
     """The `count` records that must fill `data`; CorruptBatchError where they do not."""
     start = 0
     for end, _, delta, key_at, key_end, value_at, _ in walk_records(data, count, check_headers=False):
-        yield RawRecord(start, end, delta >> 1, None if key_at < 0 else data[key_at:key_end], value_at >= 0)
+        yield RawRecord(start, end, delta >> 1, None if key_at == -1 else data[key_at:key_end], value_at != -1)
         start = end
 
 
@@ -104,8 +104,6 @@ def _read_run(data: bytes, position: int, count: int) -> Run | None:
     most = min(count, (len(data) - position) // stride)
     if key_size_at - delta_at == 1:
         most = min(most, _SHORT_DELTAS - (data[delta_at] >> 1))
-    if most <= 0:
-        return None
     rows = iter_unpack(layout, memoryview(data)[position : position + most * stride])
     heads, deltas, key_sizes, keys, value_sizes = zip(*rows, strict=True)
     alike = min(map(_alike, (heads, key_sizes, value_sizes)))
@@ -128,7 +126,7 @@ def _offset_deltas(encoded: Sequence[bytes]) -> list[int] | None:
     joined = b"".join(encoded)
     if len(joined) == len(encoded) and joined.isascii():
         doubled = list(joined)
-    elif len(joined) == 2 * len(encoded) and joined[1::2].isascii() and min(joined[::2]) >= 0x80:
+    elif len(joined) == 2 * len(encoded) and joined[1::2].isascii() and all(map((0x80).__and__, joined[::2])):
         doubled = [low & 0x7F | high << 7 for low, high in zip(joined[::2], joined[1::2], strict=True)]
     else:
         return None  # larger ones are rare, and a number that ends early belongs to another layout

@@ -18,7 +18,6 @@ from kcoord_protocol.batch_header import (
     HEADER,
     LOG_OVERHEAD_BYTES,
     MAGIC,
-    MAGIC_POSITION,
     SMALLEST_BATCH_LENGTH,
     verify_crc,
 )
@@ -28,6 +27,7 @@ from kcoord_protocol.record_batch import possible_batches, walk_batches
 CHUNK_BYTES = 1 << 20
 _LEGACY_CRC_POSITION = 12
 _LEGACY_CRC_END = 16
+_SMALLEST_LEGACY_LENGTH = 14  # neither key nor value
 _WRONG_CRC = "the CRC of the batch does not match its content"
 
 
@@ -94,21 +94,22 @@ def walk(file: File, position: int, end: int, offset: int, *, verify: bool = Tru
                 at += size
         except CorruptBatchError as error:
             raise _garbage(file, chunk, error.position, position + error.position, end, offset) from None
-        wanted = CHUNK_BYTES if at else _bytes_of_next_batch(chunk, position, end, offset)
+        wanted = CHUNK_BYTES if at else _bytes_of_next_batch(file, chunk, position, end, offset)
         position += at
 
 
-def _bytes_of_next_batch(chunk: bytes, position: int, end: int, offset: int) -> int:
+def _bytes_of_next_batch(file: File, chunk: bytes, position: int, end: int, offset: int) -> int:
     """How much must be read for one whole batch, where `chunk` holds only the first part of it."""
+    rest = min(end, file.size()) - position  # somebody may have cut the file since it was opened
     if len(chunk) >= BATCH_OVERHEAD_BYTES:
         size = int(HEADER.unpack_from(chunk)[1]) + LOG_OVERHEAD_BYTES
-        if position + size <= end and len(chunk) < size:
+        if size <= rest:
             return size
-        reason = f"the batch says that it has {size} bytes, the file has {end - position} more"
+        reason = f"the batch says that it has {size} bytes, the file has {rest} more"
     elif not any(chunk):
         raise Damage(DamageKind.GARBAGE, position, offset, "the file goes on with zeros")
     else:
-        reason = f"the file ends {end - position} bytes into a batch header"
+        reason = f"the file ends {rest} bytes into a batch header"
     raise Damage(DamageKind.INCOMPLETE, position, offset, reason)
 
 
@@ -129,7 +130,7 @@ def _garbage(file: File, chunk: bytes, at: int, position: int, end: int, offset:
 
 def _is_legacy_message(file: File, position: int, end: int, length: int) -> bool:
     """Whether a message of magic 0 or 1 lies here: its CRC-32 covers everything after the CRC itself."""
-    if not MAGIC_POSITION - LOG_OVERHEAD_BYTES < length <= end - position - LOG_OVERHEAD_BYTES:
+    if not _SMALLEST_LEGACY_LENGTH <= length <= end - position - LOG_OVERHEAD_BYTES:
         return False
     data = file.read_at(position, LOG_OVERHEAD_BYTES + length)
     crc = int.from_bytes(data[_LEGACY_CRC_POSITION:_LEGACY_CRC_END], "big")
@@ -148,8 +149,7 @@ def find_batch(file: File, position: int, end: int, offset: int) -> tuple[int, i
     while end - position >= BATCH_OVERHEAD_BYTES:
         window = file.read_at(position, min(CHUNK_BYTES, end - position))
         for at, size, base in possible_batches(window, 0, end - position, offset):
-            is_whole = at + size <= len(window)
-            if verify_crc(window, at) if is_whole else verify_crc(file.read_at(position + at, size)):
+            if verify_crc(file.read_at(position + at, size)):
                 return position + at, base
         position += len(window) - BATCH_OVERHEAD_BYTES + 1
     return None
