@@ -81,7 +81,7 @@ class TransactionsOfPass:
         return False
 
     def _is_marker_of_nothing(self, header: BatchHeader, batch: bytes) -> bool:
-        if header.records_count == 0:
+        if not header.records_count:
             return True
         match marker_type(header, batch):
             case ControlRecordType.COMMIT:
@@ -96,5 +96,5 @@ class TransactionsOfPass:
 
     def note_removed(self, header: BatchHeader, batch: bytes) -> None:
         """A control batch was dropped."""
-        if header.records_count and marker_type(header, batch) is ControlRecordType.ABORT:
+        if marker_type(header, batch) is ControlRecordType.ABORT:
             self.removed_aborts.add(header.last_offset)

@@ -75,9 +75,9 @@ class Assessment:
 def assess(log: Log, first_dirty_offset: int, rules: CleaningRules, stable_offset: int, now_ms: int) -> Assessment:
     """What of the log can be cleaned now. `first_dirty_offset` is where the last pass ended, as far as is known."""
     segments = log.segments
-    start = segments[0].base_offset
-    if not start <= first_dirty_offset <= segments[-1].base_offset:
-        first_dirty_offset = start
+    if first_dirty_offset > segments[-1].base_offset:
+        first_dirty_offset = 0
+    first_dirty_offset = max(first_dirty_offset, segments[0].base_offset)
     end = min(stable_offset, segments[-1].base_offset)
     clean_bytes = cleanable_bytes = 0
     is_overdue = False
@@ -236,7 +236,7 @@ class Cleaner:
                 return True
         for _, _, delta, key_at, key_end, _, _ in walk_records(data, count, check_headers=False):
             offset = base_offset + (delta >> 1)
-            if key_at >= 0 and offset >= start and not offsets.put(data[key_at:key_end], offset):
+            if key_at != -1 and offset >= start and not offsets.put(data[key_at:key_end], offset):
                 return False
         return True
 
@@ -250,27 +250,25 @@ class Cleaner:
         result.segments_before += len(group)
         try:
             is_changed = self._copy(group, new, pass_)
+            result.bytes_after += new.size_bytes
+            result.segments_after += 1
             if not is_changed and len(group) == 1:
                 # Nothing to gain from replacing a file by its like.
                 new.discard()
-                result.bytes_after += group[0].size_bytes
-                result.segments_after += 1
                 return None
             new.finish(group[-1].created_ms)
             self._file_system.sync_dir(log.directory)
         except BaseException:
             new.discard()
             raise
-        result.bytes_after += new.size_bytes
-        result.segments_after += 1
         return Replacement(self._file_system, log, group, new.segment)
 
     def _copy(self, group: tuple[Segment, ...], new: NewSegment, pass_: Pass) -> bool:
         """True where anything is not as it was."""
         is_changed = False
         last: BatchHeader | None = None
+        unwritten_bytes = 0
         for segment in group:
-            unwritten_bytes = 0
             for frame in self._frames(segment):
                 batch = frame.batch
                 last = header = decode_header(batch)
@@ -286,7 +284,6 @@ class Cleaner:
                     new.write()
                     self._pause(unwritten_bytes)
                     unwritten_bytes = 0
-            new.write()
         if last is not None and len(group) > 1:
             # The new segment has to reach as far as those it replaces: recovery goes by that.
             new.add(empty_batch(last), last.last_offset, last.max_timestamp)
@@ -311,7 +308,7 @@ def group_segments(segments: tuple[Segment, ...], log: Log) -> Iterator[tuple[Se
         size_bytes += segment.size_bytes
         index_bytes += len(indexes.offsets) * OFFSET_ENTRY_BYTES
         time_index_bytes += len(indexes.times) * TIME_ENTRY_BYTES
-        last_offset = following.get(segment.base_offset, segment.base_offset + 1) - 1
+        last_offset = following.get(segment.base_offset, segment.base_offset) - 1
         fits = (
             size_bytes <= config.segment_bytes
             and max(index_bytes, time_index_bytes) <= config.segment_index_bytes

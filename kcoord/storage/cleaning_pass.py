@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kcoord.storage.cleaned_transactions import TransactionsOfPass
 from kcoord.storage.offset_map import OffsetMap
-from kcoord.storage.record_filter import RawRecord, Run, empty_batch, filter_batch, iter_raw, read_runs
+from kcoord.storage.record_filter import Run, Span, empty_batch, filter_batch, iter_raw, read_runs
 from kcoord_protocol.batch_header import BatchHeader
 from kcoord_protocol.record_batch import records_of
 from kcoord_protocol.record_walk import walk_records
@@ -64,22 +64,20 @@ class Pass:
         is_useless = self._transactions.may_discard(header, batch)
         horizon_ms = header.delete_horizon_ms
         has_passed = horizon_ms is not None and horizon_ms <= self._now_ms
-        is_discarded = is_useless and (not header.is_control or has_passed or header.records_count == 0)
+        is_discarded = is_useless and (not header.is_control or has_passed)
         if is_discarded and header.is_control:
             self._transactions.note_removed(header, batch)
-        if header.records_count == 0 or is_discarded:
+        if is_discarded or not header.records_count:
             return self._without_records(header, batch)
         return self._with_records(header, batch, marker_of_nothing=is_useless, has_passed=has_passed)
 
     def _without_records(self, header: BatchHeader, batch: bytes) -> bytes | None:
         if not self._is_last_of_producer(header):
             return None
-        return batch if header.records_count == 0 else empty_batch(header)
+        return empty_batch(header) if header.records_count else batch
 
     def _is_last_of_producer(self, header: BatchHeader) -> bool:
         """KIP-98: the last batch of an active producer stays, for its sequence number and epoch."""
-        if header.producer_id < 0:
-            return False
         last = self._producers.get(header.producer_id)
         if last is None:
             return False
@@ -92,7 +90,7 @@ class Pass:
     ) -> bytes | None:
         data = records_of(batch, 0, header)
         if header.is_control:
-            kept, has_tombstones = list(iter_raw(data, header.records_count)), marker_of_nothing
+            kept, has_tombstones = [record[:2] for record in iter_raw(data, header.records_count)], marker_of_nothing
         else:
             kept, has_tombstones = self._survivors(header, data, has_passed=has_passed)
         self.result.records_kept += len(kept)
@@ -105,7 +103,7 @@ class Pass:
             return batch
         return filter_batch(header, data, kept, new_horizon_ms)
 
-    def _survivors(self, header: BatchHeader, data: bytes, *, has_passed: bool) -> tuple[list[RawRecord], bool]:
+    def _survivors(self, header: BatchHeader, data: bytes, *, has_passed: bool) -> tuple[list[Span], bool]:
         """The records that stay, and whether there are tombstones among them."""
         base_offset = header.base_offset
         if header.last_offset <= self._offsets.latest_offset:
@@ -114,7 +112,7 @@ class Pass:
                 return self._survivors_of_runs(base_offset, runs, has_passed=has_passed)
         last_offset_of = self._offsets.get
         latest_offset = self._offsets.latest_offset
-        kept = []
+        kept: list[Span] = []
         has_tombstones = False
         start = following = 0
         for end, _, delta, key_at, key_end, value_at, _ in walk_records(
@@ -122,27 +120,25 @@ class Pass:
         ):
             start, following = following, end
             offset = base_offset + (delta >> 1)
-            key = None if key_at < 0 else data[key_at:key_end]
+            is_tombstone = value_at == -1
             if offset <= latest_offset:
-                if key is None or offset < last_offset_of(key):
+                if key_at == -1 or offset < last_offset_of(data[key_at:key_end]):
                     continue
-                if value_at < 0 and has_passed:
+                if is_tombstone and has_passed:
                     continue
-            has_tombstones = has_tombstones or value_at < 0
-            kept.append(RawRecord(start, end, delta >> 1, key, value_at >= 0))
+            has_tombstones = has_tombstones or is_tombstone
+            kept.append((start, end))
         return kept, has_tombstones
 
-    def _survivors_of_runs(
-        self, base_offset: int, runs: list[Run], *, has_passed: bool
-    ) -> tuple[list[RawRecord], bool]:
-        kept: list[RawRecord] = []
+    def _survivors_of_runs(self, base_offset: int, runs: list[Run], *, has_passed: bool) -> tuple[list[Span], bool]:
+        kept: list[Span] = []
         has_tombstones = False
         for run in runs:
             if not run.has_values and has_passed:
                 continue
             newest = self._offsets.last_offsets(run.keys)
             found = [
-                run.record(number)
+                run.span(number)
                 for number, (delta, last) in enumerate(zip(run.offset_deltas, newest, strict=True))
                 if base_offset + delta >= last
             ]

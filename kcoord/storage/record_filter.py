@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from struct import Struct, iter_unpack
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from kcoord_protocol.batch_header import (
     CONTROL_BIT,
@@ -31,6 +31,10 @@ _SHORTEST_RUN: Final = 4
 _SHORT_DELTAS: Final = 64
 """From here on an offset delta takes more than one byte."""
 _EMPTY_BATCH_BITS: Final = LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
+
+
+Span: TypeAlias = tuple[int, int]
+"""Start and end of a record within the uncompressed bytes of its batch, length included."""
 
 
 class RawRecord(NamedTuple):
@@ -60,9 +64,9 @@ class Run(NamedTuple):
     keys: tuple[bytes, ...]
     has_values: bool
 
-    def record(self, number: int) -> RawRecord:
+    def span(self, number: int) -> Span:
         start = self.start + number * self.stride
-        return RawRecord(start, start + self.stride, self.offset_deltas[number], self.keys[number], self.has_values)
+        return start, start + self.stride
 
 
 def read_runs(data: bytes, count: int) -> list[Run] | None:
@@ -133,14 +137,14 @@ def _offset_deltas(encoded: Sequence[bytes]) -> list[int] | None:
     return None if any(map((1).__and__, doubled)) else [delta >> 1 for delta in doubled]
 
 
-def filter_batch(header: BatchHeader, data: bytes, kept: Sequence[RawRecord], delete_horizon_ms: int | None) -> bytes:
+def filter_batch(header: BatchHeader, data: bytes, kept: Sequence[Span], delete_horizon_ms: int | None) -> bytes:
     """The batch with `kept` alone, of its uncompressed records `data`.
 
     `delete_horizon_ms` is when its tombstones may go, if that was not said in the batch before: it becomes the base
     timestamp, so all timestamp deltas change (as Kafka's format has it).
     """
     attributes, base_timestamp = header.attributes, header.base_timestamp
-    parts = [data[record.start : record.end] for record in kept]
+    parts = [data[start:end] for start, end in kept]
     if delete_horizon_ms is not None:
         shift = base_timestamp - delete_horizon_ms
         parts = [_shifted(part, shift) for part in parts]

@@ -9,6 +9,7 @@ from kcoord.storage.cleaner import Assessment, Cleaner, CleaningRules, assess
 from kcoord.storage.cleaning_pass import Cleaned, LastOfProducer
 from kcoord.storage.file_system import FileSystem
 from kcoord.storage.log import Log
+from kcoord.storage.record_filter import RawRecord, Run
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key
 from kcoord_protocol.record_batch import Compression, Record, decode_records, encode_batch, encode_control_batch
 from tests.storage.support import NOW_MS, new_config, open_log
@@ -89,11 +90,12 @@ def clean(
     producers: Mapping[int, LastOfProducer] | None = None,
     max_map_bytes: int = MAP_BYTES,
     pause: Callable[[int], None] = lambda size: None,
+    forget_aborted: Callable[[set[int]], None] = lambda offsets: None,
 ) -> Cleaned:
     """One pass over all that can be cleaned."""
     stable = log.end_offset if stable_offset is None else stable_offset
     found = assess(log, first_dirty_offset, rules, stable, now_ms)
-    return pass_over(log, file_system, found, now_ms, rules, stable, producers, max_map_bytes, pause)
+    return pass_over(log, file_system, found, now_ms, rules, stable, producers, max_map_bytes, pause, forget_aborted)
 
 
 def pass_over(
@@ -106,10 +108,18 @@ def pass_over(
     producers: Mapping[int, LastOfProducer] | None = None,
     max_map_bytes: int = MAP_BYTES,
     pause: Callable[[int], None] = lambda size: None,
+    forget_aborted: Callable[[set[int]], None] = lambda offsets: None,
 ) -> Cleaned:
     cleaner = Cleaner(file_system, max_map_bytes=max_map_bytes, pause=pause)
     return cleaner.clean(
-        log, assessment, rules, on_this_thread, now_ms, stable_offset=stable_offset, producers=producers
+        log,
+        assessment,
+        rules,
+        on_this_thread,
+        now_ms,
+        stable_offset=stable_offset,
+        producers=producers,
+        forget_aborted=forget_aborted,
     )
 
 
@@ -152,3 +162,12 @@ def committed_state(log: Log) -> dict[bytes, tuple[bytes, int, int]]:
         for record in decode_records(data)
     ]
     return state(found)
+
+
+def raw_records(runs: Iterable[Run]) -> list[RawRecord]:
+    """The records of runs one by one."""
+    return [
+        RawRecord(*run.span(number), run.offset_deltas[number], key, run.has_values)
+        for run in runs
+        for number, key in enumerate(run.keys)
+    ]

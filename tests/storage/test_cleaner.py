@@ -27,7 +27,7 @@ from kcoord_protocol.record_batch import (
     encode_batch,
     records_of,
 )
-from tests.storage.cleaning import RULES, Writer, clean, committed_state, offsets_left, records, state
+from tests.storage.cleaning import RULES, Writer, clean, committed_state, offsets_left, raw_records, records, state
 from tests.storage.support import DIRECTORY, NOW_MS, batch, content, open_log
 
 ABORT, COMMIT = ControlRecordType.ABORT, ControlRecordType.COMMIT
@@ -554,7 +554,7 @@ def test_runs_are_the_records_one_by_one(made: list[Record], times: int) -> None
     assert [record.has_value for record in one_by_one] == [record.value is not None for record in made] * times
     runs = read_runs(data, header.records_count)
     if runs is not None:
-        assert [run.record(number) for run in runs for number in range(len(run.keys))] == one_by_one
+        assert raw_records(runs) == one_by_one
 
 
 def test_batches_of_a_coordinator_are_read_in_runs() -> None:

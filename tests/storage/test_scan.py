@@ -40,7 +40,7 @@ class WatchedFile(RealFile):
 
 
 def walked(file: File, end: int, offset: int, *, verify: bool) -> tuple[list[Frame], Damage | None]:
-    frames = []
+    frames: list[Frame] = []
     try:
         for frame in walk(file, 0, end, offset, verify=verify):
             assert frame.batch == file.read_at(frame.position, frame.size_bytes)
@@ -52,7 +52,7 @@ def walked(file: File, end: int, offset: int, *, verify: bool) -> tuple[list[Fra
 
 def plainly_walked(data: bytes, offset: int, *, verify: bool) -> tuple[list[Frame], tuple[DamageKind, int, int] | None]:
     """The same, by a reader that knows all of the file; the kind, position and offset of the damage."""
-    frames = []
+    frames: list[Frame] = []
     at = 0
     while at < len(data):
         rest = data[at:]

@@ -116,7 +116,11 @@ def cleaned(offset: int, deltas: list[int], last_delta: int) -> bytes:
     """A batch from which the cleaner has taken records."""
     records = [Record(b"key", b"value", [], 5, offset + delta) for delta in range(last_delta + 1)]
     whole = encode_batch(records, base_offset=offset)
-    kept = [raw for raw in iter_raw(whole[BATCH_OVERHEAD_BYTES:], len(records)) if raw.offset_delta in deltas]
+    kept = [
+        (raw.start, raw.end)
+        for raw in iter_raw(whole[BATCH_OVERHEAD_BYTES:], len(records))
+        if raw.offset_delta in deltas
+    ]
     return filter_batch(decode_header(whole), whole[BATCH_OVERHEAD_BYTES:], kept, None)
 
 

@@ -35,6 +35,7 @@ from kcoord_protocol.record_batch import (
     walk_batches,
 )
 from kcoord_protocol.record_walk import RecordPlace, walk_records
+from tests.storage.cleaning import raw_records
 from tests.support.batch_corpus import (
     NOW_MS,
     batch_around,
@@ -418,7 +419,7 @@ def test_the_cleaner_reads_as_the_walk_does() -> None:
         runs = read_runs(data, count)
         if runs is not None and seen:
             in_runs += 1
-            assert [run.record(number) for run in runs for number in range(len(run.keys))] == seen
+            assert raw_records(runs) == seen
     assert in_runs > 3
 
 
