@@ -12,6 +12,7 @@ from kcoord.storage.cleaner import SLICE_BYTES, CleaningRules, assess, group_seg
 from kcoord.storage.index import MAX_RELATIVE_OFFSET
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, no_fault
+from kcoord.storage.offset_map import ENTRY_BYTES
 from kcoord_protocol.control_records import ControlRecordType
 from kcoord_protocol.record_batch import Record, encode_batch
 from tests.storage.cleaning import RULES, Writer, clean, offsets_left
@@ -89,6 +90,32 @@ def test_a_marker_that_is_not_stable_yet_ends_no_transaction() -> None:
     assert offsets_left(writer.log) == []
 
 
+def test_nothing_is_cleaned_from_the_oldest_open_transaction_on() -> None:
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    for producer_id in (1, 2):
+        writer.put(("a", "1"), producer_id=producer_id, sequence=0, is_transactional=True)
+        writer.put(("a", "2"))
+        writer.roll()
+    clean(writer.log, file_system)
+    assert offsets_left(writer.log) == [0, 1, 2, 3]
+    writer.end(1, ControlRecordType.COMMIT)
+    clean(writer.log, file_system)
+    assert offsets_left(writer.log) == [1, 2, 3]
+
+
+def test_keys_below_the_dirty_part_take_no_room_in_the_map() -> None:
+    """A pass may begin within a batch, where the map of the one before was full."""
+    file_system = MemoryFileSystem()
+    writer = Writer(file_system)
+    writer.put(*((f"a{number}", "v") for number in range(8)), timestamp_ms=1)
+    writer.put(("b0", "v"), ("b1", "v"))
+    writer.roll()
+    room = 8 * (ENTRY_BYTES + 2)
+    assert clean(writer.log, file_system, first_dirty_offset=2, max_map_bytes=room).next_dirty_offset == 10
+    assert clean(writer.log, file_system, first_dirty_offset=1, max_map_bytes=room).next_dirty_offset == 9
+
+
 def test_a_pass_ends_behind_the_last_key_of_its_map() -> None:
     """What lies behind it was not looked at for the map, so it waits for the next pass."""
     file_system = MemoryFileSystem()
@@ -152,8 +179,8 @@ def test_a_merged_segment_is_as_old_as_the_last_of_those_it_replaces() -> None:
 def large_log(file_system: MemoryFileSystem, count: int) -> Log:
     """Batches of exactly one slice, of which the first is superseded by the last."""
     log = open_log(file_system)
-    overhead = append(log, b"0", value=b"v" * 10_000) - 10_000
-    for number in range(1, count + 1):
+    overhead = append(open_log(MemoryFileSystem()), b"0", value=b"v" * 60_000) - 60_000
+    for number in range(count + 1):
         assert append(log, b"%d" % (number % count), value=b"v" * (SLICE_BYTES - overhead)) == SLICE_BYTES
     log.roll(NOW_MS)
     return log
@@ -165,11 +192,10 @@ def test_a_pass_rests_for_all_that_it_reads_and_writes() -> None:
     """
     file_system = MemoryFileSystem()
     log = large_log(file_system, 9)
-    first = log.segments[0].size_bytes - 9 * SLICE_BYTES
     rests: list[int] = []
     clean(log, file_system, pause=rests.append)
     assert offsets_left(log) == list(range(1, 10))
-    assert Counter(rests) == {0: 2 + 1 + 1, SLICE_BYTES: 8 + 8 + 9, SLICE_BYTES + first: 1 + 1}
+    assert Counter(rests) == {0: 2 + 1 + 1, SLICE_BYTES: 10 + 10 + 9}
 
 
 def test_a_pass_writes_no_more_than_a_slice_at_a_time() -> None:

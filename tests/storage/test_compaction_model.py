@@ -322,6 +322,10 @@ def test_passes_keep_what_kafka_keeps(
             expected[len(read) - 1] = emptied(read[-1])
         forgotten: list[int] = []
         rests: list[int] = []
+
+        def forget_aborted(offsets: set[int], sizes: list[int] = forgotten) -> None:
+            sizes.append(len(offsets))
+
         result = clean(
             log,
             file_system,
@@ -331,7 +335,7 @@ def test_passes_keep_what_kafka_keeps(
             producers=producers,
             max_map_bytes=map_bytes,
             pause=rests.append,
-            forget_aborted=lambda offsets, sizes=forgotten: sizes.append(len(offsets)),
+            forget_aborted=forget_aborted,
         )
         assert batches_of(log) == [batch for batch in expected if batch is not None]
         dirty = result.next_dirty_offset
