@@ -27,7 +27,7 @@ class WatchedFile(RealFile):
     """A file of which nothing behind `end` may be read: it may be in the midst of being written."""
 
     def __init__(self, data: bytes, end: int | None = None) -> None:
-        super().__init__(os.memfd_create("log"))
+        super().__init__(os.memfd_create("log"), "rb+")
         self.write(data)
         self.end = len(data) if end is None else end
         self.most_bytes = 0
