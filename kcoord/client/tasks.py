@@ -22,6 +22,23 @@ def _log_failure(task: asyncio.Task[None]) -> None:
         _log.error("the task %s failed", task.get_name(), exc_info=task.exception())
 
 
+class Tasks:
+    """Those of one owner that are still running."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def add(self, task: asyncio.Task[None]) -> None:
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def stop(self) -> None:
+        await stop(self._running)
+
+
 async def stop(tasks: Iterable[asyncio.Task[None] | None]) -> None:
     """Cancels tasks and waits until they have ended."""
     running = [task for task in tasks if task is not None]

@@ -12,7 +12,7 @@ from kcoord.client.consumer.membership import Membership
 from kcoord.client.consumer.offsets import GroupOffsetsClient
 from kcoord.client.consumer.subscription import SubscriptionState
 from kcoord.client.errors import ClientException, IllegalStateException
-from kcoord.client.tasks import stop
+from kcoord.client.tasks import Tasks
 from kcoord.client.types import Offsets
 from kcoord_protocol.errors import KafkaError
 
@@ -37,7 +37,7 @@ class CommitManager:
         self._offsets = offsets
         self._is_automatic = config.enable_auto_commit and offsets is not None
         self._due_ms = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     @staticmethod
     def _now_ms() -> float:
@@ -50,7 +50,7 @@ class CommitManager:
         return self._offsets
 
     async def stop(self) -> None:
-        await stop(self._tasks)
+        await self._tasks.stop()
 
     async def commit(self, offsets: Offsets, deadline: Deadline) -> None:
         """Returns when it is stored."""
@@ -62,7 +62,6 @@ class CommitManager:
         work = self._commit_logged(self.client, offsets, self._subscription.uses_group)
         task = asyncio.create_task(work, name="kcoord commit")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         task.add_done_callback(_retrieve)
         return task
 

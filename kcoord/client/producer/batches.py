@@ -18,7 +18,9 @@ from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, Compression, Reco
 D = TypeVar("D")
 
 # Per record: length, attributes, timestamp and offset deltas, lengths of key, value and headers, at their largest.
+# Per header: the lengths of its name and its value.
 _RECORD_OVERHEAD_BYTES: Final = 21
+_HEADER_OVERHEAD_BYTES: Final = 10
 _MAX_SEQUENCE: Final = 0x7FFF_FFFF
 
 
@@ -26,7 +28,7 @@ def record_size(record: Record) -> int:
     """An upper bound of what a record adds to a batch, before compression."""
     size = _RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
     for name, value in record.headers:
-        size += 10 + len(name.encode("utf-8", "surrogateescape")) + len(value or b"")
+        size += _HEADER_OVERHEAD_BYTES + len(name.encode("utf-8", "surrogateescape")) + len(value or b"")
     return size
 
 

@@ -109,9 +109,7 @@ class Producer:
 
         Waits up to `max_block_ms` for the topic's metadata and for room in the buffer. Text is encoded as UTF-8.
         """
-        self._check_open()
-        if self._transactions is not None:
-            self._transactions.check(ProducerTransactionState.IN_TRANSACTION)
+        self._check_may_send()
         deadline = self._cluster.deadline(self._config.max_block_ms)
         if timestamp_ms is not None and not _LOWEST_TIME_MS <= timestamp_ms <= _HIGHEST_TIME_MS:
             raise ValueError(f"timestamp_ms: {timestamp_ms} does not fit in a record")
@@ -122,7 +120,7 @@ class Producer:
         self._check_size(size)
         counts = await self._partitions_of(topic, partition, deadline)
         await self._wait_for_room(size, deadline)
-        self._check_open()
+        self._check_may_send()
         chosen = partition if partition is not None else self._choose(topic, key_bytes, counts)
         future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
         if self._accumulator.append(TopicPartition(topic, chosen), record, future, self._sender.now_ms()):
@@ -171,6 +169,11 @@ class Producer:
         if not self._is_open:
             raise IllegalStateException("the producer is not started, or closed")
 
+    def _check_may_send(self) -> None:
+        self._check_open()
+        if self._transactions is not None:
+            self._transactions.check(ProducerTransactionState.IN_TRANSACTION)
+
     def _check_size(self, size: int) -> None:
         if size + BATCH_OVERHEAD_BYTES > self._config.max_request_size:
             raise RecordTooLargeException(f"a record of {size} bytes exceeds max_request_size")
@@ -215,6 +218,7 @@ class Producer:
                 await asyncio.wait_for(self._sender.progressed(), max(deadline.left_ms(), 0) / 1000)
             except TimeoutError:
                 raise TimeoutException(f"no room in the buffer within {deadline.timeout_ms:g} ms") from None
+            self._check_open()
 
     # Transactions.
 

@@ -7,11 +7,13 @@ Pure; the random numbers come from the caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from struct import Struct
 from typing import Final
 
 _MULTIPLIER: Final = 0x5BD1E995
 _SEED: Final = 0x9747B28C
 _MASK: Final = 0xFFFF_FFFF
+_WORDS: Final = Struct("<I")
 
 
 def murmur2(data: bytes) -> int:
@@ -19,8 +21,8 @@ def murmur2(data: bytes) -> int:
     length = len(data)
     value = _SEED ^ length
     whole = length & ~3
-    for position in range(0, whole, 4):
-        chunk = int.from_bytes(data[position : position + 4], "little") * _MULTIPLIER & _MASK
+    for (word,) in _WORDS.iter_unpack(data[:whole]):
+        chunk = word * _MULTIPLIER & _MASK
         chunk = (chunk ^ chunk >> 24) * _MULTIPLIER & _MASK
         value = value * _MULTIPLIER & _MASK ^ chunk
     if whole < length:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
 from typing import Final
 
 from kcoord.client.api_versions import ApiVersions
@@ -16,7 +15,7 @@ from kcoord.client.errors import DisconnectException, TimeoutException
 from kcoord.client.producer.batches import Accumulator, ProducerBatch, Sequences
 from kcoord.client.producer.transactions import LAST_V1_PRODUCE, Transactions
 from kcoord.client.results import error_of
-from kcoord.client.tasks import spawn, stop
+from kcoord.client.tasks import Tasks, spawn, stop
 from kcoord.client.types import RecordMetadata, TopicPartition
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest, ProduceResponse
@@ -53,7 +52,7 @@ class Sender:
         self._compression = Compression[config.compression_type.upper()]
         self._wake = asyncio.Event()
         self._progress = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._requests = Tasks()
         self._loop_task: asyncio.Task[None] | None = None
 
     @staticmethod
@@ -65,10 +64,11 @@ class Sender:
 
     async def stop(self) -> None:
         """Ends the tasks; records that are not sent by now fail."""
-        await stop([self._loop_task, *self._tasks])
+        await stop([self._loop_task])
+        await self._requests.stop()
         for batch in self._accumulator.pending():
             self._fail_futures(batch, DisconnectException("the producer was closed before the record was sent"))
-        self._accumulator.drain()
+        self._moved_on()
 
     def wake(self) -> None:
         """Something was appended, or is to be flushed."""
@@ -77,11 +77,6 @@ class Sender:
     async def progressed(self) -> None:
         """Returns when a batch has been answered for since the call."""
         await self._progress.wait()
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = spawn(work, "kcoord produce")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _run(self) -> None:
         while True:
@@ -116,7 +111,7 @@ class Sender:
                 by_leader.setdefault(leader, []).append(batch)
         for leader, batches in by_leader.items():
             for group in self._by_request_size(batches):
-                self._spawn(self._send(leader, group))
+                self._requests.add(spawn(self._send(leader, group), "kcoord produce"))
 
     def _by_request_size(self, batches: list[Batch]) -> list[list[Batch]]:
         """Requests of at most `max_request_size`, but of one batch at least."""
@@ -256,7 +251,7 @@ class Sender:
                 self._accumulator.put_back(batch, self.now_ms() + delay_ms)
                 self._moved_on()
                 return
-            error = self._timed_out(batch, error)
+            error = self._timed_out(batch, str(error))
         self._give_up(batch, error)
 
     def _renumber(self, batch: Batch, error: KafkaError) -> bool:
@@ -266,18 +261,17 @@ class Sender:
         batch.base_sequence = -1
         return error.error is not Errors.OUT_OF_ORDER_SEQUENCE_NUMBER
 
-    def _timed_out(self, batch: Batch, error: KafkaError | None) -> KafkaError:
-        cause = f": {error}" if error is not None else ""
+    def _timed_out(self, batch: Batch, cause: str) -> KafkaError:
         return TimeoutException(
             f"{batch.partition}: {len(batch.records)} records not delivered within "
-            f"{self._config.delivery_timeout_ms} ms{cause}"
+            f"{self._config.delivery_timeout_ms} ms: {cause}"
         )
 
     def _expire(self, batch: Batch) -> None:
         """Its time ran out while it waited; if it was sent before, it may be stored: its sequence is burnt."""
         if batch.attempts and batch.base_sequence >= 0 and self._transactions is None:
             self._sequences.reset()
-        self._report(batch, self._timed_out(batch, None))
+        self._report(batch, self._timed_out(batch, "it was not sent again"))
 
     def _give_up(self, batch: Batch, error: KafkaError) -> None:
         if error.error.retriable and self._transactions is None:

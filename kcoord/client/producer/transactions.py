@@ -173,8 +173,8 @@ class Transactions:
         answer = await self._cluster.call_coordinator(
             CoordinatorType.TRANSACTION, self.transactional_id, request, AddPartitionsToTxnResponse, codes
         )
-        failed = [code for code in codes(answer) if code and code != Errors.OPERATION_NOT_ATTEMPTED]
-        self._check(failed[0] if failed else 0, "AddPartitionsToTxn")
+        attempted = (code for code in codes(answer) if code != Errors.OPERATION_NOT_ATTEMPTED)
+        self._check(next((code for code in attempted if code), 0), "AddPartitionsToTxn")
 
     async def send_offsets(self, deadline: Deadline, offsets: Offsets, group: ConsumerGroupMetadata) -> None:
         """Commits offsets of a group when, and only when, the transaction is committed."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -182,6 +183,37 @@ class TestExactlyOnce:
 
 
 class TestTime:
+    async def test_an_answer_that_does_not_come_is_waited_for_as_long_as_a_delivery_may_take(self) -> None:
+        """The batch may be stored, so what follows has another producer id."""
+        async with (
+            LogBroker() as broker,
+            producer_of(broker, delivery_timeout_ms=1000, request_timeout_ms=1000) as producer,
+        ):
+            produce, broker.handlers[ApiKey.PRODUCE] = broker.handlers[ApiKey.PRODUCE], lambda *_: None
+            before = now_ms()
+            with pytest.raises(TimeoutException, match=r"within 1000 ms: REQUEST_TIMED_OUT: .*did not answer Produce"):
+                await producer.send_and_wait(TOPIC, "a", partition=0)
+            assert now_ms() - before == 1000
+            broker.handlers[ApiKey.PRODUCE] = produce
+            await producer.send_and_wait(TOPIC, "b", partition=0)
+            assert [header.producer_id for header, _ in broker.logs[ZERO].batches] == [102]
+
+    async def test_a_batch_that_was_never_sent_takes_no_number_with_it(self) -> None:
+        async with LogBroker() as broker:
+            broker.topics[0].partitions[1].leader_id = -1
+            async with producer_of(
+                broker, delivery_timeout_ms=1000, request_timeout_ms=1000, buffer_memory=200
+            ) as producer:
+                await producer.send_and_wait(TOPIC, "a", partition=0)
+                expiring = await producer.send(TOPIC, "x" * 150, partition=1)
+                before = now_ms()
+                # There is room when the record expires.
+                await (await producer.send(TOPIC, "x" * 150, partition=0))
+                assert 1000 <= now_ms() - before <= 2000
+                with pytest.raises(TimeoutException, match="t-1: 1 records not delivered within 1000 ms"):
+                    await expiring
+            assert {header.producer_id for header, _ in broker.logs[ZERO].batches} == {101}
+
     async def test_a_record_lingers_and_takes_others_with_it(self) -> None:
         async with LogBroker() as broker, producer_of(broker, linger_ms=50) as producer:
             before = now_ms()
@@ -196,6 +228,11 @@ class TestTime:
         async with LogBroker() as broker, producer_of(broker, linger_ms=50) as producer:
             before = now_ms()
             future = await producer.send(TOPIC, "a", partition=0)
+            await producer.flush()
+            assert (future.done(), now_ms()) == (True, before)
+            future = await producer.send(TOPIC, "a", partition=0)
+            await asyncio.sleep(0.01)
+            before = now_ms()
             await producer.flush()
             assert (future.done(), now_ms()) == (True, before)
             await producer.send_and_wait(TOPIC, "b", partition=0)
@@ -381,6 +418,14 @@ class TestBatches:
             tried = [values for request in broker.produced() for _, values in parts_of(request)]
             assert tried == [list("0123456"), list("012"), ["0"], list("12"), list("3456"), list("34"), list("56")]
 
+    async def test_one_record_that_is_too_large_for_the_topic_fails(self) -> None:
+        answer = ProduceResponse.PartitionProduceResponse(index=0, error_code=Errors.MESSAGE_TOO_LARGE)
+        topic = ProduceResponse.TopicProduceResponse(name=TOPIC, topic_id=TOPIC_ID, partition_responses=[answer])
+        async with LogBroker() as broker, producer_of(broker) as producer:
+            broker.handlers[ApiKey.PRODUCE] = lambda *_: ProduceResponse(responses=[topic])
+            with pytest.raises(KafkaError, match="MESSAGE_TOO_LARGE"):
+                await producer.send_and_wait(TOPIC, "a", partition=0)
+
     async def test_the_reasons_of_a_refusal_are_told(self) -> None:
         error = ProduceResponse.BatchIndexAndErrorMessage
         answer = ProduceResponse.PartitionProduceResponse(
@@ -456,8 +501,9 @@ class TestBatches:
         async with LogBroker() as broker, producer_of(broker) as producer:
             with pytest.raises(ValueError, match="timestamp_ms"):
                 await producer.send(TOPIC, "a", timestamp_ms=timestamp_ms)
-            stored = await producer.send_and_wait(TOPIC, "a", timestamp_ms=(1 << 63) - 1)
-            assert stored.timestamp_ms == (1 << 63) - 1
+            for timestamp in ((1 << 63) - 1, -(1 << 63)):
+                stored = await producer.send_and_wait(TOPIC, "a", timestamp_ms=timestamp)
+                assert stored.timestamp_ms == timestamp
 
 
 class TestLeaders:
@@ -682,19 +728,26 @@ class TestLife:
     async def test_close_does_not_wait_longer_than_it_may(self) -> None:
         async with LogBroker() as broker:
             broker.handlers[ApiKey.PRODUCE] = lambda *_: None
-            producer = Producer(bootstrap_servers=broker.address, linger_ms=0)
+            producer = Producer(bootstrap_servers=broker.address, linger_ms=0, buffer_memory=300)
             await producer.start()
             sent = [await producer.send(TOPIC, "a", partition=0)]
             await asyncio.sleep(0.1)
             sent.append(await producer.send(TOPIC, "b", partition=0))
+            sent.append(await producer.send(TOPIC, "x" * 150, partition=1))
+            late = asyncio.create_task(producer.send(TOPIC, "x" * 150, partition=1))
+            await asyncio.sleep(0.1)
             before = now_ms()
             await producer.close(timeout_ms=200)
+            assert now_ms() - before == 200
+            assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("kcoord")]
+            with pytest.raises(IllegalStateException, match="not started, or closed"):
+                await late
             assert now_ms() - before == 200
             for future in sent:
                 with pytest.raises(DisconnectException, match="closed before the record was sent"):
                     future.result()
             await asyncio.sleep(200)
-            assert len(broker.produced()) == 1
+            assert len(broker.produced()) == 2
             assert len(asyncio.all_tasks()) == 1 + len(broker._tasks)
 
     async def test_a_cluster_that_cannot_be_found(self) -> None:
@@ -717,6 +770,13 @@ class TestLife:
                 assert await producer.partitions_for(TOPIC) == [0]
                 await asyncio.sleep(0.2)
                 assert await producer.partitions_for(TOPIC) == [0, 1, 2]
+
+    async def test_a_failure_that_nobody_looks_at_is_no_warning(self, caplog: pytest.LogCaptureFixture) -> None:
+        async with LogBroker(2, ["INVALID_RECORD"]) as broker, producer_of(broker) as producer:
+            await producer.send(TOPIC, "a", partition=0)
+            await asyncio.sleep(1)
+            gc.collect()
+            assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
     async def test_a_result_that_nobody_waits_for_any_more(self) -> None:
         async with LogBroker() as broker, producer_of(broker, linger_ms=10) as producer:

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kafka.partitioner.default import DefaultPartitioner
 from kafka.partitioner.default import murmur2 as other_murmur2
 
 from kcoord.client.producer.batches import Accumulator, ProducerBatch, Sequences, record_size
 from kcoord.client.producer.partitioner import StickyPartitions, murmur2, partition_for_key
 from kcoord.client.types import TopicPartition
-from kcoord_protocol.record_batch import Compression, Record, decode_header, decode_records
+from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, Compression, Record, decode_header, decode_records
 
 ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -36,11 +38,16 @@ class TestPartitioner:
     @given(st.binary(max_size=40))
     def test_murmur2_as_another_client(self, key: bytes) -> None:
         assert murmur2(key) & 0xFFFF_FFFF == other_murmur2(key) & 0xFFFF_FFFF
+        assert -(1 << 31) <= murmur2(key) < 1 << 31
 
     @given(st.binary(max_size=20), st.integers(1, 50))
-    def test_keys_stay_where_they_are(self, key: bytes, count: int) -> None:
-        assert 0 <= partition_for_key(key, count) < count
-        assert partition_for_key(key, count) == partition_for_key(key, count)
+    def test_keys_go_where_another_client_takes_them(self, key: bytes, count: int) -> None:
+        partitions = lambda topic: range(count)  # noqa: E731
+        cluster = SimpleNamespace(
+            topics=lambda: "t", partitions_for_topic=partitions, available_partitions_for_topic=partitions
+        )
+        expected = DefaultPartitioner().partition("t", None, key, None, None, cluster)
+        assert partition_for_key(key, count) == expected
 
     def test_sticks_until_the_batch_is_closed(self) -> None:
         sticky = StickyPartitions(random.Random(1).random)
@@ -52,6 +59,22 @@ class TestPartitioner:
         sticky.batch_closed("t", first, [0, 1, 2])
         assert sticky.partition("t", [0, 1, 2]) == second
         assert sticky.partition("t", [first]) == first
+
+    def test_every_partition_is_a_choice_and_chance_decides(self) -> None:
+        draws = [0.0, 0.25, 0.5, 0.75, 0.999]
+        sticky = StickyPartitions(iter(draws).__next__)
+        assert [sticky.partition(str(draw), [4, 5, 6, 7]) for draw in draws] == [4, 5, 6, 7, 7]
+
+    def test_only_the_end_of_the_present_batch_is_a_reason_to_choose(self) -> None:
+        draws = iter([0.0, 0.9])
+        sticky = StickyPartitions(draws.__next__)
+        assert sticky.partition("t", [0, 1]) == 0
+        sticky.batch_closed("t", 1, [0, 1])
+        sticky.batch_closed("u", 0, [0, 1])
+        sticky.batch_closed("t", 0, [])
+        assert sticky.partition("t", [0, 1]) == 0
+        sticky.batch_closed("t", 0, [0])
+        assert sticky.partition("t", [0, 1]) == 0, "there is no other"
 
 
 def record(text: str = "", size: int = 0) -> Record:
@@ -75,6 +98,28 @@ class TestAccumulator:
         assert batches.append(ZERO, record(size=200), 2, 0)
         assert batches.ready(0) == [ZERO]
         assert batches.take(ZERO).done == [1]
+
+    def test_a_batch_that_is_just_full_does_not_wait(self) -> None:
+        size = BATCH_OVERHEAD_BYTES + 2 * record_size(record("a"))
+        batches: Accumulator[int] = Accumulator(size, linger_ms=1000)
+        assert not batches.append(ZERO, record("a"), 1, 5)
+        assert batches.append(ZERO, record("b"), 2, 6)
+        assert (batches.ready(5), batches.next_due_ms()) == ([ZERO], 5)
+
+    def test_the_partition_that_is_due_first_counts(self) -> None:
+        batches: Accumulator[int] = Accumulator(1000, linger_ms=50)
+        batches.append(ZERO, record("a"), 1, 20)
+        batches.append(ONE, record("a"), 2, 10)
+        assert batches.next_due_ms() == 60
+        batches.take(ONE)
+        assert batches.next_due_ms() == 70
+
+    def test_what_expires_gives_its_room_back(self) -> None:
+        batches: Accumulator[int] = Accumulator(1, linger_ms=0)
+        for number in range(3):
+            batches.append(ZERO, record("a"), number, number * 10)
+        assert [batch.done for batch in batches.expired(10)] == [[0], [1]]
+        assert batches.buffered_bytes == record_size(record("a"))
 
     def test_a_record_larger_than_a_batch_is_one(self) -> None:
         batches: Accumulator[int] = Accumulator(10, linger_ms=1000)
@@ -159,6 +204,25 @@ class TestBatch:
         assert len(data) <= batch.size_bytes
         assert [each.value for each in decode_records(data)] == [each.value for each in batch.records]
 
+    @pytest.mark.parametrize(
+        ("key", "headers"),
+        [
+            (None, []),
+            (b"k" * 40, []),
+            (None, [("h" * 30, None)]),
+            (None, [("h", b"v" * 50)]),
+            (b"k" * 40, [("h" * 30, b"v" * 50), ("\udc80", None)]),
+        ],
+    )
+    def test_the_estimate_of_a_record_is_not_far_off(
+        self, key: bytes | None, headers: list[tuple[str, bytes | None]]
+    ) -> None:
+        each = Record(key, b"value", headers, 1)
+        batch: ProducerBatch[int] = ProducerBatch(ZERO, 0)
+        batch.add(each, 0, record_size(each))
+        actual = len(batch.encode(Compression.NONE, False)) - BATCH_OVERHEAD_BYTES
+        assert actual <= record_size(each) <= actual + 20 + 10 * len(headers)
+
     def test_sequences(self) -> None:
         sequences = Sequences(7, 1)
         first: ProducerBatch[int] = ProducerBatch(ZERO, 0)
@@ -175,6 +239,8 @@ class TestBatch:
         header = decode_header(second.encode(Compression.NONE, True))
         assert (header.producer_id, header.base_sequence, header.is_transactional) == (7, 3, True)
         sequences.reset(8, 0)
+        sequences.assign(first)
+        assert (first.producer_id, first.producer_epoch, first.base_sequence) == (7, 1, 0), "it may be stored"
         sequences.stored(second)
         third: ProducerBatch[int] = ProducerBatch(ZERO, 0)
         sequences.assign(third)

@@ -42,7 +42,7 @@ from tests.unit.client.log_broker import TOPIC, LogBroker
 from tests.unit.client.virtual_loop import now_ms
 
 ID = "txn"
-PRODUCER_ID = 101
+PRODUCER_ID = 0
 GROUP = ConsumerGroupMetadata("g", "m", 7, "i")
 OFFSETS = {TopicPartition("in", 1): OffsetAndMetadata(5, "note", 2), TopicPartition("in", 0): OffsetAndMetadata(4)}
 
@@ -282,6 +282,26 @@ class TestDialogues:
             topics=[topic],
         )
 
+    async def test_a_coordinator_of_an_older_version_gives_no_new_epoch(self) -> None:
+        """As while the brokers of a cluster are being upgraded."""
+        async with TransactionBroker(is_v2=True, end_txn=(0, 4)) as broker, producer_of(broker) as producer:
+            end = broker.handlers[ApiKey.END_TXN]
+
+            def old(request: Message, version: int) -> Answer:
+                broker.is_v2 = False
+                answer = end(request, version)
+                broker.is_v2 = True
+                return answer  # type: ignore[return-value]
+
+            broker.handlers[ApiKey.END_TXN] = old
+            await producer.init_transactions()
+            for _ in range(2):
+                await producer.begin_transaction()
+                await producer.send_and_wait(TOPIC, "a", partition=1)
+                await producer.commit_transaction()
+            headers = [header for header, _ in broker.logs[TopicPartition(TOPIC, 1)].batches]
+            assert [(each.producer_epoch, each.base_sequence) for each in headers] == [(0, 0), (0, 1)]
+
     @pytest.mark.parametrize("is_v2", [False, True])
     async def test_a_transaction_without_contents_is_none_for_the_coordinator(self, is_v2: bool) -> None:
         async with begun(is_v2=is_v2) as (broker, producer):
@@ -346,7 +366,7 @@ class TestDialogues:
                     with pytest.raises(KafkaError, match="INVALID_RECORD"):
                         await producer.send_and_wait(TOPIC, "b", partition=0)
                 broker.dialogue.clear()
-            assert broker.dialogue == (["abort", "init 101 0"] if fails else ["abort"])
+            assert broker.dialogue == (["abort", "init 0 0"] if fails else ["abort"])
 
     async def test_close_leaves_a_finished_transaction_alone(self) -> None:
         async with TransactionBroker(is_v2=False) as broker:
@@ -447,8 +467,8 @@ class TestStates:
             broker.dialogue.clear()
             await _abort(producer)
             # The epoch changes, so that nothing that is late can come into the next transaction.
-            assert broker.dialogue == (["abort"] if is_v2 else ["abort", "init 101 0"])
-            assert broker.producer == (101, 1)
+            assert broker.dialogue == (["abort"] if is_v2 else ["abort", "init 0 0"])
+            assert broker.producer == (PRODUCER_ID, 1)
             await _begin(producer)
             await _send(producer)
             await _commit(producer)
@@ -589,7 +609,7 @@ class TestStates:
             with pytest.raises(KafkaError, match="INVALID_TXN_STATE"):
                 await _commit(producer)
             await _abort(producer)
-            assert broker.dialogue[-3:] == ["commit", "abort", "init 101 0"]
+            assert broker.dialogue[-3:] == ["commit", "abort", "init 0 0"]
 
     @pytest.mark.parametrize("call", ["init", "abort"])
     async def test_timeouts(self, call: str) -> None:
@@ -606,6 +626,36 @@ class TestStates:
                 with pytest.raises(TimeoutException, match=f"not within {expected} ms"):
                     await method(timeout_ms=timeout_ms)
                 assert now_ms() - before == expected
+
+    async def test_a_commit_of_what_can_only_be_aborted_is_refused_at_once(self) -> None:
+        async with begun() as (broker, producer):
+            write = broker.handlers[ApiKey.PRODUCE]
+
+            async def slow(request: Message, version: int) -> Answer:
+                await asyncio.sleep(5)
+                return write(request, version)  # type: ignore[return-value]
+
+            broker.handlers[ApiKey.PRODUCE] = slow
+            await producer.send(TOPIC, "a", partition=0)
+            broker.errors[ApiKey.TXN_OFFSET_COMMIT] = [Errors.GROUP_AUTHORIZATION_FAILED]
+            with pytest.raises(KafkaError, match="GROUP_AUTHORIZATION_FAILED"):
+                await _send_offsets(producer)
+            before = now_ms()
+            with pytest.raises(KafkaError, match="GROUP_AUTHORIZATION_FAILED"):
+                await _commit(producer)
+            assert now_ms() == before
+
+    async def test_a_record_that_waits_for_room_does_not_come_into_the_next_transaction(self) -> None:
+        async with begun(linger_ms=10_000, buffer_memory=200) as (_, producer):
+            first = await producer.send(TOPIC, "x" * 150, partition=0)
+            second = asyncio.create_task(producer.send(TOPIC, "x" * 150, partition=0))
+            await asyncio.sleep(1)
+            before = now_ms()
+            await producer.abort_transaction()
+            with pytest.raises(IllegalStateException, match="the transaction is ready"):
+                await second
+            assert now_ms() == before
+            assert isinstance(first.exception(), TransactionAbortedException)
 
     async def test_records_that_failed_fail_the_commit(self) -> None:
         async with begun(linger_ms=10) as (broker, producer):
