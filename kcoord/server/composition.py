@@ -131,10 +131,15 @@ def load_metadata(config: BrokerConfig, folder: DataFolder, now_ms: int) -> Shar
     return shards
 
 
-def local_metadata(folder: DataFolder, broker: Broker, group_times: GroupTimes) -> LocalMetadataService:
-    """Returns the metadata service of a broker that is its own controller."""
+def local_metadata(
+    folder: DataFolder,
+    broker: Broker,
+    group_times: GroupTimes,
+    new_service: type[LocalMetadataService] = LocalMetadataService,
+) -> LocalMetadataService:
+    """Returns the metadata service of the broker that has the metadata log."""
     shards = load_metadata(broker.config, folder, broker.now_ms())
-    return LocalMetadataService(
+    return new_service(
         shards,
         local_log(shards, folder.metadata_logs, broker),
         broker.pump.wake,

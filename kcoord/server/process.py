@@ -95,7 +95,7 @@ class BrokerProcess:
         """The listeners by name, with the ports that they really have."""
         self._metrics: BrokerMetrics | None = None
         limits = ConnectionLimits(broker.config)
-        self._listeners = [new_listener(address, broker, limits) for address in broker.config.open_listeners]
+        self.listeners = [new_listener(address, broker, limits) for address in broker.config.open_listeners]
 
     def _open_metrics(self) -> BrokerMetrics | None:
         broker = self.broker
@@ -104,7 +104,7 @@ class BrokerProcess:
             return None
         from kcoord.server.observe.broker_metrics import BrokerMetrics
 
-        metrics = BrokerMetrics(self._loop, broker.groups, broker.transactions, self._listeners, broker.now_ms)
+        metrics = BrokerMetrics(self._loop, broker.groups, broker.transactions, self.listeners, broker.now_ms)
         host = config.kcoord_metrics_host
         try:
             port = metrics.open(host, config.kcoord_metrics_port)
@@ -113,7 +113,7 @@ class BrokerProcess:
             raise StartError(f"cannot serve metrics, {where}: {error.strerror or error}") from None
         _logger.info("Metrics are at http://%s:%d/metrics", host, port)
         broker.pump.measure_writes(metrics.measures.writes)
-        for listener in self._listeners:
+        for listener in self.listeners:
             if type(listener) is SocketListener:  # test mode looks at requests in its own way
                 listener.connections.new_path = partial(metrics.new_path, listener.path_settings)
         return metrics
@@ -136,7 +136,7 @@ class BrokerProcess:
 
     async def start(self) -> None:
         """Joins the cluster, opens what the metadata log names, then the listeners."""
-        for listener in self._listeners:
+        for listener in self.listeners:
             self.bound[listener.address.name] = await _bind(listener)
         for advertised in self.broker.config.advertised(self.bound, socket.gethostname()):
             self.broker.endpoints[advertised.name] = advertised
@@ -152,7 +152,7 @@ class BrokerProcess:
             gc.set_threshold(*GC_THRESHOLDS)
 
     async def _open_listeners(self) -> None:
-        for listener in self._listeners:
+        for listener in self.listeners:
             await listener.start_accepting()
 
     def _start_cleaner(self) -> None:
@@ -195,11 +195,11 @@ class BrokerProcess:
         """Answers what is under way, then closes in the reverse order of the start."""
         if self._metrics is not None:
             self._metrics.close()
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.stop_accepting()
         self.broker.stop_waiting()
         await until(self._loop, lambda: not self.in_flight, self.answer_seconds)
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.connections.close()
         written = await self.broker.close()
         ended = self._cleaner is None or self._cleaner.close(WRITER_SECONDS)
@@ -208,7 +208,7 @@ class BrokerProcess:
     @property
     def in_flight(self) -> int:
         """Requests that are not answered yet."""
-        return sum(listener.connections.in_flight for listener in self._listeners)
+        return sum(listener.connections.in_flight for listener in self.listeners)
 
 
 async def _bind(listener: SocketListener) -> Listener:

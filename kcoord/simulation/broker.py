@@ -20,12 +20,15 @@ from kcoord.simulation.machine import Machine, PowerLost
 from kcoord.simulation.network import Network, SimulatedConnection
 from kcoord.simulation.options import Options
 from kcoord.simulation.planted import Fault
-from kcoord.simulation.process import TOPICS, RemoteMetadata, SimulatedProcess, Threads
+from kcoord.simulation.process import TOPICS, SimulatedProcess, Threads
 from kcoord.simulation.requests import AnswerChecks, Dialogue
 from kcoord.simulation.trace import Trace, ViolationError
+from kcoord.simulation.unix_sockets import UnixSockets
 from kcoord.storage.errors import StorageError
 from kcoord.storage.memory_file_system import keep_everything
 
+_LONGEST_WAY_MS: Final = 200
+"""For bytes between two processes of the cluster."""
 _BACKGROUND: Final = "kcoord-background"
 _LONGEST_WORK_MS: Final = 500
 _WORK_FAILURE_PROBABILITY: Final = 0.1
@@ -106,10 +109,7 @@ class SimulatedBroker(Machine):
         super().__init__(clock, random, options, trace, fault)
         self.checks = AnswerChecks(self)
         self.process: SimulatedProcess | None = None
-        self.on_start: Callable[[SimulatedProcess], None] = lambda process: None
-        self.on_end: Callable[[SimulatedProcess], None] = lambda process: None
-        self.new_metadata: Callable[[], RemoteMetadata]
-        """What a new process has for a metadata log; set before the first start."""
+        self.sockets = UnixSockets(clock, lambda: random.randint(0, _LONGEST_WAY_MS))
         self._policies = itertools.cycle(options.migration_policies)
         self._network = network
         self._links: dict[int, Link] = {}
@@ -126,20 +126,24 @@ class SimulatedBroker(Machine):
         if self.options.migration_policies:
             self.config = replace(self.options, migration_policy=next(self._policies)).broker_config()
         loop = SimulatedLoop(  # type: ignore[abstract]
-            self.clock, clock_rate, self.options.turn_ms, self._begin_work, self._not_handled
+            self.clock, clock_rate, self.options.turn_ms, self._begin_work, self.not_handled
         )
+        loop.sockets = self.sockets
         self.trace.add("start" if clock_rate == 1 else "start-slow-clock", f"{offset_ms}")
         self.opening += 1
         asyncio._set_running_loop(loop)
         try:
-            process = self.process = SimulatedProcess(self, self.new_metadata(), loop, offset_ms)
+            process = self.process = SimulatedProcess(self, loop, offset_ms)
         finally:
             asyncio._set_running_loop(None)
             self.opening -= 1
         if process.folder.log_dir.restored_bytes:
             self.trace.add("restored", str(process.folder.log_dir.restored_bytes))
-        loop.enter(process.begin)
-        self.on_start(process)
+        process.broker.image_observers.insert(0, self._note_image)
+        loop.enter(lambda: loop.create_task(process.begin()))
+
+    def _note_image(self, image: MetadataImage) -> None:
+        self.image = image
 
     def start_again(self) -> None:
         if self.process is None:
@@ -183,7 +187,6 @@ class SimulatedBroker(Machine):
             process.loop.end()
             self._ended.append(process)
             self._links.clear()
-            self.on_end(process)
 
     def pause(self, duration_ms: int) -> None:
         """SIGSTOP: nothing moves; then everything that has become due does, at once."""
@@ -238,7 +241,7 @@ class SimulatedBroker(Machine):
             fails = self.faults_on and self.random.random() < _WORK_FAILURE_PROBABILITY
         return self.random.randint(0, _LONGEST_WORK_MS), OSError("simulated") if fails else None
 
-    def _not_handled(self, message: str, error: BaseException | None) -> None:
+    def not_handled(self, message: str, error: BaseException | None) -> None:
         """Something that asyncio would have logged."""
         self.observer.violated(ViolationError("I-0 no unexpected error", f"{message}: {error!r}"))
 
@@ -262,7 +265,7 @@ class SimulatedBroker(Machine):
     def _receive(self, process: SimulatedProcess, connection: SimulatedConnection, data: bytes) -> None:
         link = self._links.get(connection.number)
         if link is None:
-            if self._is_stopping or connection.accepted_by is not process:
+            if self._is_stopping or not process.is_open or connection.accepted_by is not process:
                 # Nobody listens any more, or it was a connection to a process before this one.
                 self.refused(connection)
                 return
@@ -285,10 +288,3 @@ class SimulatedBroker(Machine):
             self.trace.add("refused", connection.client_id)
             self._links.pop(connection.number, None)
             self._network.close(connection)
-
-    def update_image(self, image: MetadataImage) -> None:
-        """The cluster's metadata changed."""
-        self.image = image
-        process = self.process
-        if process is not None:
-            process.loop.enter(process.publish, image)

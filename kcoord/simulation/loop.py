@@ -18,6 +18,7 @@ from types import CoroutineType
 from typing import Any, TypeVar
 
 from kcoord.simulation.clock import VirtualClock
+from kcoord.simulation.unix_sockets import NewProtocol, UnixSockets
 
 T = TypeVar("T")
 
@@ -58,6 +59,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         begin_work: Callable[[object], tuple[int, Exception | None]],
         on_error: Callable[[str, BaseException | None], None],
     ) -> None:
+        self.sockets: UnixSockets | None = None
+        """For processes that reach others; set before the process begins."""
         self.has_ended = False
         self.paused_until_ms = 0
         self._clock = clock
@@ -89,6 +92,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def end(self) -> None:
         """The process is gone. Python would complain of coroutines that nobody has begun."""
         self.has_ended = True
+        if self.sockets is not None:
+            self.sockets.process_ended(self)
         for task in asyncio.all_tasks(self):
             coroutine = task.get_coro()
             if isinstance(coroutine, CoroutineType) and getcoroutinestate(coroutine) == CORO_CREATED:
@@ -202,6 +207,18 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
         self.after(work_ms, work)
         return future
+
+    async def create_unix_connection(  # type: ignore[override]
+        self, protocol_factory: NewProtocol, path: str
+    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        assert self.sockets is not None
+        return await self.sockets.connect(self, protocol_factory, path)
+
+    async def create_unix_server(  # type: ignore[override]
+        self, protocol_factory: NewProtocol, *, sock: str
+    ) -> Any:
+        assert self.sockets is not None
+        return self.sockets.listen(self, protocol_factory, sock)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self.has_ended:

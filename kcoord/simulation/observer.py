@@ -7,7 +7,7 @@ It also knows the order of the log: which commit of a partition came after which
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from struct import Struct
@@ -31,11 +31,9 @@ from kcoord_protocol.messages import (
     ConsumerGroupMetadataValue,
     ControlRecordTypeSchema,
     GroupMetadataKey,
-    Message,
     OffsetCommitKey,
     OffsetCommitRequest,
     OffsetCommitValue,
-    PartitionRecord,
     TransactionLogKey,
     TransactionLogValue,
 )
@@ -313,14 +311,17 @@ class Observer:
                     text = f"{group_id} of {created_ms}, {topic.name}-{partition} of {partition.creation_time_ms}"
                     raise ViolationError("I-31 new partitions are newer", text)
 
-    def partitions_made(self, records: Iterable[Message]) -> None:
+    def partitions_made(self, before: MetadataImage, image: MetadataImage) -> None:
         """I-31: they are new to all groups that there are."""
-        for record in records:
-            if isinstance(record, PartitionRecord):
+        for topic in image.topics.values():
+            old = before.topics_by_id.get(topic.id)
+            if old is topic or topic.internal:
+                continue
+            for partition in topic.partitions[len(old.partitions) if old is not None else 0 :]:
                 for group_id, created_ms in self._creation_times.items():
-                    if record.creation_time_ms <= created_ms:
-                        text = f"{group_id} of {created_ms}, a partition of {record.creation_time_ms}"
-                        raise ViolationError("I-31 new partitions are newer", text)
+                    if partition.creation_time_ms <= created_ms:
+                        text = f"{group_id} of {created_ms}, a partition of {partition.creation_time_ms}"
+                        self.violated(ViolationError("I-31 new partitions are newer", text))
 
     def _group_deleted(self, machine: GroupCoordinatorShard, group_id: str, reason: str) -> None:
         """I-16: only an empty group is deleted; a conversion is no deletion."""

@@ -172,11 +172,11 @@ class Options:
         kept = {names.get(fault, fault) for fault in faults}
         self.every_ms = {kind: every if kind in kept else 0 for kind, every in self.every_ms.items()}
 
-    def broker_config(self) -> BrokerConfig:
+    def broker_config(self, node_id: int = 1) -> BrokerConfig:
         """Limits far below Kafka's defaults, so that timeouts happen within a short run."""
         return BrokerConfig.from_properties(
             {
-                "node.id": "1",
+                "node.id": str(node_id),
                 "log.dirs": "data",
                 "listeners": "PLAINTEXT://broker:9092",
                 "auto.create.topics.enable": "false",

@@ -2,19 +2,17 @@
 """One life of the broker: the server's own process, composed as a real one is, on simulated time and disk.
 
 What a crash takes away is here. What differs from a real process: frames come from the simulated network, the log
-writer is the simulated one, and the metadata log is at the controller, which is another process.
+writer is the simulated one. The metadata log is at the controller, which is another process; this one follows it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar, Final, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, Final, cast
 
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.coordinator.transaction.shard import TransactionCoordinatorShard
-from kcoord.metadata.image import MetadataImage
-from kcoord.metadata.machine import MetadataMachine
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.server.broker import Broker
 from kcoord.server.composition import compose, new_transaction_shard
@@ -29,6 +27,8 @@ from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import MetadataService
 from kcoord.server.shards.shard_service import Clock
+from kcoord.server.workers.metadata_follower import MetadataFollower
+from kcoord.server.workers.peer_link import Peers
 from kcoord.simulation.log_writer import SimulatedLogWriter
 from kcoord.simulation.loop import SimulatedLoop
 from kcoord.simulation.machine import Machine
@@ -39,16 +39,14 @@ from kcoord.storage.journal import Journal
 from kcoord.storage.log import Log
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.segment import LogConfig
-from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
-from kcoord_protocol.messages import Message
-
-RequestMessage = TypeVar("RequestMessage", bound=Message)
-T = TypeVar("T")
 
 DATA_FOLDER: Final = "data"
 _MAP_BYTES: Final = 64 << 10
-_AWAY_MS: Final = 50
+CONTROLLER_ID: Final = 2
+CONTROLLER_PATH: Final = "controller.sock"
+AWAY_ID: Final = 3
+"""A broker that leads partitions for a while, and never answers."""
 
 
 class SimulatedLogDir(LogDir):
@@ -56,7 +54,7 @@ class SimulatedLogDir(LogDir):
     disk. What cannot be opened all the same is damaged, and no crash may do that.
     """
 
-    machine: ClassVar[Machine]
+    machine: Machine
 
     def open_log(self, topic: str, partition: int, config: LogConfig, now_ms: int, *, repair: bool = False) -> Log:
         machine = self.machine
@@ -88,62 +86,16 @@ class Threads:
         """There is no thread to be ended."""
 
 
-class _AbsentPeers:
-    """The other broker, which never answers."""
-
-    def __init__(self, loop: SimulatedLoop) -> None:
-        self._loop = loop
-
-    def ask(
-        self, broker_id: int, request: Message, version: int, *, client_id: str = "", client_host: str = ""
-    ) -> asyncio.Future[Message]:
-        future: asyncio.Future[Message] = self._loop.create_future()
-        error = KafkaError(Errors.BROKER_NOT_AVAILABLE, f"Broker {broker_id} is not there.")
-        self._loop.after(_AWAY_MS, lambda: None if future.done() else future.set_exception(error))
-        return future
-
-
-class RemoteMetadata:
-    """The metadata as a process of the broker has it. The controller, another process, writes its log; `ask` takes an
-    operation there.
-    """
-
-    def __init__(self, image: MetadataImage, ask: Callable[..., Awaitable[Any]]) -> None:
-        self.image = image
-        self.image_observers: list[Callable[[MetadataImage], None]] = []
-        self._ask = ask
-
-    def take(self, image: MetadataImage) -> None:
-        """The controller has sent a new image."""
-        self.image = image
-        for observe in self.image_observers:
-            observe(image)
-
-    @property
-    def end_offset(self) -> int:
-        return 0
-
-    def call(
-        self,
-        operation: Callable[[MetadataMachine, OperationContext, RequestMessage], CoordinatorResult[T]],
-        request: RequestMessage,
-        context: OperationContext,
-    ) -> asyncio.Future[T]:
-        return asyncio.ensure_future(self._ask(operation, request, context))
-
-    def close(self) -> None:
-        """The controller goes on."""
-
-
 class SimulatedProcess(BrokerProcess):
     """See the module's text."""
 
     group_times: GroupTimes
 
-    def __init__(self, simulated: Machine, metadata: RemoteMetadata, loop: SimulatedLoop, offset_ms: int) -> None:
+    def __init__(self, simulated: Machine, loop: SimulatedLoop, offset_ms: int) -> None:
         self.simulated = simulated
-        self.metadata = metadata
         self.loop = loop
+        self.is_open = False
+        """Whether clients may come."""
         started_ms = simulated.clock.now_ms + offset_ms
 
         def now_ns() -> int:
@@ -165,12 +117,14 @@ class SimulatedProcess(BrokerProcess):
             owns_metadata=False,
             uuids=simulated.uuids,
         )
+        self._peers = Peers({CONTROLLER_ID: CONTROLLER_PATH, AWAY_ID: "away.sock"}, environment.spawn)
         broker = compose(
             simulated.config,
             environment,
             self.folder,
             new_metadata=self._new_metadata,
-            peers=_AbsentPeers(loop),
+            peers=self._peers,
+            controller_id=CONTROLLER_ID,
             new_group_shard=self._new_group_shard,
             new_transaction_shard=self._new_transaction_shard,
             new_writer=self._new_writer,
@@ -182,12 +136,19 @@ class SimulatedProcess(BrokerProcess):
     # The parts that differ.
 
     def _open_log_dir(self) -> LogDir:
-        SimulatedLogDir.machine = self.simulated
-        return SimulatedLogDir.open(self.simulated.disk, DATA_FOLDER, Identity("cluster", 1, "folder"))
+        log_dir = SimulatedLogDir.open(self.simulated.disk, DATA_FOLDER, Identity("cluster", 1, "folder"))
+        log_dir.machine = self.simulated
+        return log_dir
 
     def _new_metadata(self, broker: Broker, group_times: GroupTimes) -> MetadataService:
         self.group_times = group_times
-        return self.metadata
+        self._metadata = MetadataFollower(
+            broker.config, self._peers, CONTROLLER_ID, CONTROLLER_PATH, self._give_up, group_times
+        )
+        return self._metadata
+
+    def _give_up(self, error: BaseException) -> None:
+        self.simulated.observer.violated(ViolationError("I-0 no unexpected error", f"out of step: {error}"))
 
     def _new_writer(
         self, loop: asyncio.AbstractEventLoop, deliver: Callable[[list[WriteResult]], None], journal: Journal
@@ -233,18 +194,20 @@ class SimulatedProcess(BrokerProcess):
 
     # Its life.
 
-    def begin(self) -> None:
-        """Takes the shards over, as far as the image says so; after that clients may come."""
+    async def begin(self) -> None:
+        """Takes the shards over as soon as it knows the metadata; after that clients may come."""
         for address in self.broker.config.open_listeners:
             self.broker.endpoints[address.name] = address
+        await self._metadata.start()
         self.broker.begin()
+        self.is_open = True
 
-    def publish(self, image: MetadataImage) -> None:
-        """The controller has sent a new image."""
-        self.metadata.take(image)
+    async def stop(self) -> None:
+        await super().stop()
+        self._peers.close()
 
     def connect(self) -> KafkaConnection:
-        (listener,) = self._listeners
+        (listener,) = self.listeners
         return cast("KafkaConnection", listener.connections.open())
 
     # What the simulation looks at.
@@ -258,7 +221,7 @@ class SimulatedProcess(BrokerProcess):
         return self.broker.groups.shards.machine(self.simulated.group_shard(group_id))
 
     def log(self, topic: str, shard_id: int) -> Log | None:
-        return self.folder._internal_log(topic, shard_id)
+        return self.folder.internal_log(topic, shard_id)
 
     @property
     def is_quiet(self) -> bool:
@@ -269,7 +232,7 @@ class SimulatedProcess(BrokerProcess):
 
     def clean(self, topic: str, shard_id: int) -> str:
         """One pass of the real cleaner over the closed segments of a shard, after the active one is closed."""
-        logs = self.folder._shard_logs[topic]
+        logs = self.folder.coordinator_logs[topic]
         found = cleanable_logs.of_coordinator(
             topic, logs, self.broker.config, self.broker.image, lambda shard, offsets: None
         )

@@ -53,6 +53,7 @@ def run(setup: Setup, fault: Fault = NO_FAULT) -> Outcome:
             failure, invariant = traceback.format_exc(), "I-0 no unexpected error"
         finally:
             world.broker.end()
+            world.controller.end()
     elapsed_ms = world.clock.now_ms - START_MS
     return Outcome(
         setup,

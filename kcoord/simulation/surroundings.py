@@ -17,7 +17,7 @@ from kcoord.server.fast.fast_path import FastAnswer, FastPath
 from kcoord.server.fast.fetch import FetchFastPath
 from kcoord.server.fast.heartbeat import HeartbeatFastPath
 from kcoord.server.fast.metadata import MetadataFastPath
-from kcoord.server.shards import group_service
+from kcoord.server.shards import group_service, metadata_service
 from kcoord.simulation.observer import Observer
 from kcoord.simulation.options import Options
 from kcoord.simulation.trace import Trace, ViolationError
@@ -74,6 +74,7 @@ def _limits(options: Options) -> list[tuple[object, str, object]]:
     limits: list[tuple[object, str, object]] = [
         (shard_snapshots, "LEAST_GROWTH_AT_STOP_BYTES", 500),
         (shard_logs, "LOAD_SLICE_BYTES", 2_048),
+        (metadata_service, "ORDER_SECONDS", 600.0),
     ]
     if options.snapshot_bytes:
         limits.append((shard_snapshots, "LEAST_GROWTH_BYTES", options.snapshot_bytes))

@@ -1,84 +1,238 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster's metadata as the world around the broker changes it: topics come, grow, go and come again, and groups
-get configs.
+"""A model of an operator of topics and configs: topics come, grow, go and come again, and groups get configs. All by
+requests to the broker, which asks the controller.
+
+What an answer has told is so from then on (M-1): the topic, its partitions and configs are shown, or are gone, until
+the operator changes them again, also after a crash. Where an answer does not come nobody knows for a while.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable
 from random import Random
-from types import MappingProxyType
 from typing import Final
 
 from kcoord.coordinator.group.offsets.expiration import GROUP_RETENTION_KEY
-from kcoord.metadata.image import GROUP_RESOURCE, TOPIC_RESOURCE
-from kcoord.simulation.broker import SimulatedBroker
-from kcoord.simulation.controller import Controller
+from kcoord.metadata.image import GROUP_RESOURCE
+from kcoord.simulation.client import SimulatedClient
+from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.ledger import CACHED_TOPIC, FLUSHED_TOPIC, RECORD_PARTITIONS
+from kcoord.simulation.network import Network
 from kcoord.simulation.options import Options
-from kcoord_protocol.messages import ConfigRecord, Message, PartitionRecord, RemoveTopicRecord, TopicRecord
+from kcoord.simulation.process import CONTROLLER_ID
+from kcoord.simulation.trace import Trace, ViolationError
+from kcoord_protocol.api_keys import ApiKey
+from kcoord_protocol.errors import Errors
+from kcoord_protocol.messages import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
 
 FIRST_TOPIC: Final = "topic-0"
 LATER_TOPIC: Final = "topic-1"
 _MOST_PARTITIONS: Final = 12
+_MOST_WAITING: Final = 5
+_PATIENCE_MS: Final = 30_000
+_UNSURE_MS: Final = 60_000
+"""How long a request that was not answered may still take effect."""
+_SET, _DELETE = 0, 1
+_TRY_AGAIN: Final = frozenset({Errors.NOT_CONTROLLER, Errors.REQUEST_TIMED_OUT})
+_TOLD: Final = "M-1 what was told of the metadata is so"
 
 
-class Topics:
-    """`names` are all topics that there ever were, by id."""
+def new_topic(name: str, partitions: int, **configs: str) -> CreateTopicsRequest.CreatableTopic:
+    """A topic that the broker of the simulation leads. In names of configs "_" stands for "."."""
+    return CreateTopicsRequest.CreatableTopic(
+        name=name,
+        num_partitions=-1,
+        replication_factor=-1,
+        assignments=[
+            CreateTopicsRequest.CreatableReplicaAssignment(partition_index=number, broker_ids=[1])
+            for number in range(partitions)
+        ],
+        configs=[
+            CreateTopicsRequest.CreatableTopicConfig(name=key.replace("_", "."), value=value)
+            for key, value in configs.items()
+        ],
+    )
 
-    def __init__(self, broker: SimulatedBroker, options: Options, controller: Controller) -> None:
-        self.names: dict[bytes, str] = {}
-        self._broker = broker
-        self._options = options
-        self._controller = controller
 
-    def begin(self, random: Random) -> None:
-        self.create(random, FIRST_TOPIC, self._options.partitions)
-        if self._options.record_producers:
-            self.create(random, FLUSHED_TOPIC, RECORD_PARTITIONS, {"flush.messages": "1"})
-            self.create(random, CACHED_TOPIC, RECORD_PARTITIONS)
+def first_topics(options: Options) -> list[CreateTopicsRequest.CreatableTopic]:
+    """Those that are there before the first client."""
+    topics = [new_topic(FIRST_TOPIC, options.partitions)]
+    if options.record_producers:
+        topics.append(new_topic(FLUSHED_TOPIC, RECORD_PARTITIONS, flush_messages="1"))
+        topics.append(new_topic(CACHED_TOPIC, RECORD_PARTITIONS))
+    return topics
+
+
+class TopicAdmin(SimulatedClient):
+    """See the module's text. One request at a time; what is to be done meanwhile waits."""
+
+    def __init__(self, clock: VirtualClock, random: Random, network: Network, options: Options, trace: Trace) -> None:
+        super().__init__("topic-admin", clock, random, network, options)
+        self._trace = trace
+        self._partitions = {FIRST_TOPIC: options.partitions, LATER_TOPIC: 0}
+        """As many as the last answer told."""
+        self._configs: dict[tuple[str, str], str | None] = {}
+        self._unsure_until_ms: dict[str, int] = {}
+        self._subject = ""
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def on_timeout(self) -> None:
+        self._trace.add("topic-admin-unsure", self._subject)
+        self._unsure_until_ms[self._subject] = self.clock.now_ms + _UNSURE_MS
+        self._next()
+
+    def _is_sure(self, subject: str) -> bool:
+        return self.clock.now_ms >= self._unsure_until_ms.get(subject, 0)
+
+    def _do(self, action: Callable[[], None]) -> None:
+        if len(self._waiting) < _MOST_WAITING:
+            self._waiting.append(action)
+            self._next()
+
+    def _next(self) -> None:
+        if self._waiting and not self.is_waiting:
+            self._waiting.popleft()()
+
+    def _take(self, error: int, expected: frozenset[Errors] = frozenset()) -> bool:
+        """Whether the change was made. An error that is not `expected` shows that the broker knows other topics."""
+        self._trace.add("topic-admin", f"{self._subject} {Errors(error).name}")
+        if not error:
+            return True
+        if error in _TRY_AGAIN:
+            # The answer of the controller may have been lost on its way to the broker.
+            self._unsure_until_ms[self._subject] = self.clock.now_ms + _UNSURE_MS
+        elif self._is_sure(self._subject) or error not in expected:
+            raise self.unexpected(error, f"a change of {self._subject}")
+        return False
+
+    # Topics.
 
     def change(self, random: Random) -> None:
         """The first topic only grows; the later one comes, grows, goes and comes again."""
-        self._controller.change(lambda: self._change(random))
+        self._do(lambda: self._change(random))
 
     def _change(self, random: Random) -> None:
-        topics = self._broker.image.topics
-        if LATER_TOPIC not in topics:
-            self.create(random, LATER_TOPIC, random.randint(1, 4))
-            return
-        if random.random() < 0.3:
-            self._delete(topics[LATER_TOPIC].id)
-            if random.random() < 0.5:
-                self.create(random, LATER_TOPIC, random.randint(1, 4))
-            return
-        topic = topics[random.choice((FIRST_TOPIC, LATER_TOPIC))]
-        if len(topic.partitions) < _MOST_PARTITIONS:
-            first, count = len(topic.partitions), random.randint(1, 3)
-            self._controller.make(
-                lambda time_ms: _partitions(topic.id, first, count, time_ms), f"grow {topic.name} {first}"
-            )
+        if random.random() < 0.4:
+            random.choice((self._look, self._look, self._look_at_cluster))()
+        elif not self._partitions[LATER_TOPIC]:
+            self._create(random.randint(1, 4), random)
+        elif random.random() < 0.3:
+            self._delete(random)
+        else:
+            name = random.choice((FIRST_TOPIC, LATER_TOPIC))
+            if self._partitions[name] < _MOST_PARTITIONS:
+                self._grow(name, self._partitions[name] + random.randint(1, 3))
 
-    def create(
-        self, random: Random, name: str, partitions: int, configs: Mapping[str, str] = MappingProxyType({})
+    def _ask(
+        self, subject: str, api_key: ApiKey, version: int, message: object, on_answer: Callable[[bytes], None]
     ) -> None:
-        topic_id = random.randbytes(16)
-        self.names[topic_id] = name
-        records: list[Message] = [TopicRecord(name=name, topic_id=topic_id)]
-        records += [
-            ConfigRecord(resource_type=TOPIC_RESOURCE, resource_name=name, name=key, value=value)
-            for key, value in configs.items()
-        ]
-        self._controller.make(
-            lambda time_ms: [*records, *_partitions(topic_id, 0, partitions, time_ms)], f"create {name}"
-        )
+        self._subject = subject
 
-    def _delete(self, topic_id: bytes) -> None:
-        self._controller.publish([RemoveTopicRecord(topic_id=topic_id)], f"delete {topic_id.hex()}")
+        def answered(body: bytes) -> None:
+            on_answer(body)
+            self._next()
+
+        self.request(api_key, version, "", message, answered, timeout_ms=_PATIENCE_MS)  # type: ignore[arg-type]
+
+    def _create(self, partitions: int, random: Random) -> None:
+        def on_answer(body: bytes) -> None:
+            error = CreateTopicsResponse.decode(body, 7).topics[0].error_code
+            if self._take(error, frozenset({Errors.TOPIC_ALREADY_EXISTS})):
+                self._partitions[LATER_TOPIC] = partitions
+                self._look()
+
+        request = CreateTopicsRequest(topics=[new_topic(LATER_TOPIC, partitions)], timeout_ms=_PATIENCE_MS)
+        self._ask(LATER_TOPIC, ApiKey.CREATE_TOPICS, 7, request, on_answer)
+
+    def _delete(self, random: Random) -> None:
+        comes_again = random.random() < 0.5
+        partitions = random.randint(1, 4)
+
+        def on_answer(body: bytes) -> None:
+            error = DeleteTopicsResponse.decode(body, 6).responses[0].error_code
+            if self._take(error, frozenset({Errors.UNKNOWN_TOPIC_OR_PARTITION})):
+                self._partitions[LATER_TOPIC] = 0
+                self._waiting.appendleft(lambda: self._create(partitions, random) if comes_again else self._look())
+
+        state = DeleteTopicsRequest.DeleteTopicState(name=LATER_TOPIC)
+        request = DeleteTopicsRequest(topics=[state], timeout_ms=_PATIENCE_MS)
+        self._ask(LATER_TOPIC, ApiKey.DELETE_TOPICS, 6, request, on_answer)
+
+    def _grow(self, name: str, count: int) -> None:
+        def on_answer(body: bytes) -> None:
+            error = CreatePartitionsResponse.decode(body, 3).results[0].error_code
+            if self._take(error, frozenset({Errors.INVALID_PARTITIONS, Errors.UNKNOWN_TOPIC_OR_PARTITION})):
+                self._partitions[name] = count
+                self._look()
+
+        assignments = [
+            CreatePartitionsRequest.CreatePartitionsAssignment(broker_ids=[1])
+            for _ in range(count - self._partitions[name])
+        ]
+        topic = CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=count, assignments=assignments)
+        request = CreatePartitionsRequest(topics=[topic], timeout_ms=_PATIENCE_MS)
+        self._ask(name, ApiKey.CREATE_PARTITIONS, 3, request, on_answer)
+
+    def _look(self) -> None:
+        """What was told must be shown, a few partitions at a time."""
+        self._look_from(None, {})
+
+    def _look_from(self, cursor: DescribeTopicPartitionsRequest.Cursor | None, seen: dict[str, int]) -> None:
+        def on_answer(body: bytes) -> None:
+            response = DescribeTopicPartitionsResponse.decode(body, 0)
+            for topic in response.topics:
+                name = topic.name or ""
+                seen[name] = seen.get(name, 0) + len(topic.partitions)
+            after = response.next_cursor
+            if after is not None:
+                cursor = DescribeTopicPartitionsRequest.Cursor(
+                    topic_name=after.topic_name, partition_index=after.partition_index
+                )
+                self._waiting.appendleft(lambda: self._look_from(cursor, seen))
+                return
+            for name, count in self._partitions.items():
+                if self._is_sure(name) and seen[name] != count:
+                    raise ViolationError(_TOLD, f"{name} has {seen[name]} partitions, {count} were told")
+                self._partitions[name] = seen[name]
+
+        names = [DescribeTopicPartitionsRequest.TopicRequest(name=name) for name in self._partitions]
+        request = DescribeTopicPartitionsRequest(
+            topics=names, response_partition_limit=self.random.choice((3, 2_000)), cursor=cursor
+        )
+        self._ask("", ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, request, on_answer)
+
+    def _look_at_cluster(self) -> None:
+        def on_answer(body: bytes) -> None:
+            response = DescribeClusterResponse.decode(body, 1)
+            if response.error_code or response.controller_id != CONTROLLER_ID or len(response.brokers) < 2:
+                raise ViolationError(_TOLD, f"the cluster is {response}")
+
+        self._ask("", ApiKey.DESCRIBE_CLUSTER, 1, DescribeClusterRequest(), on_answer)
+
+    # Configs.
 
     def configure(self, random: Random, group_ids: list[str]) -> None:
         """Sessions only get longer: clients here do not ask for them, and rely on the broker's."""
-        options = self._options
+        self._do(lambda: self._configure(random, group_ids))
+
+    def _configure(self, random: Random, group_ids: list[str]) -> None:
+        options = self.options
         name, values = random.choice(
             (
                 ("consumer.heartbeat.interval.ms", ("400", "2000", None)),
@@ -88,19 +242,30 @@ class Topics:
             )
         )
         group_id, value = random.choice(group_ids), random.choice(values)
-        record = ConfigRecord(resource_type=GROUP_RESOURCE, resource_name=group_id, name=name, value=value)
-        self._controller.publish([record], f"config {group_id} {name}={value}")
 
+        def on_answer(body: bytes) -> None:
+            if self._take(IncrementalAlterConfigsResponse.decode(body, 1).responses[0].error_code):
+                self._configs[group_id, name] = value
+                self._waiting.appendleft(lambda: self._look_at_configs(group_id))
 
-def _partitions(topic_id: bytes, first: int, count: int, creation_time_ms: int) -> list[Message]:
-    return [
-        PartitionRecord(
-            partition_id=partition,
-            topic_id=topic_id,
-            replicas=[1],
-            isr=[1],
-            leader=1,
-            creation_time_ms=creation_time_ms,
+        config = IncrementalAlterConfigsRequest.AlterableConfig(
+            name=name, config_operation=_DELETE if value is None else _SET, value=value
         )
-        for partition in range(first, first + count)
-    ]
+        resource = IncrementalAlterConfigsRequest.AlterConfigsResource(
+            resource_type=GROUP_RESOURCE, resource_name=group_id, configs=[config]
+        )
+        request = IncrementalAlterConfigsRequest(resources=[resource])
+        self._ask(group_id, ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, request, on_answer)
+
+    def _look_at_configs(self, group_id: str) -> None:
+        def on_answer(body: bytes) -> None:
+            (result,) = DescribeConfigsResponse.decode(body, 4).results
+            shown = {config.name: config.value for config in result.configs}
+            for (group, name), value in self._configs.items():
+                if group == group_id and value is not None and self._is_sure(group_id) and shown.get(name) != value:
+                    raise ViolationError(_TOLD, f"{group_id} has {name}={shown.get(name)}, {value} was told")
+
+        resource = DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=GROUP_RESOURCE, resource_name=group_id, configuration_keys=None
+        )
+        self._ask(group_id, ApiKey.DESCRIBE_CONFIGS, 4, DescribeConfigsRequest(resources=[resource]), on_answer)

@@ -40,7 +40,7 @@ from kcoord.simulation.options import (
 )
 from kcoord.simulation.pipeliner import Pipeliner
 from kcoord.simulation.planted import NO_FAULT, Fault
-from kcoord.simulation.process import TOPICS
+from kcoord.simulation.process import AWAY_ID, TOPICS
 from kcoord.simulation.producer import TransactionalProducer
 from kcoord.simulation.promises import PromisedSubscription, Promises
 from kcoord.simulation.record_producer import RecordProducer
@@ -48,7 +48,7 @@ from kcoord.simulation.record_reader import RecordReader
 from kcoord.simulation.rude import RudeClient
 from kcoord.simulation.state_checks import BrokerChecks, partitions_of
 from kcoord.simulation.surroundings import around
-from kcoord.simulation.topics import FIRST_TOPIC, LATER_TOPIC, Topics
+from kcoord.simulation.topics import FIRST_TOPIC, LATER_TOPIC, TopicAdmin, first_topics
 from kcoord.simulation.trace import Trace, ViolationError
 
 DEFAULT_STEPS: Final = 2_500
@@ -99,9 +99,9 @@ class World:
         self.commits = AcknowledgedCommits(self.broker.observer)
         self.ownership = Ownership()
         self.controller = Controller(self.broker, self.stream("times"), self.trace)
-        self.topics = Topics(self.broker, self.options, self.controller)
+        self.topics = TopicAdmin(self.clock, self.stream("topic-admin"), self.network, self.options, self.trace)
         self.promises = Promises(
-            self.trace, self.ownership, ToldEpochs(), self.commits, lambda: self.broker.image, self.topics.names
+            self.trace, self.ownership, ToldEpochs(), self.commits, lambda: self.broker.image, self.controller.names
         )
         self.group_ids = [f"group-{number}" for number in range(len(self.options.protocols))]
         watched = [*self.group_ids, *RUDE_GROUPS, COMMITTER_GROUP, PRODUCER_GROUP, PIPELINE_GROUP]
@@ -249,17 +249,19 @@ class World:
     # The first phase.
 
     def _begin(self) -> None:
-        self.broker.observer.image = lambda: self.broker.image
         self.broker.observer.now_ms = lambda: (
             self.broker.process.broker.now_ms() if self.broker.process is not None else 0
         )
         self.broker.observer.log_offsets = self.broker.log_offsets
         self.broker.observer.shard_of = self.broker.group_shard
         self.broker.observer.on_group_gone = self.promises.epochs.forget
+        self.controller.begin(first_topics(self.options), self._open)
+
+    def _open(self) -> None:
+        """The cluster is there: the broker starts, and clients come."""
         random = self.stream("begin")
-        self.controller.begin()
-        self.topics.begin(random)
-        self.broker.start()
+        self.broker.image = self.controller.image
+        self.clock.after(0, self.broker.start_again)
         for client in self.clients:
             client.start()
         for slot in self.slots:
@@ -331,7 +333,7 @@ class World:
         return self.options.own_shards if name == "groups" else list(range(self.options.transaction_shards))
 
     def _lead_elsewhere(self, name: str, shard_id: int, duration_ms: int) -> None:
-        self.controller.move(TOPICS[name], shard_id, 2)
+        self.controller.move(TOPICS[name], shard_id, AWAY_ID)
         self.clock.after(duration_ms, lambda: self.controller.move(TOPICS[name], shard_id, 1))
 
     def _cut_off(self, random: Random) -> None:

@@ -431,13 +431,12 @@ def test_a_log_whose_close_fails_is_written_again_when_it_is_opened() -> None:
     """A failed sync may drop what it should write. Programs see that, and no later sync writes it (D-3)."""
     world = World(Setup(1, faults=frozenset()))
     broker = world.broker
-    world.controller.begin()
     with world.surroundings():
-        broker.start()
-        run_some(world, 10)
+        world.controller.begin([], broker.start)
+        run_some(world, 100)
         process = broker.process
         assert process is not None
-        logs = process.folder._shard_logs[TOPICS["groups"]]
+        logs = process.folder.coordinator_logs[TOPICS["groups"]]
         log = logs.open(0)
         path = f"{log.directory}/00000000000000000000.log"
         batch = encode_batch([Record(b"key", b"value", timestamp_ms=START_MS)], base_offset=log.end_offset)

@@ -35,7 +35,7 @@ class StageProcess(BrokerProcess):
     answer_seconds = 0.0
 
     async def start(self) -> None:
-        self._listeners.clear()
+        self.listeners.clear()
         self.broker.endpoints["PLAINTEXT"] = Listener("PLAINTEXT", "broker", 9092, SecurityProtocol.PLAINTEXT)
         await super().start()
 

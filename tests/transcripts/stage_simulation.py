@@ -106,9 +106,8 @@ class SimulationStage(FrameStage):
         self._around = around(options, trace, self._broker.observer)
         self._around.__enter__()
         self._controller = Controller(self._broker, NoChance(0), trace)
-        self._controller.begin()
         self._clients: dict[str, SimulationClient] = {}
-        self._broker.start()
+        self._controller.begin([], lambda: self._clock.after(0, self._broker.start))
         await self.settle()
         await self._open_logs()
 
@@ -173,23 +172,22 @@ class SimulationStage(FrameStage):
             )
             for number in range(len(topic.partitions) if topic is not None else 0, partitions)
         ]
-        self._controller.publish(records, f"topic {name} {partitions}")
+        self._controller.write(records)
         await self.settle()
         await self.sleep(TOPIC_MS)
         return topic_id
 
     async def delete_topic(self, name: str) -> None:
         topic = self._broker.image.topics[name]
-        self._controller.publish([RemoveTopicRecord(topic_id=topic.id)], f"delete {name}")
+        self._controller.write([RemoveTopicRecord(topic_id=topic.id)])
         await self.settle()
 
     async def set_group_config(self, group: str, configs: dict[str, str | None]) -> None:
-        self._controller.publish(
+        self._controller.write(
             [
                 ConfigRecord(resource_type=GROUP_RESOURCE, resource_name=group, name=key, value=value)
                 for key, value in configs.items()
-            ],
-            f"config {group}",
+            ]
         )
         await self.settle()
 

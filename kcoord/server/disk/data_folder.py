@@ -74,7 +74,8 @@ class DataFolder:
         self._fs = self.log_dir.file_system
         if self.log_dir.restored_bytes:
             _logger.warning("%d bytes came back from the journal: the machine stopped", self.log_dir.restored_bytes)
-        self._shard_logs: dict[str, ShardLogs] = {}
+        self.coordinator_logs: dict[str, ShardLogs] = {}
+        """The logs of the coordinators' topics, by topic."""
         self._metadata_logs: ShardLogs | None = None
         self.journal: Journal | None = None
         """Where the coordinators' logs wait for the disk."""
@@ -89,7 +90,7 @@ class DataFolder:
                     self._fs,
                     self.log_dir,
                     config,
-                    internal_log=self._internal_log,
+                    internal_log=self.internal_log,
                     settles_folder=settles_folder,
                     in_background=_in_background,
                 )
@@ -142,7 +143,7 @@ class DataFolder:
             present.difference_update(shard_ids)
             self.topics.retire_internal(topic, topic_id, shard_ids, now_ms())
 
-        logs = self._shard_logs[topic] = ShardLogs(
+        logs = self.coordinator_logs[topic] = ShardLogs(
             topic, open_log, exists, self._fs, delete_logs, hand_over_logs, note_gained, self.log_dir.note_closed
         )
         return logs
@@ -156,7 +157,7 @@ class DataFolder:
 
         def logs() -> list[CleanableLog]:
             found = cleanable_logs.of_topics(self.topics, cleaner.in_loop)
-            for topic, shard_logs in self._shard_logs.items():
+            for topic, shard_logs in self.coordinator_logs.items():
                 forget = partial(self._forget_aborted, topic)
                 found += cleanable_logs.of_coordinator(topic, shard_logs, config, image(), forget)
             return found
@@ -167,9 +168,9 @@ class DataFolder:
     def _forget_aborted(self, topic: str, shard_id: int, marker_offsets: set[int]) -> None:
         self.topics.forget_internal_producers(topic, shard_id)
 
-    def _internal_log(self, topic: str, partition: int) -> Log | None:
+    def internal_log(self, topic: str, partition: int) -> Log | None:
         """For readers of internal topics: a log that nothing was written to yet does not exist."""
-        logs = self._shard_logs.get(topic)
+        logs = self.coordinator_logs.get(topic)
         return logs.open_logs().get(partition) if logs is not None else None
 
     def close(self, now_ms: int, *, clean: bool) -> None:

@@ -22,7 +22,7 @@ from kcoord.config import BrokerConfig, Listener
 from kcoord.metadata.image import MetadataImage
 from kcoord.metadata.records import BrokerRegistration
 from kcoord.server.broker import Broker
-from kcoord.server.composition import compose, load_metadata, local_log
+from kcoord.server.composition import compose, local_metadata
 from kcoord.server.disk.data_folder import DataFolder
 from kcoord.server.environment import Environment
 from kcoord.server.net.connection_limits import ConnectionLimits
@@ -136,15 +136,7 @@ class WorkerProcess(BrokerProcess):
 
         def new_metadata(broker: Broker, group_times: GroupTimes) -> MetadataService:
             if launch.is_controller:
-                shards = load_metadata(broker.config, folder, broker.now_ms())
-                return ControllerMetadataService(
-                    shards,
-                    local_log(shards, folder.metadata_logs, broker),
-                    broker.pump.wake,
-                    broker.now_ms,
-                    lambda: broker.groups.latest_creation_time_ms(),
-                    group_times,
-                )
+                return local_metadata(folder, broker, group_times, ControllerMetadataService)
             controller = launch.workers[CONTROLLER]
             return MetadataFollower(
                 broker.config,
@@ -211,18 +203,18 @@ class WorkerProcess(BrokerProcess):
         self._is_open = not self._is_fenced
         if self._is_open:
             _logger.info("In service again")
-            for listener in self._listeners:
+            for listener in self.listeners:
                 self.broker.spawn(listener.resume())
             return
         _logger.info("Out of service: clients are refused, other brokers lead the partitions")
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.suspend()
 
     async def _open_listeners(self) -> None:
         if self._is_fenced:
             # It was started again meanwhile.
             self._is_open = False
-            for listener in self._listeners:
+            for listener in self.listeners:
                 listener.suspend()
             return
         self._is_open = True
