@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kcoord.metadata.image import MetadataImage
 from kcoord.simulation.clock import VirtualClock
-from kcoord.simulation.loop import SimulatedLoop
+from kcoord.simulation.loop import SimulatedLoop, UnixSockets
 from kcoord.simulation.machine import Machine, PowerLost
 from kcoord.simulation.network import Network, SimulatedConnection
 from kcoord.simulation.options import Options
@@ -23,7 +23,6 @@ from kcoord.simulation.planted import Fault
 from kcoord.simulation.process import TOPICS, SimulatedProcess, Threads
 from kcoord.simulation.requests import AnswerChecks, Dialogue
 from kcoord.simulation.trace import Trace, ViolationError
-from kcoord.simulation.unix_sockets import UnixSockets
 from kcoord.storage.errors import StorageError
 from kcoord.storage.memory_file_system import keep_everything
 

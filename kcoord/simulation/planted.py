@@ -39,6 +39,7 @@ from kcoord.server.api.api_table import DeferredResponse
 from kcoord.server.disk import shard_logs
 from kcoord.server.fast.metadata import MetadataAnswers
 from kcoord.server.net.request_path import RequestPath
+from kcoord.server.workers.metadata_followers import MetadataFollowers
 from kcoord.storage import journal
 from kcoord.storage.journal import DurableAppends
 from kcoord.storage.offset_map import OffsetMap
@@ -326,6 +327,10 @@ def _up_to_the_end(self: OpenLog) -> int:
     return self.log.end_offset
 
 
+def _waits_for_nobody(self: MetadataFollowers) -> None:
+    """Answers that a topic is there before the other workers know."""
+
+
 _first_images: Final[dict[PackedFetch, MetadataImage]] = {}
 _prepare = CommitPlan.prepare
 _encode = PackedFetch.encode
@@ -345,6 +350,7 @@ _end = PendingOffsets.end
 _find_member = ConsumerHeartbeat._find_member
 
 FAULTS: Final = {
+    "answer-before-workers-know": Fault(patches=[(MetadataFollowers, "when_applied", _waits_for_nobody)]),
     "answer-overtakes": Fault(patches=[(RequestPath, "_send", _overtakes)]),
     "aborted-records-not-told": Fault(patches=[(ProducerState, "aborted_between", _knows_no_aborted)]),
     "acknowledged-before-flush": Fault(patches=[(Partition, "flush", _flushes_later)]),
