@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that nobody should send: made from schemas, from recorded requests and from what was found before."""
+"""Fuzzing with requests from schemas, recorded requests and earlier findings."""

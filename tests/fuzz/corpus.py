@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fuzzers start from: recorded requests of real clients, and requests that once did harm."""
+"""The seeds of the fuzzers: recorded requests of real clients, and requests that once caused a fault."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _FOLDER = Path(__file__).parent / "inputs"
 
 
 def recorded() -> list[bytes]:
-    """Frames without their length, as `tests.fuzz.record` found them."""
+    """Returns the frames that `tests.fuzz.record` recorded, without their length prefix."""
     return _read("requests.txt")
 
 
 def findings() -> list[bytes]:
-    """Frames that the fuzzers found something with; what it was stands above each line."""
+    """Returns frames that revealed a fault. In the file, a comment above each line describes the fault."""
     return _read("findings.txt")
 
 

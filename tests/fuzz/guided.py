@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.fuzz.guided [TARGET...]`: fuzzing that is guided by coverage, with atheris (`make fuzz`).
+"""`python -m tests.fuzz.guided [TARGET...]`: coverage-guided fuzzing with atheris (`make fuzz`).
 
-Each target runs for --seconds from its seeds and from the inputs that are kept in `inputs/guided`. --keep writes those
-that are worth keeping back to them. A finding ends the run with the input in hexadecimal: it belongs into a test.
+Each target runs for --seconds, starting with its seeds and the inputs in `inputs/guided`. With --keep, inputs that
+reach new code are added there. A finding ends the run and prints the input in hexadecimal. It belongs into a test.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 TARGETS = ("requests", "batches", "subscriptions", "regexes")
 LONGEST_BYTES = 1024
 MOST_KEPT_BYTES = 32 * 1024
-"""Of one target; the shortest inputs first."""
+"""The limit per target. The shortest inputs are kept first."""
 
 
 def run_target(name: str, arguments: list[str]) -> None:
-    """In a process of its own, which atheris ends."""
-    atheris = importlib.import_module("atheris")  # an extra, and without type hints
+    """Runs a target in this process, which atheris ends."""
+    atheris = importlib.import_module("atheris")  # an optional dependency without type hints
     with atheris.instrument_imports(include=["kcoord", "kcoord_protocol"]):
         targets = importlib.import_module("tests.fuzz.targets")
     target, _ = targets.TARGETS[name]
@@ -40,20 +40,20 @@ def _spawn(name: str, *arguments: str) -> int:
 
 
 def fuzz(name: str, seconds: int, keep: bool) -> bool:
-    """Whether nothing was found."""
-    # Not above: the process that fuzzes has to import it in its own way.
+    """Fuzzes a target in a child process. Returns whether nothing was found."""
+    # Not imported at the top, since the fuzzing process has to import it with instrumentation.
     from tests.fuzz.targets import kept, seeds_of
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        corpus, found = folder / "corpus", folder / "found"
-        for each in (corpus, found):
-            each.mkdir()
+        corpus, findings = folder / "corpus", folder / "found"
+        for directory in (corpus, findings):
+            directory.mkdir()
         for number, data in enumerate([*seeds_of(name), *kept(name)]):
             (corpus / f"seed-{number}").write_bytes(data)
-        limits = [f"-max_len={LONGEST_BYTES}", "-timeout=10", "-rss_limit_mb=2048", f"-artifact_prefix={found}/"]
+        limits = [f"-max_len={LONGEST_BYTES}", "-timeout=10", "-rss_limit_mb=2048", f"-artifact_prefix={findings}/"]
         code = _spawn(name, str(corpus), f"-max_total_time={seconds}", "-print_final_stats=1", *limits)
-        for artifact in found.iterdir():
+        for artifact in findings.iterdir():
             print(f"{name}: {artifact.name}: {artifact.read_bytes().hex()}")
         if keep:
             added = [path.read_bytes() for path in corpus.iterdir() if not path.name.startswith("seed-")]
@@ -71,14 +71,14 @@ def _write(name: str, inputs: list[bytes]) -> None:
     from tests.fuzz.targets import CORPUS
 
     (CORPUS / f"{name}.txt").write_text("".join(lines))
-    print(f"{name}: {len(lines)} of {len(inputs)} inputs are kept")
+    print(f"{name}: kept {len(lines)} of {len(inputs)} inputs")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Coverage-guided fuzzing of what strangers can send.")
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)} (default: all)")
+    parser = argparse.ArgumentParser(description="Coverage-guided fuzzing of bytes that clients can send.")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"one of {', '.join(TARGETS)} (default: all)")
     parser.add_argument("--seconds", type=int, default=60, help="for each target (default 60)")
-    parser.add_argument("--keep", action="store_true", help="keep inputs that reach something new")
+    parser.add_argument("--keep", action="store_true", help="keep inputs that reach new code")
     parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:

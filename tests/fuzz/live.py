@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fuzzer of a broker in another process, and a member that must not notice it.
+"""A fuzzer of a broker in another process, and a healthy member that the fuzzer must not affect.
 
-Each connection sends a handful of requests: damaged ones, plausible ones, and ones that follow from what the broker
-answered before (members that exist, at epochs that are nearly theirs). Every answer has to be one to a request of this
-connection, in order, and to decode; a request that ends the connection ends this one alone.
+Each connection sends a few requests: damaged requests, plausible requests, and requests that follow from earlier
+responses (existing members, with epochs near theirs). Every response must belong to a request of the same connection,
+arrive in order, and decode. A request that closes its connection must not affect other connections.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ CONNECTIONS = 64
 MOST_OF_A_CONNECTION = 24
 SENTINEL_ID = 0x7FFFFFFF
 SILENCE_SECONDS = 0.05
-"""Some requests wait for others by design; nobody waits for them here."""
+"""The timeout of a response. Some requests wait by design, and the fuzzer does not wait for them."""
 CHECK_SECONDS = 0.05
 PATIENCE_SECONDS = 20.0
 HEALTHY_GROUP, HEALTHY_TOPIC = "healthy", "steady"
 
 _CHANGES_THE_BROKER = {ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS}
-"""Not among the plausible ones: a limit that was set to zero on request is no finding."""
+"""Excluded from plausible requests, since a limit that a request has set to zero is not a finding."""
 _PLAUSIBLE = [(key, version) for key, versions in SERVED_VERSIONS.items() for version in versions]
 
 
 @dataclass
 class Outcome:
-    """What became of the inputs."""
+    """Counts the outcomes of the inputs."""
 
     sent: int = 0
     closed: int = 0
@@ -57,7 +57,7 @@ class Outcome:
 
 
 class Wire:
-    """A connection that sends frames and reads frames."""
+    """A connection that writes and reads frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -66,7 +66,7 @@ class Wire:
         self._ready: list[bytes] = []
 
     async def frame(self, seconds: float) -> bytes | None:
-        """The next answer; None at the end of the connection. TimeoutError after `seconds`."""
+        """Returns the next response, or None if the connection is closed. Raises TimeoutError after `seconds`."""
         while not self._ready:
             try:
                 data = await asyncio.wait_for(self._reader.read(1 << 16), seconds)
@@ -95,7 +95,7 @@ async def connected(port: int) -> AsyncIterator[Wire]:
 
 
 class Fuzzer:
-    """Sends `inputs` requests in all, drawn from `seed`."""
+    """Sends `inputs` requests in total, generated from `seed`."""
 
     def __init__(self, port: int, inputs: int, seed: int) -> None:
         self._port = port
@@ -116,14 +116,14 @@ class Fuzzer:
             while len(frames) < MOST_OF_A_CONNECTION:
                 frames.append(self._input())
                 if not _is_request(frames[-1]):
-                    break  # the broker closes the connection: what came after it would never be looked at
+                    break  # the broker closes the connection and would ignore later frames
             self._left -= len(frames)
             await self._exchange([_numbered(frame, number) for number, frame in enumerate(frames)])
 
     def _input(self) -> bytes:
-        found = next(self._first, None)
-        if found is not None:
-            return found
+        finding = next(self._first, None)
+        if finding is not None:
+            return finding
         chance = self._chance
         kind = chance.random()
         if kind < 0.3:
@@ -222,14 +222,14 @@ def _numbered(frame: bytes, number: int) -> bytes:
 
 
 class HealthyMember:
-    """Heartbeats and reads its committed offset, and is answered as if it were alone."""
+    """A member that sends heartbeats and fetches its offset, and must get the responses of an undisturbed member."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self.beats = 0
 
     async def run(self) -> None:
-        """Until it is cancelled; fails at the first answer that is not as it should be."""
+        """Runs until it is cancelled. Fails at the first wrong response."""
         async with connected(self._port) as wire:
             join = ConsumerGroupHeartbeatRequest(
                 group_id=HEALTHY_GROUP,
@@ -270,14 +270,14 @@ class HealthyMember:
 
 
 async def committed_offset(wire: Wire) -> int:
-    """What is committed for the healthy group."""
+    """Returns the committed offset of the healthy group."""
     group = await _healthy_offsets(wire)
     assert not group.error_code, group
     return group.topics[0].partitions[0].committed_offset
 
 
 async def committed_offset_once_loaded(wire: Wire) -> int:
-    """What is committed for the healthy group, asked until its coordinator has loaded."""
+    """Returns the committed offset of the healthy group, after its coordinator has loaded."""
     while (await _healthy_offsets(wire)).error_code in (Errors.NOT_COORDINATOR, Errors.COORDINATOR_LOAD_IN_PROGRESS):
         pass
     return await committed_offset(wire)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage, on two levels: bytes of a request that was fine, and fields of a message that keeps to its schema.
+"""Damage on two levels: changed bytes of a valid request, and odd field values in a message that follows its schema.
 
-Everything is drawn from a `random.Random` with a seed, so that a finding can be made again.
+All choices come from a seeded `random.Random`, so that a finding is reproducible.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TEXTS: Final = {"group": GROUPS, "member": MEMBERS, "instance": MEMBERS, "regex
 
 
 def damaged(data: bytes, chance: Random) -> bytes:
-    """`data` with one to three places changed: bits, bytes, lengths, varints, pieces cut out, doubled or put in."""
+    """Returns `data` with one to three changes: bits, bytes, lengths, varints, or cut, doubled or inserted pieces."""
     result = bytearray(data)
     bits = chance.getrandbits(64)
     for _ in range(1 + bits % 3):
@@ -56,7 +56,7 @@ def damaged(data: bytes, chance: Random) -> bytes:
 
 
 def plausible(cls: type[Message], version: int, chance: Random) -> Message:
-    """A message of the version whose names may exist and whose numbers are small, except for some."""
+    """Returns a message whose names may exist. Most of its numbers are small."""
     message = cls()
     _fill(message, cls.message_schema.root, cls, version, chance)
     return message

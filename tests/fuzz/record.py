@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.fuzz.record` writes inputs/requests.txt anew: what real clients send to a broker, one a line.
+"""`python -m tests.fuzz.record` rewrites inputs/requests.txt: requests that real clients send, one per line.
 
-A proxy in front of a broker keeps the frames (without their length, in hexadecimal). Of each API, version and client id
-a few distinct ones are kept, small ones: a mutation has to hit something that matters.
+A proxy in front of a broker records the frames, in hexadecimal and without their length. For each API, version and
+client id a few small distinct frames are kept. In a small frame, a mutation more often hits a field that matters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TOPIC = "orders"
 
 
 class RecordingProxy:
-    """Passes bytes on between clients and one broker, and keeps the clients' frames."""
+    """Forwards bytes between clients and one broker, and records the clients' frames."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -67,7 +67,7 @@ class RecordingProxy:
 
 
 def chosen(frames: list[bytes]) -> list[bytes]:
-    """The smallest distinct ones of each kind, in a stable order."""
+    """Returns the smallest distinct frames of each kind, in a stable order."""
     kinds: dict[tuple[int, int, str], set[bytes]] = defaultdict(set)
     for frame in frames:
         header, _ = decode_request_header(frame)
@@ -75,7 +75,7 @@ def chosen(frames: list[bytes]) -> list[bytes]:
         kinds[header.request_api_key, header.request_api_version, client].add(frame[:4] + bytes(4) + frame[8:])
     kept = []
     for kind in sorted(kinds):
-        kept += sorted((one for one in kinds[kind] if len(one) <= MOST_BYTES), key=len)[:MOST_OF_A_KIND]
+        kept += sorted((frame for frame in kinds[kind] if len(frame) <= MOST_BYTES), key=len)[:MOST_OF_A_KIND]
     return kept
 
 
@@ -84,10 +84,12 @@ def librdkafka(address: str) -> None:
     produce(address, TOPIC, 3, 5)
     for classic in (None, "cooperative-sticky", "range"):
         group = f"confluent-{classic}"
-        with PolledConsumer(address, group, [TOPIC], commit_each=True, classic=classic) as one:
-            one.wait_for(15)
-            with PolledConsumer(address, group, [f"^{TOPIC[:3]}.*"], instance_id="static", classic=classic) as two:
-                wait_until(partial(getattr, two, "assigned"), "the second member owns something")
+        with PolledConsumer(address, group, [TOPIC], commit_each=True, classic=classic) as first_member:
+            first_member.wait_for(15)
+            with PolledConsumer(
+                address, group, [f"^{TOPIC[:3]}.*"], instance_id="static", classic=classic
+            ) as second_member:
+                wait_until(partial(getattr, second_member, "assigned"), "the second member owns something")
     admin = ConfluentAdmin({"bootstrap.servers": address})
     admin.list_consumer_groups().result(10)
     for future in admin.describe_consumer_groups(["confluent-None", "confluent-range"]).values():

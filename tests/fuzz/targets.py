@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the coverage-guided fuzzer calls with bytes: a function for each decoder that strangers reach. Any exception but
-the refusals that a decoder may give is a finding.
+"""The targets of the coverage-guided fuzzer: one function per decoder that clients reach.
+
+Any exception except those by which a decoder rejects its input is a finding.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _CRC_END: Final = 21
 
 
 def requests(data: bytes) -> None:
-    """A frame without its length: the header, then the body in compiled code and by the reference codec."""
+    """Decodes a frame without its length: the header, then the body with compiled code and with the reference codec."""
     try:
         key = ApiKey(int.from_bytes(data[:2], "big"))
     except ValueError:
@@ -56,7 +57,7 @@ def requests(data: bytes) -> None:
 
 
 def batches(data: bytes) -> None:
-    """A partition's records in a Produce request, with a CRC that is right."""
+    """Checks the records of a Produce request, with a correct CRC."""
     if len(data) > _CRC_END:
         data = data[:17] + crc32c(data[_CRC_END:]).to_bytes(4, "big") + data[_CRC_END:]
     for rules in _RULES:
@@ -70,7 +71,7 @@ def batches(data: bytes) -> None:
 
 
 def readers(data: bytes) -> None:
-    """All that read batches which they did not check before: each gives the records, or a DecodeError."""
+    """Runs all readers of unchecked batches. Each one returns the records or raises DecodeError."""
     try:
         for position, header in iter_headers(data):
             offsets = [offset for offset, _, _ in decode_entries(data, position, max_bytes=1 << 24)]
@@ -82,7 +83,7 @@ def readers(data: bytes) -> None:
 
 
 def subscriptions(data: bytes) -> None:
-    """What members of classic groups put into JoinGroup and SyncGroup."""
+    """Decodes the subscription and the assignment that members of classic groups send."""
     subscription = consumer_protocol.read_subscription(data)
     assignment = consumer_protocol.read_assignment(data)
     assert subscription is None or isinstance(subscription.topics, list)
@@ -90,7 +91,7 @@ def subscriptions(data: bytes) -> None:
 
 
 def regexes(data: bytes) -> None:
-    """A subscription by regular expression."""
+    """Compiles and matches a subscription by regular expression."""
     try:
         matches = regex.compile_pattern(data.decode())
     except (UnicodeDecodeError, KafkaError):
@@ -100,12 +101,12 @@ def regexes(data: bytes) -> None:
 
 
 def _request_seeds() -> list[bytes]:
-    found = [*recorded(), *findings()]
+    frames = [*recorded(), *findings()]
     for key, versions in SERVED_VERSIONS.items():
         cls = request_class(key)
         version = max(set(versions) & set(cls.valid_versions))
-        found.append(encode_request(key, version, 1, "c", full_sample(cls, version).encode(version))[4:])
-    return found
+        frames.append(encode_request(key, version, 1, "c", full_sample(cls, version).encode(version))[4:])
+    return frames
 
 
 def _batch_seeds() -> list[bytes]:
@@ -138,7 +139,7 @@ def seeds_of(name: str) -> list[bytes]:
 
 
 def compiled_decoders() -> list[dict[int, Decoder]]:
-    """Those of all requests and of the consumer protocol, made now: version -> decoder, to be replaced in place."""
+    """Compiles the decoders of all requests and of the consumer protocol: version -> decoder. Callers replace them."""
     classes: list[type[Message]] = [ConsumerProtocolAssignment, ConsumerProtocolSubscription]
     classes += [request_class(key) for key in SERVED_VERSIONS]
     for cls in classes:
@@ -148,6 +149,6 @@ def compiled_decoders() -> list[dict[int, Decoder]]:
 
 
 def kept(name: str) -> list[bytes]:
-    """The inputs that earlier runs have found, each of which reaches something that the others do not."""
+    """Returns the inputs of earlier runs. Each one reaches code that the other inputs do not reach."""
     path = CORPUS / f"{name}.txt"
     return [bytes.fromhex(line) for line in path.read_text().splitlines()] if path.exists() else []

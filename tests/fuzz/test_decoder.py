@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""2,000,000 damaged requests through the decoders: an answer or a refusal, soon, and nothing else.
+"""2,000,000 damaged requests through the decoders: each is decoded or rejected quickly, with no other outcome.
 
 `KCOORD_FUZZ_INPUTS` sets another number.
 """
@@ -24,26 +24,26 @@ from tests.protocol.test_malformed import decodes_alike
 INPUTS = int(os.environ.get("KCOORD_FUZZ_INPUTS", "2000000"))
 CHUNKS = 40
 COMPARED_EVERY = 10
-"""The reference codec is slow: it gives its opinion on some of the inputs."""
+"""The reference codec is slow, so it decodes only every tenth input."""
 MOST_MEMORY_KIB = 400 * 1024
 
 Seed = tuple[type[Message], int, bytes]
 
 
 def seeds() -> list[Seed]:
-    """(class, version, body) of every recorded request and of a full sample and plausible ones of each version."""
-    found: list[Seed] = []
+    """Returns (class, version, body) of recorded requests, and of full samples and plausible messages per version."""
+    bodies: list[Seed] = []
     for frame in recorded():
         header, position = decode_request_header(frame)
-        found.append((request_class(header.request_api_key), header.request_api_version, frame[position:]))
+        bodies.append((request_class(header.request_api_key), header.request_api_version, frame[position:]))
     chance = Random(1)
     for key, versions in SERVED_VERSIONS.items():
         cls = request_class(key)
         for version in versions:
             if version in cls.valid_versions:
                 messages = [full_sample(cls, version), *(plausible(cls, version, chance) for _ in range(3))]
-                found += [(cls, version, message.encode(version)) for message in messages]
-    return found
+                bodies += [(cls, version, message.encode(version)) for message in messages]
+    return bodies
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -65,5 +65,5 @@ def test_damaged_requests(chunk: int) -> None:
         if end == len(data) and not number % 7:
             assert cls.decode(message.encode(version), version) == message or "nan" in repr(message)
             accepted += 1
-    assert accepted, "every damaged request was refused: the damage is too coarse to reach anything"
+    assert accepted, "every damaged request was rejected, so the damage is too coarse"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < MOST_MEMORY_KIB

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs that coverage-guided fuzzing has kept (`make fuzz`), each once through its target."""
+"""Runs each input that coverage-guided fuzzing has kept (`make fuzz`) once through its target."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from tests.fuzz.targets import TARGETS, kept
 def test_kept_inputs(name: str) -> None:
     target, seeds = TARGETS[name]
     inputs = [*seeds(), *kept(name)]
-    assert len(inputs) > len(seeds()), "nothing is kept"
+    assert len(inputs) > len(seeds()), "there are no kept inputs"
     for data in inputs:
         target(data)

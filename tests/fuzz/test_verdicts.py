@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Kafka 4.3.1 said to requests that nobody should send (`python -m tests.fuzz.verdicts` has recorded it), against
-what a broker says here: the same, but for the reasons that docs/differences.md gives.
+"""The broker reacts to malformed requests as Kafka 4.3.1 does, except for the reasons in docs/differences.md.
+
+`python -m tests.fuzz.verdicts` has recorded Kafka's verdicts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tests.fuzz.verdicts import REASONS, RECORDED, SETTINGS, name_of, prepare, v
 from tests.support.kcoord_process import KcoordProcess
 
 PATIENCE_SECONDS = 20.0
-"""For an answer that has to come."""
+"""The timeout of a response that has to come."""
 SILENCE_SECONDS = 0.1
 
 
@@ -29,14 +30,14 @@ def test_the_verdicts_of_kafka(broker: KcoordProcess) -> None:
     prepare(broker.port)
     lines = [line.split() for line in RECORDED.read_text().splitlines()]
     assert len(lines) > 500
-    found = []
+    differing = []
     for text, theirs, *differs in lines:
         frame = bytes.fromhex(text)
-        wanted, why = differs or (theirs, "")
+        expected, why = differs or (theirs, "")
         assert why in REASONS, f"no reason is known for {name_of(frame)}"
-        seconds = SILENCE_SECONDS if wanted == "silent" else PATIENCE_SECONDS
-        said = verdict(broker.port, frame, seconds) or "-"
-        if said != wanted:
-            found.append(f"{name_of(frame)}: {said} instead of {wanted}: {text}")
-    assert not found, "\n".join(found)
+        seconds = SILENCE_SECONDS if expected == "silent" else PATIENCE_SECONDS
+        actual = verdict(broker.port, frame, seconds) or "-"
+        if actual != expected:
+            differing.append(f"{name_of(frame)}: {actual} instead of {expected}: {text}")
+    assert not differing, "\n".join(differing)
     assert "Traceback" not in broker.log

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker says to each of many damaged and plausible requests, to be compared with what Apache Kafka says.
+"""Compares the reaction of kcoord and Apache Kafka to many damaged and plausible requests.
 
-A verdict is `closed`, `silent` (nothing within half a second), or the error codes of the answer in ascending order.
-The inputs come one by one, each on a connection of its own, to a broker with the same topics and groups.
+A verdict is `closed`, `silent` (no response within half a second), or the error codes of the response in ascending
+order. Each input is sent alone, on its own connection, to brokers with the same topics and groups.
 
-`python -m tests.fuzz.verdicts COUNT` asks Kafka 4.3.1 and kcoord, prints where they differ and why, as far as that is
-known, and with `--record` writes `inputs/verdicts.txt`: input, Kafka's verdict, and where it differs kcoord's and why.
+`python -m tests.fuzz.verdicts COUNT` sends the inputs to Kafka 4.3.1 and kcoord, and prints the differences with their
+reasons, if known. `--record` writes `inputs/verdicts.txt`: input, Kafka's verdict, and kcoord's verdict with the reason
+if it differs.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ _LEFT_OUT = {
     ApiKey.ALTER_PARTITION_REASSIGNMENTS,
     ApiKey.ELECT_LEADERS,
 }
-"""They change what later requests find, and in Kafka some time after their answer."""
+"""These change the state that later requests find; in Kafka, some time after their response."""
 RECORDED = Path(__file__).parent / "inputs" / "verdicts.txt"
 
 
 def inputs(count: int, seed: int) -> Iterator[bytes]:
-    """Frames without their length; a third of them damaged ones of real clients."""
+    """Yields frames without their length. About a third are damaged frames of real clients."""
     chance = Random(seed)
     starts = [frame for frame in recorded() if int.from_bytes(frame[:2], "big") not in _LEFT_OUT]
     served = [(key, version) for key, versions in SERVED_VERSIONS.items() for version in versions]
@@ -91,7 +92,7 @@ def inputs(count: int, seed: int) -> Iterator[bytes]:
 
 
 def prepare(port: int) -> None:
-    """Topics with some records, and groups with an offset, as every input finds them or nearly so."""
+    """Creates topics with some records, and groups with an offset, so that every input finds nearly the same state."""
     address = f"127.0.0.1:{port}"
     for topic, partitions in TOPICS.items():
         create_topic(address, topic, partitions)
@@ -113,7 +114,7 @@ def prepare(port: int) -> None:
 
 
 def verdict(port: int, frame: bytes, patience_seconds: float = SILENCE_SECONDS) -> str:
-    """What the broker says to one input."""
+    """Sends one input and returns the verdict."""
     key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
     with socket.create_connection(("127.0.0.1", port), 10) as connection:
         connection.settimeout(patience_seconds)
@@ -135,7 +136,7 @@ def verdict(port: int, frame: bytes, patience_seconds: float = SILENCE_SECONDS) 
 
 
 def error_codes(struct: Struct) -> Iterator[int]:
-    """All of a message, in the order of its fields."""
+    """Yields all error codes of a message, in the order of its fields."""
     for name in struct.__slots__:
         value = getattr(struct, name, None)
         if name == "error_code":
@@ -174,20 +175,20 @@ def kcoord(folder: Path) -> Iterator[int]:
 
 
 def versions_of(port: int) -> dict[int, range]:
-    """What a broker serves."""
+    """Returns the API versions that a broker serves."""
     with WireClient(port) as client:
         answer = client.call(ApiVersionsRequest(), 0, ApiVersionsResponse)
-    return {each.api_key: range(each.min_version, each.max_version + 1) for each in answer.api_keys}
+    return {api.api_key: range(api.min_version, api.max_version + 1) for api in answer.api_keys}
 
 
 def is_of(frame: bytes, versions: dict[int, range]) -> bool:
-    """Not a request that is served here alone."""
+    """Returns False if only kcoord serves the request, so that Kafka's verdict means nothing."""
     key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
     return version not in SERVED_VERSIONS.get(cast("ApiKey", key), ()) or version in versions.get(key, ())
 
 
 def refusal(frame: bytes) -> str:
-    """Why kcoord cannot read a request; empty where it can."""
+    """Returns why kcoord cannot decode a request; empty if it can."""
     try:
         header, position = decode_request_header(frame)
         request_class(header.request_api_key).decode_prefix(frame, position, header.request_api_version)
@@ -197,7 +198,7 @@ def refusal(frame: bytes) -> str:
 
 
 class Row(NamedTuple):
-    """An input and what both say to it."""
+    """An input with the verdicts of both brokers."""
 
     frame: bytes
     theirs: str
@@ -205,8 +206,9 @@ class Row(NamedTuple):
 
     @property
     def why(self) -> str:
-        """The reason of a difference, a row of docs/differences.md ("Requests that nobody should send"); empty where it
-        is not known.
+        """The reason of a difference, or empty if it is unknown.
+
+        Each reason is a row of docs/differences.md, "Requests that nobody should send".
         """
         key = int.from_bytes(self.frame[:2], "big")
         refused = refusal(self.frame) if self.ours == "closed" else ""

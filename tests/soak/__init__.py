@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker process that is killed again and again under clients that note what was promised to them."""
+"""Soak tests: faults under real clients, which record every acknowledged write and check it afterwards."""

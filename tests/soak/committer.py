@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.soak.committer ADDRESS GROUP TOPIC`: a member of a KIP-848 group in a process of its own, to be
-stopped. It prints `owns NUMBER` when its assignment changes, and `PARTITION OFFSET` for each acknowledged commit.
+"""`python -m tests.soak.committer ADDRESS GROUP TOPIC`: a member of a KIP-848 group in its own process.
+
+Tests pause it with SIGSTOP. It prints `owns NUMBER` when its assignment changes, and `PARTITION OFFSET` for each
+acknowledged commit.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from tests.support.shared import ROOT
 
 
 class Committer:
-    """The process, and what it has printed."""
+    """The process, and the commits that it has printed."""
 
     def __init__(self, address: str, group_id: str, topic: str) -> None:
         self.committed: dict[int, int] = {}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members of three clients, a producer and plain commits on one broker while something is done to it, and what has to
-hold afterwards: every acknowledged commit and record, every group, and one owner per partition all the time.
+"""Members of three client libraries, a producer and simple commits, which run while a test disturbs the broker.
+
+Afterwards these invariants must hold: every acknowledged commit and record is there, every group exists, and each
+partition had at most one owner at all times.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ SETTINGS = {
     "offsets.topic.num.partitions": "4",
 }
 END_SECONDS = 120.0
-"""The most that members need to find together again; seconds, where nothing is wrong."""
+"""The longest time until the groups are stable again. Without a fault it takes seconds."""
 LEAVE_SECONDS = 5.0
 WATCH_SECONDS = 0.1
 PRODUCE_PAUSE_SECONDS = 0.02
@@ -54,7 +56,7 @@ FORGOTTEN_SECONDS = 10.0
 
 
 class PythonMember(Worker):
-    """kafka-python in a classic group; `delivered` and `committed` as those of `GroupMember`."""
+    """A kafka-python member of a classic group. `delivered` and `committed` are as in `GroupMember`."""
 
     def __init__(self, address: str, group_id: str, topic: str) -> None:
         super().__init__()
@@ -83,9 +85,9 @@ class PythonMember(Worker):
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            for found in self._poll():
-                self.delivered |= {(record.partition, record.offset) for record in found}
-                self._commit(found[-1].partition, found[-1].offset + 1)
+            for records in self._poll():
+                self.delivered |= {(record.partition, record.offset) for record in records}
+                self._commit(records[-1].partition, records[-1].offset + 1)
             if self._consumer.assignment():
                 self._owned_at = time.monotonic()
             elif time.monotonic() - self._owned_at > FORGOTTEN_SECONDS:
@@ -93,15 +95,17 @@ class PythonMember(Worker):
         self._consumer.close()
 
     def _replace_consumer(self) -> None:
-        """If a refresh of its metadata is under way when it subscribes, kafka-python leads its group without knowing
-        the topic, and sometimes forgets to rebalance when it learns of it (docs/conformance.md).
+        """Replaces a consumer that forgot to rebalance (docs/conformance.md).
+
+        If kafka-python subscribes during a refresh of its metadata, it leads its group without knowing the topic. It
+        sometimes forgets to rebalance when the metadata arrives.
         """
         assert not self._is_replaced, "kafka-python has no partition, and a second consumer has none either"
         self._owned_at = time.monotonic()
         try:
             consumer = self._new_consumer()
         except PythonKafkaError:
-            return  # No broker is there: another time.
+            return  # No broker is up; the next call tries again.
         note_retry("kafka-python forgets to rebalance when it learns of a topic")
         self._is_replaced = True
         self._consumer.close()
@@ -111,7 +115,7 @@ class PythonMember(Worker):
         try:
             return list(self._consumer.poll(timeout_ms=300).values())
         except PythonConnectionError:
-            # That the broker is away this client sometimes tells, instead of trying again by itself.
+            # This client sometimes raises if the broker is away, instead of retrying by itself.
             return []
 
     def _commit(self, partition: int, offset: int) -> None:
@@ -124,7 +128,7 @@ class PythonMember(Worker):
 
 
 class ClientMember(Worker):
-    """`kcoord.client` in a KIP-848 group."""
+    """A `kcoord.client` member of a KIP-848 group."""
 
     def __init__(self, address: str, group_id: str, topic: str) -> None:
         super().__init__()
@@ -149,11 +153,11 @@ class ClientMember(Worker):
             consumer.subscribe([self._topic])
             while not self._ending.is_set():
                 try:
-                    found = await consumer.poll(100)
+                    records = await consumer.poll(100)
                 except KafkaError:
                     continue
-                self.delivered |= {(record.partition, record.offset) for record in found}
-                for record in found:
+                self.delivered |= {(record.partition, record.offset) for record in records}
+                for record in records:
                     if not record.offset % COMMIT_EVERY:
                         await self._commit(consumer, record.partition, record.offset + 1)
 
@@ -169,7 +173,7 @@ Member = GroupMember | PythonMember | ClientMember
 
 
 class Watch(Worker):
-    """Asks the broker again and again what the members of some KIP-848 groups own: never two the same partition."""
+    """Describes KIP-848 groups repeatedly and checks that no two members own the same partition."""
 
     def __init__(self, ports: list[int], group_ids: list[str]) -> None:
         super().__init__()
@@ -202,7 +206,7 @@ class Watch(Worker):
 
 
 class Crowd:
-    """See the module's text. A context: the workers start with it and end with `finish`, or with it."""
+    """All workers of a soak test. They start when the context is entered, and end with `finish` or with the context."""
 
     def __init__(self, server: KcoordProcess, seed: int = 1) -> None:
         self._server = server
@@ -230,10 +234,11 @@ class Crowd:
             worker.join(LEAVE_SECONDS)
 
     def _workers(self) -> list[Worker]:
-        return [self.records, *(each for group in self.members.values() for each in group), self.register, self.watch]
+        members = (member for group in self.members.values() for member in group)
+        return [self.records, *members, self.register, self.watch]
 
     def check(self) -> None:
-        """Nobody has given up so far."""
+        """Fails if a worker has failed, or if the broker has logged a traceback."""
         failures = [worker.failure for worker in self._workers() if worker.failure is not None]
         assert not failures, failures
         assert "Traceback" not in self._server.log, self._server.log
@@ -242,14 +247,14 @@ class Crowd:
         return set().union(*(member.delivered.copy() for member in self.members[group_id]))
 
     def promised(self, group_id: str) -> dict[int, int]:
-        """The highest acknowledged commit of each partition."""
+        """Returns the highest acknowledged commit of each partition."""
         return {
             partition: max(member.committed.get(partition, 0) for member in self.members[group_id])
             for partition in range(PARTITIONS)
         }
 
     def wait_for_commits(self, seconds: float = END_SECONDS) -> None:
-        """Until every group has committed something more, everywhere."""
+        """Waits until every group has committed a greater offset on every partition."""
         before = {group_id: self.promised(group_id) for group_id in self.members}
         done = self.register.done
 
@@ -265,10 +270,12 @@ class Crowd:
             wait_until(have_committed, "all groups commit", seconds)
         except AssertionError as error:
             now = {group_id: self.promised(group_id) for group_id in self.members}
-            raise AssertionError(f"{error}: {before} is {now}, {self.register.done - done} plain requests") from None
+            raise AssertionError(
+                f"{error}: before {before}, now {now}, {self.register.done - done} requests of the register"
+            ) from None
 
     def finish(self) -> None:
-        """Ends everything, and looks at what the broker holds."""
+        """Ends all workers and checks the invariants."""
         self.records.finish(END_SECONDS)
         assert self.records.refused == []
         sent = set(self.records.acknowledged.values())
@@ -295,14 +302,14 @@ class Crowd:
                 answer = client.call(ListGroupsRequest(), 5, ListGroupsResponse)
                 assert answer.error_code == Errors.NONE
                 listed |= {group.group_id for group in answer.groups}
-        assert listed >= set(self.members), "a group is gone"
+        assert listed >= set(self.members), "a group is missing"
         for group_id in self.members:
             stored = committed(self.address, group_id, [(TOPIC, partition) for partition in range(PARTITIONS)])
             for partition, offset in self.promised(group_id).items():
-                end = max(offset for each, offset in sent if each == partition) + 1
+                end = max(record_offset for number, record_offset in sent if number == partition) + 1
                 assert 0 < offset <= stored[TOPIC, partition] <= end, f"{group_id}, partition {partition}"
 
 
 def rest(seconds: float) -> None:
-    """Lets a fault last. What it does is seen by members in their own time, so there is nothing to wait for."""
+    """Sleeps while a fault lasts. There is no condition to wait for, since members notice the fault at any time."""
     time.sleep(seconds)

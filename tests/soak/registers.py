@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commits and deletions of one client, one request at a time: at any moment it is known what the broker may hold."""
+"""Commits and deletions by one client, one request at a time, so that the possible values are always known."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ from tests.soak.worker import Worker
 RETRIED = (Errors.NOT_COORDINATOR, Errors.COORDINATOR_LOAD_IN_PROGRESS, Errors.COORDINATOR_NOT_AVAILABLE)
 RETRY_SECONDS = 0.02
 GHOSTLY = 1 << 40
-"""What is added to offsets whose commit has to be refused."""
+"""Added to offsets whose commit the broker has to reject."""
 
 
 class NotReady(Exception):
-    """The coordinator is not there yet; nothing was done."""
+    """The coordinator is not available; the request had no effect."""
 
 
 class Register(Worker):
-    """The offsets of all partitions of a topic in one group. Each request sets or deletes all of them together, so they
-    are equal at any time. A request without an answer may have been done or not.
+    """The offsets of all partitions of a topic in one group.
+
+    Each request sets or deletes all of these offsets together, so they are always equal. A request without a response
+    may have been executed or not, so `possible` then has both values.
     """
 
     def __init__(self, port: int, group_id: str, topic: str, partitions: int, seed: int) -> None:
@@ -49,7 +51,7 @@ class Register(Worker):
         self._next = 0
 
     def _run(self) -> None:
-        """Ends after a last look at what the broker holds."""
+        """Sends requests until `end`, and then checks the offsets once more."""
         while True:
             is_last = self._ending.is_set()
             try:
@@ -76,14 +78,14 @@ class Register(Worker):
         self._look(client)
 
     def _look(self, client: WireClient) -> None:
-        """What is found has to be possible, and then is the only thing that is."""
-        wanted = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=self.group_id, topics=None, member_id=None)
-        group = client.call(OffsetFetchRequest(groups=[wanted]), 9, OffsetFetchResponse).groups[0]
+        """Fetches the offsets and checks that they are possible. Then they are the only possible ones."""
+        requested = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=self.group_id, topics=None, member_id=None)
+        group = client.call(OffsetFetchRequest(groups=[requested]), 9, OffsetFetchResponse).groups[0]
         _check(group.error_code)
-        found = {part.partition_index: part.committed_offset for topic in group.topics for part in topic.partitions}
-        values = {found.get(partition) for partition in self._partitions}
-        assert len(values) == 1, f"a part of a commit: {found}"
-        assert values <= self.possible, f"found {values}, possible is {self.possible}"
+        offsets = {part.partition_index: part.committed_offset for topic in group.topics for part in topic.partitions}
+        values = {offsets.get(partition) for partition in self._partitions}
+        assert len(values) == 1, f"a part of a commit: {offsets}"
+        assert values <= self.possible, f"fetched {values}, possible are {self.possible}"
         self.possible = values
 
     def _commit(self, client: WireClient) -> None:
@@ -104,11 +106,11 @@ class Register(Worker):
             group_id=self.group_id, generation_id_or_member_epoch=epoch, member_id=member_id, topics=[topic]
         )
         answer = client.call(request, 9, OffsetCommitResponse)
-        (error,) = {part.error_code for each in answer.topics for part in each.partitions}
+        (error,) = {part.error_code for committed in answer.topics for part in committed.partitions}
         return error
 
     def _commit_as_a_ghost(self, client: WireClient) -> None:
-        """A commit of a member that does not exist is refused, and must never be seen."""
+        """Sends a commit of a member that does not exist. The broker must reject it, and no fetch may return it."""
         error = self._send_commit(client, GHOSTLY + self._next, "ghost", 7)
         if error not in RETRIED:
             assert error in (Errors.UNKNOWN_MEMBER_ID, Errors.ILLEGAL_GENERATION, Errors.GROUP_ID_NOT_FOUND), error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real clients (librdkafka) that produce, consume in a group, and run transactions while the broker comes and goes."""
+"""librdkafka clients that produce, consume in a group, and run transactions while the broker is killed and started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.confluent import consumer_config
 
 QUICK: dict[str, str | int | bool] = {
     "log_level": 2,
-    # With it librdkafka 2.16 forgets an answered AddOffsetsToTxn when all brokers are gone for a moment, and hangs.
+    # With recovery, librdkafka 2.16 hangs: it forgets an AddOffsetsToTxn response if all brokers are down for a moment.
     "metadata.recovery.strategy": "none",
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 100,
@@ -28,13 +28,14 @@ CALL_SECONDS = 5.0
 READ_SECONDS = 60.0
 COMMIT_EVERY = 4
 Place = tuple[int, int]
-"""Partition and offset."""
+"""(partition, offset)."""
 
 
 class Records(Worker):
-    """An idempotent producer that counts; `acknowledged` is where each number went.
+    """An idempotent producer of consecutive numbers. `acknowledged` has the place of each acknowledged number.
 
-    It waits where consumers are far behind, so that they can end in time. `behind` says by how many records they are.
+    `behind` returns the lag of the consumers in records. If they lag far behind, the producer waits, so that they can
+    finish in time.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Records(Worker):
 
 
 class GroupMember(Worker):
-    """Consumes in a KIP-848 group and commits some messages; `committed` is how far that was acknowledged."""
+    """Consumes in a KIP-848 group and commits some messages. `committed` has the highest acknowledged commits."""
 
     def __init__(self, address: str, group_id: str, topic: str) -> None:
         super().__init__()
@@ -106,11 +107,10 @@ class GroupMember(Worker):
 
 
 class Transactions(Worker):
-    """Transaction n writes n to every partition and commits n as the offset of a group; then it is committed, aborted,
-    or nobody knows.
+    """Transaction n writes n to every partition and commits n as the offset of a group. Its outcome may stay unknown.
 
-    It counts as committed where the broker has acknowledged each of its records as well. librdkafka 2.16 sometimes
-    ends a transaction that follows an aborted one without having sent its records: `unsent` are those.
+    A transaction counts as committed only if the broker has acknowledged each of its records too. After an aborted
+    transaction librdkafka 2.16 sometimes ends the next one without sending its records. `unsent` has these numbers.
     """
 
     def __init__(self, address: str, topic: str, partitions: int, group_id: str, seed: int) -> None:
@@ -138,7 +138,7 @@ class Transactions(Worker):
                     break
 
     def _one(self, producer: Producer, number: int) -> bool:
-        """False where the producer can do no more."""
+        """Runs one transaction. Returns False if the producer cannot continue."""
         producer.begin_transaction()
         for partition in range(self._partitions):
             producer.produce(
@@ -154,7 +154,7 @@ class Transactions(Worker):
                 is_sent = self._delivered[number] == self._partitions
                 (self.committed if is_sent else self.unsent).add(number)
                 return True
-            # The commit failed for good: aborting tells whether it did.
+            # The commit failed permanently. The abort shows whether the transaction is still open.
         if not self._repeat(lambda: producer.abort_transaction(CALL_SECONDS)):
             self.unknown.add(number)
             return False
@@ -169,7 +169,7 @@ class Transactions(Worker):
         return note
 
     def _repeat(self, call: Callable[[], object]) -> bool:
-        """Tries until it is done; False where the transaction has to be aborted, or the producer given up."""
+        """Retries `call` until it succeeds. Returns False if the transaction must be aborted or the producer failed."""
         while True:
             try:
                 call()
@@ -182,13 +182,13 @@ class Transactions(Worker):
 
 
 def read_all(address: str, topic: str, partitions: int) -> dict[Place, int]:
-    """Place and number of every committed record, in order."""
+    """Returns place -> number of every committed record, in order."""
     consumer = Consumer(
         {"bootstrap.servers": address, "group.id": "reader", "isolation.level": "read_committed", **QUICK}
         | {"enable.partition.eof": True, "enable.auto.commit": False, "auto.offset.reset": "earliest"}
     )
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
-    found: dict[Place, int] = {}
+    numbers: dict[Place, int] = {}
     ended: set[int] = set()
 
     deadline = time.monotonic() + READ_SECONDS
@@ -203,7 +203,7 @@ def read_all(address: str, topic: str, partitions: int) -> dict[Place, int]:
                 assert partition is not None
                 ended.add(partition)
             elif error is None and partition is not None and offset is not None and isinstance(value, bytes):
-                found[partition, offset] = int(value)
+                numbers[partition, offset] = int(value)
     finally:
         consumer.close()
-    return found
+    return numbers

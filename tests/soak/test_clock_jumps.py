@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wall clock of a running broker is set forward and back by hours: no session ends, no offset and no record goes
-early, and no time is negative.
+"""The wall clock of a running broker is set forward and back by hours.
 
+No session expires, no offset and no record expires early, and no time is negative.
 `make soak` repeats the jumps as often as KCOORD_SOAK_ROUNDS says.
 """
 
@@ -31,7 +31,7 @@ from tests.support.wall_clock import WallClock
 ROUNDS = int(os.environ.get("KCOORD_SOAK_ROUNDS", "1"))
 JUMPS_HOURS = (5.0, -7.0, 0.0)
 JUMP_SECONDS = 2.2
-"""Until the jump is seen; then a session, and some checks of what has expired."""
+"""Time for the jump to take effect, then for a session and some expiration checks."""
 GROUPS = ("librdkafka", "kcoord")
 KEPT = {
     "kcoord.metrics.port": "0",
@@ -57,7 +57,7 @@ def server(tmp_path: Path, clock: WallClock) -> Iterator[KcoordProcess]:
 
 
 def group_epochs(server: KcoordProcess) -> dict[str, int]:
-    """They rise when a member joins, leaves or is expelled."""
+    """Returns the group epochs. They increase when a member joins, leaves or expires."""
     with WireClient(server.port) as client:
         request = ConsumerGroupDescribeRequest(group_ids=list(GROUPS))
         groups = client.call(request, 1, ConsumerGroupDescribeResponse).groups
@@ -65,10 +65,10 @@ def group_epochs(server: KcoordProcess) -> dict[str, int]:
 
 
 def expiry(server: KcoordProcess, capsys: pytest.CaptureFixture[str]) -> list[dict[str, int]]:
-    """Of the offsets of the register, which deletes its group now and then and commits again."""
+    """Returns the forecast of the register's offsets. The register sometimes deletes its group and commits again."""
     arguments = ["groups", "expiry", "--bootstrap-server", server.address, "--json", "--group", "register"]
 
-    def found() -> list[dict[str, int]]:
+    def forecast() -> list[dict[str, int]]:
         capsys.readouterr()
         if main(arguments):
             return []
@@ -76,15 +76,15 @@ def expiry(server: KcoordProcess, capsys: pytest.CaptureFixture[str]) -> list[di
         assert isinstance(rows, list)
         return [row for row in rows if row["topic"] is not None]
 
-    return wait_until(found, "the register has offsets")
+    return wait_until(forecast, "the register has offsets")
 
 
-def told_seconds(server: KcoordProcess) -> float:
-    """The time of the last line in the log, which is one about bytes that are no request."""
+def logged_seconds(server: KcoordProcess) -> float:
+    """Returns the time of a new log line. The function provokes it with bytes that are not a request."""
     lines = len(server.log)
     with WireClient(server.port) as client:
         client.socket.sendall(struct.pack(">i", -1))
-        wait_until(lambda: len(server.log) > lines, "a refusal is told")
+        wait_until(lambda: len(server.log) > lines, "the rejection is logged")
     stamps = re.findall(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d", server.log, re.MULTILINE)
     return datetime.fromisoformat(stamps[-1]).timestamp()
 
@@ -98,14 +98,14 @@ def test_clocks_that_jump(server: KcoordProcess, clock: WallClock, capsys: pytes
             clock.set_ahead(hours)
             rest(JUMP_SECONDS)
             crowd.wait_for_commits()
-            assert abs(told_seconds(server) - time.time() - hours * 3600) < 60, "the process sees another clock"
-            assert group_epochs(server) == before, f"a member was expelled, {hours:+g} h"
+            assert abs(logged_seconds(server) - time.time() - hours * 3600) < 60, "the process has another clock"
+            assert group_epochs(server) == before, f"a member expired, {hours:+g} h"
             for row in expiry(server, capsys):
                 assert begin_ms < row["expires_ms"] < begin_ms + 2 * 3_600_000, row
         negative = {name: value for name, value in scrape(server).items() if value < 0}
         assert not negative
         crowd.finish()
-        found = read_all(server.address, TOPIC, PARTITIONS)
-        lost = [number for number, place in crowd.records.acknowledged.items() if found.get(place) != number]
-        assert not lost, "retention took records that are minutes old"
+        numbers = read_all(server.address, TOPIC, PARTITIONS)
+        lost = [number for number, place in crowd.records.acknowledged.items() if numbers.get(place) != number]
+        assert not lost, "retention deleted records that are minutes old"
     assert server.stop() == 0

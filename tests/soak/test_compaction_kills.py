@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kill -9 while the cleaner is at work: its files are seen on the disk, and a random moment later the process is gone.
+"""kill -9 during a compaction: a random moment after the cleaner's files appear on the disk, the process is killed.
 
 `make soak` repeats it as often as KCOORD_SOAK_ROUNDS says; KCOORD_SOAK_SEED repeats the moments.
 """
@@ -25,7 +25,7 @@ SEED = int(os.environ.get("KCOORD_SOAK_SEED", str(random.randrange(1 << 32))))
 KILLS = 8 * ROUNDS
 SUFFIXES = (".cleaned", ".swap", ".deleted")
 LONGEST_SECONDS = 0.01
-"""From the first sight of a file to the kill; a pass over logs of this size takes about as long."""
+"""The longest time from the first file to the kill. A pass over logs of this size takes about as long."""
 OFTEN = {
     "log.cleaner.backoff.ms": "20",
     "log.cleaner.min.cleanable.ratio": "0.01",
@@ -43,7 +43,7 @@ def server(tmp_path: Path) -> Iterator[KcoordProcess]:
 
 
 def work_in_progress(data: Path) -> Counter[str]:
-    """The cleaner's files in the folders of the coordinator, by suffix."""
+    """Returns the number of the cleaner's files in the folders of the coordinator, by suffix."""
     names = (name for folder in data.glob("__consumer_offsets-*") for name in os.listdir(folder))
     return Counter(suffix for name in names for suffix in SUFFIXES if name.endswith(suffix))
 
@@ -54,9 +54,9 @@ def test_kill_9_in_compactions(server: KcoordProcess) -> None:
     with Crowd(server, SEED) as crowd:
         crowd.wait_for_commits()
         for kill in range(KILLS):
-            wanted = SUFFIXES[kill % 2]
+            suffix = SUFFIXES[kill % 2]
             deadline = time.monotonic() + END_SECONDS
-            while not work_in_progress(server.data)[wanted]:
+            while not work_in_progress(server.data)[suffix]:
                 assert time.monotonic() < deadline, "the cleaner does nothing"
             time.sleep(chance.uniform(0, LONGEST_SECONDS))
             server.kill()
@@ -65,11 +65,11 @@ def test_kill_9_in_compactions(server: KcoordProcess) -> None:
             crowd.check()
         crowd.wait_for_commits()
         crowd.finish()
-        found = read_all(server.address, TOPIC, PARTITIONS)
-        lost = [number for number, place in crowd.records.acknowledged.items() if found.get(place) != number]
+        numbers = read_all(server.address, TOPIC, PARTITIONS)
+        lost = [number for number, place in crowd.records.acknowledged.items() if numbers.get(place) != number]
         assert not lost
     print(f"KCOORD_SOAK_SEED={SEED}", left_behind)
-    assert left_behind[".cleaned"] + left_behind[".swap"], "no kill came in the middle of a pass"
+    assert left_behind[".cleaned"] + left_behind[".swap"], "no kill happened during a pass"
     assert server.stop() == 0
     assert not work_in_progress(server.data)
     assert main(["log", "verify", str(server.data)]) == 0

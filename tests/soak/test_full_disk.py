@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that is full, under a broker that goes on: writes are refused, heartbeats and reads are answered, and once
-there is space again everything is as it was promised.
+"""A full disk under a running broker: writes fail, heartbeats and reads succeed, and no acknowledged write is lost.
 
 `make soak` repeats it as often as KCOORD_SOAK_ROUNDS says.
 """
@@ -44,7 +43,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 @pytest.fixture
 def server(tmp_path: Path, disk: SmallDisk) -> Iterator[KcoordProcess]:
-    # Nobody is to be expelled because the machine is busy.
+    # The session timeout is long, so that no member expires on a busy machine.
     server = KcoordProcess(tmp_path, {**SETTINGS, "group.consumer.session.timeout.ms": "10000"})
     assert server.data == disk.folder
     server.start()
@@ -72,13 +71,13 @@ def commit(client: WireClient, offset: int) -> Errors:
 
 
 def fetch(client: WireClient) -> tuple[Errors, list[int]]:
-    wanted = OffsetFetchRequest.OffsetFetchRequestGroup(group_id="steady-too", topics=None)
-    group = client.call(OffsetFetchRequest(groups=[wanted]), 9, OffsetFetchResponse).groups[0]
+    requested = OffsetFetchRequest.OffsetFetchRequestGroup(group_id="steady-too", topics=None)
+    group = client.call(OffsetFetchRequest(groups=[requested]), 9, OffsetFetchResponse).groups[0]
     return Errors(group.error_code), [part.committed_offset for topic in group.topics for part in topic.partitions]
 
 
 def check(beats: Counter[Errors], reads: Counter[Errors], commits: Counter[Errors]) -> None:
-    """A shard whose write fails is read again, which takes a moment."""
+    """Checks the error counts. A shard whose write fails is loaded again, so some requests fail meanwhile."""
     assert beats.keys() | reads.keys() <= {Errors.NONE, *AWAY}, (beats, reads)
     assert beats[Errors.NONE] > 0.7 * beats.total(), beats
     assert reads[Errors.NONE] > 0.7 * reads.total(), reads
@@ -100,20 +99,20 @@ def test_a_full_disk(server: KcoordProcess, disk: SmallDisk) -> None:
             last = offset
             end = time.monotonic() + FULL_SECONDS
             while time.monotonic() < end:
-                # What the journal gives back when it cannot grow is soon somebody else's.
+                # A journal that cannot grow frees some space, so the disk is filled again before every request.
                 disk.fill()
                 beats[Errors(heartbeat(client, epoch).error_code)] += 1
                 error = commit(client, offset + 1)
                 commits[error] += 1
                 last = offset + 1 if error == Errors.NONE else last  # there may be a few bytes left
-                error, found = fetch(client)
+                error, offsets = fetch(client)
                 reads[error] += 1
-                assert error != Errors.NONE or found == [last]
+                assert error != Errors.NONE or offsets == [last]
                 rest(0.02)
             check(beats, reads, commits)
             disk.free()
             crowd.wait_for_commits()
             offset += 2
-            wait_until(lambda: commit(client, offset) == Errors.NONE, "commits are taken again")  # noqa: B023
+            wait_until(lambda: commit(client, offset) == Errors.NONE, "commits succeed again")  # noqa: B023
         crowd.finish()
     assert server.stop() == 0

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitions and coordinators that go from worker to worker, brokers that leave service and come back, and workers that
-are killed in between, at random, under producers, transactions and a group.
+"""Random disorder under producers, transactions and a group.
+
+Partitions and coordinators move between workers, brokers are fenced and unfenced, and workers are killed.
 
 `make soak` repeats it as often as KCOORD_SOAK_ROUNDS says; KCOORD_SOAK_SEED repeats the choices.
 """
@@ -47,11 +48,11 @@ TOPICS = {
     "__transaction_state": SHARDS,
 }
 _REFUSED = (OSError, ConnectionClosed, WorkersNotReached, DecodeError)
-"""How it ends to ask a worker that has just died, or is about to."""
+"""The errors of a request to a worker that has just died or is about to die."""
 
 
 class Disorder:
-    """One thing after the other, of which any may fail: somebody may be dead at the time."""
+    """Runs random actions in sequence. Any action may fail, since a worker may be dead at that time."""
 
     def __init__(self, broker: KcoordProcess, chance: random.Random) -> None:
         self._broker = broker
@@ -69,7 +70,7 @@ class Disorder:
         time.sleep(self._chance.random() / 2)
 
     def move(self) -> bool:
-        """Other replicas for all partitions of a topic, two at least: one may be away."""
+        """Reassigns all partitions of a topic, to two replicas at least, since one may be fenced."""
         topic = self._chance.choice(list(TOPICS))
         request = AlterPartitionReassignmentsRequest(
             topics=[
@@ -103,7 +104,7 @@ class Disorder:
         return True
 
     def end(self) -> None:
-        """All brokers are in service, also one whose answer was lost."""
+        """Unfences all brokers, including a broker whose response was lost."""
         self._fenced = None
         for node in NODES:
             wait_until(lambda: self._unfences(node), f"broker {node} is in service", TIMEOUT_SECONDS)  # noqa: B023
@@ -138,14 +139,14 @@ def test_nothing_is_lost_while_everything_moves(broker: KcoordProcess) -> None:
             consumer.wait_for(len(consumer.seen) + 1, TIMEOUT_SECONDS)
         writer.close()
         seen = list(consumer.seen)
-    told = f"seed {SEED}, {dict(disorder.done)}"
-    found = Counter(read_committed(bootstrap, "plain"))
-    assert set(found.values()) == {1}, f"an idempotent producer's messages are there once; {told}"
-    assert writer.acknowledged <= found.keys(), told
+    context = f"seed {SEED}, {dict(disorder.done)}"
+    copies = Counter(read_committed(bootstrap, "plain"))
+    assert set(copies.values()) == {1}, f"a message of an idempotent producer is duplicated; {context}"
+    assert writer.acknowledged <= copies.keys(), context
     committed_values = Counter(read_committed(bootstrap, "transactional"))
-    assert set(committed_values.values()) == {WORKERS}, f"a transaction is there as a whole; {told}"
-    assert writer.committed <= committed_values.keys(), told
+    assert set(committed_values.values()) == {WORKERS}, f"a transaction is incomplete; {context}"
+    assert writer.committed <= committed_values.keys(), context
     offsets = committed(bootstrap, "group", [("plain", number) for number in range(WORKERS)])
-    assert all(offset < offsets[topic, partition] for topic, partition, offset in seen), told
-    assert "Traceback" not in broker.log, told
+    assert all(offset < offsets[topic, partition] for topic, partition, offset in seen), context
+    assert "Traceback" not in broker.log, context
     assert broker.stop() == 0, broker.log

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network that loses packets, and peers that are gone without a word, in a network namespace.
+"""A network that loses packets, and peers that disappear without a FIN or reset, in a network namespace.
 
 `make soak` repeats them as often as KCOORD_SOAK_ROUNDS says.
 """
@@ -36,7 +36,7 @@ LOSS_SECONDS = 5.0
 IDLE_MS = 1000
 HALF_OPEN = 40
 REAPED_SECONDS = 10.0
-"""Some times the longest idle time; a TCP connection that has something to send would live for a quarter of an hour."""
+"""Several times the longest idle time. Without it, a TCP connection with unsent data lives for a quarter of an hour."""
 MOST_GROWTH_KIB = 64 * 1024
 
 
@@ -53,7 +53,7 @@ def server(tmp_path: Path, network: PrivateNetwork) -> Iterator[KcoordProcess]:
     server.kill()
 
 
-def test_packets_that_are_lost(server: KcoordProcess, network: PrivateNetwork) -> None:
+def test_lost_packets(server: KcoordProcess, network: PrivateNetwork) -> None:
     with Crowd(server) as crowd:
         crowd.wait_for_commits()
         for _ in range(ROUNDS):
@@ -66,12 +66,12 @@ def test_packets_that_are_lost(server: KcoordProcess, network: PrivateNetwork) -
 
 
 def connections(server: KcoordProcess) -> int:
-    """What the process holds of them."""
-    found = 0
-    for each in Path(f"/proc/{server.pid}/fd").iterdir():
+    """Returns the number of open sockets of the process."""
+    count = 0
+    for descriptor in Path(f"/proc/{server.pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed since the folder was read
-            found += os.readlink(each).startswith("socket:")
-    return found
+            count += os.readlink(descriptor).startswith("socket:")
+    return count
 
 
 def resident_kib(server: KcoordProcess) -> int:
@@ -79,9 +79,11 @@ def resident_kib(server: KcoordProcess) -> int:
     return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
 
 
-def test_peers_that_are_gone_without_a_word(tmp_path: Path, network: PrivateNetwork) -> None:
-    """Half-open connections: idle ones, ones in the middle of a request, ones that wait for records, and ones that
-    were being sent answers of megabytes. All of them are given up after connections.max.idle.ms.
+def test_peers_that_disappear_without_a_fin(tmp_path: Path, network: PrivateNetwork) -> None:
+    """The broker closes half-open connections after connections.max.idle.ms.
+
+    Some are idle, some are in the middle of a request, some wait for records, and some were receiving responses of
+    megabytes.
     """
     server = KcoordProcess(tmp_path, {**SETTINGS, "connections.max.idle.ms": str(IDLE_MS)}).start()
     try:
@@ -90,17 +92,17 @@ def test_peers_that_are_gone_without_a_word(tmp_path: Path, network: PrivateNetw
             topic = CreateTopicsRequest.CreatableTopic(name="wide", num_partitions=3000, replication_factor=1)
             request = CreateTopicsRequest(topics=[topic], timeout_ms=60_000)
             assert not client.call(request, 7, CreateTopicsResponse).topics[0].error_code
-        wait_until(lambda: connections(server) == idle, "the clean connection is gone")
+        wait_until(lambda: connections(server) == idle, "the clean connection is closed")
         for _ in range(ROUNDS):
             before_kib = resident_kib(server)
             peers = speak_and_stop_reading(server)
-            wait_until(lambda: connections(server) == idle + len(peers), "the broker holds all of them")  # noqa: B023
+            wait_until(lambda: connections(server) == idle + len(peers), "the broker has accepted all connections")  # noqa: B023
             with network.silence(server.port):
                 for peer in peers:
                     # No FIN and no reset arrives.
                     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     peer.close()
-                wait_until(lambda: connections(server) == idle, "half-open connections are given up", REAPED_SECONDS)
+                wait_until(lambda: connections(server) == idle, "half-open connections are closed", REAPED_SECONDS)
             assert resident_kib(server) - before_kib < MOST_GROWTH_KIB
         assert server.stop() == 0
     finally:
@@ -109,8 +111,8 @@ def test_peers_that_are_gone_without_a_word(tmp_path: Path, network: PrivateNetw
 
 def speak_and_stop_reading(server: KcoordProcess) -> list[socket.socket]:
     metadata = encode_request(ApiKey.METADATA, 12, 1, None, MetadataRequest(topics=None).encode(12))
-    wanted = FetchRequest.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
-    topics = [FetchRequest.FetchTopic(topic="wide", partitions=[wanted])]
+    requested = FetchRequest.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    topics = [FetchRequest.FetchTopic(topic="wide", partitions=[requested])]
     fetch = FetchRequest(max_wait_ms=500, min_bytes=1, topics=topics).encode(12)
     sent = [b"", metadata[:7], encode_request(ApiKey.FETCH, 12, 1, None, fetch), metadata, metadata * 100]
     peers = []
@@ -121,6 +123,6 @@ def speak_and_stop_reading(server: KcoordProcess) -> list[socket.socket]:
         peer.sendall(sent[number % len(sent)])
         peers.append(peer)
     with WireClient(server.port, END_SECONDS) as client:
-        # Its answer comes when the others have had their turn.
+        # Its response comes after the broker has processed the requests above.
         assert client.call(MetadataRequest(topics=[]), 12, MetadataResponse).brokers
     return peers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that stand still for longer than any session lasts, and go on: the broker, one of its workers, a member.
+"""Processes that are stopped for longer than every session timeout, and then continue: broker, worker and member.
 
 `make soak` repeats each as often as KCOORD_SOAK_ROUNDS says.
 """
@@ -43,7 +43,7 @@ def server(tmp_path: Path) -> Iterator[KcoordProcess]:
     server.kill()
 
 
-def test_a_broker_that_stands_still(server: KcoordProcess) -> None:
+def test_a_stopped_broker(server: KcoordProcess) -> None:
     with Crowd(server) as crowd:
         crowd.wait_for_commits()
         for _ in range(ROUNDS):
@@ -54,8 +54,8 @@ def test_a_broker_that_stands_still(server: KcoordProcess) -> None:
     assert server.stop() == 0
 
 
-def test_a_worker_that_stands_still(tmp_path: Path) -> None:
-    """The groups and partitions of the others are served; its own go on with it, and so does what waited for it."""
+def test_a_stopped_worker(tmp_path: Path) -> None:
+    """Other workers serve their groups and partitions. Requests to the stopped worker finish when it continues."""
     server = KcoordProcess(tmp_path, {**SETTINGS, "group.coordinator.threads": "2", "node.id": "1"}).start()
     try:
         with Crowd(server) as crowd:
@@ -78,8 +78,8 @@ def worker_pid(server: KcoordProcess, node_id: int) -> int:
     return next(int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == f"kcoord-{node_id}")
 
 
-def test_a_member_that_stands_still(server: KcoordProcess) -> None:
-    """Its partitions go to the other member. When it goes on it is told so, and what it commits then does not land."""
+def test_a_stopped_member(server: KcoordProcess) -> None:
+    """Its partitions move to other members. When it continues, it is fenced, and its late commits are rejected."""
     with Crowd(server) as crowd, Committer(server.address, "kcoord", TOPIC) as zombie:
         for _ in range(ROUNDS):
             wait_until(lambda: zombie.owned and zombie.committed, "the member takes part", END_SECONDS)
@@ -94,4 +94,4 @@ def test_a_member_that_stands_still(server: KcoordProcess) -> None:
             promised[partition] = max(promised[partition], offset)
         stored = committed(server.address, "kcoord", [(TOPIC, partition) for partition in promised])
         for partition, offset in promised.items():
-            assert stored[TOPIC, partition] >= offset, "a commit of the past has landed"
+            assert stored[TOPIC, partition] >= offset, "a late commit was accepted"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kill -9 at random moments, also during starts: no acknowledged commit or record is lost, and what was deleted,
-aborted or refused does not come back. KCOORD_SOAK_KILLS says how often (`make soak`), KCOORD_SOAK_SEED repeats the
-choices.
+"""kill -9 at random moments, also during starts.
+
+No acknowledged commit or record is lost. Deleted, aborted and rejected data does not reappear. KCOORD_SOAK_KILLS sets
+the number of kills (`make soak`). KCOORD_SOAK_SEED repeats the choices.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PARTITIONS = 3
 REGISTERS = 3
 LONGEST_LIFE_SECONDS = 0.9
 DURING_START = 0.25
-"""How many of the kills come before the process is ready."""
+"""The share of kills before the process is ready."""
 END_SECONDS = 90.0 + KILLS
 SETTINGS = {
     **FAST,
@@ -84,7 +85,7 @@ def kill_again_and_again(server: KcoordProcess, failures: Callable[[], Sequence[
         time.sleep(chance.uniform(0, LONGEST_LIFE_SECONDS))
         server.kill()
         kills += 1
-        # A kill leaves the page cache as it is, so both policies make the same promise here.
+        # A kill does not lose the page cache, so both policies give the same guarantee here.
         server.overrides["kcoord.log.flush.policy"] = chance.choice(("fsync", "fsync", "os"))
         while kills < KILLS and chance.random() < DURING_START:
             server.spawn()
@@ -96,20 +97,20 @@ def kill_again_and_again(server: KcoordProcess, failures: Callable[[], Sequence[
 
 
 def check_records(server: KcoordProcess, records: Records) -> None:
-    """Each acknowledged record is where it was said to be, each record is there once, in the order of the producer."""
-    found = read_all(server.address, "records", PARTITIONS)
+    """Acknowledged records have their acknowledged offsets, without duplicates, in the order of the producer."""
+    stored = read_all(server.address, "records", PARTITIONS)
     assert records.refused == []
     assert len(records.acknowledged) > KILLS
-    lost = [number for number, place in records.acknowledged.items() if found.get(place) != number]
+    lost = [number for number, place in records.acknowledged.items() if stored.get(place) != number]
     assert lost == [], f"seed {SEED}: acknowledged and lost"
-    assert len(set(found.values())) == len(found), "written twice"
+    assert len(set(stored.values())) == len(stored), "written twice"
     for partition in range(PARTITIONS):
-        numbers = [number for (each, _), number in sorted(found.items()) if each == partition]
+        numbers = [number for place, number in sorted(stored.items()) if place[0] == partition]
         assert numbers == sorted(numbers)
 
 
 def check_members(server: KcoordProcess, records: Records, members: list[GroupMember]) -> None:
-    """The group gets every record, and finds each acknowledged commit again."""
+    """The group has consumed every record, and each acknowledged commit is stored."""
 
     def missing() -> set[tuple[int, int]]:
         seen: set[tuple[int, int]] = set()
@@ -121,21 +122,21 @@ def check_members(server: KcoordProcess, records: Records, members: list[GroupMe
     stored = committed(server.address, "members", [("records", partition) for partition in range(PARTITIONS)])
     for partition in range(PARTITIONS):
         promised = max(member.committed.get(partition, 0) for member in members)
-        ends = max(offset for each, offset in records.acknowledged.values() if each == partition) + 1
+        ends = max(offset for number, offset in records.acknowledged.values() if number == partition) + 1
         assert 0 < promised <= stored["records", partition] <= ends, f"seed {SEED}"
 
 
 def check_transactions(server: KcoordProcess, transactions: Transactions) -> None:
-    """All of a transaction or nothing of it, offsets included."""
-    found = read_all(server.address, "transactions", PARTITIONS)
-    # librdkafka may have sent a part of these; nobody was told that it is there.
-    found = {place: number for place, number in found.items() if number not in transactions.unsent}
-    seen = [{number for (each, _), number in found.items() if each == partition} for partition in range(PARTITIONS)]
-    assert all(each == seen[0] for each in seen), "parts of transactions"
-    assert len(found) == PARTITIONS * len(seen[0]), "written twice"
+    """Transactions are atomic, including their offsets."""
+    records = read_all(server.address, "transactions", PARTITIONS)
+    # librdkafka may have sent a part of the unsent transactions, which were never acknowledged.
+    records = {place: number for place, number in records.items() if number not in transactions.unsent}
+    seen = [{number for place, number in records.items() if place[0] == partition} for partition in range(PARTITIONS)]
+    assert all(numbers == seen[0] for numbers in seen), "parts of transactions"
+    assert len(records) == PARTITIONS * len(seen[0]), "written twice"
     assert transactions.committed
     assert transactions.committed <= seen[0], f"seed {SEED}: lost {sorted(transactions.committed - seen[0])}"
-    assert seen[0] <= transactions.committed | transactions.unknown, "aborted, and there"
+    assert seen[0] <= transactions.committed | transactions.unknown, "an aborted transaction is visible"
     assert len(transactions.unsent) < max(len(transactions.committed) / 10, 2)
     print(f"transactions: {len(transactions.committed)} committed, unsent by the client: {sorted(transactions.unsent)}")
     partitions = [("transactions", partition) for partition in range(PARTITIONS)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thread of a soak test: told to end from outside, and its failure is not lost."""
+"""A thread of a soak test that keeps its failure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 
 
 class Worker(ABC):
-    """A thread whose failure is told by `finish`."""
+    """A thread that runs until `end` or `finish`. `finish` raises its failure."""
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
@@ -19,7 +19,7 @@ class Worker(ABC):
         self._thread.start()
 
     def end(self) -> None:
-        """Asks it to end, and waits for nothing."""
+        """Asks the thread to end, without waiting."""
         self._ending.set()
 
     def join(self, seconds: float) -> None:
@@ -40,4 +40,4 @@ class Worker(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """The work, until `_ending` is set."""
+        """Works until `_ending` is set."""

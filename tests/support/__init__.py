@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of several folders share: a kcoord process, and bounded waiting."""
+"""Helpers that the tests of several folders share."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One corpus of record batches, sound and broken, for every reader of batches. Deterministic.
+"""A deterministic corpus of valid and broken record batches, for every reader of batches.
 
-Sound: each codec, control batches, transactions, gaps, extreme timestamps, 0 to 300 records in a batch. Broken: cut at
-all places that matter, single bits changed, lengths and counts that lie, message sets of format 0 and 1, and what
-coverage-guided fuzzing kept.
+Valid: each codec, control batches, transactions, gaps, extreme timestamps, 0 to 300 records in a batch.
+Broken: truncated at all positions that matter, single bits changed, wrong lengths and counts, message sets of format 0
+and 1, and the inputs that coverage-guided fuzzing kept.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _HOSTILE_VARINTS: Final = (
 
 
 def commit_pairs(count: int, group: bytes = b"group-1") -> list[tuple[bytes | None, bytes | None]]:
-    """Commits as a group coordinator writes them, in the newest version."""
+    """Returns offset commits as a group coordinator writes them, in the newest version."""
     prefix = struct.pack(">hh", 1, len(group)) + group + struct.pack(">h", 6) + b"topic1"
     value = struct.pack(">hqiBq", 4, 1_000_000, 3, 1, NOW_MS) + b"\x01\x00\x10" + bytes(range(16))
     return [(prefix + struct.pack(">i", partition), value) for partition in range(count)]
@@ -73,7 +73,7 @@ def _records(count: int, rng: random.Random) -> list[Record]:
 
 @cache
 def sound_batches() -> list[bytes]:
-    """Each of them alone, at its own base offset."""
+    """Returns valid batches, each with its own base offset."""
     rng = random.Random(17)
     made = [encode_batch([], base_offset=4, last_offset=9, producer_id=3)]
     for codec in Compression:
@@ -99,7 +99,7 @@ def sound_batches() -> list[bytes]:
 
 
 def _coordinator_like(rng: random.Random) -> list[Record]:
-    """Runs of equal sizes, as the cleaner and the loader take them in few steps."""
+    """Returns runs of records of equal size, for the fast paths of the cleaner and the loader."""
     made = []
     for size in (9, 9, 64, 200):
         made += [Record(rng.randbytes(size), rng.randbytes(40), timestamp_ms=NOW_MS) for _ in range(20)]
@@ -107,7 +107,7 @@ def _coordinator_like(rng: random.Random) -> list[Record]:
 
 
 def with_crc(batch: bytes) -> bytes:
-    """The batch with a checksum that is right, so that the readers look further."""
+    """Returns the batch with a correct CRC, so that readers check the rest too."""
     if len(batch) < BATCH_OVERHEAD_BYTES:
         return batch
     crc = crc32c(batch[ATTRIBUTES_POSITION:]).to_bytes(4, "big")
@@ -116,7 +116,7 @@ def with_crc(batch: bytes) -> bytes:
 
 @cache
 def broken_batches() -> list[bytes]:
-    """Nearly batches. Some are still sound, as a changed bit of a value leaves a record sound."""
+    """Returns broken batches. Some are still valid, since a changed bit of a value leaves a record valid."""
     rng = random.Random(4)
     made = [b"", *message_sets(), *fuzzed_inputs()]
     for batch in sound_batches():
@@ -137,7 +137,7 @@ def broken_batches() -> list[bytes]:
 
 @cache
 def segments() -> list[bytes]:
-    """Files of several batches: sound ones, and ones with damage at the beginning, in the middle and at the end."""
+    """Returns files of several batches with damage at the beginning, in the middle and at the end, or without."""
     rng = random.Random(9)
     made = []
     for broken in [b"", bytes(200), *rng.sample(broken_batches(), 150)]:
@@ -147,7 +147,7 @@ def segments() -> list[bytes]:
 
 
 def _continued(rng: random.Random, offset: int) -> bytes:
-    """A few sound batches whose offsets continue each other."""
+    """Returns a few valid batches with consecutive offsets."""
     made = []
     for batch in rng.sample([batch for batch in sound_batches() if len(batch) < 20_000], 3):
         ((_, header),) = iter_headers(batch)
@@ -157,7 +157,7 @@ def _continued(rng: random.Random, offset: int) -> bytes:
 
 
 def batch_around(body: bytes, count: int, last_delta: int | None = None) -> bytes:
-    """A batch whose records section is `body`."""
+    """Returns a batch whose records section is `body`."""
     batch = bytearray(encode_batch([]) + body)
     struct.pack_into(">i", batch, 8, len(batch) - 12)
     struct.pack_into(">i", batch, 23, max(count - 1, 0) if last_delta is None else last_delta)
@@ -167,7 +167,7 @@ def batch_around(body: bytes, count: int, last_delta: int | None = None) -> byte
 
 @cache
 def bodies() -> list[tuple[bytes, int]]:
-    """(uncompressed records, their number): of the sound batches, and with one number in them replaced by a lie."""
+    """Returns (uncompressed records, their number) of the valid batches, as they are and with one wrong number."""
     rng = random.Random(23)
     made = []
     for batch in sound_batches():
@@ -185,17 +185,17 @@ def bodies() -> list[tuple[bytes, int]]:
 
 
 def _with_longer_deltas(body: bytes, count: int) -> Iterator[bytes]:
-    """In one of several records the offset delta does not end where those of its neighbours do, or ends earlier."""
+    """Yields bodies in which the offset delta of one record has another length than those of its neighbours."""
     starts = [0, *(place[0] for place in walk_records(body, count))][:count]
     for start in starts[1 :: max(count // 4, 1)]:
-        at = start + (1 if body[start] < 0x80 else 2) + 2  # most have a timestamp delta of one byte
+        at = start + (1 if body[start] < 0x80 else 2) + 2  # most records have a timestamp delta of one byte
         yield body[:at] + bytes((body[at] | 0x80,)) + body[at + 1 :]
         yield body[:at] + bytes((body[at] & 0x7F,)) + body[at + 1 :]
         yield body[: at + 1] + bytes((body[at + 1] | 0x80,)) + body[at + 2 :]
 
 
 def _contents() -> Iterator[bytes]:
-    """Single records: each number in turn is a hostile one."""
+    """Yields single records with one hostile number each."""
     fields = [b"\0", b"\0", b"\0", b"\x02k", b"\x02v", b"\x02", b"\x02n", b"\x021"]
     for number in range(1, len(fields)):
         for varint in _HOSTILE_VARINTS:
@@ -206,7 +206,7 @@ def _contents() -> Iterator[bytes]:
 
 
 def message_sets() -> list[bytes]:
-    """A message of format 0 and one of format 1, as producers before Kafka 0.11 sent them, alone and in a row."""
+    """Returns a message of format 0, one of format 1, and both together, as producers before Kafka 0.11 sent them."""
     made = []
     for magic, times in ((0, b""), (1, struct.pack(">q", NOW_MS))):
         content = bytes((magic, 0)) + times + struct.pack(">i", 1) + b"k" + struct.pack(">i", 60) + b"v" * 60
@@ -216,5 +216,5 @@ def message_sets() -> list[bytes]:
 
 
 def fuzzed_inputs() -> list[bytes]:
-    """What guided fuzzing of Produce kept."""
+    """Returns the inputs that guided fuzzing of Produce kept."""
     return [bytes.fromhex(line) for line in _FUZZED.read_text().splitlines()]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Races inside client libraries that make a test try again: once, counted and named at the end of the run.
+"""Counts the retries of tests because of races inside client libraries. A test retries at most once.
 
-A retry that nobody sees would also hide a fault of the broker. So whoever tries again calls `note_retry`, and
-tests/conftest.py prints all retries after the run, those of other worker processes too.
+An invisible retry would also hide a fault of the broker. So a test that retries calls `note_retry`, and
+tests/conftest.py prints all retries after the run, including those of other worker processes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ _retries: list[str] = []
 
 
 def note_retry(race: str) -> None:
-    """Name the client and what it does. Safe to call from any thread."""
+    """Notes a retry. `race` names the client and its fault. Any thread may call it."""
     _retries.append(race)
 
 
 def take_retries() -> list[str]:
-    """The races since the last call."""
+    """Returns the races since the last call."""
     retries = _retries[:]
     del _retries[: len(retries)]
     return retries

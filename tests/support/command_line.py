@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs `kcoord` commands, and reads the tables that they and Kafka's tools print."""
+"""Runs `kcoord` commands, and parses the tables that kcoord and Kafka's tools print."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NODE_ID = re.compile(r"\s+\((\w+)\)")
 
 
 class Output(NamedTuple):
-    """What a command did."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -24,13 +24,13 @@ class Output(NamedTuple):
 
     @property
     def json(self) -> list[dict[str, object]]:
-        found = json.loads(self.out)
-        assert isinstance(found, list)
-        return found
+        decoded = json.loads(self.out)
+        assert isinstance(decoded, list)
+        return decoded
 
 
 class CommandLine:
-    """Commands for one broker, run in this process."""
+    """Runs commands for one broker, in this process."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -49,26 +49,26 @@ class CommandLine:
 
 
 def titles(text: str, first: str) -> list[str]:
-    """The titles of the first table whose first column is `first`."""
+    """Returns the titles of the first table whose first column is `first`."""
     lines = (_words(line) for line in text.splitlines())
     return next(words for words in lines if words[:1] == [first])
 
 
 def rows(text: str, first: str = "GROUP") -> list[dict[str, str]]:
-    """The rows of all tables whose first column is `first`, in an order of their own."""
-    found: list[dict[str, str]] = []
+    """Returns the sorted rows of all tables whose first column is `first`."""
+    table_rows: list[dict[str, str]] = []
     columns: list[str] = []
     for line in text.splitlines():
         words = _words(line)
         if words[:1] == [first]:
             columns = words
         elif words and len(words) == len(columns):
-            found.append(dict(zip(columns, words, strict=True)))
+            table_rows.append(dict(zip(columns, words, strict=True)))
         else:
             columns = []
-    return sorted(found, key=lambda row: list(row.values()))
+    return sorted(table_rows, key=lambda row: list(row.values()))
 
 
 def _words(line: str) -> list[str]:
-    """Cells have no spaces, but for a node's id in brackets."""
+    """Splits a line into cells. Only a node's id in brackets is separated by a space within its cell."""
     return _NODE_ID.sub(r"(\1)", line).split()

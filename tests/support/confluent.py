@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""confluent-kafka as tests use it: a consumer polled in a thread, and short ways to make topics and messages."""
+"""Helpers for confluent-kafka: a consumer that is polled in a thread, and functions to create topics and messages."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ LOST_RACES = (
     KafkaError.FENCED_MEMBER_EPOCH,
     KafkaError._ASSIGNMENT_LOST,
 )
-"""How a commit fails that comes while the partition goes to somebody else."""
+"""The errors of a commit while its partition moves to another member."""
 
 
 class Owner(Protocol):
-    """A member of any client."""
+    """A group member of any client library."""
 
     @property
     def assigned(self) -> set[Partition]: ...
@@ -63,7 +63,7 @@ def create_topic(address: str, topic: str, partitions: int = 1) -> None:
 
 
 def produce(address: str, topic: str, partitions: int, per_partition: int) -> None:
-    """`per_partition` messages to each of the first `partitions` partitions; each value is `partition:number`."""
+    """Produces `per_partition` messages to each of the first `partitions` partitions. Values are `partition:number`."""
     producer = Producer({"bootstrap.servers": address, "linger.ms": 5})
     for partition in range(partitions):
         for number in range(per_partition):
@@ -72,10 +72,10 @@ def produce(address: str, topic: str, partitions: int, per_partition: int) -> No
 
 
 class PolledConsumer:
-    """A member that is polled all the time, of a KIP-848 group unless `classic` names an assignment strategy.
+    """A group member that is polled in a thread. It uses KIP-848 unless `classic` names an assignment strategy.
 
-    `commit_each` commits each message before it counts as seen; a message whose commit comes too late, since the
-    partition goes to another member, is not seen.
+    With `commit_each` a message counts as seen only after its commit. If the commit fails because the partition moves
+    to another member, the message does not count as seen.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class PolledConsumer:
         self.close()
 
     def close(self) -> None:
-        """Leaves the group. It may be called again."""
+        """Leaves the group. Further calls do nothing."""
         if not self._ending.is_set():
             self._ending.set()
             self._thread.join(20)
@@ -119,14 +119,14 @@ class PolledConsumer:
 
     def _on_assign(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         with self._lock:
-            added = {(each.topic, each.partition) for each in partitions}
+            added = {(partition.topic, partition.partition) for partition in partitions}
             self._ownership.took(self, added)
             self.assigned |= added
             self.assignments.append(("assigned", added))
 
     def _on_revoke(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         with self._lock:
-            removed = {(each.topic, each.partition) for each in partitions}
+            removed = {(partition.topic, partition.partition) for partition in partitions}
             self._ownership.gave(self, removed)
             self.assigned -= removed
             self.assignments.append(("revoked", removed))
@@ -163,21 +163,21 @@ class PolledConsumer:
 
 
 def wait_for_split(members: Sequence[Owner], partitions: set[Partition], seconds: float = 20.0) -> None:
-    """Until the members own all `partitions`, each once, and as evenly as it goes."""
+    """Waits until the members own all `partitions` in a balanced way, each partition once."""
 
     def is_split() -> bool:
         owned = [set(member.assigned) for member in members]
-        sizes = [len(each) for each in owned]
+        sizes = [len(assigned) for assigned in owned]
         return sum(sizes) == len(partitions) and set().union(*owned) == partitions and max(sizes) - min(sizes) <= 1
 
     wait_until(is_split, f"a balanced assignment of {len(partitions)} partitions", seconds)
 
 
 def committed(address: str, group_id: str, partitions: Sequence[Partition]) -> dict[Partition, int]:
-    """What a consumer outside of the group reads as committed."""
+    """Returns the committed offsets, read by a consumer outside of the group."""
     consumer = Consumer({"bootstrap.servers": address, "group.id": group_id})
     try:
-        answer = consumer.committed([TopicPartition(*each) for each in partitions], timeout=10)
-        return {(each.topic, each.partition): each.offset for each in answer}
+        offsets = consumer.committed([TopicPartition(*partition) for partition in partitions], timeout=10)
+        return {(offset.topic, offset.partition): offset.offset for offset in offsets}
     finally:
         consumer.close()

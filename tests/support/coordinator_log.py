@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random logs of a group coordinator with transactions and deletions, and what the coordinator's own replay makes of
-them.
-"""
+"""Random logs of a group coordinator with transactions and deletions, and the state after the coordinator's replay."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from kcoord_protocol.record_batch import Record, decode_header, encode_batch, en
 from tests.unit.logtools.support import NOW_MS, commit_record, commit_tombstone, record_of
 
 OffsetOf: TypeAlias = tuple[str, str, int]
-"""Group, topic, partition."""
+"""(group, topic, partition)."""
 
 PRODUCERS = (7, 8)
 NO_PRODUCER = -1
@@ -55,7 +53,7 @@ class Step(NamedTuple):
     producer_id: int = NO_PRODUCER
     width: int = 1
     is_old: bool = False
-    """Whether its keys have the type that old releases of Kafka gave to offset commits."""
+    """Whether the offset commits have the key type of old Kafka releases."""
 
 
 def _steps(
@@ -66,9 +64,11 @@ def _steps(
 
 
 def logs(*, oddities: bool) -> st.SearchStrategy[list[Step]]:
-    """Nobody writes tombstones in transactions, or the keys of old releases; a log may have them, and the coordinator
-    has a rule for them. A cleaner takes such tombstones out with the rest of an aborted transaction, and takes the two
-    types of keys for different keys, so logs to be cleaned have none.
+    """Returns a strategy for logs.
+
+    Oddities are tombstones in transactions, and keys of old releases. No broker writes them today, but a log may have
+    them, and the coordinator has a rule for them. Logs for the log cleaner must not have them: it removes such
+    tombstones with the rest of an aborted transaction, and treats the two key types as different keys.
     """
     deleting = _ANY if oddities else st.just(NO_PRODUCER)
     old = st.sampled_from((False, False, False, True)) if oddities else _NEW
@@ -84,7 +84,7 @@ def logs(*, oddities: bool) -> st.SearchStrategy[list[Step]]:
 
 
 def random_log(random: Random, length: int) -> list[Step]:
-    """A long one, in which every transaction has ended in the end."""
+    """Returns a log of `length` steps, after which every transaction has ended."""
     steps = []
     for _ in range(length):
         what = random.choices(_KINDS, _WEIGHTS)[0]
@@ -97,7 +97,7 @@ def random_log(random: Random, length: int) -> list[Step]:
 
 
 def batches_of(steps: Iterable[Step]) -> list[bytes]:
-    """Offsets follow one another. Every commit has an offset of its own."""
+    """Returns the batches of a log with consecutive offsets. Every commit has a distinct committed offset."""
     batches: list[bytes] = []
     end = 0
     for number, step in enumerate(steps):
@@ -108,7 +108,7 @@ def batches_of(steps: Iterable[Step]) -> list[bytes]:
 
 
 def stable_offset(batches: Iterable[bytes]) -> int:
-    """Where the first transaction begins that is open at the end."""
+    """Returns the first offset of the open transactions, or the log end offset if none is open."""
     begun: dict[int, int] = {}
     end = 0
     for header in map(decode_header, batches):
@@ -150,7 +150,7 @@ def _records(step: Step, number: int, at_ms: int) -> list[Record]:
     if step.what == "delete offsets":
         return tombstones
     if step.what == "delete group":
-        # As DeleteGroups writes it, though only some of the offsets have to be in the tombstones.
+        # As DeleteGroups writes it, except that only some of the offsets may have a tombstone.
         return [*tombstones, record_of(new_classic_group_tombstone(group, TombstoneReason.GROUP_DELETE), at_ms)]
     made = {
         "classic group": group_metadata_record(group, GroupMetadataValue(protocol_type="consumer", generation=number)),
@@ -162,7 +162,7 @@ def _records(step: Step, number: int, at_ms: int) -> list[Record]:
 
 
 def replayed(batches: Iterable[bytes]) -> GroupCoordinatorShard:
-    """The shard that a broker would load from these batches."""
+    """Returns the shard that a broker loads from these batches."""
     shard = GroupCoordinatorShard(BrokerConfig.from_properties({}), MetadataImage.empty())
     runtime = ShardSet(lambda _: shard, CoordinatorSerde())
     runtime.load(0, ((decode_header(batch), batch) for batch in batches), NOW_MS)
@@ -170,6 +170,6 @@ def replayed(batches: Iterable[bytes]) -> GroupCoordinatorShard:
 
 
 def offsets_of(shard: GroupCoordinatorShard) -> dict[OffsetOf, int]:
-    """All committed offsets of a shard."""
+    """Returns all committed offsets of a shard."""
     state = cast("dict[OffsetOf, CommittedOffset]", shard.hard_state()["offsets"])
     return {key: committed.offset for key, committed in state.items()}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hadoop's file system for S3 and the parts of Amazon's SDK that it needs, for Spark. The SDK's bundle of all its
-services would be 600 MB; these are 19 MB.
+"""The jars of Hadoop's S3 file system for Spark, with the parts of Amazon's SDK that it needs.
+
+These are 19 MB. The SDK's bundle of all services has 600 MB.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.support.shared import missing
 
 RESOLVE_SECONDS: Final = 600
 SDK: Final = "2.35.4"
-"""The version with which Hadoop 3.5.0 was built."""
+"""The SDK version that Hadoop 3.5.0 was built with."""
 SDK_PARTS: Final = ("s3", "s3-transfer-manager", "apache-client", "netty-nio-client", "sts")
 _DEPENDENCY: Final = (
     "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version><exclusions>"
@@ -27,14 +28,14 @@ _DEPENDENCY: Final = (
 
 
 def hadoop_version() -> str:
-    """That of Spark's own Hadoop: both must be the same."""
+    """Returns the version of Spark's own Hadoop, which the S3 file system must have too."""
     folder = Path(pyspark.__file__).parent / "jars"
     (jar,) = folder.glob("hadoop-client-api-*.jar")
     return jar.stem.removeprefix("hadoop-client-api-")
 
 
 def s3_jars() -> list[str]:
-    """Resolved once by Maven and kept in a cache folder of the user."""
+    """Returns the paths of the jars. Maven resolves them once into a cache folder of the user."""
     if shutil.which("mvn") is None:
         missing("mvn is not installed")
     version = hadoop_version()
@@ -42,9 +43,9 @@ def s3_jars() -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     cache = folder / f"hadoop-aws-{version}.classpath"
     if not (cache.exists() and all(Path(jar).exists() for jar in cache.read_text().split(":"))):
-        wanted = [("org.apache.hadoop", "hadoop-aws", version)]
-        wanted += [("software.amazon.awssdk", part, SDK) for part in SDK_PARTS]
-        dependencies = "".join(_DEPENDENCY.format(*each) for each in wanted)
+        artifacts = [("org.apache.hadoop", "hadoop-aws", version)]
+        artifacts += [("software.amazon.awssdk", part, SDK) for part in SDK_PARTS]
+        dependencies = "".join(_DEPENDENCY.format(*artifact) for artifact in artifacts)
         pom = folder / f"hadoop-aws-{version}.xml"
         pom.write_text(
             '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'

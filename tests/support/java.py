@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the Java that Spark needs is there: Spark's own message for a missing one names a script and an exit code."""
+"""Checks the Java that Spark needs. Spark's own error for a missing Java has only a script and an exit code."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _SECONDS: Final = 60
 
 
 class JavaNotFoundError(RuntimeError):
-    """There is no Java, or one that is too old."""
+    """There is no Java, or it is too old."""
 
 
 def require_java() -> int:
-    """The version of the Java that Spark will start; JavaNotFoundError where it cannot."""
+    """Returns the Java version that Spark will use. Raises JavaNotFoundError if there is none or it is too old."""
     advice = f"Spark 4 needs Java {LEAST_JAVA} or newer: install it, or set JAVA_HOME"
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None or not Path(java).exists():
         raise JavaNotFoundError(f"there is no Java{f' in {home}' if home else ''}. {advice}")
     text = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_SECONDS).stderr
-    found = re.search(r'version "(?:1\.)?(\d+)', text)
-    version = int(found[1]) if found else 0
+    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    version = int(match[1]) if match else 0
     if version < LEAST_JAVA:
         raise JavaNotFoundError(f"{java} is Java {version or 'of an unknown version'}. {advice}")
     return version

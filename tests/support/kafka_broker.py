@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker of Apache Kafka from its published jars, one node, on ports that the system picks."""
+"""A single-node broker of Apache Kafka from its published jars, on free ports."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ STOP_SECONDS = 30.0
 
 
 class KafkaBroker:
-    """Its data is under `folder / "logs"`, where it may be already; keyword arguments are settings with underscores for
-    dots.
+    """A running Kafka broker.
+
+    Its data is under `folder / "logs"`, which may already have data. Keyword arguments are settings with underscores
+    for dots.
     """
 
     def __init__(self, jars: KafkaJars, folder: Path, **settings: str) -> None:
@@ -30,7 +32,7 @@ class KafkaBroker:
         self.data = folder / "logs"
         self.port = _free_port_pair()
         work = folder / "work"
-        # Where the script looks for the class path of a version.
+        # The script reads the class path of a version from this folder.
         path = work if jars.version == VERSION else folder / f"work-{jars.version}"
         path.mkdir(parents=True, exist_ok=True)
         (path / "cp.txt").write_text(jars.class_path)
@@ -62,7 +64,7 @@ class KafkaBroker:
         return bool(AdminClient({"bootstrap.servers": self.address}).list_topics(timeout=10).brokers)
 
     def stop(self) -> None:
-        """As an operator does; twice is allowed."""
+        """Stops the broker with SIGTERM. Further calls do nothing."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -73,7 +75,7 @@ class KafkaBroker:
 
 
 def _free_port_pair() -> int:
-    """Two ports in a row: the controller listens on the second."""
+    """Returns the first of two consecutive free ports. The controller listens on the second."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))

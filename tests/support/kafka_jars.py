@@ -35,9 +35,10 @@ TOOLS = {
 
 
 class KafkaJars:
-    """The class path, resolved once by Maven and kept in a cache folder of the user.
+    """The class path of Kafka. Maven resolves it once into a cache folder of the user.
 
-    The tools are in that of 4.3.1 only: those of other versions are not published. They work with any broker.
+    Only the class path of 4.3.1 has the tools, since those of other versions are not published. They work with any
+    broker.
     """
 
     def __init__(self, version: str = VERSION) -> None:
@@ -64,7 +65,7 @@ class KafkaJars:
         return ["java", "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", self.class_path, *arguments]
 
     def tool(self, name: str, *arguments: str, stdin: str = "", check: bool = True) -> str:
-        """What one of Kafka's tools prints."""
+        """Runs a Kafka tool and returns its output."""
         done = subprocess.run(
             self.command(TOOLS[name], *arguments), input=stdin, capture_output=True, text=True, timeout=TOOL_SECONDS
         )
@@ -73,7 +74,7 @@ class KafkaJars:
 
 
 class JavaMember:
-    """GroupMember.java in a JVM of its own."""
+    """A group member of Kafka's Java client: GroupMember.java in its own JVM."""
 
     SOURCE = ROOT / "tests" / "integration" / "clients" / "java" / "GroupMember.java"
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kafka-python as tests use it: a member of a classic group that is polled in a thread and commits what it polled.
+"""Helpers for kafka-python: a member of a classic group that is polled in a thread and commits the polled records.
 
-`python -m tests.support.kafka_python ADDRESS GROUP TOPIC` is such a member to be killed: it prints `ready` when it owns
-partitions.
+`python -m tests.support.kafka_python ADDRESS GROUP TOPIC` runs such a member until it is killed. It prints `ready` when
+it owns partitions.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.support.ownership import Ownership, Partition
 SESSION_MS = 3000
 HEARTBEAT_MS = 300
 POLL_MS = 500
-"""Long, since kafka-python 3.0.12 forgets a rebalance whose answer comes between two calls of `poll`, if it was not the
-broker that asked for it but a change of the topics.
+"""The timeout of `poll`. It is long because kafka-python 3.0.12 forgets a rebalance in one case: a change of the topics
+caused it, not the broker, and the response arrives between two calls of `poll`.
 """
 
 
@@ -32,7 +32,10 @@ class _TopicPartition(Protocol):
 
 
 class KafkaPythonMember:
-    """Give it `topics` or a `pattern`; `strategies` are kafka-python's assignor classes, its defaults without them."""
+    """A member that subscribes to `topics` or a `pattern`.
+
+    `strategies` are kafka-python's assignor classes; None means its defaults.
+    """
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class KafkaPythonMember:
             **options,
         )
         for topic in topics:
-            self._consumer.partitions_for_topic(topic)  # known before it joins: see POLL_MS
+            self._consumer.partitions_for_topic(topic)  # loads the metadata before the join, see POLL_MS
         self._consumer.subscribe(topics=list(topics) or None, pattern=pattern, listener=_Listener(self))
         self._thread = threading.Thread(target=self._poll, daemon=True)
         self._thread.start()
@@ -75,7 +78,7 @@ class KafkaPythonMember:
         self.close()
 
     def close(self) -> None:
-        """Leaves the group, a static member does not. It may be called again."""
+        """Closes the consumer. A dynamic member leaves the group. Further calls do nothing."""
         self._ending.set()
         self._thread.join(20)
         assert not self._thread.is_alive(), "the consumer hangs in poll or close"
@@ -98,13 +101,13 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
         self._member = member
 
     def on_partitions_revoked(self, revoked: Iterable[_TopicPartition]) -> None:
-        partitions = {(each.topic, each.partition) for each in revoked}
+        partitions = {(partition.topic, partition.partition) for partition in revoked}
         self._member.assigned -= partitions
         self._member.revoked.append(partitions)
         self._member.ownership.gave(self._member, partitions)
 
     def on_partitions_assigned(self, assigned: Iterable[_TopicPartition]) -> None:
-        partitions = {(each.topic, each.partition) for each in assigned}
+        partitions = {(partition.topic, partition.partition) for partition in assigned}
         self._member.ownership.took(self._member, partitions)
         self._member.assigned |= partitions
 
@@ -119,11 +122,11 @@ def main() -> None:
         session_timeout_ms=SESSION_MS,
         heartbeat_interval_ms=HEARTBEAT_MS,
     )
-    told = False
+    is_ready = False
     while True:
         consumer.poll(timeout_ms=POLL_MS)
-        if not told and consumer.assignment():
-            told = True
+        if not is_ready and consumer.assignment():
+            is_ready = True
             print("ready", flush=True)
 
 

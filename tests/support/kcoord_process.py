@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kcoord broker in a process of its own, on ports that the system picks and that it keeps over restarts."""
+"""A kcoord broker in its own process, on free ports that stay the same after restarts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAST: Mapping[str, str] = {
     "group.min.session.timeout.ms": "1000",
     "offsets.topic.num.partitions": "8",
 }
-"""Timeouts that let tests wait for less."""
+"""Short timeouts, so that tests wait less."""
 
 
 class KcoordProcess:
@@ -39,9 +39,9 @@ class KcoordProcess:
         self.log_file = folder / "kcoord.log"
         self.overrides = dict(overrides)
         self.environment: dict[str, str] = {}
-        """What is added to the environment of this process."""
+        """Variables that are added to the environment of this process."""
         self.ports: list[int] = []
-        """One for each worker."""
+        """The port of each worker."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -62,23 +62,23 @@ class KcoordProcess:
         return self.log_file.read_text(errors="replace")
 
     def start(self) -> KcoordProcess:
-        """Returns when the process is ready."""
+        """Starts the process and waits until it is ready."""
         begin = self.spawn()
         process = self._process
         assert process is not None
 
         def is_ready() -> bool:
             assert process.poll() is None, f"kcoord ended with {process.returncode}:\n{self.log}"
-            found = _READY.search(self.log_file.read_bytes()[begin:].decode(errors="replace"))
-            if found:
-                self.ports = [int(port) for port in _PORT.findall(found[1])]
-            return found is not None
+            ready = _READY.search(self.log_file.read_bytes()[begin:].decode(errors="replace"))
+            if ready:
+                self.ports = [int(port) for port in _PORT.findall(ready[1])]
+            return ready is not None
 
         wait_until(is_ready, f"kcoord is ready; its log: {self.log_file}", START_SECONDS)
         return self
 
     def spawn(self) -> int:
-        """Starts the process and leaves it to itself; returns where its part of the log file begins."""
+        """Starts the process without waiting. Returns the position in the log file at which its output begins."""
         settings = {
             "listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
             "log.dirs": str(self.data),
@@ -95,7 +95,7 @@ class KcoordProcess:
         return begin
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        """Sends the signal and returns the exit code; nothing happens where it does not run."""
+        """Sends the signal and returns the exit code. Does nothing if the process does not run."""
         process, self._process = self._process, None
         if process is None:
             return 0

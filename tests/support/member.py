@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tests.support.member ADDRESS GROUP TOPIC [STRATEGY]`: a group member to be killed, of a KIP-848 group or,
-with a strategy, of a classic one. Prints `ready` when it owns partitions.
+"""`python -m tests.support.member ADDRESS GROUP TOPIC [STRATEGY]`: runs a group member until it is killed.
+
+It uses KIP-848, or the classic protocol if a strategy is given. It prints `ready` when it owns partitions.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ def main() -> None:
     address, group_id, topic, *classic = sys.argv[1:]
     consumer = Consumer(consumer_config(address, group_id, classic=classic[0] if classic else None))
     consumer.subscribe([topic])
-    told = False
+    is_ready = False
     while True:
         consumer.poll(0.1)
-        if not told and consumer.assignment():
-            told = True
+        if not is_ready and consumer.assignment():
+            is_ready = True
             print("ready", flush=True)
 
 

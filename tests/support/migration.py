@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of moves from and to Kafka do with a broker before, and look at after."""
+"""Helpers for tests that move data from and to Kafka: they fill a broker before, and describe it afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ QUIET = {"log_level": 0}
 
 
 def transaction(address: str, transactional_id: str, offset: int, end: str) -> Producer:
-    """Writes to `out` and commits `offset` of orders-0 for the group `in-transactions`; `end` names what follows."""
+    """Writes to `out` and commits `offset` of orders-0 for the group `in-transactions`, in one transaction.
+
+    `end` is `commit`, `abort`, or any other text for an open transaction.
+    """
     producer = Producer({"bootstrap.servers": address, "transactional.id": transactional_id, **QUIET})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -27,7 +30,7 @@ def transaction(address: str, transactional_id: str, offset: int, end: str) -> P
     metadata = consumer.consumer_group_metadata()
     producer.send_offsets_to_transaction([TopicPartition("orders", 0, offset)], metadata, 30)
     consumer.close()
-    # An abort would drop what was not sent yet.
+    # An abort would drop records that are not sent yet.
     producer.flush(30)
     if end == "commit":
         producer.commit_transaction(30)
@@ -37,7 +40,7 @@ def transaction(address: str, transactional_id: str, offset: int, end: str) -> P
 
 
 def use_everything(address: str) -> Producer:
-    """Topics, groups of each kind, transactions of each outcome. The producer that is returned has one open."""
+    """Creates topics, groups of each kind, and transactions of each outcome. Returns the producer of the open one."""
     admin = AdminClient({"bootstrap.servers": address, **QUIET})
     topics = [NewTopic("orders", 3, 1, config={"retention.ms": "3600000"}), NewTopic("out", 1, 1)]
     for future in admin.create_topics(topics).values():
@@ -58,7 +61,7 @@ def use_everything(address: str) -> Producer:
 
 
 def use_other_groups(jars: KafkaJars, address: str) -> None:
-    """A share group that reads five messages of `orders`, and a streams group with a member."""
+    """Creates a share group that reads five messages of `orders`, and a streams group with a member."""
     server = ("--bootstrap-server", address)
     earliest = ["--add-config", "share.auto.offset.reset=earliest"]
     jars.tool("configs", *server, "--alter", "--entity-type", "groups", "--entity-name", "sharers", *earliest)
@@ -92,7 +95,7 @@ def _compact(text: str) -> bytes:
 
 
 def descriptions(jars: KafkaJars, address: str) -> dict[str, list[str]]:
-    """What Kafka's tools say, without what differs between two brokers."""
+    """Returns the output of Kafka's tools, without the parts that differ between two brokers."""
     server = ("--bootstrap-server", address)
     groups = jars.tool("consumer-groups", *server, "--describe", "--all-groups")
     states = jars.tool("consumer-groups", *server, "--describe", "--all-groups", "--state")

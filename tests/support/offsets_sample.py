@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real `__consumer_offsets` logs of Apache Kafka 4.3.1 with what Kafka's own tools say about them."""
+"""Real `__consumer_offsets` logs of Apache Kafka 4.3.1, with the output of Kafka's own tools for them."""
 
 from __future__ import annotations
 
@@ -26,32 +26,33 @@ _STATES = {"stable": 0, "unrevoked_partitions": 1, "unreleased_partitions": 2}
 
 
 def unpack_sample(folder: Path) -> str:
-    """Puts the eight partition folders into `folder`."""
+    """Extracts the eight partition folders into `folder`, and returns its path."""
     with tarfile.open(shared("spark-sample", "consumer_offsets.tar.xz")) as archive:
         archive.extractall(folder, filter="data")
     return str(folder)
 
 
 def described_offsets(*log_partitions: int) -> dict[Key, int]:
-    """(group, topic, partition) -> committed offset, as `kafka-consumer-groups --describe --all-groups` shows them; of
-    the groups in these log partitions, or of all.
+    """Returns (group, topic, partition) -> committed offset, from `kafka-consumer-groups --describe --all-groups`.
+
+    `log_partitions` limits the result to the groups in these partitions; without them it has all groups.
     """
-    found = {}
+    offsets = {}
     for line in shared("spark-sample", "describe-offsets.txt").read_text().splitlines():
         words = line.split()
         if len(words) >= 6 and words[0] != "GROUP" and words[3].isdigit():
-            found[words[0], words[1], int(words[2])] = int(words[3])
+            offsets[words[0], words[1], int(words[2])] = int(words[3])
     chosen = log_partitions or range(LOG_PARTITIONS)
-    return {key: found[key] for key in found if partition_for(key[0], LOG_PARTITIONS) in chosen}
+    return {key: offsets[key] for key in offsets if partition_for(key[0], LOG_PARTITIONS) in chosen}
 
 
 def committed_offsets(rows: Iterable[SparkRow]) -> dict[Key, int]:
-    """The same of rows of `current_offsets`, as Spark gives them."""
+    """Returns (group, topic, partition) -> committed offset, from Spark's rows of `current_offsets`."""
     return {(row["group"], row["topic"], row["partition"]): row["committed_offset"] for row in rows}
 
 
 class Dumped(NamedTuple):
-    """One record in the words of kafka-dump-log. `key` and `payload` are its JSON, None for a tombstone's payload."""
+    """A record as kafka-dump-log prints it. `key` and `payload` are JSON; the payload of a tombstone is None."""
 
     log_partition: int
     offset: int
@@ -72,7 +73,7 @@ _RECORD = re.compile(
 
 
 def dumped_records() -> Iterator[Dumped]:
-    """What kafka-dump-log printed for log partitions 0, 5 and 6."""
+    """Yields the records that kafka-dump-log printed for the log partitions 0, 5 and 6."""
     partition, batch = -1, dict[str, str]()
     with lzma.open(shared("spark-sample", "dump-log-partitions-0-5-6.txt.xz"), "rt") as lines:
         yield from _records(lines, partition, batch)
@@ -85,10 +86,10 @@ def _records(lines: Iterable[str], partition: int, batch: dict[str, str]) -> Ite
         elif line.startswith("baseOffset:"):
             batch = dict(re.findall(r"(\w+): (\S+)", line))
         elif line.startswith("|"):
-            found = _RECORD.match(line)
-            assert found is not None, line
+            match = _RECORD.match(line)
+            assert match is not None, line
             key, payload = _key_and_payload(line)
-            offset, timestamp_ms, key_size, value_size, sequence = map(int, found.groups()[:5])
+            offset, timestamp_ms, key_size, value_size, sequence = map(int, match.groups()[:5])
             sizes = key_size, value_size
             yield Dumped(partition, offset, timestamp_ms, *sizes, sequence, batch, key, payload)
 
@@ -101,7 +102,7 @@ def _key_and_payload(line: str) -> tuple[object, object]:
 
 
 def as_dumped(row: Row) -> tuple[object, object]:
-    """Key and payload of a row of `records` in kafka-dump-log's words, for the types that the dump has."""
+    """Returns key and payload of a row of `records` in kafka-dump-log's format, for the types that the dump has."""
     kind = row["record_type"]
     group = {"groupId": row["group"]}
     data: Row = {
@@ -128,34 +129,34 @@ def _payload(row: Row) -> object:
 def _ms(moment: object) -> int:
     if moment is None:
         return -1
-    found = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
-    assert isinstance(found, datetime)
-    return round(found.timestamp() * 1000)
+    parsed = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    assert isinstance(parsed, datetime)
+    return round(parsed.timestamp() * 1000)
 
 
 def _offset(row: Row) -> Row:
     epoch = row["committed_leader_epoch"]
-    found: Row = {
+    payload: Row = {
         "offset": row["committed_offset"],
         "leaderEpoch": -1 if epoch is None else epoch,
         "metadata": row["metadata"],
         "commitTimestamp": _ms(row["commit_timestamp"]),
     }
     if row["topic_id"] is not None:
-        found["topicId"] = row["topic_id"]
-    return found
+        payload["topicId"] = row["topic_id"]
+    return payload
 
 
 def _by_topic(assigned: object, *, name: str = "topic_id", with_epochs: bool = False) -> list[Row]:
-    found: dict[object, Row] = {}
+    topics: dict[object, Row] = {}
     assert isinstance(assigned, list)
-    for each in assigned:
+    for partition in assigned:
         shown = "topicId" if name == "topic_id" else name
-        topic = found.setdefault(each[name], {shown: each[name], "partitions": []})
-        topic["partitions"].append(each["partition"])  # type: ignore[attr-defined]
+        topic = topics.setdefault(partition[name], {shown: partition[name], "partitions": []})
+        topic["partitions"].append(partition["partition"])  # type: ignore[attr-defined]
         if with_epochs:
-            topic.setdefault("assignmentEpochs", []).append(each["epoch"])  # type: ignore[attr-defined]
-    return list(found.values())
+            topic.setdefault("assignmentEpochs", []).append(partition["epoch"])  # type: ignore[attr-defined]
+    return list(topics.values())
 
 
 def _classic(value: Row) -> Row:
@@ -165,7 +166,7 @@ def _classic(value: Row) -> Row:
         "protocol": value["protocol"],
         "leader": value["leader"],
         "currentStateTimestamp": _ms(value["state_timestamp"]),
-        "members": [_classic_member(each) for each in value["members"]],  # type: ignore[attr-defined]
+        "members": [_classic_member(member) for member in value["members"]],  # type: ignore[attr-defined]
     }
 
 
@@ -183,7 +184,7 @@ def _classic_member(member: Row) -> Row:
 
 
 def _without_opaque_parts(payload: object) -> object:
-    """What `classic_group` has of a dumped classic group: topics and partitions, not the assignors' own data."""
+    """Removes the assignors' own data from a dumped classic group, since `classic_group` does not have it."""
     if isinstance(payload, dict):
         for member in payload["data"]["members"]:
             member["subscription"] = {"topics": member["subscription"]["topics"]}
@@ -192,7 +193,7 @@ def _without_opaque_parts(payload: object) -> object:
 
 
 def _group(value: Row) -> Row:
-    # Kafka leaves a hash of 0 out, as a tagged field with its default.
+    # Kafka omits a hash of 0, since a tagged field with its default value is not written.
     hashed = {"metadataHash": value["metadata_hash"]} if value["metadata_hash"] else {}
     return {"epoch": value["epoch"], **hashed}
 
@@ -212,11 +213,11 @@ def _member(value: Row) -> Row:
 
 
 def _target(value: Row) -> Row:
-    found: Row = {"assignmentEpoch": value["assignment_epoch"]}
+    payload: Row = {"assignmentEpoch": value["assignment_epoch"]}
     if value["assignment_timestamp"] is not None:
-        # The record of a group without members has no time.
-        found["assignmentTimestamp"] = _ms(value["assignment_timestamp"])
-    return found
+        # The record of a group without members has no timestamp.
+        payload["assignmentTimestamp"] = _ms(value["assignment_timestamp"])
+    return payload
 
 
 def _current(value: Row) -> Row:
@@ -230,13 +231,13 @@ def _current(value: Row) -> Row:
 
 
 def differences(rows: Iterable[Row], dumped: Iterable[Dumped]) -> list[str]:
-    """Every record of the dump that the rows of `records` show differently, or not at all."""
+    """Returns the places of dumped records that differ in the rows of `records` or are missing there."""
     by_place = {(row["log_partition"], row["log_offset"]): row for row in rows}
-    return [f"{each.log_partition}:{each.offset}" for each in dumped if not _is_equal(by_place, each)]
+    return [f"{record.log_partition}:{record.offset}" for record in dumped if not _is_equal(by_place, record)]
 
 
-def _is_equal(by_place: dict[tuple[object, object], Row], each: Dumped) -> bool:
-    row = by_place.get((each.log_partition, each.offset))
+def _is_equal(by_place: dict[tuple[object, object], Row], record: Dumped) -> bool:
+    row = by_place.get((record.log_partition, record.offset))
     if row is None:
         return False
     key, value = row["key"], row["value"]
@@ -251,9 +252,9 @@ def _is_equal(by_place: dict[tuple[object, object], Row], each: Dumped) -> bool:
         "isControl": str(row["control_type"] is not None).lower(),
     }
     return (
-        sizes == (each.key_size, each.value_size)
-        and numbers == (each.timestamp_ms, each.sequence)
-        and batch.items() <= each.batch.items()
+        sizes == (record.key_size, record.value_size)
+        and numbers == (record.timestamp_ms, record.sequence)
+        and batch.items() <= record.batch.items()
         and as_dumped(row)
-        == (each.key, _without_opaque_parts(each.payload) if row["record_type"] == 2 else each.payload)
+        == (record.key, _without_opaque_parts(record.payload) if row["record_type"] == 2 else record.payload)
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who owns which partition by the word of the members themselves: two owners at a time, and times without an owner."""
+"""Records which member owns each partition, as the members report it: conflicts, and gaps without an owner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Partition = tuple[str, int]
 
 
 class Ownership:
-    """Members report from their rebalance callbacks: what they got after they got it, what they give before they do."""
+    """Members report from their rebalance callbacks: partitions after the assignment, and before the revocation."""
 
     def __init__(self) -> None:
         self.conflicts: list[str] = []

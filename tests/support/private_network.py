@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network of its own for the calling thread, and for the threads and processes that it starts meanwhile: a loopback
-device whose packets can be lost.
+"""A network namespace for the calling thread, and for threads and processes that it starts in the meantime.
+
+It has a loopback device that can drop packets.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ _CLONE_NEWNET = 0x40000000
 
 
 class PrivateNetwork:
-    """Works on the network of the calling thread."""
+    """Controls the network of the calling thread."""
 
     @contextmanager
     def loss(self, share: float) -> Iterator[None]:
-        """Every packet is lost with this probability."""
+        """Drops every packet with this probability."""
         with self._dropping("-m", "statistic", "--mode", "random", "--probability", f"{share:g}"):
             yield
 
     @contextmanager
     def silence(self, port: int) -> Iterator[None]:
-        """Whatever comes from or goes to `port` is lost."""
+        """Drops all TCP packets from and to `port`."""
         with self._dropping("-p", "tcp", "--sport", str(port)), self._dropping("-p", "tcp", "--dport", str(port)):
             yield
 
@@ -43,12 +44,15 @@ class PrivateNetwork:
 
 @contextmanager
 def private_network() -> Iterator[PrivateNetwork]:
-    """It needs the rights of an administrator; Debian has the tools in iproute2 and iptables."""
+    """Moves the calling thread into a new network namespace.
+
+    Needs root, and the tools of Debian's packages iproute2 and iptables.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
         if libc.unshare(_CLONE_NEWNET):
-            missing(f"there is no network of one's own here: {os.strerror(ctypes.get_errno())}")
+            missing(f"cannot create a network namespace: {os.strerror(ctypes.get_errno())}")
         try:
             _run("ip", "link", "set", "lo", "up")
             yield PrivateNetwork()

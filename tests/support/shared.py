@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded facts about Kafka that lie beside the checkout (KCOORD_SHARED, else ../shared)."""
+"""Recorded facts about Kafka, in a folder beside the checkout (KCOORD_SHARED, by default ../shared)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ SHARED = Path(os.environ.get("KCOORD_SHARED", ROOT.parent / "shared"))
 
 
 def shared(*parts: str) -> Path:
-    """A path under the folder; where it is not there the test is skipped, or fails in CI."""
+    """Returns a path in this folder. If it does not exist, the test is skipped, or fails in CI."""
     path = SHARED.joinpath(*parts)
     if not path.exists():
-        missing(f"{path} is not there")
+        missing(f"{path} does not exist")
     return path
 
 
 def missing(reason: str) -> NoReturn:
-    """Skips the test, or fails it where KCOORD_REQUIRE_ALL says that nothing may be missing (as CI does)."""
+    """Skips the test. If KCOORD_REQUIRE_ALL is set, as in CI, the test fails instead."""
     if os.environ.get("KCOORD_REQUIRE_ALL"):
         pytest.fail(reason)
     pytest.skip(reason)

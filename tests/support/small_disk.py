@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file system of its own that can be filled: a tmpfs of some megabytes."""
+"""A small file system that tests can fill: a tmpfs of some megabytes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _CHUNK = bytes(4096)
 
 
 class SmallDisk:
-    """Mounted at `folder`."""
+    """A small file system that is mounted at `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._ballast = folder / "ballast"
 
     def fill(self) -> None:
-        """Takes every byte that is left."""
+        """Writes a file until the disk is full."""
         with self._ballast.open("ab", buffering=0) as ballast:
             try:
                 while ballast.write(_CHUNK):
@@ -30,13 +30,13 @@ class SmallDisk:
                 return
 
     def free(self) -> None:
-        """Gives back what `fill` took."""
+        """Deletes the file of `fill`."""
         self._ballast.unlink()
 
 
 @contextmanager
 def small_disk(folder: Path, mebibytes: int) -> Iterator[SmallDisk]:
-    """Mounts it, and takes it away at the end. It needs the rights of an administrator."""
+    """Mounts a small file system, and unmounts it at the end. Needs root."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=0700", "kcoord-small-disk", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Spark session for tests, small and local."""
+"""A small local Spark session for tests."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.support.shared import missing
 Result = TypeVar("Result")
 
 TOO_BUSY: Final = "Python worker failed to connect back"
-"""Spark gives a new Python process 10 s, which a loaded machine may not have."""
+"""Spark's error if a new Python process does not start within 10 s, as on a loaded machine."""
 TOO_BUSY_RACE: Final = "Spark gives up on a Python process that takes more than 10 s to start"
 
 
 def unless_too_busy(work: Callable[[], Result]) -> Result:
-    """Does it once more if a Python process of Spark had no time to start, and counts that; nothing is lost then."""
+    """Runs `work`, and once more if a Python process of Spark did not start in time. The retry is counted."""
     try:
         return work()
     except PySparkException as error:
@@ -36,7 +36,7 @@ def unless_too_busy(work: Callable[[], Result]) -> Result:
 
 
 def start_spark(folder: Path) -> SparkSession:
-    """`local[2]` with all its files in `folder`; without Java 17 the test is skipped, or fails in CI."""
+    """Starts `local[2]` with all files in `folder`. Without Java 17 the test is skipped, or fails in CI."""
     try:
         require_java()
     except JavaNotFoundError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A standalone cluster of Spark with one worker, out of pyspark's own jars, and the commands that pyspark installs."""
+"""A standalone Spark cluster with one worker, from pyspark's own jars, and the commands that pyspark installs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.support.waiting import wait_until
 START_SECONDS = 180.0
 RUN_SECONDS = 580
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For processes that live for seconds."""
+"""JVM options for processes that run for seconds."""
 LOOPBACK = ("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1")
 
 
 def spark_environment() -> dict[str, str]:
-    """What the commands of the environment of these tests need to find each other."""
+    """Returns the environment in which Spark's commands find each other and this Python."""
     binaries = Path(sys.executable).parent
     return {
         **os.environ,
@@ -37,20 +37,20 @@ def spark_environment() -> dict[str, str]:
 
 
 def run_spark(folder: Path, *command: str) -> None:
-    """Runs one of Spark's commands to its end, in the folder; once more if the machine was too busy for it."""
+    """Runs a Spark command in the folder and waits for its end. Retries once if the machine was too busy."""
     for is_retry in (False, True):
         done = subprocess.run(
             command, cwd=folder, env=spark_environment(), capture_output=True, text=True, timeout=RUN_SECONDS
         )
         if done.returncode == 0:
             return
-        said = f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
-        assert TOO_BUSY in done.stderr and not is_retry, f"{command}: {done.returncode}\n{said}"
+        output = f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+        assert TOO_BUSY in done.stderr and not is_retry, f"{command}: {done.returncode}\n{output}"
         note_retry(TOO_BUSY_RACE)
 
 
 class SparkCluster:
-    """Master and worker on free ports of the loopback."""
+    """A master and a worker on free ports of the loopback."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -85,16 +85,16 @@ class SparkCluster:
                 command, cwd=self._folder, env=spark_environment(), stdout=out, stderr=subprocess.STDOUT
             )
         self._processes.append(process)
-        found: list[str] = []
+        matches: list[str] = []
 
         def is_ready() -> bool:
             text = log.read_text(errors="replace")
             assert process.poll() is None, text
-            found.extend(re.findall(ready, text))
-            return bool(found)
+            matches.extend(re.findall(ready, text))
+            return bool(matches)
 
         wait_until(is_ready, f"Spark's {name} is ready", START_SECONDS)
-        return found[0]
+        return matches[0]
 
     def _stop(self) -> None:
         for process in reversed(self._processes):

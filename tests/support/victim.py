@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group member in a process of its own, to be killed."""
+"""A group member in its own process, which a test kills."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounded waiting for what another process does."""
+"""Bounded waiting for a condition."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _T = TypeVar("_T")
 
 
 def wait_until(condition: Callable[[], _T], what: str, seconds: float = 20.0) -> _T:
-    """The first true answer of `condition()`; fails with `what` after `seconds`."""
+    """Polls `condition()` and returns its first true result. Fails with `what` after `seconds`."""
     deadline = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
         time.sleep(STEP_SECONDS)
-    return found
+    return result
