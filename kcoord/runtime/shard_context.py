@@ -9,7 +9,6 @@ while: heartbeats and reads go on.
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -40,8 +39,10 @@ from kcoord.runtime.serde import (
 )
 from kcoord.runtime.shard_log import Append
 from kcoord.runtime.waiting import (
+    NEXT_STATES,
     DeferredReplies,
     DeferredReply,
+    FullDisk,
     Outbox,
     Refusal,
     ShardState,
@@ -64,23 +65,11 @@ T = TypeVar("T")
 
 
 _TIMER_RETRY_MS: Final = 500
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
-_FIRST_REFUSAL_MS: Final = 1000
-_LONGEST_REFUSAL_MS: Final = 8000
 _LINGER: Final = TimerKey(ShardTimer.LINGER)
 _MAX_TASK_BYTES: Final = 64 * 1024 * 1024
 """The most that the result of a task may take in the log. It is one batch, however many members a group has whose
 target changes; Kafka's limit of a message is one for requests of clients.
 """
-
-
-_NEXT_STATES: Final = {
-    ShardState.INITIAL: {ShardState.LOADING, ShardState.CLOSED},
-    ShardState.LOADING: {ShardState.LOADING, ShardState.ACTIVE, ShardState.FAILED, ShardState.CLOSED},
-    ShardState.ACTIVE: {ShardState.FAILED, ShardState.CLOSED},
-    ShardState.FAILED: {ShardState.LOADING, ShardState.CLOSED},
-    ShardState.CLOSED: {ShardState.LOADING},
-}
 
 
 class ShardContext(Generic[M]):
@@ -90,13 +79,12 @@ class ShardContext(Generic[M]):
         "_buffer",
         "_deferred",
         "_deferred_tasks",
-        "_full_until_ms",
+        "_full_disk",
         "_in_flight",
         "_linger_ms",
         "_max_batch_bytes",
         "_outbox",
         "_pending",
-        "_refusal_ms",
         "_running_tasks",
         "_serde",
         "_statistics",
@@ -141,8 +129,7 @@ class ShardContext(Generic[M]):
         self.grown_bytes = 0
         """By how much the log has grown, durably, since the last snapshot."""
         self._in_flight: Append | None = None
-        self._full_until_ms = 0
-        self._refusal_ms = 0
+        self._full_disk = FullDisk()
 
     # State.
 
@@ -162,10 +149,10 @@ class ShardContext(Generic[M]):
 
     def is_read_only(self, now_ms: int) -> bool:
         """Whether the disk was full a moment ago. What has to be written is refused until it is time to try again."""
-        return now_ms < self._full_until_ms
+        return now_ms < self._full_disk.until_ms
 
     def move_to(self, state: ShardState) -> None:
-        assert state in _NEXT_STATES[self.state], f"shard {self.shard_id}: {self.state.value} to {state.value}"
+        assert state in NEXT_STATES[self.state], f"shard {self.shard_id}: {self.state.value} to {state.value}"
         self.state = state
 
     def begin_load(self) -> None:
@@ -245,7 +232,7 @@ class ShardContext(Generic[M]):
             _logger.exception("An operation on shard %d failed", self.shard_id)
             return self._answer_error(KafkaError(Errors.UNKNOWN_SERVER_ERROR))
         if records is not None:
-            if context.now_ms < self._full_until_ms:
+            if context.now_ms < self._full_disk.until_ms:
                 return self._refuse_write(is_refusable=result.is_refusable)
             self._append_and_replay(machine, result.records, records, context.now_ms)
         response = result.response
@@ -264,8 +251,14 @@ class ShardContext(Generic[M]):
         """Appends and replays what an operation on this shard's machine has just given. `waiter` hears when it is
         durable, or of the failure of the shard; False where nothing has happened.
         """
-        if self.machine is None or not self._pack(packed):
+        if self.machine is None:
             return False
+        has_begun = self._buffer.pack(packed, self.next_offset)
+        if has_begun is None:
+            return False  # no batch has room
+        if has_begun:
+            self._batch_began(packed.timestamp_ms)
+        self._appended(packed.count)
         self._deferred.add(self.next_offset, waiter)
         try:
             packed.replay()
@@ -346,7 +339,7 @@ class ShardContext(Generic[M]):
             _logger.exception("A timer or task of shard %d failed", self.shard_id)
             return False
         if records is not None:
-            if context.now_ms < self._full_until_ms:
+            if context.now_ms < self._full_disk.until_ms:
                 self.fail("the disk is full", None)
                 return False
             try:
@@ -425,16 +418,6 @@ class ShardContext(Generic[M]):
             self._batch_began(now_ms)
         self._appended(len(records))
 
-    def _pack(self, packed: PackedRecords) -> bool:
-        """False where no batch has room."""
-        has_begun = self._buffer.pack(packed, self.next_offset)
-        if has_begun is None:
-            return False
-        if has_begun:
-            self._batch_began(packed.timestamp_ms)
-        self._appended(packed.count)
-        return True
-
     def _appended(self, count: int) -> None:
         self.next_offset += count
         self._statistics.records_appended += count
@@ -469,7 +452,7 @@ class ShardContext(Generic[M]):
     def written(self, append: Append) -> None:
         """The append that was under way is durable: its replies may leave, and what came meanwhile is written next."""
         offset = self.end_append(append)
-        self._refusal_ms = 0
+        self._full_disk.refusal_ms = 0
         self.grown_bytes += len(append.data)
         if self.state is not ShardState.ACTIVE:
             self._offer_load()
@@ -484,7 +467,7 @@ class ShardContext(Generic[M]):
     def unknown(self, append: Append, error: OSError, now_ms: int) -> None:
         """Nothing is known about the append that was under way: the shard has to be loaded again."""
         self.end_append(append)
-        self._note_space(error, now_ms)
+        self._full_disk.note(error, now_ms)
         if self.state is ShardState.ACTIVE:
             self.fail(f"writing to its log failed: {error}", None)
         else:
@@ -499,14 +482,6 @@ class ShardContext(Generic[M]):
     def _offer_load(self) -> None:
         if self.state is ShardState.FAILED:
             self._outbox.failed.append(self.shard_id)
-
-    def _note_space(self, error: OSError, now_ms: int) -> None:
-        """After a write that found no space the shard refuses, for a while, what would have to be written. The time
-        doubles with each such write; the first success ends that.
-        """
-        if error.errno in _NO_SPACE:
-            self._refusal_ms = min(max(2 * self._refusal_ms, _FIRST_REFUSAL_MS), _LONGEST_REFUSAL_MS)
-            self._full_until_ms = now_ms + self._refusal_ms
 
     def expire_replies(self, now_ms: int, timeout_ms: int) -> None:
         """Refuses who has waited for the log longer than the timeout. What they asked for may still happen; Kafka

@@ -9,6 +9,7 @@ Timers with equal deadlines fire in the order in which they were put into the he
 
 from __future__ import annotations
 
+import errno
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +25,9 @@ from kcoord_protocol.errors import KafkaError
 
 _DISARMED: Final = -1
 _SLACK: Final = 64
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+_FIRST_REFUSAL_MS: Final = 1000
+_LONGEST_REFUSAL_MS: Final = 8000
 
 
 class ShardState(Enum):
@@ -34,6 +38,15 @@ class ShardState(Enum):
     ACTIVE = "Active"
     FAILED = "Failed"
     CLOSED = "Closed"
+
+
+NEXT_STATES: Final = {
+    ShardState.INITIAL: {ShardState.LOADING, ShardState.CLOSED},
+    ShardState.LOADING: {ShardState.LOADING, ShardState.ACTIVE, ShardState.FAILED, ShardState.CLOSED},
+    ShardState.ACTIVE: {ShardState.FAILED, ShardState.CLOSED},
+    ShardState.FAILED: {ShardState.LOADING, ShardState.CLOSED},
+    ShardState.CLOSED: {ShardState.LOADING},
+}
 
 
 class Waiter(ABC):
@@ -127,6 +140,24 @@ class DeferredReplies:
         self._queue.clear()
         self._seen.clear()
         return waiters
+
+
+class FullDisk:
+    """How long a shard refuses what would have to be written, after a write that found no space. The time doubles with
+    each such write, until a write succeeds and sets `refusal_ms` to 0.
+    """
+
+    __slots__ = ("refusal_ms", "until_ms")
+
+    def __init__(self) -> None:
+        self.refusal_ms = 0
+        self.until_ms = 0
+
+    def note(self, error: OSError, now_ms: int) -> None:
+        """A write failed."""
+        if error.errno in _NO_SPACE:
+            self.refusal_ms = min(max(2 * self.refusal_ms, _FIRST_REFUSAL_MS), _LONGEST_REFUSAL_MS)
+            self.until_ms = now_ms + self.refusal_ms
 
 
 @dataclass(slots=True)
