@@ -38,6 +38,7 @@ from functools import lru_cache
 from typing import Final, TypeVar
 
 from kcoord.runtime.result import CoordinatorResult, OperationContext, StateMachine, Task, TimerKey
+from kcoord.runtime.shard_context import ShardContext
 from kcoord.runtime.shard_loads import SET_TIMERS, ShardLoads
 from kcoord.runtime.shard_log import Append, Load, Release, Save
 from kcoord.runtime.waiting import DeferredReply, Ready, ShardState, ShardTimer, Waiter
@@ -87,6 +88,11 @@ class ShardSet(ShardLoads[M]):
     """
 
     # Looking at shards.
+
+    def active_for(self, key: str) -> ShardContext[M] | None:
+        """The shard of a group id or transactional id, if it can run operations: its `machine` is there."""
+        shard = self._shards.get(partition_for(key, self.count))
+        return shard if shard is not None and shard.machine is not None else None
 
     def active_shards(self) -> list[int]:
         return [shard_id for shard_id, shard in self._shards.items() if shard.machine is not None]

@@ -121,7 +121,7 @@ class GroupService(ShardService[GroupCoordinatorShard]):
 
     def steady(self, group_id: str, member_id: str) -> SteadyReply | None:
         """The right to repeat the answer that a heartbeat of the member has just been given, if there is one."""
-        shard = self.shards.active(self.shard_of(group_id))
+        shard = self.shards.active_for(group_id)
         if shard is None or shard.machine is None:
             return None
         steady = shard.machine.steady_heartbeat(group_id, member_id)
@@ -129,7 +129,7 @@ class GroupService(ShardService[GroupCoordinatorShard]):
 
     def committer(self, group_id: str) -> ShardCommitter | None:
         """For commits of the group, which is here; None where it is not."""
-        shard = self.shards.active(self.shard_of(group_id))
+        shard = self.shards.active_for(group_id)
         if shard is None or shard.machine is None or not shard.machine.has_group(group_id):
             return None
         return ShardCommitter(shard, shard.machine, self._wake)
@@ -138,7 +138,7 @@ class GroupService(ShardService[GroupCoordinatorShard]):
         """The encoded answer for one group, and whether it rests on what is not on disk yet, so that it has to `wait`.
         None where it has to be asked for by an operation.
         """
-        shard = self.shards.active(self.shard_of(fetch.group_id))
+        shard = self.shards.active_for(fetch.group_id)
         if shard is None or shard.machine is None:
             return None
         answer = shard.machine.fetch_packed(fetch, require_stable)
@@ -146,7 +146,7 @@ class GroupService(ShardService[GroupCoordinatorShard]):
 
     def wait(self, group_id: str, waiter: Waiter) -> bool:
         """`waiter` hears when what the group's shard holds is durable; False where it is."""
-        shard = self.shards.active(self.shard_of(group_id))
+        shard = self.shards.active_for(group_id)
         return shard is not None and shard.defer(waiter)
 
     def latest_creation_time_ms(self) -> int:
