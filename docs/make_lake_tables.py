@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/lake-tables.md from the tables of the lake; `--check` fails where it is not up to date."""
+"""Writes docs/lake-tables.md from the tables of the lake. With `--check` it fails if the file is not up to date."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kcoord.pipeline.lake.tables import TABLES, LakeTable
 TARGET = Path(__file__).with_name("lake-tables.md")
 HEAD = """# Tables of the lake
 
-Types are Spark's; timestamps are UTC. `now` is the newest moment that the lake knows, unless a job was given `--now`.
-[pipeline.md](pipeline.md) tells which job makes which table. This file is made by `make generate`.
+Types are Spark's; timestamps are UTC. `now` is the newest timestamp in the lake, unless a job was given `--now`.
+[pipeline.md](pipeline.md) lists the tables of each job. `make generate` writes this file.
 """
 
 
@@ -35,7 +35,7 @@ def main() -> int:
     text = render()
     if "--check" in sys.argv[1:]:
         if TARGET.read_text(encoding="utf-8") != text:
-            print(f"{TARGET} is not up to date: make generate", file=sys.stderr)
+            print(f"{TARGET} is not up to date; run `make generate`", file=sys.stderr)
             return 1
         return 0
     TARGET.write_text(text, encoding="utf-8")

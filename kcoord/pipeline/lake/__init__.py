@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lake: what became of every group, at every moment, as tables that are kept.
+"""The lake: the history of every consumer group, as tables that outlive the log.
 
-Bronze holds the records as they were read, silver what they mean, gold the answers. `jobs` builds them, `report` shows
-them. docs/pipeline.md explains both, docs/lake-tables.md has every column.
+Bronze tables hold the records as they were read, silver tables their meaning, gold tables the answers. `jobs` builds
+the tables and `report` shows them. docs/pipeline.md explains both, docs/lake-tables.md has every column.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time travel: every group as it was at a moment."""
+"""Time travel: the state of every group at a moment."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ _ASSIGNMENTS: Final = ("group", "member_id", "kind", "topic", "topic_id", "parti
 
 @dataclass(frozen=True, slots=True)
 class GroupsAsOf:
-    """What was known of the groups at the moment: committed offsets, the groups, their members, who had which
-    partition and (kind `target`) who was to have it.
-    """
+    """The state at the moment: committed offsets, groups, members, and current and target assignments (`kind`)."""
 
     offsets: DataFrame
     groups: DataFrame
@@ -43,7 +41,10 @@ class GroupsAsOf:
 
 
 def snapshot(lake: Lake, jobs: Jobs, moment: datetime, groups: tuple[str, ...] = ()) -> GroupsAsOf:
-    """The state after all records up to the moment; a transaction counts from its marker on. Of some groups, or all."""
+    """Returns the state after all records up to the moment, for the given groups or for all groups.
+
+    A transaction counts from its marker on. Updates the silver tables first.
+    """
     jobs.ensure_all(SILVER)
 
     def table(name: str) -> DataFrame:

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gold.audit_1327: groups that lost, or will lose, what was written to new partitions before they came to them.
+"""gold.audit_1327: records of new partitions that a group skipped or will skip.
 
-With `auto.offset.reset=latest` a consumer starts at the end of a partition without a commit. For a partition that is
-younger than the group that skips records nobody asked to skip (KIP-1327, Motivation). The log does not hold the
-consumers' reset policy, but it shows what they did: the first commit is past the end that the partition had when a
-member first got it (`skipped`), or before that (`safe`). Without a commit the loss is still to come (`at-risk`).
+With `auto.offset.reset=latest` a consumer starts at the end of a partition without a commit. If the partition is
+younger than the group, the consumer skips records unintentionally (KIP-1327, Motivation). The log does not have the
+reset policy of the consumers, but it shows what they did:
 
-Only the time that the broker gives decides that a partition is younger, or, where it gives none, a sample of its topic
-without the partition. A partition as old as its group is no new one (KIP-1327, Classification Flow).
+* `skipped`: the first commit is at or after the end that the partition had when a member first got it.
+* `safe`: the first commit is before that end, or the partition was empty then.
+* `at-risk`: there is no commit yet, so the loss is still to come.
+* `unknown`: there is a commit, but no record of the first assignment.
+
+The creation time of a partition is the time that the broker reports. If it reports none, it is the time of the last
+sample that has the topic without the partition. A partition as old as its group is not new (KIP-1327, Classification
+Flow).
 """
 
 from __future__ import annotations
@@ -33,26 +38,26 @@ def build(
     groups = group_states(epochs, members).select(
         "group", "incarnation", F.col("creation_timestamp").alias("group_created")
     )
-    wanted = subscriptions(members, regexes).select("group", F.explode("topics").alias("topic"))
+    topics = subscriptions(members, regexes).select("group", F.explode("topics").alias("topic"))
     read = (
         commits.where("NOT is_tombstone")
         .select("group", "incarnation", "topic")
         .join(groups.select("group", "incarnation"), ["group", "incarnation"])
     )
-    wanted = unique(wanted.unionByName(read.select("group", "topic")), "group", "topic")
-    pairs = groups.join(wanted, "group").join(_partitions(ends), "topic")
+    topics = unique(topics.unionByName(read.select("group", "topic")), "group", "topic")
+    pairs = groups.join(topics, "group").join(_partitions(ends), "topic")
     pairs = pairs.where(F.col("partition_created") > F.col("group_created"))
     key = [*KEY, "incarnation"]
     pairs = pairs.join(_first_assigned(assignments), key, "left").join(_first_commits(commits), key, "left")
     pairs = with_end_at(pairs, ends, "first_assigned", "end_at_assignment")
-    # Before the first sample of a partition that is new, it was empty.
+    # A new partition counts as empty before its first sample.
     end_then = F.when(F.col("first_assigned").isNotNull(), F.coalesce("end_at_assignment", F.col("start_offset")))
     pairs = pairs.withColumn("end_then", end_then).withColumn("verdict", _verdict())
     return TABLES["audit_1327"].conform(pairs.withColumn("records", _records()))
 
 
 def _partitions(ends: DataFrame) -> DataFrame:
-    """The partitions of the newest sample with `partition_created` and `created_source`, where that is known."""
+    """Returns the partitions of the newest sample, with `partition_created` and `created_source` (null if unknown)."""
     by_topic = Window.partitionBy("topic").orderBy("timestamp")
     moments = unique(ends, "topic", "timestamp")
     moments = moments.withColumn("missing_at", F.lag("timestamp").over(by_topic))

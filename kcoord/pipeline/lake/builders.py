@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which table is made from which, and by what: the same for the jobs and for Spark's declarative pipelines.
+"""The inputs and the builder of each table, for the jobs and for Spark's declarative pipelines alike.
 
-bronze.records and silver.ends come from outside, silver.commits and gold.current_offsets grow (`jobs`); all others are
-pure functions of their inputs.
+bronze.records and silver.ends come from outside the lake. silver.commits and gold.current_offsets grow (`jobs`). All
+other tables are pure functions of their inputs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Build = Callable[[Inputs, LakeSettings, datetime], DataFrame]
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """`uses`: the settings on which the table depends; `now` is one of them."""
+    """How a table is made. `uses` names the settings on which it depends, including `now`."""
 
     inputs: tuple[str, ...]
     build: Build
@@ -43,10 +43,10 @@ class Builder:
 
 
 def topic_names(commits: DataFrame, ends: DataFrame) -> DataFrame:
-    """`topic_id` and `topic`, from all that knows both."""
-    known = commits.where("topic_id IS NOT NULL AND topic IS NOT NULL").select("topic_id", "topic")
+    """Returns `topic_id` and `topic` of all topics whose commits or samples have both."""
+    committed = commits.where("topic_id IS NOT NULL AND topic IS NOT NULL").select("topic_id", "topic")
     sampled = ends.where("topic_id IS NOT NULL").select("topic_id", "topic")
-    return known.unionByName(sampled).groupBy("topic_id").agg(F.max("topic").alias("topic"))
+    return committed.unionByName(sampled).groupBy("topic_id").agg(F.max("topic").alias("topic"))
 
 
 def _group_records(inputs: Inputs) -> DataFrame:
@@ -69,7 +69,7 @@ BY_LOG_PARTITION: Final = {
         ),
     ),
 }
-"""Made anew for those log partitions that have new group records."""
+"""These tables are rebuilt for the log partitions that have new group records."""
 
 WHOLE: Final = {
     "lag": Builder(("commits", "ends"), lambda inputs, settings, now: lag.build(inputs["commits"], inputs["ends"])),
@@ -119,4 +119,4 @@ WHOLE: Final = {
         ),
     ),
 }
-"""Made anew as a whole, when one of their inputs is a new one."""
+"""These tables are rebuilt as a whole if an input or a setting has changed."""

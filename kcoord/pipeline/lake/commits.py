@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """silver.commits: offset records that counted, and why offsets were removed.
 
-kcoord writes the reason of a tombstone beside it. Kafka does not; then the first of these that holds is the reason:
+kcoord writes the reason of a tombstone as a record header. Kafka writes none; then it is the first reason that holds:
 
-| reason | holds where |
+| reason | holds if |
 |---|---|
 | `expired` | the last commit of the key is older than the retention, or past its own expire time |
 | `group-delete` | the group ends within a second |
-| `topic-delete` | within the same second another group loses offsets of the topic too |
-| `offset-delete` | nothing of that |
+| `topic-delete` | another group loses offsets of the topic in the same second |
+| `offset-delete` | none of these |
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ KEY = ("group", "topic", "partition")
 
 
 def build(new: DataFrame, records: DataFrame, history: DataFrame, settings: LakeSettings) -> DataFrame:
-    """Rows of `commits` for the records in `new`. `records` are all of bronze, `history` the commits before."""
+    """Makes rows of `commits` for the records in `new`. `records` is all of bronze, `history` the earlier commits."""
     rows = new.where("`kind` = 'offset' AND effective_offset IS NOT NULL AND `group` IS NOT NULL")
-    # The marker may lie in a later micro-batch than the records of its transaction, but each of them has its time.
+    # The marker may be in a later micro-batch, but each record of its transaction has the time of the marker.
     rows = rows.withColumn("effective_timestamp", F.coalesce("marker_timestamp", "timestamp"))
     rows = with_incarnation(rows, group_ends(records))
     reasons = _inferred(rows, records, history, settings)
@@ -43,10 +43,12 @@ def build(new: DataFrame, records: DataFrame, history: DataFrame, settings: Lake
 
 
 def _inferred(rows: DataFrame, records: DataFrame, history: DataFrame, settings: LakeSettings) -> DataFrame:
-    """`inferred_reason` of each tombstone of `rows` that has no recorded one."""
+    """Returns the `inferred_reason` of each tombstone in `rows` without a recorded reason."""
     tombstones = rows.where("is_tombstone AND tombstone_reason IS NULL")
     second = F.date_trunc("second", "timestamp")
-    others = tombstones.groupBy("topic", second.alias("second")).agg(F.count_distinct("group").alias("groups"))
+    groups_per_second = tombstones.groupBy("topic", second.alias("second")).agg(
+        F.count_distinct("group").alias("groups")
+    )
     ends = records.where("`kind` = 'group' AND group_end").select(
         "group", F.col("log_offset").alias("end_offset"), F.col("timestamp").alias("end_timestamp")
     )
@@ -56,7 +58,7 @@ def _inferred(rows: DataFrame, records: DataFrame, history: DataFrame, settings:
     near_end = unique(near_end, "group", "log_offset").withColumn("is_group_end", F.lit(True))
     aged = _last_commit(rows, tombstones, history).withColumn("second", second)
     return (
-        aged.join(others, ["topic", "second"], "left")
+        aged.join(groups_per_second, ["topic", "second"], "left")
         .join(near_end, ["group", "log_offset"], "left")
         .select("log_partition", "log_offset", _reason(settings).alias("inferred_reason"))
     )
@@ -74,7 +76,7 @@ def _reason(settings: LakeSettings) -> Column:
 
 
 def _last_commit(rows: DataFrame, tombstones: DataFrame, history: DataFrame) -> DataFrame:
-    """The tombstones with `last_commit` and `last_expire`, the times of the commit that they remove."""
+    """Adds `last_commit` and `last_expire` to the tombstones: the times of the commit that a tombstone removes."""
     columns = ["log_partition", "log_offset", "timestamp", *KEY, "commit_timestamp", "expire_timestamp", "is_tombstone"]
     columns = [f"`{name}`" for name in columns]
     marked = rows.select(*columns, F.col("tombstone_reason").isNull().alias("is_new"))

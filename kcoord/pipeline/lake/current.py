@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gold.current_offsets: the newest commit of each key, where that is no tombstone."""
+"""gold.current_offsets: the newest commit of each key, unless it is a tombstone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VALUES = tuple(column.name for column in TABLES["current_offsets"].columns if c
 
 
 def build(commits: DataFrame, before: DataFrame | None = None) -> DataFrame:
-    """`before` is the table as it was before these commits."""
+    """Makes the table from commits, and from the table `before` them if there is one."""
     rows = commits.select(*KEY, *_VALUES, "is_tombstone")
     if before is not None:
         rows = rows.unionByName(before.select(*KEY, *_VALUES, F.lit(False).alias("is_tombstone")))
@@ -23,13 +23,14 @@ def build(commits: DataFrame, before: DataFrame | None = None) -> DataFrame:
 
 
 def last_places(commits: DataFrame) -> DataFrame:
-    """`log_partition` and `effective_offset` of the newest commit of each key. The greatest of numbers is kept in
-    place, while `build` has to sort the rows.
+    """Returns `log_partition` and `effective_offset` of the newest commit of each key.
+
+    Spark aggregates the maximum of integers in place, while `build` has to sort the rows.
     """
     newest = commits.groupBy("log_partition", *KEY).agg(F.max("effective_offset").alias("effective_offset"))
     return newest.select("log_partition", "effective_offset")
 
 
 def at_places(commits: DataFrame, places: DataFrame) -> DataFrame:
-    """The commits at these places: few of many, and all that `build` needs."""
+    """Returns the commits at these places. They are few, and all that `build` needs."""
     return commits.join(F.broadcast(places), ["log_partition", "effective_offset"], "left_semi")

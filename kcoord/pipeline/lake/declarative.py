@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lake as datasets of Spark's declarative pipelines, from the same builders as the jobs.
 
-`records` is a streaming table, all others are materialized views. A broker cannot be asked from within a pipeline:
-samples of ends come from the table that `kcoord.ends` names.
+`records` is a streaming table, and all others are materialized views. A pipeline cannot query a broker, so samples of
+ends come from the table that the setting `kcoord.ends` names.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from kcoord.pipeline.lake.tables import TABLES
 
 
 def define() -> None:
-    """Registers the datasets with the pipeline that is being read; called by a file of its `libraries`."""
+    """Registers the datasets with the current pipeline. A file of the pipeline's `libraries` calls it."""
     spark = SparkSession.active()
     kcoord.pipeline.register(spark)
     _expect_accumulators(spark)
     settings, now = _settings(spark)
     log = spark.conf.get("kcoord.log")
     samples = spark.conf.get("kcoord.ends", "")
-    # Within a dataset's function nothing may be analyzed, not even a schema.
+    # The function of a dataset must not analyze anything, not even a schema, so the empty tables are made here.
     no_ends = spark.createDataFrame([], TABLES["ends"].schema)
     no_commits = spark.createDataFrame([], TABLES["commits"].schema)
 
@@ -57,8 +57,10 @@ def define() -> None:
 
 
 def _expect_accumulators(spark: SparkSession) -> None:
-    """After a run the server sends what the workers that plan Python data sources have counted, which is nothing. Spark
-    4.3.0 takes that for an unknown response, and a run that is complete for a failed one.
+    """Ignores a response that the client of Spark 4.3.0 does not know.
+
+    After a run the server sends the accumulators of the workers that planned Python data sources; they are empty. The
+    client would raise an error for them, and a complete run would count as failed.
     """
     client = spark.client
     ask: Callable[..., Iterator[dict[str, object]]] = client.execute_command_as_iterator
@@ -78,7 +80,7 @@ def _query(spark: SparkSession, builder: Builder, settings: LakeSettings, now: d
 
 
 def _settings(spark: SparkSession) -> tuple[LakeSettings, datetime]:
-    """Without `kcoord.now` ages count from when the pipeline runs: what the tables hold cannot be asked here."""
+    """Reads the settings. `kcoord.now` defaults to the current time, since a pipeline cannot query its tables here."""
     minutes = spark.conf.get("kcoord.retention-minutes", "")
     settings = LakeSettings.from_text(
         {},

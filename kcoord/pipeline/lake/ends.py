@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""silver.ends: where partitions begin and end, asked of a broker. The offsets log does not know; without samples there
-is no lag. Every run adds one sample.
+"""silver.ends: samples of the start and end offsets of partitions, queried from a broker.
+
+The offsets log does not have them, so there is no lag without samples. Every run adds one sample.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kcoord_protocol.errors import KafkaError
 
 
 class End(NamedTuple):
-    """One partition in a sample; `created_timestamp` is None where the broker does not know it (KIP-1327)."""
+    """One partition in a sample. `created_timestamp` is None if the broker does not report it (KIP-1327)."""
 
     topic: str
     topic_id: str
@@ -29,7 +30,10 @@ class End(NamedTuple):
 
 
 async def ask(admin: AdminClient) -> list[End]:
-    """All partitions that answer, of all topics that are not internal; by topic and partition."""
+    """Queries the partitions of all topics that are not internal. Returns them in order of topic and partition.
+
+    Omits partitions for which the broker returns an error.
+    """
     names = [listing.name for listing in await admin.list_topics()]
     described = await admin.describe_topics(names)
     infos = {}
@@ -37,28 +41,28 @@ async def ask(admin: AdminClient) -> list[End]:
         try:
             description = described[name]
         except KafkaError:
-            continue  # deleted meanwhile
+            continue  # the topic has been deleted meanwhile
         for info in description.partitions:
             infos[TopicPartition(name, info.partition)] = (description.topic_id_text, info.creation_time_ms)
-    first = await admin.list_offsets({each: OffsetSpec.earliest() for each in infos})
-    last = await admin.list_offsets({each: OffsetSpec.latest() for each in infos})
+    first = await admin.list_offsets({place: OffsetSpec.earliest() for place in infos})
+    last = await admin.list_offsets({place: OffsetSpec.latest() for place in infos})
     rows = []
     for place, (topic_id, created_ms) in sorted(infos.items()):
         try:
             start, end = first[place].offset, last[place].offset
         except KafkaError:
-            continue  # without a leader, or deleted meanwhile
+            continue  # the partition has no leader, or has been deleted meanwhile
         created = None if created_ms is None else datetime.fromtimestamp(created_ms / 1000, UTC)
         rows.append(End(place.topic, topic_id, place.partition, start, end, created))
     return rows
 
 
 def add_sample(lake: Lake, ends: list[End], moment: datetime) -> None:
-    """Keeps what was asked at the moment (UTC)."""
+    """Adds a sample that was taken at the moment (UTC)."""
     rows = [
-        (each.topic, each.topic_id, each.partition, moment, each.start_offset, each.end_offset, created, moment.date())
-        for each in ends
-        for created in [each.created_timestamp]
+        (end.topic, end.topic_id, end.partition, moment, end.start_offset, end.end_offset, created, moment.date())
+        for end in ends
+        for created in [end.created_timestamp]
     ]
     lake.append("ends", lake.spark.createDataFrame(rows, TABLES["ends"].schema).coalesce(1))
     note = lake.note("ends") or TableNote()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a partition at any moment: straight lines between the samples of `ends`."""
+"""Interpolates the end offset of a partition at any moment: straight lines between the samples of `ends`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ TOPIC_PARTITION = ("topic", "partition")
 
 
 def lines(ends: DataFrame) -> DataFrame:
-    """From each sample (t0, e0) to the next (t1, e1), times in ms; t1 and e1 are null after the last one."""
+    """Returns the lines from each sample (t0, e0) to the next (t1, e1). Times are in ms.
+
+    t1 and e1 of the last sample are null.
+    """
     order = Window.partitionBy(*TOPIC_PARTITION).orderBy("timestamp")
     return ends.select(
         *TOPIC_PARTITION,
@@ -22,7 +25,7 @@ def lines(ends: DataFrame) -> DataFrame:
 
 
 def with_end_at(rows: DataFrame, ends: DataFrame, at: str, name: str) -> DataFrame:
-    """Adds `name`: where the partition ended at the time in column `at`; null before the first sample."""
+    """Adds the column `name`: the end offset at the time in column `at`, or null before the first sample."""
     moment = F.unix_millis(F.col(at))
     joined = rows.join(
         lines(ends).withColumnsRenamed({"topic": "line_topic", "partition": "line_partition"}),
@@ -38,15 +41,17 @@ def with_end_at(rows: DataFrame, ends: DataFrame, at: str, name: str) -> DataFra
 
 
 def newest(ends: DataFrame) -> DataFrame:
-    """The newest sample of each partition, of those topics that are in the newest sample of all."""
+    """Returns the rows of the newest sample."""
     last = F.max("timestamp").over(Window.partitionBy(F.lit(0)))
     return ends.withColumn("last", last).where("timestamp = last")
 
 
 def seconds_since(committed: Column, timestamp: Column) -> tuple[Column, Column]:
-    """Given a row of `lines` on which the end passed `committed`: how long before `timestamp`, in s, and whether it is
-    longer, since no line is known.
+    """Returns the seconds from when the end passed `committed` to `timestamp`, and whether that is a lower bound.
+
+    The rows have the line on which the end passed `committed`. If there is none, the first sample (`first_ms`) counts,
+    and the true value is larger.
     """
     passed = F.col("t0") + (committed - F.col("e0")) * (F.col("t1") - F.col("t0")) / (F.col("e1") - F.col("e0"))
-    known = (F.unix_millis(timestamp) - F.coalesce(passed, F.col("first_ms"))) / 1000.0
-    return known, passed.isNull()
+    seconds = (F.unix_millis(timestamp) - F.coalesce(passed, F.col("first_ms"))) / 1000.0
+    return seconds, passed.isNull()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user of a lake is told, in one line and without a stack trace."""
+"""The error that the commands of the lake print in one line, without a stack trace."""
 
 
 class LakeError(Exception):
-    """The message names what is wrong and what to do about it."""
+    """An error for the user. The message says what is wrong and what to do about it."""

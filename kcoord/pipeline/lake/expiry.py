@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gold.expiry and gold.orphans: which offsets go when (KIP-211), and which ones nobody needs (KIP-496).
+"""gold.expiry and gold.orphans: when offsets expire (KIP-211), and which offsets nobody needs (KIP-496).
 
-| group | its offsets age from |
+| group | the retention of its offsets starts with |
 |---|---|
 | empty, has had members | the moment it became empty, or a later commit |
-| empty, never had members (simple consumer) | their commit |
-| with members, topics that nobody subscribes to | their commit |
-| with members, subscribed topics, or subscriptions that are not known | they do not age |
+| empty, never had members (simple consumer) | the commit |
+| with members, the topic is not subscribed | the commit |
+| with members, the topic is subscribed, or the subscriptions are unknown | nothing: they do not expire |
 
-An expire time of its own, from a client before KIP-211, takes the place of the retention.
+If a client before KIP-211 set an expire time, it replaces the retention.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def build_expiry(
 
 
 def _with_group(current: DataFrame, epochs: DataFrame, members: DataFrame, regexes: DataFrame) -> DataFrame:
-    """The offsets with what their groups are: `has_members`, `is_wanted` (null without members), `kind`, ..."""
+    """Adds the state of its group to each offset: `has_members`, `is_wanted` (null without members), `kind`, ...
+
+    `is_wanted` is true if the group subscribes to the topic, or if a subscription is unknown.
+    """
     states = group_states(epochs, members)
     rows = current.join(states, "group", "left").join(subscriptions(members, regexes), "group", "left")
     rows = rows.withColumn("has_members", F.coalesce(F.col("members") > 0, F.lit(False)))
@@ -66,7 +69,7 @@ def _basis(settings: LakeSettings) -> Column:
 def build_orphans(
     current: DataFrame, epochs: DataFrame, members: DataFrame, regexes: DataFrame, expiry: DataFrame, ends: DataFrame
 ) -> DataFrame:
-    """Without samples of `ends` no topic is missing."""
+    """Makes `orphans`. Without samples of `ends` no topic counts as missing."""
     rows = _with_group(current, epochs, members, regexes).join(expiry.select(*KEY, "expires_at"), list(KEY))
     topics = unique(newest(ends), "topic").withColumn("is_there", F.lit(True))
     sampled = ends.select(F.lit(True).alias("is_sampled")).limit(1)

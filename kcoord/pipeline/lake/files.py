@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a lake that are not written by Spark: on any file system that both Spark and pyarrow know."""
+"""Opens the file system of a lake, for files that Spark does not write. Both Spark and pyarrow must support it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pyarrow import fs
 
 
 def file_system(uri: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a URI or local path, and the path in it. ValueError or OSError where there is none."""
+    """Returns the file system of a URI or local path, and the path in it.
+
+    Raises ValueError or OSError if pyarrow has no such file system.
+    """
     if "://" not in uri:
         return fs.LocalFileSystem(), os.path.abspath(uri)
-    found, path = fs.FileSystem.from_uri(uri)
-    return found, str(path)
+    system, path = fs.FileSystem.from_uri(uri)
+    return system, str(path)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small questions to frames, in forms that Spark does not analyze at once. The datasets of a declarative pipeline are
-described before their inputs are there: `distinct`, `fillna` and `drop` fail then.
+"""Small operations on frames that Spark does not analyze at once.
+
+A declarative pipeline describes its datasets before their inputs exist. `distinct`, `fillna` and `drop` would fail
+then.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ from pyspark.sql import functions as F
 
 
 def unique(frame: DataFrame, *columns: str) -> DataFrame:
-    """The different values of the columns."""
+    """Returns the distinct values of the columns."""
     return frame.groupBy(*columns).agg(F.count("*").alias("rows")).select(*columns)
 
 
 def with_zeros(frame: DataFrame, *columns: str) -> DataFrame:
-    """0 for what is null in the columns."""
+    """Replaces null by 0 in the columns."""
     for name in columns:
         frame = frame.withColumn(name, F.coalesce(name, F.lit(0)))
     return frame

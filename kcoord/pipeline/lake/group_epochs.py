@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""silver.group_epochs: every epoch and generation, how many members it had, and why it came.
+"""silver.group_epochs: every epoch and generation, its number of members, and the reason for it.
 
-kcoord writes the reason of an epoch into its record. In Kafka's log it shows in what was written since the epoch
-before: a member that was not there (`join`), one that is gone (`leave`; a fenced one looks the same), one that changed
-what it subscribes to (`subscription`), or nothing of that: the topics changed (`metadata`).
+kcoord writes the reason of an epoch into its record. Kafka does not; then the member records since the previous epoch
+show it. The reason is the first that holds:
+
+* `join`: a new member has a record.
+* `leave`: a member has a tombstone. A fenced member looks the same.
+* `subscription`: the record of a member has changed.
+* `metadata`: no member record was written, so the topics changed.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from kcoord.pipeline.lake.tables import TABLES
 
 
 def build(records: DataFrame) -> DataFrame:
-    """From the group records of some log partitions."""
+    """Makes the table from the group records of some log partitions."""
     kinds = (CLASSIC_GROUP, GROUP_EPOCH, MEMBER, TARGET_EPOCH)
     rows = with_incarnation(records.where(F.col("record_type").isin(*kinds)), group_ends(records))
     rows = _with_member_changes(rows).where(f"record_type != {MEMBER}")
@@ -37,7 +41,7 @@ def build(records: DataFrame) -> DataFrame:
 
 
 def _with_member_changes(rows: DataFrame) -> DataFrame:
-    """`member_count` after each row, and `joined`, `left`, `changed`: what happened since the epoch before."""
+    """Adds `member_count` after each row, and `saw_join`, `saw_leave`, `saw_change` since the previous epoch."""
     is_member = F.col("record_type") == MEMBER
     by_member = Window.partitionBy("group", "incarnation", "record_type", "member_id").orderBy("log_offset")
     was_there = F.coalesce(~F.lag("is_tombstone").over(by_member), F.lit(False))
@@ -61,8 +65,8 @@ def _with_member_changes(rows: DataFrame) -> DataFrame:
 
 
 def _with_classic_changes(rows: DataFrame) -> DataFrame:
-    """`members` of each row; `came` and `went`: members of a generation that the one before had not, or had."""
-    ids = F.transform(F.col("classic_group.members"), lambda each: each.getField("member_id"))
+    """Adds `members`, `came` and `went`: the number of members, and whether members joined or left a generation."""
+    ids = F.transform(F.col("classic_group.members"), lambda member: member.getField("member_id"))
     order = Window.partitionBy("group", "incarnation", "kind").orderBy("log_offset")
     rows = rows.withColumn("ids", F.coalesce(ids, F.array().cast("array<string>")))
     before = F.coalesce(F.lag("ids").over(order), F.array().cast("array<string>"))
@@ -76,7 +80,7 @@ def _with_classic_changes(rows: DataFrame) -> DataFrame:
 
 
 def _with_times(rows: DataFrame) -> DataFrame:
-    """`creation_timestamp` and `empty_since`, recorded or seen."""
+    """Adds `creation_timestamp` and `empty_since`: recorded, or else the time of the first record that shows it."""
     life = Window.partitionBy("group", "incarnation")
     until = life.orderBy("log_offset").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     recorded = F.max("consumer_group.creation_timestamp").over(life)
@@ -84,11 +88,11 @@ def _with_times(rows: DataFrame) -> DataFrame:
     with_members = F.max(F.when(is_state & (F.col("members") > 0), F.col("log_offset"))).over(until)
     rows = rows.withColumn("creation_timestamp", F.coalesce(recorded, F.min("timestamp").over(life)))
     rows = rows.withColumn("busy_offset", with_members)
-    # The first row after the last one that had members tells since when it is empty.
+    # The group is empty since the first row after the last row with members.
     stretch = Window.partitionBy("group", "incarnation", "busy_offset")
     seen = F.min(F.when(is_state & (F.col("members") == 0), F.col("timestamp"))).over(stretch)
-    known = F.coalesce("consumer_group.empty_since", "classic_group.state_timestamp")
-    return rows.withColumn("empty_since", F.when(is_state & (F.col("members") == 0), F.coalesce(known, seen)))
+    recorded_time = F.coalesce("consumer_group.empty_since", "classic_group.state_timestamp")
+    return rows.withColumn("empty_since", F.when(is_state & (F.col("members") == 0), F.coalesce(recorded_time, seen)))
 
 
 def _kind() -> Column:
@@ -104,7 +108,7 @@ def _epoch() -> Column:
 
 
 def _reason() -> Column:
-    """Null for target assignments and tombstones."""
+    """Infers the reason of an epoch or generation. Null for target assignments and tombstones."""
     consumer = (
         F.when(F.col("saw_join"), "join")
         .when(F.col("saw_leave"), "leave")

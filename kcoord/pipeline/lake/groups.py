@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every group at a moment: its kind, members and subscriptions, from silver tables up to that moment.
+"""The kind, members and subscriptions of every group at a moment, from silver tables up to that moment.
 
-A group that only has offsets (a simple consumer) has no row: nothing but its offsets is known of it.
+A group that has only offsets (a simple consumer) has no row, since the log has nothing else about it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kcoord.pipeline.lake.frames import with_zeros
 
 
 def as_of(spells: DataFrame, moment: datetime | None) -> DataFrame:
-    """The spells that held at the moment, None: now."""
+    """Returns the spells that were valid at the moment. None means now."""
     if moment is None:
         return spells.where("to_offset IS NULL")
     at = F.lit(moment)
@@ -25,8 +25,8 @@ def as_of(spells: DataFrame, moment: datetime | None) -> DataFrame:
 
 
 def group_states(epochs: DataFrame, members: DataFrame, moment: datetime | None = None) -> DataFrame:
-    """One row per group that was there: group, incarnation, kind, epoch, members, protocol_type, protocol, empty_since,
-    creation_timestamp, state (`Empty` or `Stable`).
+    """Returns one row per existing group: group, incarnation, kind, epoch, members, protocol_type, protocol,
+    empty_since, creation_timestamp, state (`Empty` or `Stable`).
     """
     rows = epochs.where("`kind` != 'target'")
     if moment is not None:
@@ -46,7 +46,10 @@ def group_states(epochs: DataFrame, members: DataFrame, moment: datetime | None 
 
 
 def subscriptions(members: DataFrame, regexes: DataFrame) -> DataFrame:
-    """Per group with members: `topics`, to which they are subscribed now, and `is_known`, whether all of them said."""
+    """Returns per group with members: `topics`, the current subscriptions, and `is_known`.
+
+    `is_known` is true if the log has the subscription of every member.
+    """
     now = as_of(members, None)
     matched = regexes.select("group", F.col("regex").alias("subscribed_regex"), F.col("topics").alias("matched"))
     said = now.join(matched, ["group", "subscribed_regex"], "left")

@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bronze.records: the log, copied once and kept.
+"""bronze.records: a copy of the log that stays when the log is cleaned.
 
-A structured stream reads it; its checkpoint says how far. Each micro-batch is one part of the table's layout, which is
-replaced as a whole: a micro-batch that was killed is run again by Spark with the same offsets, and takes its own place.
+Theory of operation. A structured stream reads the log, and its checkpoint has the offsets of each micro-batch. A
+micro-batch has its own part of the table's layout (`batch=N`). These steps happen in order for each micro-batch:
+
+1. Spark writes the offsets of the micro-batch to the checkpoint.
+2. `write_files` or `write_batch` replaces the part `batch=N`, and then updates the note of the table.
+3. Spark notes in the checkpoint that the micro-batch is done.
+
+After a crash between 1 and 3 Spark runs the micro-batch again with the same offsets. It replaces its own part, and the
+note counts its rows only once. So each record is in the table exactly once.
 """
 
 from __future__ import annotations
@@ -24,15 +31,15 @@ from kcoord.pipeline.lake.tables import TABLES
 from kcoord.pipeline.options import SourceOptions
 
 GROUP_OFFSET: Final = "group_offset."
-"""Of each log partition: the log offset of its newest group record."""
+"""Prefix of the keys of a note's `progress` that have the offset of the newest group record of a log partition."""
 MAX_TIMESTAMP_MS: Final = "max_timestamp_ms"
 _DEFAULTS: Final = {"maxBytesPerTrigger": str(512 << 20)}
-"""So much of the log is done again after a kill, at most."""
+"""Limits how much of the log a run reads again after a crash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What bronze holds after a micro-batch."""
+    """The result of a micro-batch: its number, its rows, and the rows of the table after it."""
 
     batch: int
     rows: int
@@ -47,11 +54,14 @@ def ingest(
     options: dict[str, str] | None = None,
     on_batch: Callable[[Ingested], None] = lambda done: None,
 ) -> StreamingQuery:
-    """Starts the stream. Without `follow_interval_ms` it ends when all that is there has been read."""
+    """Starts the stream. Without `follow_interval_ms` it ends at the current ends of the log.
+
+    Raises LakeError if the lake has records but no checkpoint.
+    """
     if lake.note("records") is not None and not lake.has_checkpoint():
         raise LakeError(
-            f"{lake.checkpoint} is gone, so nobody knows which records the lake has: "
-            f"bring it back, or remove {lake.path(TABLES['records'])} and {lake.uri}/_kcoord as well"
+            f"checkpoint {lake.checkpoint} does not exist, so it is unknown which records the lake has: "
+            f"restore it, or remove {lake.path(TABLES['records'])} and {lake.uri}/_kcoord as well"
         )
     kcoord.pipeline.register(lake.spark)
     given = {**_DEFAULTS, **(options or {})}
@@ -72,7 +82,7 @@ def ingest(
 
 
 def bronze(source: DataFrame, batch: int) -> DataFrame:
-    """Rows of bronze.records from rows of the source."""
+    """Makes rows of bronze.records from rows of the source."""
     kind = (
         F.when(F.col("control_type").isNotNull(), "control")
         .when(F.col("record_type").isin(0, 1), "offset")
@@ -82,7 +92,10 @@ def bronze(source: DataFrame, batch: int) -> DataFrame:
 
 
 def write_files(lake: Lake, ranges: DataFrame, batch: int, options: SourceOptions) -> Ingested:
-    """As `write_batch`, for rows of the source's table `ranges`: the workers read them and write the files."""
+    """Does the same as `write_batch`, for rows of the source's table `ranges`.
+
+    The workers read these ranges and write the files.
+    """
     place = lake.files_uri(TABLES["records"])
     record_files.clear(place, batch)
     write = record_files.writer(options, place, batch)
@@ -90,7 +103,7 @@ def write_files(lake: Lake, ranges: DataFrame, batch: int, options: SourceOption
 
 
 def write_batch(lake: Lake, frame: DataFrame, batch: int) -> Ingested:
-    """Puts one micro-batch in its place and notes how far the lake has come; the same however often it is done."""
+    """Writes one micro-batch and updates the note of the table. It may be run again with the same result."""
     lake.write("records", bronze(frame, batch))
     written = lake.read("records").where(F.col("batch") == batch)
     facts = written.groupBy("log_partition").agg(

@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs: each brings its tables, and those under them, up to what bronze holds. One that has nothing to do does
-nothing; one that was killed is simply run again.
+"""The jobs: each updates its tables, and the tables that these are made from, to the current state of bronze.
 
-| table | how it keeps up |
+| table | what a run reads |
 |---|---|
-| bronze.records | a stream, exactly once (`ingest`) |
-| silver.commits | the new micro-batches alone |
+| bronze.records | the new records of the log, exactly once (`ingest`) |
+| silver.commits | the new micro-batches |
 | gold.current_offsets | itself and the new commits |
 | the other silver tables | the log partitions that have new group records |
-| the other gold tables | anew, when an input or a setting that they depend on has changed |
+| the other gold tables | all inputs, if an input or a setting of the table has changed |
+
+Theory of operation. Each table has a note (`storage.TableNote`), which says what it was made from. A run compares the
+note with the notes of the inputs and with the settings. If they match, the table stays as it is. Otherwise the run
+makes the table and then writes its note. Inputs come first, and a run makes each table at most once.
+
+* After a crash the job is run again. For a table that is replaced, `Lake.begin` clears the note before the first
+  write, so the next run makes the table from all its inputs. silver.commits is laid out by micro-batch: the next run
+  replaces the micro-batches that the note does not have yet.
+* `ingest` may run meanwhile. A job reads the notes of its inputs before their rows, so rows that arrive later are
+  handled by the next run.
 """
 
 from __future__ import annotations
@@ -35,18 +44,18 @@ JOBS: Final = {
     "orphans": ("orphans",),
     "audit-1327": ("audit_1327",),
 }
-"""What each job makes, and with that all that is under it."""
+"""The tables of each job. The tables that they are made from are updated too."""
 
 SILVER: Final = ("commits", "group_epochs", "members", "regexes", "assignments")
 
 _MOST_PLACES: Final = 1_000_000
-"""So many keys go to every worker, about 50 MB."""
+"""At most this many keys, about 50 MB, are sent to every worker."""
 
 Progress = Callable[[str], None]
 
 
 class Jobs:
-    """One run over a lake. `on_table` hears the name of each table before it is made."""
+    """One run over a lake. Calls `on_table` with the name of each table before making it."""
 
     def __init__(self, lake: Lake, settings: LakeSettings, on_table: Progress = lambda name: None) -> None:
         self._lake = lake
@@ -54,14 +63,14 @@ class Jobs:
         self._on_table = on_table
         self._ready: set[str] = set()
         self.made: list[str] = []
-        """The tables that had to be made."""
+        """The tables that were not up to date."""
 
     def again(self) -> Jobs:
-        """Another run, which looks at everything anew."""
+        """Returns a new run, which checks every table again."""
         return Jobs(self._lake, self._settings, self._on_table)
 
     def run(self, job: str) -> list[str]:
-        """Makes what the job promises; returns the tables that were not up to date."""
+        """Updates the tables of the job. Returns the tables that were not up to date."""
         if self._lake.note("records") is None:
             raise LakeError(f"lake {self._lake.uri} has no records: run `ingest` first")
         for name in JOBS[job]:
@@ -73,7 +82,7 @@ class Jobs:
             self.ensure(name)
 
     def ensure(self, name: str) -> None:
-        """Brings one table up to date, after those under it."""
+        """Updates one table, after its inputs."""
         if name in self._ready or name in ("records", "ends"):
             return
         self._ready.add(name)
@@ -90,7 +99,7 @@ class Jobs:
             self._remake(name, WHOLE[name])
 
     def now(self) -> datetime:
-        """The newest moment that the lake knows, or the one that was asked for."""
+        """Returns the moment of the settings, or else the newest timestamp of records and samples in the lake."""
         if self._settings.now is not None:
             return self._settings.now
         newest_ms = self._records().progress.get(MAX_TIMESTAMP_MS, 0)
@@ -119,7 +128,7 @@ class Jobs:
         records = self._lake.read("records").where(F.col("batch") <= newest)
         history = self._lake.read("commits").where(F.col("batch") <= done)
         rows = commits.build(records.where(F.col("batch") > done), records, history, self._settings)
-        # The layout is by batch, so that what a killed run left is replaced, and nothing older is touched.
+        # The layout is by batch, so this replaces what a killed run left, and no older batch.
         self._lake.write("commits", rows)
         self._lake.set_note("commits", TableNote(note.version + 1, retention, {"batch": newest}))
 
@@ -134,21 +143,21 @@ class Jobs:
         places = current.last_places(rows).localCheckpoint()
         if places.count() <= _MOST_PLACES:
             rows = current.at_places(rows, places)
-        # What it reads from is what it replaces: the rows have to be elsewhere before that.
+        # The table is read and replaced at once, so its rows are copied first.
         before = None if done < 0 else self._lake.read("current_offsets").localCheckpoint()
         table = current.build(rows, before)
         self._lake.begin("current_offsets")
         self._lake.write("current_offsets", table)
         self._lake.set_note("current_offsets", TableNote(note.version + 1, {}, {"batch": newest}))
 
-    # Tables that are made anew, in part or whole.
+    # Tables that are rebuilt, in part or as a whole.
 
     def _refresh(self, name: str, builder: Builder) -> None:
         note = self._lake.note(name) or TableNote()
         made_from = self._names_version() if "ends" in builder.inputs else {"topic_names": ""}
-        known = note.progress if note.made_from == made_from else {}
+        done = note.progress if note.made_from == made_from else {}
         newest = {key: value for key, value in self._records().progress.items() if key.startswith(GROUP_OFFSET)}
-        stale = [int(key.removeprefix(GROUP_OFFSET)) for key, value in newest.items() if known.get(key) != value]
+        stale = [int(key.removeprefix(GROUP_OFFSET)) for key, value in newest.items() if done.get(key) != value]
         if not stale:
             return
         self._made(name)
@@ -159,16 +168,16 @@ class Jobs:
         self._lake.set_note(name, TableNote(note.version + 1, made_from, newest))
 
     def _names_version(self) -> dict[str, str]:
-        """Topic names may become known after the assignments that need them."""
+        """Returns a digest of the topic names, which may become known after the assignments that need them."""
         names = topic_names(self._lake.read("commits"), self._lake.read("ends"))
         digest = names.agg(F.sum(F.xxhash64("topic_id", "topic").cast("decimal(38,0)"))).collect()[0][0]
         return {"topic_names": str(digest)}
 
     def _remake(self, name: str, builder: Builder) -> None:
         note = self._lake.note(name) or TableNote()
-        made_from = {each: str((self._lake.note(each) or TableNote()).version) for each in builder.inputs}
+        made_from = {table: str((self._lake.note(table) or TableNote()).version) for table in builder.inputs}
         settings = {**self._settings.to_text(), "now": self.now().isoformat()}
-        made_from |= {each: settings[each] for each in builder.uses}
+        made_from |= {key: settings[key] for key in builder.uses}
         if note.made_from == made_from:
             return
         self._made(name)
@@ -178,4 +187,4 @@ class Jobs:
         self._lake.set_note(name, TableNote(note.version + 1, made_from))
 
     def _inputs(self, builder: Builder) -> dict[str, DataFrame]:
-        return {each: self._lake.read(each) for each in builder.inputs}
+        return {table: self._lake.read(table) for table in builder.inputs}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gold.lag: what each group had committed at each sample of `ends`, and how far behind that was.
+"""gold.lag: the committed offset of each group at each sample of `ends`, and its lag in records and seconds.
 
-In seconds: since the partition ended where the group now is, on the line between two samples. A transaction's commit is
-seen from its marker on.
+The lag in seconds is the time since the end of the partition passed the committed offset. That time is interpolated
+between two samples. A commit of a transaction counts from its marker on.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kcoord.pipeline.lake.tables import TABLES
 
 
 def build(commits: DataFrame, ends: DataFrame) -> DataFrame:
-    known = _committed_at_samples(commits, ends)
-    known = known.withColumn("lag", F.greatest(F.col("end_offset") - F.col("committed_offset"), F.lit(0)))
+    committed = _committed_at_samples(commits, ends)
+    committed = committed.withColumn("lag", F.greatest(F.col("end_offset") - F.col("committed_offset"), F.lit(0)))
     first = ends.groupBy(*TOPIC_PARTITION).agg(F.min(F.expr("unix_millis(timestamp)")).alias("first_ms"))
     line = lines(ends).where("e1 > e0").withColumnsRenamed({"topic": "line_topic", "partition": "line_partition"})
     crossing = (
@@ -29,9 +29,9 @@ def build(commits: DataFrame, ends: DataFrame) -> DataFrame:
         & (F.col("committed_offset") < F.col("e1"))
         & (F.col("t0") < F.unix_millis("timestamp"))
     )
-    rows = known.join(first, list(TOPIC_PARTITION)).join(line, crossing, "left")
+    rows = committed.join(first, list(TOPIC_PARTITION)).join(line, crossing, "left")
     seconds, is_longer = seconds_since(F.col("committed_offset"), F.col("timestamp"))
-    # An offset can be passed twice where a topic was made again: the later one is meant.
+    # The end can pass an offset twice if the topic was deleted and created again. The later time counts.
     order = Window.partitionBy(*KEY, "timestamp").orderBy(F.col("t0").desc_nulls_last())
     rows = rows.withColumn("choice", F.row_number().over(order)).where("choice = 1")
     behind = F.col("lag") > 0
@@ -43,7 +43,7 @@ def build(commits: DataFrame, ends: DataFrame) -> DataFrame:
 
 
 def _committed_at_samples(commits: DataFrame, ends: DataFrame) -> DataFrame:
-    """Rows of KEY, timestamp, committed_offset, end_offset."""
+    """Returns rows of KEY, timestamp, committed_offset and end_offset."""
     states = commits.select(
         *KEY,
         F.col("effective_timestamp").alias("timestamp"),
@@ -60,7 +60,7 @@ def _committed_at_samples(commits: DataFrame, ends: DataFrame) -> DataFrame:
         F.lit(None).cast("struct<effective_offset:bigint,log_offset:bigint>").alias("place"),
         "end_offset",
     )
-    # Commits of the same moment come before the question.
+    # A commit at the time of a sample precedes the sample.
     order = Window.partitionBy(*KEY).orderBy("timestamp", F.col("place").asc_nulls_last())
     until = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     answered = states.unionByName(questions).withColumn("last", F.last("state", ignorenulls=True).over(until))

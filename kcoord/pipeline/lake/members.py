@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """silver.members, silver.assignments and silver.regexes, from the group records of some log partitions.
 
-A member of a KIP-848 group changes with records of its own; those of a classic group all with the next generation.
+Each member of a KIP-848 group has records of its own. The members of a classic group change together, with the next
+generation.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ def build_members(records: DataFrame) -> DataFrame:
     classic = _classic_members(records).select(
         *_state(),
         F.lit("classic").alias("kind"),
-        "each.member_id",
-        "each.instance_id",
+        "classic_member.member_id",
+        "classic_member.instance_id",
         F.lit(None).cast("string").alias("rack_id"),
-        "each.client_id",
-        "each.client_host",
-        "each.subscribed_topics",
+        "classic_member.client_id",
+        "classic_member.client_host",
+        "classic_member.subscribed_topics",
         F.lit(None).cast("string").alias("subscribed_regex"),
         F.lit(None).cast("string").alias("server_assignor"),
     )
@@ -47,11 +48,11 @@ def build_members(records: DataFrame) -> DataFrame:
 
 
 def build_assignments(records: DataFrame, topic_names: DataFrame) -> DataFrame:
-    """`topic_names` maps `topic_id` to `topic`, as far as known."""
+    """Makes the table. `topic_names` has `topic_id` and `topic` of the topics whose names are known."""
     states = _target_states(records).unionByName(_current_states(records)).unionByName(_classic_states(records))
     exploded = states.select(
-        *_state(), "kind", "member_id", "is_revoking", "epoch", F.explode("partitions").alias("each")
-    ).select("*", "each.topic", "each.topic_id", "each.partition")
+        *_state(), "kind", "member_id", "is_revoking", "epoch", F.explode("partitions").alias("place")
+    ).select("*", "place.topic", "place.topic_id", "place.partition")
     key = [*_PLACE, "kind", "member_id", "topic", "topic_id", "partition", "is_revoking"]
     owned = spells(exploded, key, first=["epoch"])
     names = topic_names.select("topic_id", F.col("topic").alias("known_topic"))
@@ -79,7 +80,7 @@ def _state() -> tuple[str, ...]:
 
 def _classic_members(records: DataFrame) -> DataFrame:
     generations = with_next(_of_type(records, CLASSIC_GROUP), ["group"]).where("NOT is_tombstone")
-    return generations.select("*", F.explode("classic_group.members").alias("each"))
+    return generations.select("*", F.explode("classic_group.members").alias("classic_member"))
 
 
 def _target_states(records: DataFrame) -> DataFrame:
@@ -114,8 +115,8 @@ def _classic_states(records: DataFrame) -> DataFrame:
     return _classic_members(records).select(
         *_state(),
         F.lit("classic").alias("kind"),
-        "each.member_id",
+        "classic_member.member_id",
         F.lit(False).alias("is_revoking"),
         F.col("classic_group.generation").alias("epoch"),
-        F.col("each.assigned").alias("partitions"),
+        F.col("classic_member.assigned").alias("partitions"),
     )

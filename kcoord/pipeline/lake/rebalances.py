@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gold.storms, gold.convergence and gold.churn: how often groups rebalance, how long that takes, and who causes it."""
+"""gold.storms, gold.convergence and gold.churn: how often groups rebalance, how long rebalances take, and which members
+join and leave.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _LIFE = ("group", "incarnation", "kind")
 
 
 def build_storms(epochs: DataFrame, settings: LakeSettings) -> DataFrame:
-    """A storm: at least `storm_epochs` epochs within `storm_window_ms`, and all that follow as closely."""
+    """Finds storms: at least `storm_epochs` epochs within `storm_window_ms`, and the epochs that follow as closely."""
     order = Window.partitionBy(*_LIFE).orderBy("log_offset")
     span = settings.storm_epochs - 1
     moment = F.unix_millis("timestamp")
@@ -37,9 +39,10 @@ def build_storms(epochs: DataFrame, settings: LakeSettings) -> DataFrame:
 
 
 def build_convergence(epochs: DataFrame, records: DataFrame) -> DataFrame:
-    """From the epoch record until each of its members was stable in it; `records` are group records with incarnation.
+    """Measures the time from the record of an epoch until every member is stable in it.
 
-    A KIP-848 member reports every step, so that the records of type 8 tell. Classic groups write nothing on the way.
+    `records` are group records with their incarnation. Records of type 8 show each step of a KIP-848 member. Classic
+    groups write no such records.
     """
     life = ["group", "incarnation"]
     rows = _epochs(epochs).where("`kind` = 'consumer'")
@@ -78,7 +81,7 @@ def build_churn(members: DataFrame, epochs: DataFrame) -> DataFrame:
     key = ["group", "incarnation", "kind", "member_id"]
     order = Window.partitionBy(*key).orderBy("from_offset")
     until = F.lag("to_offset").over(order)
-    # What a member says may change while it is there: that is one visit.
+    # A visit has all versions of a member from its join to its leave.
     visits = members.withColumn("begins", (until.isNull() | (until != F.col("from_offset"))).cast("int"))
     visits = visits.withColumn("visit", F.sum("begins").over(order))
     visits = visits.groupBy(*key, "visit").agg(
@@ -102,7 +105,7 @@ def _epochs(epochs: DataFrame) -> DataFrame:
 
 
 def _reasons(rows: DataFrame, key: list[str]) -> DataFrame:
-    """`reasons` of each key: how many rows have which reason."""
+    """Returns `reasons` of each key: the number of rows by reason."""
     counts = rows.groupBy(*key, "reason").agg(F.count("*").alias("count")).where("reason IS NOT NULL")
     pairs = F.sort_array(F.collect_list(F.struct("reason", "count")))
     return counts.groupBy(*key).agg(F.map_from_entries(pairs).alias("reasons"))

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bronze.records as Parquet files that the workers write themselves, from the log.
+"""bronze.records as Parquet files that the workers write themselves.
 
-A worker has the records of a range as Arrow columns. Sent through the JVM they would become rows, and columns again in
-Parquet, which takes several times as long as all the rest. The JVM hands out the ranges here, and hears what came of
-them. The layout is that of Spark: `kind=K/batch=N/` has the files of a micro-batch.
+A worker has the records of a range as Arrow columns. In the JVM they would become rows, and then columns again in
+Parquet; that takes several times as long as everything else. Here the JVM only sends the ranges to the workers and
+gets `FACTS` back. The layout is that of Spark: `kind=K/batch=N/` has the files of a micro-batch.
+
+Theory of operation. The driver calls `clear` before a micro-batch, which removes the files of earlier attempts. Each
+task writes one file per kind, under a name that Spark ignores (`_NAME.ATTEMPT`), and renames it to NAME at the end.
+NAME depends only on the first range of the task, so a repeated task replaces its own file. If a task fails, `discard`
+removes its unfinished files. A killed worker leaves them, and Spark ignores them.
 """
 
 from __future__ import annotations
@@ -29,19 +34,19 @@ from kcoord.pipeline.schemas import RECORDS
 
 KINDS: Final = ("offset", "group", "control")
 FACTS: Final = "log_partition int, rows bigint, group_offset bigint, newest_ms bigint"
-"""What a worker tells: how many rows of a log partition it wrote, the log offset of the last group record and the
-newest time among them."""
+"""The columns that a task returns for each log partition: its number, the rows written, the log offset of the last
+group record, and the newest timestamp in ms."""
 _NEARLY_UNIQUE: Final = frozenset(
     {"log_offset", "effective_offset", "timestamp", "marker_timestamp", "commit_timestamp", "committed_offset", "value"}
 )
-_DICTIONARIES: Final = [each.name for each in RECORDS.columns if each.name not in _NEARLY_UNIQUE]
+_DICTIONARIES: Final = [column.name for column in RECORDS.columns if column.name not in _NEARLY_UNIQUE]
 _DICTIONARY_BYTES: Final = 4 << 20
 
 Write = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def clear(table_uri: str, batch: int) -> None:
-    """Takes away what an earlier attempt at a micro-batch left."""
+    """Removes the files that an earlier attempt at a micro-batch left."""
     files, root = file_system(table_uri)
     for kind in KINDS:
         with suppress(FileNotFoundError):
@@ -49,36 +54,36 @@ def clear(table_uri: str, batch: int) -> None:
 
 
 def writer(options: SourceOptions, table_uri: str, batch: int) -> Write:
-    """For `mapInArrow` over the table `ranges` of the source; the rows that it gives are `FACTS`."""
+    """Returns a function for `mapInArrow` over the source's table `ranges`. It yields rows of `FACTS`."""
 
-    def write(works: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for each in works:
-            for work in each.column("work").to_pylist():
+    def write(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for task in tasks:
+            for work in task.column("work").to_pylist():
                 yield write_ranges(pickle.loads(work), options, table_uri, batch)
 
     return write
 
 
 def write_ranges(work: Ranges, options: SourceOptions, table_uri: str, batch: int) -> pa.RecordBatch:
-    """The records of the ranges, into one file per kind that there is."""
+    """Writes the records of the ranges, into one file per kind that occurs. Returns the rows of `FACTS`."""
     files, root = file_system(table_uri)
     writers = {kind: _Writer(files, _folder(root, kind, batch), _name(work.ranges[0])) for kind in KINDS}
     facts: dict[int, _Facts] = {}
     try:
-        for each in work.ranges:
-            fact = facts.setdefault(each.folder.log_partition, _Facts())
-            for rows in read_ranges(Ranges([each]), options, RECORDS.schema(), options.groups):
+        for log_range in work.ranges:
+            fact = facts.setdefault(log_range.folder.log_partition, _Facts())
+            for rows in read_ranges(Ranges([log_range]), options, RECORDS.schema(), options.groups):
                 group = _write_rows(rows, writers)
                 _note_facts(fact, rows, group)
-        for one in writers.values():
-            one.finish()
+        for kind_writer in writers.values():
+            kind_writer.finish()
     finally:
-        for one in writers.values():
-            one.discard()
-    told = [(number, fact.rows, fact.group_offset, fact.newest_ms) for number, fact in facts.items()]
+        for kind_writer in writers.values():
+            kind_writer.discard()
+    result = [(number, fact.rows, fact.group_offset, fact.newest_ms) for number, fact in facts.items()]
     types = pa.int32(), pa.int64(), pa.int64(), pa.int64()
-    names = [each.split()[0] for each in FACTS.split(", ")]
-    columns = [pa.array(column, dtype) for column, dtype in zip(zip(*told, strict=True), types, strict=True)]
+    names = [column.split()[0] for column in FACTS.split(", ")]
+    columns = [pa.array(column, dtype) for column, dtype in zip(zip(*result, strict=True), types, strict=True)]
     return pa.RecordBatch.from_arrays(columns, names)
 
 
@@ -90,7 +95,7 @@ class _Facts:
 
 
 def _write_rows(rows: pa.RecordBatch, writers: dict[str, _Writer]) -> pa.RecordBatch:
-    """Gives the group records among them."""
+    """Writes rows to the files of their kinds. Returns the group records among them."""
     control = pc.is_valid(rows.column("control_type"))
     offset = pc.and_not(pc.is_in(rows.column("record_type"), pa.array(OFFSET_TYPES, pa.int32())), control)
     if offset.true_count == len(rows):
@@ -114,7 +119,7 @@ def _note_facts(fact: _Facts, rows: pa.RecordBatch, group: pa.RecordBatch) -> No
 
 @dataclass(slots=True)
 class _Writer:
-    """One file, made with the first rows. It has its name when it is whole, so that nobody sees half of it."""
+    """Writes one file, which is created with the first rows. It gets its name when it is complete."""
 
     files: fs.FileSystem
     folder: str
@@ -142,7 +147,7 @@ class _Writer:
             self._open = None
 
     def discard(self) -> None:
-        """After a failure: takes away what is not finished."""
+        """Removes the file if it is not finished, as after a failure."""
         if self._open is not None:
             with suppress(OSError):
                 self._open.close()
@@ -151,7 +156,7 @@ class _Writer:
 
     @property
     def _unfinished(self) -> str:
-        """Spark does not see names that begin so."""
+        """The name of the unfinished file. Spark ignores names that begin with an underscore."""
         return f"{self.folder}/_{self.name}.{self.attempt}"
 
 
@@ -160,5 +165,5 @@ def _folder(root: str, kind: str, batch: int) -> str:
 
 
 def _name(first: LogRange) -> str:
-    """A range belongs to one task of a micro-batch, so that a second attempt replaces the first."""
+    """Returns the name of a task's file. A range belongs to one task, so a second attempt replaces the first."""
     return f"part-{first.folder.log_partition:05d}-{first.start:020d}.parquet"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the answers depend on besides the log. All times are in ms."""
+"""The settings on which the gold tables depend. All times are in ms."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import Final
 
 MS_PER_MINUTE: Final = 60_000
 BURROW_WINDOW: Final = 10
-"""How many commits Burrow looks at (`intervals`)."""
+"""The number of commits that Burrow's rules consider (Burrow's setting `intervals`)."""
 
 
 class ExpiryPolicy(StrEnum):
-    """Of empty KIP-848 groups: KIP-211 counts from when the group became empty, Kafka from the commit."""
+    """When the retention of an empty KIP-848 group's offsets starts.
+
+    It starts when the group became empty (KIP-211), or with the commit (Kafka's implementation).
+    """
 
     KIP211 = "kip211"
     KAFKA = "kafka"
@@ -23,7 +26,10 @@ class ExpiryPolicy(StrEnum):
 
 @dataclass(frozen=True)
 class LakeSettings:
-    """`now` None: the newest moment that the lake knows, so that a job that runs again says the same."""
+    """The settings of a lake.
+
+    `now` None means the newest timestamp in the lake, so a repeated job gives the same answer.
+    """
 
     now: datetime | None = None
     retention_ms: int = 10_080 * MS_PER_MINUTE
@@ -40,16 +46,19 @@ class LakeSettings:
             raise ValueError(f"storm_window_ms: {self.storm_window_ms} is not positive")
 
     def to_text(self) -> dict[str, str]:
-        """All but `now`, which is asked anew each time."""
+        """Returns all settings but `now`, which is not stored."""
         return {name: str(value) for name, value in asdict(self).items() if name != "now"}
 
     @classmethod
     def from_text(cls, stored: Mapping[str, str], **given: object) -> LakeSettings:
-        """The stored settings, and over them those that were given (None: not given)."""
+        """Merges the stored settings and the given settings, which win unless they are None.
+
+        Raises ValueError for an unknown setting or a bad value.
+        """
         texts = {**stored, **{name: str(value) for name, value in given.items() if value is not None}}
         unknown = texts.keys() - cls().to_text().keys()
         if unknown:
-            raise ValueError(f"{min(unknown)}: there is no such setting")
+            raise ValueError(f"{min(unknown)}: unknown setting; the settings are {', '.join(cls().to_text())}")
         return cls(
             None,
             int(texts.get("retention_ms", cls.retention_ms)),

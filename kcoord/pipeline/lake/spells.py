@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slowly changing dimensions of type 2: from states at moments to spells of time.
+"""Slowly changing dimensions of type 2: makes spells (rows with a begin and an end) from states at moments.
 
-A state holds until the next of the same sequence. Neighbouring states that say the same of a key are one spell.
+A state is valid until the next state of the same sequence. Adjacent equal states of a key are one spell.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from pyspark.sql import functions as F
 
 
 def with_next(states: DataFrame, sequence: Sequence[str | Column]) -> DataFrame:
-    """Numbers the states of each sequence by `log_offset` (`n`), and adds when the next one came (null: not yet)."""
+    """Adds `n`, the number of each state in its sequence by `log_offset`, and time and offset of the next state.
+
+    These are null for the last state.
+    """
     order = Window.partitionBy(*sequence).orderBy("log_offset")
     return (
         states.withColumn("n", F.row_number().over(order))
@@ -23,7 +26,7 @@ def with_next(states: DataFrame, sequence: Sequence[str | Column]) -> DataFrame:
 
 
 def spells(states: DataFrame, key: Sequence[str], first: Sequence[str] = ()) -> DataFrame:
-    """One row per spell of each key; of the columns in `first` that of its first state."""
+    """Returns one row per spell of each key. The columns in `first` have the values of the spell's first state."""
     order = Window.partitionBy(*key).orderBy("n")
     runs = states.withColumn("run", F.col("n") - F.row_number().over(order))
     return runs.groupBy(*key, "run").agg(

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gold.status: Burrow's rules, in its order, over the last ten commits of each partition.
+"""gold.status: Burrow's rules over the last ten commits of each partition. The first rule that holds counts:
 
-1. The lag now, or at one of the commits, is 0: OK.
-2. The offset went back: REWIND.
-3. The last commit is longer ago than the ten of them took: STOP.
-4. The offset is the same in all: STALL.
-5. The lag never shrank from one to the next: WARN.
-6. Else OK.
+1. OK: the lag is 0 now, or was 0 at one of the commits.
+2. REWIND: a committed offset is smaller than the previous one.
+3. STOP: the time since the last commit is longer than the time from the first to the last commit.
+4. STALL: all commits have the same offset.
+5. WARN: the lag never shrank from one commit to the next.
+6. OK.
 
-Burrow's rule 2 comes before rule 3 in its code, and so here. Without samples of `ends` a lag is not known: rules 1 and
-5 do not hold then. Removed offsets have no status.
+Rule 2 comes before rule 3 as in Burrow's code. Without samples of `ends` the lag is unknown, and rules 1 and 5 do not
+hold. Removed offsets have no status.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def build(commits: DataFrame, current: DataFrame, ends: DataFrame, now: datetime
 
 
 def _recent(commits: DataFrame, current: DataFrame) -> DataFrame:
-    """The last commits of each key that has an offset, of the group that is there now."""
+    """Returns the last commits of each key that has a current offset, in the current incarnation of its group."""
     order = Window.partitionBy(*KEY).orderBy(F.col("effective_offset").desc(), F.col("log_offset").desc())
     kept = commits.where("NOT is_tombstone").join(current.select(*KEY, "incarnation"), [*KEY, "incarnation"])
     return kept.withColumn("age", F.row_number().over(order)).where(F.col("age") <= BURROW_WINDOW)

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the tables of a lake are, in which format, and which version of each was made from which inputs.
+"""The tables of a lake, and the notes that say from which inputs each table was made.
 
     LAKE/bronze/records   LAKE/silver/commits   LAKE/gold/status   ...      tables
-    LAKE/_kcoord/TABLE.json                                                 what the table was made from
-    LAKE/_kcoord/checkpoint                                                 how far `ingest` has read
+    LAKE/_kcoord/TABLE.json                                                 the note of a table
+    LAKE/_kcoord/format, settings.json                                      format and settings of the lake
+    LAKE/_kcoord/checkpoint                                                 the checkpoint of `ingest`
 
-A table is replaced partition by partition of its layout. Parquet does that file by file: a reader may see a table that
-is half new while a job writes, and after a kill until the job runs again. Delta and Iceberg replace in one step.
+Theory of operation. A write replaces the parts of the table's layout for which it has rows. With Parquet this happens
+file by file: a reader may see a table that is partly new while a job writes, and after a crash until the job runs
+again. Delta and Iceberg replace all parts in one step.
 
-The note of a table forgets what it was made from before the table is written, and learns it again after that. A job
-that was killed in between makes the table again from all there is: the next run ends with the right table.
+A job calls `begin` before it replaces a table, which clears `made_from` and `progress` in the note. It calls `set_note`
+after the write. If it crashes in between, the note matches no input, so the next run makes the table from all inputs.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ NOTES: Final = "_kcoord"
 
 @dataclass(slots=True)
 class TableNote:
-    """What a table was made from: `version` rises with each write, `made_from` is compared, `progress` is the job's."""
+    """What a table was made from.
+
+    `version` rises with each write. `made_from` has the inputs and settings that a job compares. `progress` belongs to
+    the job that makes the table.
+    """
 
     version: int = 0
     made_from: dict[str, str] = field(default_factory=dict)
@@ -46,9 +52,9 @@ class TableNote:
 
 
 class Lake:
-    """The tables under one URI: a local path, or any file system that both Spark and pyarrow know.
+    """The tables under one URI: a local path, or any file system that both Spark and pyarrow support.
 
-    The options of an `s3://` URI are pyarrow's; Spark and the libraries of the formats get the same.
+    The options of an `s3://` URI are those of pyarrow. Spark and the libraries of the formats get the same options.
     """
 
     def __init__(self, spark: SparkSession, uri: str, table_format: Format = Format.PARQUET) -> None:
@@ -70,7 +76,7 @@ class Lake:
         return f"{self.uri}/{table.layer}/{table.name}"
 
     def files_uri(self, table: LakeTable) -> str:
-        """The folder of a table as pyarrow names it, with the options of the lake's URI; `path` is Spark's name."""
+        """Returns pyarrow's URI of a table's folder, with the options of the lake's URI. `path` returns Spark's URI."""
         return join(self._given_uri, f"{table.layer}/{table.name}")
 
     @property
@@ -83,31 +89,34 @@ class Lake:
     # Tables.
 
     def read(self, name: str) -> DataFrame:
-        """The table; without rows where it was never made."""
+        """Returns the table. It has no rows if it was never made."""
         table = TABLES[name]
-        found = self._store.read(table)
-        return self.spark.createDataFrame([], table.schema) if found is None else table.conform(found)
+        frame = self._store.read(table)
+        return self.spark.createDataFrame([], table.schema) if frame is None else table.conform(frame)
 
     def write(self, name: str, frame: DataFrame) -> None:
-        """Replaces those partitions of the table's layout that the frame has rows of; all of an unpartitioned table."""
+        """Replaces the parts of the table's layout for which the frame has rows.
+
+        Replaces the whole table if it has no layout.
+        """
         table = TABLES[name]
         self._store.replace(table, table.conform(frame))
 
     def append(self, name: str, frame: DataFrame) -> None:
-        """Adds rows; for samples, which nothing else can give again."""
+        """Adds rows. This is for samples of `ends`, which cannot be made again from other tables."""
         table = TABLES[name]
         self._store.append(table, table.conform(frame))
 
     def _check_format(self) -> None:
-        """A lake keeps the format with which it was begun."""
-        known = self._text("format")
-        if known is None:
+        """Raises LakeError if the lake was created with another format. The format of a lake never changes."""
+        stored = self._text("format")
+        if stored is None:
             self._replace("format", self.format.value)
-        elif known != self.format:
-            raise LakeError(f"lake {self.uri} is kept as {known}, not as {self.format}")
+        elif stored != self.format:
+            raise LakeError(f"lake {self.uri} is kept as {stored}, not as {self.format}; use --format {stored}")
 
     def _check_spark(self) -> None:
-        """Spark has file systems of its own: it must find what pyarrow has just found."""
+        """Raises LakeError if Spark cannot read the lake. Spark and pyarrow have file systems of their own."""
         if self._place.s3 is not None:
             settings = self._place.s3.hadoop()
             for key, value in HADOOP_FILE_SYSTEM.items():
@@ -116,7 +125,7 @@ class Lake:
             for key, value in settings.items():
                 self.spark.conf.set(key, value)
         try:
-            # The schema is fixed; asking for it makes Spark look for the file.
+            # The schema of a text file is fixed, but reading it makes Spark look for the file.
             assert self.spark.read.text(f"{self.uri}/{NOTES}/format").schema
         except (PySparkException, Py4JError) as error:
             raise LakeError(
@@ -137,12 +146,12 @@ class Lake:
         self._replace(f"{name}.json", note.to_json())
 
     def begin(self, name: str) -> None:
-        """From here on until `set_note` the table may be half old."""
+        """Clears the note of a table before its parts are replaced. `set_note` follows after the last write."""
         note = self.note(name)
         self.set_note(name, TableNote(0 if note is None else note.version))
 
     def stored_settings(self) -> dict[str, str]:
-        """The settings with which the lake was last made; empty for a new one."""
+        """Returns the stored settings of the lake. A new lake has none."""
         text = self._text("settings.json")
         return {} if text is None else {str(key): str(value) for key, value in json.loads(text).items()}
 
@@ -150,14 +159,14 @@ class Lake:
         self._replace("settings.json", json.dumps(settings, indent=1, sort_keys=True))
 
     def _text(self, name: str) -> str | None:
-        """The text of a note's file; None where there is none."""
+        """Returns the text of a file in the folder of notes, or None if there is none."""
         if not self._place.exists(f"{NOTES}/{name}"):
             return None
         with self._files.open_input_stream(f"{self._place.root}/{NOTES}/{name}") as file:
             return str(file.read().decode())
 
     def _replace(self, name: str, text: str) -> None:
-        """A reader sees the old text or the new one."""
+        """Replaces a file in the folder of notes. A reader sees either the old text or the new text."""
         folder = f"{self._place.root}/{NOTES}"
         self._files.create_dir(folder)
         with self._files.open_output_stream(f"{folder}/{name}.new") as file:
@@ -166,7 +175,7 @@ class Lake:
 
 
 def _reason(error: Exception) -> str:
-    """The line of a Java exception that tells the cause, without the stack."""
+    """Returns the line of a Java exception that has the cause, without the stack."""
     lines = [line.strip() for line in str(error).splitlines()]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     return causes[-1] if causes else next((line for line in lines if "Exception" in line), lines[0])

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the lake, read from `tables.txt` beside this: every column with its type and meaning.
-docs/lake-tables.md is made from it.
+"""The tables of the lake: every column with its type and meaning, read from `tables.txt` in this folder.
 
-What a table's builder returns is cast to these columns, in this order.
+docs/lake-tables.md is generated from it. The frames of the builders are cast to these columns, in this order.
 """
 
 from __future__ import annotations
@@ -34,7 +33,10 @@ class LakeColumn:
 
 @dataclass(frozen=True, slots=True)
 class LakeTable:
-    """`key` names one row. Files are laid out by `partitioned_by`; empty: one table, replaced as a whole."""
+    """One table. The columns `key` identify a row.
+
+    Files are laid out by the columns `partitioned_by`. A table without such columns is replaced as a whole.
+    """
 
     layer: str
     name: str
@@ -45,15 +47,16 @@ class LakeTable:
 
     @property
     def schema(self) -> StructType:
-        found = StructType.fromDDL(", ".join(f"`{each.name}` {each.type}" for each in self.columns))
-        assert isinstance(found, StructType)
-        return found
+        schema = StructType.fromDDL(", ".join(f"`{column.name}` {column.type}" for column in self.columns))
+        assert isinstance(schema, StructType)
+        return schema
 
     def conform(self, frame: DataFrame) -> DataFrame:
-        """The frame with this table's columns and types alone. It is not analyzed for that: a declarative pipeline
-        does not allow it.
+        """Selects the table's columns and casts them to its types.
+
+        Does not analyze the frame, since a declarative pipeline does not allow that.
         """
-        return frame.select([F.col(f"`{each.name}`").cast(each.type).alias(each.name) for each in self.columns])
+        return frame.select([F.col(f"`{column.name}`").cast(column.type).alias(column.name) for column in self.columns])
 
 
 def _parse(text: str) -> Iterator[LakeTable]:
@@ -63,11 +66,12 @@ def _parse(text: str) -> Iterator[LakeTable]:
     for title, doc, *lines in sections:
         layer, _, name = title.strip("[]").partition(".")
         key, layout = _names(lines, "key:"), _names(lines, "layout:")
-        yield LakeTable(layer, name, doc, key, tuple(each for line in lines for each in _columns(line, shared)), layout)
+        columns = tuple(column for line in lines for column in _columns(line, shared))
+        yield LakeTable(layer, name, doc, key, columns, layout)
 
 
 def _names(lines: list[str], title: str) -> tuple[str, ...]:
-    """Takes the line that begins with the title out of the lines."""
+    """Removes the first line if it begins with the title, and returns the names in it."""
     if not lines[0].startswith(title):
         return ()
     return tuple(lines.pop(0).removeprefix(title).split())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the values of group records say, as columns: `value_json` read with the types of the source's schemas."""
+"""Parses `value_json` of group records into columns, with the types of the source's schemas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kcoord.pipeline.schemas import VALUES
 
 
 def with_values(records: DataFrame) -> DataFrame:
-    """Adds a column per type of group record, named as in `VALUES`; null in the records of other types."""
+    """Adds a column per type of group record, named as in `VALUES`. It is null in the records of other types."""
     columns = {}
     for record_type, value in VALUES.items():
         text = F.when(F.col("record_type") == record_type, F.col("value_json"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Spark session for all tests of the lake that a process runs, tuned for tables of ten rows."""
+"""One Spark session for all tests of the lake in a process, tuned for tables of ten rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.shared import missing
 SMALL = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
-    # Compiling code takes longer than the work that it speeds up.
+    # For such tables, compiling code takes longer than it saves.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

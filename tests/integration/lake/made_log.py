@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs made by hand: rows as the data source gives them, with times in seconds after a fixed moment."""
+"""Logs made by hand: rows of the data source, with times in seconds after a fixed moment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MadeLog:
     def commit(
         self, group: str, partition: int, offset: int | None, at: float, *, topic: str = "orders", **more: object
     ) -> int:
-        """A committed offset; None: its tombstone."""
+        """Writes a committed offset, or its tombstone if `offset` is None."""
         return self._add(
             1,
             group,
@@ -63,8 +63,8 @@ class MadeLog:
         )
 
     def member(self, group: str, member_id: str, at: float, topics: Iterable[str] = ("orders",), **more: object) -> int:
-        said = {"client_id": "c", "client_host": "/127.0.0.1", "subscribed_topics": list(topics), **more}
-        return self._add(5, group, at, member_id=member_id, value_json=to_json(said))
+        value = {"client_id": "c", "client_host": "/127.0.0.1", "subscribed_topics": list(topics), **more}
+        return self._add(5, group, at, member_id=member_id, value_json=to_json(value))
 
     def member_gone(self, group: str, member_id: str, at: float) -> int:
         self._add(8, group, at, member_id=member_id, is_tombstone=True)
@@ -149,6 +149,6 @@ class MadeLog:
 
 
 def source_frame(spark: SparkSession, *logs: MadeLog) -> DataFrame:
-    """The rows as `spark.read.format("kcoord").option("table", "records")` would give them."""
+    """Makes the frame that `spark.read.format("kcoord").option("table", "records")` would give."""
     rows = [row for log in logs for row in log.rows]
     return spark.createDataFrame(pa.Table.from_pylist(rows, schema=RECORDS.schema()))

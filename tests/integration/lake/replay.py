@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of groups at a moment, by replaying what Kafka's own kafka-dump-log printed up to there: one dictionary per
-kind of key, nothing of the lake.
-"""
+"""Computes the state of groups at a moment from the output of Kafka's kafka-dump-log, without code of the lake."""
 
 from __future__ import annotations
 
@@ -14,8 +12,10 @@ COMMIT, CLASSIC_GROUP, MEMBER, OWNED = 1, 2, 5, 8
 
 
 class State(NamedTuple):
-    """`members`: group and member id. `owned`: group, member id, topic (its id in KIP-848 groups), partition, and
-    whether it is being given up.
+    """The state of all groups.
+
+    `members` has group and member id. `owned` has group, member id, topic (the topic id in KIP-848 groups), partition,
+    and whether the member has to revoke it.
     """
 
     offsets: dict[Key, int]
@@ -25,17 +25,17 @@ class State(NamedTuple):
 
 def replay(records: Iterable[Dumped], moment_ms: int) -> State:
     values: dict[tuple[int, str], tuple[dict[str, object], dict[str, object]]] = {}
-    for each in records:
-        if each.timestamp_ms > moment_ms:
+    for record in records:
+        if record.timestamp_ms > moment_ms:
             continue
-        assert isinstance(each.key, dict)
-        kind, key = int(each.key["type"]), each.key["data"]
+        assert isinstance(record.key, dict)
+        kind, key = int(record.key["type"]), record.key["data"]
         name = (kind, str(sorted(key.items())))
-        if each.payload is None:
+        if record.payload is None:
             values.pop(name, None)
         else:
-            assert isinstance(each.payload, dict)
-            values[name] = (key, each.payload["data"])
+            assert isinstance(record.payload, dict)
+            values[name] = (key, record.payload["data"])
     state = State({}, set(), set())
     for (kind, _), (key, value) in values.items():
         _add(state, kind, key, value)

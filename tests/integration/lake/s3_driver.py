@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Spark session with Hadoop's file system for S3, whose jars have to be there when its JVM starts, so in a process of
-its own. `python -m tests.integration.lake.s3_driver LOG FORMAT=URI...` grows lakes in two steps, each by an object of
-its own, and prints the format and the committed offsets after each as a line of JSON; then the races that it met.
+"""Grows lakes on S3 in two steps: `python -m tests.integration.lake.s3_driver LOG FORMAT=URI...`.
+
+It runs in a process of its own, since the JVM needs the jars of Hadoop's S3 file system at its start. Each step uses a
+new `Lake` object. After each step it prints the format and the committed offsets as a line of JSON. The last line has
+the retries because of a busy machine.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from tests.support.offsets_sample import Key, committed_offsets
 from tests.support.spark import unless_too_busy
 
 WITHOUT_WAITING = {
-    # The server of the tests does not know `Expect: 100-continue`: each upload would wait for it.
+    # The test server does not support `Expect: 100-continue`, so each upload would wait for a response to it.
     "spark.hadoop.fs.s3a.connection.expect.continue": "false",
 }
 STEPS = ((1,), (1, 3))
@@ -42,8 +44,8 @@ def current(lake: Lake) -> dict[Key, int]:
 def main(log: str, *lakes: str) -> None:
     spark = get_session("local[2]", {**SMALL, **WITHOUT_WAITING, "spark.jars": ",".join(s3_jars())})
     spark.sparkContext.setLogLevel("ERROR")
-    for each in lakes:
-        table_format, _, uri = each.partition("=")
+    for argument in lakes:
+        table_format, _, uri = argument.partition("=")
         for log_partitions in STEPS:
             lake = Lake(spark, uri, Format(table_format))
             grow(lake, log, log_partitions)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster's two minutes, made by hand: each group is there for one thing that a table has to tell."""
+"""Two minutes of a cluster, made by hand. Each group is there for one fact that a table has to show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLES: Final = (0, 40, 60, 120)
 
 
 def first_half() -> tuple[MadeLog, MadeLog]:
-    """Two log partitions, up to second 12."""
+    """Makes two log partitions, up to second 12."""
     log, other = MadeLog(0), MadeLog(1)
     log.commit("old", 1, 4, -8 * DAY)
     log.member("g", "m1", 0)
@@ -65,7 +65,7 @@ def first_half() -> tuple[MadeLog, MadeLog]:
 
 
 def second_half(log: MadeLog, other: MadeLog) -> None:
-    """Goes on in the same logs, up to second 118."""
+    """Continues the same logs, up to second 118."""
     log.member("again", "y", 15)
     log.epoch("again", 1, 15)
     log.commit("again", 0, 7, 16)
@@ -142,7 +142,7 @@ def _late_assignment(log: MadeLog) -> dict[str, object]:
 
 
 def ends_at(at: int) -> list[End]:
-    """What a broker would have said in second `at`."""
+    """Returns the sample that a broker would give in second `at`."""
     rows = [End("orders", "orders-id", number, 0, at, None) for number in range(3)]
     rows += [End("st", "st-id", number, 0, 10 * at, None) for number in range(6)]
     rows += [End("legacy", "legacy-id", 0, 0, 9, None), End("side", "side-id", 0, 0, 2, None)]
@@ -156,7 +156,7 @@ def ends_at(at: int) -> list[End]:
 
 
 def fill(spark: SparkSession, lake: Lake, batch: int, *logs: MadeLog, skip: tuple[int, int] = (0, 0)) -> None:
-    """One micro-batch: all rows of the logs but the first `skip`."""
+    """Writes one micro-batch: all rows of the logs but the first `skip`."""
     rest = []
     for log, begun in zip(logs, skip, strict=True):
         part = MadeLog(log.log_partition)

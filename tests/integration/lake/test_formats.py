@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lake in Delta Lake and in Iceberg: the same answers as in Parquet, whole changes, and versions that stay."""
+"""A lake in Delta Lake and in Iceberg: the same tables as in Parquet, atomic changes, and readable older versions."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ def _current(lake: Lake) -> dict[Key, int]:
 
 
 def _versions(lake: Lake) -> list[int]:
-    """How many rows each version of `current_offsets` has for a reader that is not Spark, oldest first."""
+    """Returns the number of rows of each version of `current_offsets`, oldest first, read by the format's library."""
     folder = f"{lake.uri}/gold/current_offsets"
     if lake.format is Format.DELTA:
         newest = DeltaTable(folder).version()
-        return [DeltaTable(folder, version=each).to_pyarrow_table().num_rows for each in range(1, newest + 1)]
+        return [DeltaTable(folder, version=version).to_pyarrow_table().num_rows for version in range(1, newest + 1)]
     catalog = load_catalog("kcoord", type="sql", uri=f"sqlite:///{lake.uri}/_kcoord/iceberg.db", warehouse=lake.uri)
     table = catalog.load_table(("gold", "current_offsets"))
-    found = [table.scan(snapshot_id=each.snapshot_id).to_arrow().num_rows for each in table.snapshots()]
+    counts = [table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows for snapshot in table.snapshots()]
     catalog.close()
-    return found
+    return counts
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_a_lake_grows_by_whole_changes_each_of_them_once(
+def test_a_lake_grows_by_atomic_changes_exactly_once(
     spark: SparkSession, sample: str, tmp_path: Path, table_format: Format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(spark, str(tmp_path / "lake"), table_format)
     _ingest(lake, sample, "3")
     assert _current(lake) == described_offsets(3) != {}
 
-    # A job that dies between the files and the change of the table has changed nothing.
+    # A job that fails after writing files and before the change of the metadata does not change the table.
     before = lake.read("current_offsets").toArrow()
     with monkeypatch.context() as broken:
         broken.setattr(pq, "read_metadata", lambda *arguments, **options: 1 / 0)
@@ -70,7 +70,7 @@ def test_a_lake_grows_by_whole_changes_each_of_them_once(
     assert lake.read("current_offsets").toArrow().equals(before)
 
     _ingest(lake, sample, "1,3")
-    # As after a kill just before Spark notes that the second micro-batch is done: it is done again.
+    # This is the checkpoint after a crash before Spark noted the end of the second micro-batch, so Spark repeats it.
     places = sorted(map(tuple, lake.read("records").select("log_partition", "log_offset").collect()))
     commits = tmp_path / "lake" / "_kcoord" / "checkpoint" / "commits"
     for name in ("1", ".1.crc"):
@@ -80,12 +80,12 @@ def test_a_lake_grows_by_whole_changes_each_of_them_once(
     assert len(places) == len(set(places)) > 0
     assert _current(lake) == described_offsets(1, 3)
 
-    # The first answer is still there for whoever asks for that version.
+    # The older version of the table is still readable.
     counts = _versions(lake)
     assert counts[0] == len(described_offsets(3)) and counts[-1] == len(described_offsets(1, 3)) > counts[0]
 
 
-def test_a_format_without_its_library_is_refused(
+def test_a_format_without_its_library_is_rejected(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -100,7 +100,9 @@ def test_iceberg_on_object_storage_needs_a_catalog(spark: SparkSession, tmp_path
         open_store(spark, elsewhere, Format.ICEBERG)
 
 
-def test_a_catalog_is_for_one_lake(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalog_of_another_lake_is_rejected(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYICEBERG_CATALOG__KCOORD__TYPE", "sql")
     monkeypatch.setenv("PYICEBERG_CATALOG__KCOORD__URI", f"sqlite:///{tmp_path}/catalog.db")
     first = Lake(spark, str(tmp_path / "one"), Format.ICEBERG)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs over real logs: Kafka's own, and those of a broker with real members."""
+"""The jobs over real logs: a log of Kafka, and the log of a broker with real members."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ SAMPLE_SETTINGS = LakeSettings(retention_ms=MS_PER_MINUTE)
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The log that Kafka 4.3.1 wrote."""
+    """A log that Kafka 4.3.1 wrote."""
     return unpack_sample(tmp_path_factory.mktemp("sample"))
 
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, sample: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    """The sample in a lake, by an `ingest` that was killed in the middle and run again."""
+    """A lake of the sample, made by an `ingest` that was killed and then run again."""
     made = Lake(spark, str(tmp_path_factory.mktemp("lake")))
     _ingest_until_killed(sample, made.uri)
     assert made.has_checkpoint()
@@ -72,11 +72,11 @@ def _ingest_until_killed(log: str, lake: str) -> None:
     try:
         wait_until(has_batches, "a micro-batch is in the lake", 400.0)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # its own session: Spark's JVM and workers with it
+        os.killpg(process.pid, signal.SIGKILL)  # the session of the process includes Spark's JVM and workers
         process.wait()
 
 
-def test_a_killed_ingest_loses_and_doubles_nothing(lake: Lake) -> None:
+def test_a_killed_ingest_neither_loses_nor_repeats_records(lake: Lake) -> None:
     places = lake.read("records").select("log_partition", "log_offset")
     assert places.count() == SAMPLE_RECORDS
     assert places.distinct().count() == SAMPLE_RECORDS
@@ -84,11 +84,11 @@ def test_a_killed_ingest_loses_and_doubles_nothing(lake: Lake) -> None:
     assert note is not None and note.progress["rows"] == SAMPLE_RECORDS
 
 
-def test_current_offsets_are_those_of_kafkas_tool(lake: Lake) -> None:
+def test_current_offsets_are_what_kafka_consumer_groups_shows(lake: Lake) -> None:
     Jobs(lake, SAMPLE_SETTINGS).run("current")
-    told = described_offsets()
-    assert len(told) == 68
-    assert committed_offsets(lake.read("current_offsets").collect()) == told
+    expected = described_offsets()
+    assert len(expected) == 68
+    assert committed_offsets(lake.read("current_offsets").collect()) == expected
 
 
 def test_the_second_run_of_a_job_changes_nothing(lake: Lake, sample: str) -> None:
@@ -102,8 +102,8 @@ def test_the_second_run_of_a_job_changes_nothing(lake: Lake, sample: str) -> Non
     assert _files(lake.uri) == before
 
 
-def test_the_samples_history_is_what_happened(lake: Lake) -> None:
-    """What the sample's README tells: retention 1 minute, a storm, a deleted group, two lives of most groups."""
+def test_the_tables_show_the_history_of_the_sample(lake: Lake) -> None:
+    """The sample's README has it: retention of 1 minute, a storm, a deleted group, two incarnations of most groups."""
     Jobs(lake, SAMPLE_SETTINGS).ensure_all(["storms", "members", "group_epochs", "commits"])
     storms = lake.read("storms").select("group").distinct().collect()
     assert [row["group"] for row in storms] == ["storm-848"]
@@ -116,24 +116,24 @@ def test_the_samples_history_is_what_happened(lake: Lake) -> None:
     assert sorted(row["incarnation"] for row in lives.collect()) == [0, 1]
 
 
-def test_asof_is_what_a_replay_up_to_that_moment_leaves(lake: Lake) -> None:
-    """At the first and the last moment, and at some in between; for the groups that Kafka's own dump has."""
+def test_asof_equals_a_replay_of_the_log_up_to_that_moment(lake: Lake) -> None:
+    """Compares the first moment, the last moment, and some in between, for the groups in Kafka's dump."""
     dumped = list(dumped_records())
-    moments = sorted({each.timestamp_ms for each in dumped})
+    moments = sorted({record.timestamp_ms for record in dumped})
     jobs = Jobs(lake, SAMPLE_SETTINGS)
     groups = tuple({row[0] for row in lake.read("records").where(DUMPED).select("group").distinct().collect()})
     for moment_ms in [moments[0], *random.Random(848).sample(moments, 3), moments[-1]]:
         state = replay(dumped, moment_ms)
-        found = snapshot(lake, jobs, datetime.fromtimestamp(moment_ms / 1000, UTC), groups)
-        assert committed_offsets(found.offsets.collect()) == state.offsets, moment_ms
-        assert {(row["group"], row["member_id"]) for row in found.members.collect()} == state.members, moment_ms
-        owned = found.assignments.where("kind != 'target'").selectExpr(
+        as_of = snapshot(lake, jobs, datetime.fromtimestamp(moment_ms / 1000, UTC), groups)
+        assert committed_offsets(as_of.offsets.collect()) == state.offsets, moment_ms
+        assert {(row["group"], row["member_id"]) for row in as_of.members.collect()} == state.members, moment_ms
+        owned = as_of.assignments.where("kind != 'target'").selectExpr(
             "group", "member_id", "coalesce(topic_id, topic)", "partition", "coalesce(is_revoking, false)"
         )
         assert set(map(tuple, owned.collect())) == state.owned, moment_ms
 
 
-def test_the_command_line_answers(lake: Lake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_print_tables_and_errors(lake: Lake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--lake", lake.uri, "--master", "local[2]", "--retention-minutes", "1"]
     assert main(["current", *options, "--json", "--limit", "100"]) == 0
     assert len(json.loads(capsys.readouterr().out)["current_offsets"]) == 68
@@ -151,7 +151,7 @@ def test_the_command_line_answers(lake: Lake, tmp_path: Path, capsys: pytest.Cap
 
 
 def _files(folder: str) -> dict[str, int]:
-    """The data files and when they were written; checkpoints go on."""
+    """Returns the data files with their modification times. Checkpoints are excluded, since every run changes them."""
     return {
         str(path): path.stat().st_mtime_ns
         for path in Path(folder).rglob("*")
@@ -162,7 +162,7 @@ def _files(folder: str) -> dict[str, int]:
 # --- our own broker ---------------------------------------------------------------------------------------------------
 
 
-def test_asof_is_the_snapshot_that_was_taken_then(spark: SparkSession, tmp_path: Path) -> None:
+def test_asof_equals_what_the_broker_reported_at_that_moment(spark: SparkSession, tmp_path: Path) -> None:
     broker = KcoordProcess(tmp_path).start()
     lake = Lake(spark, str(tmp_path / "lake"))
     try:
@@ -170,15 +170,15 @@ def test_asof_is_the_snapshot_that_was_taken_then(spark: SparkSession, tmp_path:
     finally:
         broker.stop()
     ingest(lake, str(broker.data)).awaitTermination()
-    found = snapshot(lake, Jobs(lake, LakeSettings()), moment)
-    assert committed_offsets(found.offsets.collect()) == offsets
+    as_of = snapshot(lake, Jobs(lake, LakeSettings()), moment)
+    assert committed_offsets(as_of.offsets.collect()) == offsets
     owned = {
         (row["member_id"], row["topic"], row["partition"])
-        for row in found.assignments.where("kind = 'current'").collect()
+        for row in as_of.assignments.where("kind = 'current'").collect()
     }
     assert owned == members
-    assert [(row["group"], row["state"]) for row in found.groups.collect()] == [("live", "Stable")]
-    # And what came after the moment is there as well, with the reasons that the broker wrote.
+    assert [(row["group"], row["state"]) for row in as_of.groups.collect()] == [("live", "Stable")]
+    # The lake also has the records after that moment, with the reasons that the broker wrote.
     commits = lake.read("commits").where("is_tombstone").select("group", "reason", "reason_source").distinct()
     assert [tuple(row) for row in commits.collect()] == [("side", "group-delete", "recorded")]
     Jobs(lake, LakeSettings()).run("status")
@@ -190,7 +190,10 @@ Offsets = dict[tuple[str, str, int], int]
 
 
 async def _life(address: str, lake: Lake) -> tuple[datetime, Offsets, set[tuple[str, str, int]]]:
-    """A group with a member, another with offsets alone; what the broker says of them at a moment; then they go."""
+    """Makes a group with a member and a group with offsets only, and deletes the second group at the end.
+
+    Returns a moment, and the offsets and members that the broker reported then.
+    """
     async with AdminClient(bootstrap_servers=address) as admin:
         (await admin.create_topics([NewTopic("orders", 3)])).all()
         for group, number in (("live", 3), ("side", 0)):
@@ -198,15 +201,15 @@ async def _life(address: str, lake: Lake) -> tuple[datetime, Offsets, set[tuple[
         async with Consumer(bootstrap_servers=address, group_id="live", enable_auto_commit=False) as consumer:
             consumer.subscribe(["orders"])
             await _until_assigned(consumer)
-            told = await admin.list_consumer_group_offsets(["live", "side"])
+            listed = await admin.list_consumer_group_offsets(["live", "side"])
             offsets = {
                 (group, place.topic, place.partition): offset.offset
-                for group in told
-                for place, offset in told[group].items()
+                for group in listed
+                for place, offset in listed[group].items()
                 if offset is not None
             }
             described = (await admin.describe_consumer_groups(["live"]))["live"]
-            members = {(each.member_id, *place) for each in described.members for place in each.assignment}
+            members = {(member.member_id, *place) for member in described.members for place in member.assignment}
             add_sample(lake, await ask(admin), datetime.now(UTC))
             await asyncio.sleep(0.05)
             moment = datetime.now(UTC)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that go on beside a running broker: `ingest --follow` and `ends --every`, and how they are stopped."""
+"""The commands that run continuously beside a broker, `ingest --follow` and `ends --every`, and how they stop."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def _commit(address: str, offset: int) -> None:
     asyncio.run(alter())
 
 
-def test_a_stream_is_followed_and_ends_well_when_it_is_told_to(
+def test_ingest_follows_the_log_until_it_gets_a_signal(
     spark: SparkSession, broker: KcoordProcess, tmp_path: Path
 ) -> None:
-    """Twice, by each of the signals: the second run goes on where the first one was."""
+    """Runs twice, once for each signal. The second run continues after the first."""
     folder = tmp_path / "lake"
     for run, number in enumerate((signal.SIGTERM, signal.SIGINT)):
         _commit(broker.address, 10 * run)
@@ -64,40 +64,40 @@ def test_a_stream_is_followed_and_ends_well_when_it_is_told_to(
             _wait_for_commits(process, folder, 2 * run + 2)
             process.send_signal(number)
             assert process.wait(STOP_SECONDS) == 0, (tmp_path / "err").read_text()
-    said = (tmp_path / "err").read_text()
-    assert said.count(" records, ") >= 4
-    assert "Traceback" not in said and "Exception" not in said
-    assert "[Stage" not in said  # a file is no terminal: no bars
+    output = (tmp_path / "err").read_text()
+    assert output.count(" records, ") >= 4
+    assert "Traceback" not in output and "Exception" not in output
+    assert "[Stage" not in output  # stderr is not a terminal, so there are no progress bars
     commits = Lake(spark, str(folder)).read("commits").where("`group` = 'followed'").orderBy("log_offset").collect()
     assert [row["committed_offset"] for row in commits] == [0, 1, 10, 11]
 
 
 class _Followed:
-    """`kcoord lake ingest --follow` in a process of its own; what it says goes to a file."""
+    """`kcoord lake ingest --follow` in a process of its own. Its stderr goes to a file."""
 
-    def __init__(self, command: list[str], said: Path) -> None:
-        self._said = said.open("ab")
-        self.process = subprocess.Popen(command, stderr=self._said, start_new_session=True)
+    def __init__(self, command: list[str], stderr: Path) -> None:
+        self._stderr = stderr.open("ab")
+        self.process = subprocess.Popen(command, stderr=self._stderr, start_new_session=True)
 
     def __enter__(self) -> subprocess.Popen[bytes]:
         return self.process
 
     def __exit__(self, *error: object) -> None:
         if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)  # its own session: Spark's JVM and workers with it
+            os.killpg(self.process.pid, signal.SIGKILL)  # the session includes Spark's JVM and workers
             self.process.wait()
-        self._said.close()
+        self._stderr.close()
 
 
-def _followed(log: str, lake: Path, said: Path) -> _Followed:
+def _followed(log: str, lake: Path, stderr: Path) -> _Followed:
     command = [sys.executable, "-m", "kcoord", "lake", "ingest", "--log", log, "--lake", str(lake), "--follow", "0.2"]
     command += ["--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=1"]
     command += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
-    return _Followed(command, said)
+    return _Followed(command, stderr)
 
 
 def _wait_for_commits(process: subprocess.Popen[bytes], lake: Path, batches: int) -> None:
-    """Until that many micro-batches, and the commits in them, are in the lake."""
+    """Waits until the lake has that many micro-batches and their commits."""
 
     def are_there() -> bool:
         assert process.poll() is None, "the command ended"
@@ -107,7 +107,7 @@ def _wait_for_commits(process: subprocess.Popen[bytes], lake: Path, batches: int
     wait_until(are_there, f"{batches} micro-batches are in the lake", START_SECONDS)
 
 
-def test_ends_are_sampled_until_it_is_told_to_stop(
+def test_ends_adds_samples_until_it_gets_a_signal(
     spark: SparkSession, broker: KcoordProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--lake", str(tmp_path), "--master", "local[2]", "--bootstrap-server", broker.address]
@@ -141,7 +141,7 @@ def _samples(lake: Path) -> int:
     return int(json.loads((lake / "_kcoord" / "ends.json").read_text())["version"])
 
 
-def test_a_broker_that_is_not_there_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ends_reports_an_unreachable_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--bootstrap-server", "127.0.0.1:1", "--timeout", "300"]
     assert main(["ends", "--lake", str(tmp_path / "lake"), *options]) == 1
     assert "kcoord lake: " in capsys.readouterr().err

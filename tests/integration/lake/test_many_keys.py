@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`current` with more keys than go to every worker at once: it has another plan then, and the same answer.
+"""The job `current` with more keys than are sent to every worker: the plan differs, and the answer is the same.
 
-Key `i` has group `i / 100`, partition `i % 100` and log partition `i % 4`. In the first micro-batch every key is
-committed with offset `i`, each third is committed again, and each seventh removed. In the second, each eleventh is
-committed again.
+Key `i` has group `i / 100`, partition `i % 100` and log partition `i % 4`. The first micro-batch commits every key with
+offset `i`, commits every third key again, and removes every seventh key. The second micro-batch commits every eleventh
+key again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kcoord.pipeline.lake.tables import TABLES
 
 KEYS = 1_010_000
 AGAIN = 2_000_000
-"""What a second commit adds to the offset."""
+"""A second commit adds this to the offset."""
 SETTINGS = LakeSettings(retention_ms=MS_PER_MINUTE)
 NOT_THERE = np.iinfo(np.int64).min
 Numbers = npt.NDArray[np.int64]
@@ -39,8 +39,9 @@ COMPILED = {
 
 
 def commits(spark: SparkSession, batch: int, turn: int, where: str, offset: str) -> DataFrame:
-    """A commit of each key that `where` chooses, behind all those of earlier turns; a null offset is a tombstone.
-    Both are SQL, with the number of the key as `id`.
+    """Makes a commit of each key that `where` selects, with log offsets after those of earlier turns.
+
+    `where` and `offset` are SQL, in which `id` is the number of the key. A null offset makes a tombstone.
     """
     return (
         spark.range(KEYS)
@@ -60,7 +61,7 @@ def commits(spark: SparkSession, batch: int, turn: int, where: str, offset: str)
 
 
 def add(lake: Lake, batch: int, *parts: DataFrame) -> None:
-    """Writes `commits` as the job of that name leaves it."""
+    """Writes the table `commits` and its note as `Jobs` does."""
     frame = lake.spark.createDataFrame([], TABLES["commits"].schema)
     for part in parts:
         frame = frame.unionByName(part, allowMissingColumns=True)
@@ -70,17 +71,17 @@ def add(lake: Lake, batch: int, *parts: DataFrame) -> None:
 
 
 def offsets(lake: Lake) -> Numbers:
-    """What the table has, by key; NOT_THERE for the keys that it does not have. No key is in it twice."""
-    found = pq.read_table(lake.path(TABLES["current_offsets"]), columns=["group", "partition", "committed_offset"])
-    group = pc.cast(pc.utf8_slice_codeunits(found["group"], len("group-")), "int64").to_numpy()
-    keys = group * 100 + found["partition"].to_numpy()
+    """Returns the offsets of `current_offsets` by key, NOT_THERE for missing keys. Checks that no key occurs twice."""
+    table = pq.read_table(lake.path(TABLES["current_offsets"]), columns=["group", "partition", "committed_offset"])
+    group = pc.cast(pc.utf8_slice_codeunits(table["group"], len("group-")), "int64").to_numpy()
+    keys = group * 100 + table["partition"].to_numpy()
     assert len(np.unique(keys)) == len(keys)
     by_key = np.full(KEYS, NOT_THERE)
-    by_key[keys] = found["committed_offset"].to_numpy()
+    by_key[keys] = table["committed_offset"].to_numpy()
     return by_key
 
 
-def test_more_than_a_million_keys_are_counted_exactly(
+def test_current_offsets_of_more_than_a_million_keys_are_exact(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert KEYS > jobs._MOST_PLACES
@@ -104,7 +105,7 @@ def test_more_than_a_million_keys_are_counted_exactly(
 
     monkeypatch.setattr(current, "at_places", noted)
     Jobs(lake, SETTINGS).run("current")
-    # So many places are not sent to every worker.
+    # There are too many places to send them to every worker.
     assert plans == []
     number = np.arange(KEYS)
     expected = np.where(number % 3 == 0, number + AGAIN, number)
@@ -114,7 +115,7 @@ def test_more_than_a_million_keys_are_counted_exactly(
 
     add(lake, 1, commits(session, 1, 3, "id % 11 = 0", "-id - 1"))
     Jobs(lake, SETTINGS).run("current")
-    # The few new ones are, and are merged with all that the table has.
+    # The few new places are sent, and the new commits are merged with the table.
     assert plans == ["places"]
     expected[::11] = -number[::11] - 1
     assert np.array_equal(offsets(lake), expected)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs and lakes on object storage: an S3 server of this module's own, used by pyarrow, Spark and the formats."""
+"""Logs and lakes on object storage: this module starts an S3 server, which pyarrow, Spark and the formats use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECRET = "se/cret"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """Its address, `host:port`."""
+    """Starts an S3 server. Yields its address, `host:port`."""
     running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     running.start()
     host, port = running.get_host_and_port()
@@ -45,7 +45,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def storage(server: str) -> fs.S3FileSystem:
-    """With an empty bucket, `bucket`."""
+    """Creates the empty bucket `bucket`."""
     files = fs.S3FileSystem(
         access_key="key",
         secret_key=SECRET,
@@ -60,7 +60,7 @@ def storage(server: str) -> fs.S3FileSystem:
 
 @pytest.fixture(scope="module")
 def options(server: str) -> str:
-    """What stands behind a path in the bucket."""
+    """The query of an S3 URI."""
     return f"?endpoint_override={server}&scheme=http&region=us-east-1"
 
 
@@ -78,16 +78,16 @@ def test_logs_on_object_storage_are_read_like_local_ones(
     lake = Lake(spark, str(tmp_path / "lake"))
     s3_driver.grow(lake, uri, READ)
     assert s3_driver.current(lake) == described_offsets(*READ)
-    # In one read, the groups' names choose the log partitions: nothing else is fetched.
+    # The option `groups` prunes the log partitions.
     frame = spark.read.format("kcoord").option("table", "current_offsets").option("groups", "simple-1").load(uri)
-    told = described_offsets()
-    assert committed_offsets(frame.collect()) == {key: told[key] for key in told if key[0] == "simple-1"} != {}
+    expected = described_offsets()
+    assert committed_offsets(frame.collect()) == {key: expected[key] for key in expected if key[0] == "simple-1"} != {}
 
 
-def test_spark_without_the_file_system_is_refused(spark: SparkSession, storage: fs.S3FileSystem, options: str) -> None:
-    with pytest.raises(LakeError, match=r"lake s3://bucket/early: Spark cannot read it.*S3AFileSystem") as refused:
+def test_spark_without_the_file_system_is_rejected(spark: SparkSession, storage: fs.S3FileSystem, options: str) -> None:
+    with pytest.raises(LakeError, match=r"lake s3://bucket/early: Spark cannot read it.*S3AFileSystem") as rejected:
         Lake(spark, at("early", options))
-    assert SECRET not in str(refused.value)
+    assert SECRET not in str(rejected.value)
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +99,10 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> str:
 def grown(
     storage: fs.S3FileSystem, options: str, catalog: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[dict[Key, int]]]:
-    """By format: the committed offsets after each step of the driver."""
+    """Format -> committed offsets after each step of the driver."""
     folder = tmp_path_factory.mktemp("grown")
     s3_jars()
-    lakes = [f"{each}={at(f'lakes/{each}', options)}" for each in Format]
+    lakes = [f"{table_format}={at(f'lakes/{table_format}', options)}" for table_format in Format]
     own = {"TYPE": "sql", "URI": catalog}
     done = subprocess.run(
         [sys.executable, "-m", s3_driver.__name__, unpack_sample(folder / "log"), *lakes],
@@ -116,15 +116,15 @@ def grown(
         text=True,
     )
     assert done.returncode == 0, done.stderr[-8000:]
-    # Nothing took a URI for the name of a local folder.
+    # No library has created a local folder named like a URI.
     assert {path.name for path in folder.iterdir()} <= {"log", "spark-warehouse", "artifacts"}
-    told: dict[str, list[dict[Key, int]]] = {}
+    offsets_by_format: dict[str, list[dict[Key, int]]] = {}
     *steps, (_, retries) = map(json.loads, done.stdout.splitlines())
     for race in retries:
         note_retry(race)
     for table_format, offsets in steps:
-        told.setdefault(table_format, []).append({tuple(key): offset for key, offset in offsets})
-    return told
+        offsets_by_format.setdefault(table_format, []).append({tuple(key): offset for key, offset in offsets})
+    return offsets_by_format
 
 
 @pytest.mark.parametrize("table_format", Format)
@@ -135,15 +135,15 @@ def test_a_lake_on_object_storage_grows_like_a_local_one(
     catalog: str,
     table_format: Format,
 ) -> None:
-    told = grown[table_format]
-    assert told == [described_offsets(*log_partitions) for log_partitions in s3_driver.STEPS]
+    steps = grown[table_format]
+    assert steps == [described_offsets(*log_partitions) for log_partitions in s3_driver.STEPS]
     s3 = S3Options.of(at(f"lakes/{table_format}/gold/current_offsets", options))
     assert s3 is not None
-    assert rows_of_another_reader(s3, storage, catalog, table_format) == len(told[-1]) > 0
+    assert rows_of_another_reader(s3, storage, catalog, table_format) == len(steps[-1]) > 0
 
 
 def rows_of_another_reader(s3: S3Options, storage: fs.S3FileSystem, catalog: str, table_format: Format) -> int:
-    """How many rows of `current_offsets` a program finds that is not Spark."""
+    """Returns the number of rows of `current_offsets` that a reader other than Spark finds."""
     if table_format is Format.DELTA:
         return int(DeltaTable(s3.uri, storage_options=s3.delta()).to_pyarrow_table().num_rows)
     if table_format is Format.ICEBERG:

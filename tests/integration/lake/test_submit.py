@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lake as Spark runs it: submitted to a cluster, and as a declarative pipeline. Both make the same tables."""
+"""The lake submitted to a Spark cluster, and as a declarative pipeline. Both make the same tables."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Two of the log partitions that Kafka wrote."""
     folder = tmp_path_factory.mktemp("log")
     unpack_sample(folder)
-    for each in folder.iterdir():
-        if int(each.name.rpartition("-")[2]) not in READ:
-            shutil.rmtree(each)
+    for path in folder.iterdir():
+        if int(path.name.rpartition("-")[2]) not in READ:
+            shutil.rmtree(path)
     return str(folder)
 
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, log: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    """`ingest` and `current`, one after the other on the cluster."""
+    """A lake filled by `ingest` on a cluster."""
     folder = tmp_path_factory.mktemp("cluster")
     program = str(Path(kcoord.cli.submit.lake.__file__))
     uri = str(folder / "lake")
@@ -79,6 +79,6 @@ def test_the_declarative_pipeline_makes_the_same_tables(
 
 
 def _rows(name: str, frame: DataFrame) -> list[str]:
-    """Without the number of the micro-batch, which a declarative pipeline does not have."""
+    """Returns the rows as sorted text, without the column `batch`, which a declarative pipeline does not have."""
     columns = [f"`{column.name}`" for column in TABLES[name].columns if column.name != "batch"]
     return sorted(str(row.asDict(recursive=True)) for row in frame.select(columns).collect())

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every table against a truth made by hand. The lake was filled in two parts, with all jobs after each of them: what is
-tested is what the jobs keep up, not what they make from scratch.
+"""Compares every table with values computed by hand.
+
+The lake is filled in two parts, and the jobs run after each part. So the tests cover updates of tables, not only new
+tables.
 """
 
 from __future__ import annotations
@@ -43,20 +45,20 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def rows(frame: DataFrame, columns: str, where: str = "true") -> list[tuple[object, ...]]:
-    """Sorted by all columns; times in seconds after the scenario's begin."""
+    """Returns the rows sorted by all columns. Times are in seconds after the begin of the scenario."""
     names = columns.split()
     began = moment(0)
-    found = []
+    values = []
     for row in frame.where(where).select(*names).collect():
         plain = [
             (value.astimezone(began.tzinfo) - began).total_seconds() if hasattr(value, "astimezone") else value
             for value in row
         ]
-        found.append(tuple(plain))
-    return sorted(found, key=str)
+        values.append(tuple(plain))
+    return sorted(values, key=str)
 
 
-def test_commits_tell_why_offsets_were_removed(lake: Lake) -> None:
+def test_commits_have_the_reason_of_a_removal(lake: Lake) -> None:
     removed = rows(lake.read("commits"), "group topic reason reason_source", "is_tombstone")
     assert removed == [
         ("again", "orders", "group-delete", "inferred"),
@@ -69,11 +71,11 @@ def test_commits_tell_why_offsets_were_removed(lake: Lake) -> None:
 
 
 def test_commits_of_transactions_count_from_the_marker(lake: Lake) -> None:
-    found = rows(lake.read("commits"), "committed_offset timestamp effective_timestamp", "`group` = 'tx'")
-    assert found == [(50, 35.0, 45.0)]
+    offsets = rows(lake.read("commits"), "committed_offset timestamp effective_timestamp", "`group` = 'tx'")
+    assert offsets == [(50, 35.0, 45.0)]
 
 
-def test_incarnations_of_a_group_are_told_apart(lake: Lake) -> None:
+def test_incarnations_of_a_group_have_different_numbers(lake: Lake) -> None:
     assert rows(lake.read("commits"), "committed_offset incarnation", "`group` = 'again' AND NOT is_tombstone") == [
         (5, 0),
         (7, 1),
@@ -86,12 +88,12 @@ def test_incarnations_of_a_group_are_told_apart(lake: Lake) -> None:
 
 
 def test_group_epochs_have_reasons_and_members(lake: Lake) -> None:
-    found = rows(
+    epochs = rows(
         lake.read("group_epochs"),
         "epoch reason reason_source members since_previous_ms",
         "`group` = 'g' AND `kind` = 'consumer'",
     )
-    assert found == [
+    assert epochs == [
         (1, "join", "inferred", 1, None),
         (2, "join", "inferred", 2, 5000),
         (3, "fenced", "recorded", 1, 15000),
@@ -104,9 +106,9 @@ def test_group_epochs_have_reasons_and_members(lake: Lake) -> None:
     ]
 
 
-def test_members_are_versions_with_times(lake: Lake) -> None:
-    found = rows(lake.read("members"), "member_id subscribed_topics from_timestamp to_timestamp", "`group` = 'g'")
-    assert found == [
+def test_members_have_a_row_per_version(lake: Lake) -> None:
+    versions = rows(lake.read("members"), "member_id subscribed_topics from_timestamp to_timestamp", "`group` = 'g'")
+    assert versions == [
         ("m1", ["orders", "legacy"], 25.0, None),
         ("m1", ["orders"], 0.0, 25.0),
         ("m2", ["orders"], 5.0, 20.0),
@@ -117,7 +119,7 @@ def test_members_are_versions_with_times(lake: Lake) -> None:
     ]
 
 
-def test_assignments_are_spells_of_each_partition(lake: Lake) -> None:
+def test_assignments_have_a_row_per_spell_of_a_partition(lake: Lake) -> None:
     columns = "kind member_id topic partition is_revoking from_timestamp to_timestamp"
     assert rows(lake.read("assignments"), columns, "`group` = 'g' AND `kind` = 'current'") == [
         ("current", "m1", "orders", 0, False, 0.0, None),
@@ -133,11 +135,11 @@ def test_assignments_are_spells_of_each_partition(lake: Lake) -> None:
     ]
 
 
-def test_current_offsets_are_the_newest_that_were_not_removed(lake: Lake) -> None:
-    found = rows(
+def test_current_offsets_are_the_newest_commits_without_removed_offsets(lake: Lake) -> None:
+    offsets = rows(
         lake.read("current_offsets"), "group topic partition committed_offset", "`group` NOT IN ('watch', 'slow')"
     )
-    assert found == [
+    assert offsets == [
         ("again", "orders", 0, 7),
         ("classic", "orders", 0, 3),
         ("g", "orders", 0, 10),
@@ -155,19 +157,19 @@ def test_current_offsets_are_the_newest_that_were_not_removed(lake: Lake) -> Non
     ]
 
 
-def test_lag_is_what_was_behind_at_each_sample(lake: Lake) -> None:
+def test_lag_has_the_lag_at_each_sample(lake: Lake) -> None:
     columns = "timestamp committed_offset end_offset lag seconds_behind is_lower_bound"
     assert rows(lake.read("lag"), columns, "`group` = 'slow'") == [
         (120.0, 600, 1200, 600, 60.0, False),
         (40.0, 100, 400, 300, 30.0, False),
         (60.0, 400, 600, 200, 20.0, False),
     ]
-    # Sample 60 is before the transaction's commit was there to see; the abort changed nothing.
+    # The commit of the transaction counts from second 45, and the aborted commit of second 50 never counts.
     assert rows(lake.read("lag"), columns, "`group` = 'tx'") == [
         (120.0, 50, 120, 70, 70.0, False),
         (60.0, 50, 60, 10, 10.0, False),
     ]
-    # The group is at the end, or ahead of what the last sample saw.
+    # The partition grows by one record per second, and the group stays at offset 20.
     assert rows(lake.read("lag"), "timestamp lag seconds_behind", "`group` = 'g' AND partition = 1") == [
         (120.0, 100, 100.0),
         (40.0, 20, 20.0),
@@ -176,8 +178,8 @@ def test_lag_is_what_was_behind_at_each_sample(lake: Lake) -> None:
 
 
 def test_status_follows_burrows_rules(lake: Lake) -> None:
-    found = rows(lake.read("status"), "partition status group_status lag", "`group` = 'watch'")
-    assert found == [
+    status = rows(lake.read("status"), "partition status group_status lag", "`group` = 'watch'")
+    assert status == [
         (0, "OK", "ERR", 300),
         (1, "REWIND", "ERR", 800),
         (2, "STOP", "ERR", 1140),
@@ -215,8 +217,8 @@ def test_churn_counts_visits(lake: Lake) -> None:
 
 
 def test_expiry_follows_kip_211(lake: Lake) -> None:
-    found = rows(lake.read("expiry"), "group topic basis expires_at", "`group` NOT IN ('watch', 'slow', 'tx')")
-    assert found == [
+    expiry = rows(lake.read("expiry"), "group topic basis expires_at", "`group` NOT IN ('watch', 'slow', 'tx')")
+    assert expiry == [
         ("again", "orders", "protected", None),
         ("classic", "orders", "empty", 30.0 + RETENTION_S),
         ("g", "orders", "protected", None),
@@ -243,7 +245,7 @@ def test_orphans_are_offsets_that_nobody_needs(lake: Lake) -> None:
     ]
 
 
-def test_audit_1327_tells_what_latest_skips(lake: Lake) -> None:
+def test_audit_1327_has_the_records_that_latest_skips(lake: Lake) -> None:
     columns = "group partition verdict records created_source partition_created first_assigned"
     assert rows(lake.read("audit_1327"), columns, "topic = 'grow'") == [
         ("late", 1, "at-risk", 300, "inferred", 60.0, None),
@@ -258,8 +260,8 @@ def test_hot_groups_are_counted_by_the_hour(lake: Lake) -> None:
         (-8.0 * DAY, 1, 0, 1, 1.0),
         (0.0, 0, 1, 0, 0.0),
     ]
-    found = rows(lake.read("hot_groups"), "commits commits_per_s", "`group` = 'classic'")
-    assert found == [(1, 1 / 3600)]
+    rates = rows(lake.read("hot_groups"), "commits commits_per_s", "`group` = 'classic'")
+    assert rates == [(1, 1 / 3600)]
 
 
 def test_asof_is_the_state_at_that_moment(lake: Lake) -> None:
@@ -275,12 +277,12 @@ def test_asof_is_the_state_at_that_moment(lake: Lake) -> None:
     # The transaction was open until second 45.
     assert rows(snapshot(lake, jobs, moment(44.9), ("tx",)).offsets, "committed_offset") == []
     assert rows(snapshot(lake, jobs, moment(45), ("tx",)).offsets, "committed_offset") == [(50,)]
-    # Between its two lives a group is not there.
+    # Between its two incarnations the group does not exist.
     assert rows(snapshot(lake, jobs, moment(13), ("again",)).groups, "group") == []
     assert rows(snapshot(lake, jobs, moment(11.5), ("again",)).offsets, "committed_offset incarnation") == [(5, 0)]
 
 
-def test_what_is_up_to_date_is_left_alone(lake: Lake) -> None:
+def test_jobs_do_not_make_tables_that_are_up_to_date(lake: Lake) -> None:
     jobs = Jobs(lake, LakeSettings())
     jobs.ensure_all([*SILVER, "current_offsets", *WHOLE])
     assert jobs.made == []
@@ -316,7 +318,7 @@ def page(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> Path:
 PLOTS = ("lag", "timeline", "owners", "expiry", "busiest")
 
 
-def test_the_report_holds_every_section(page: Path) -> None:
+def test_the_report_has_every_section(page: Path) -> None:
     text = page.read_text()
     assert "<title>Made &lt;by&gt; hand</title>" in text
     for name in PLOTS:
@@ -324,7 +326,7 @@ def test_the_report_holds_every_section(page: Path) -> None:
     assert '<span class="chip REWIND">REWIND</span>' in text
     assert '<span class="chip skipped">skipped</span>' in text
     assert "--delete-offsets --group reader --topic legacy:0" in text
-    # Nothing is fetched when the page is opened.
+    # The page loads no other file.
     assert "<script src" not in text and '<link rel="stylesheet"' not in text
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transactions and deletions in a lake that grows: its tables are held to what a coordinator loads from the log."""
+"""Transactions and deletions in a growing lake: compares its tables with a coordinator that loads the same log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BEGIN = datetime.fromtimestamp(NOW_MS / 1000, UTC)
 
 
 def grown(spark: SparkSession, folder: Path, batches: list[bytes], *ends: int) -> Lake:
-    """A lake that has read the log, and made its tables, at each of these numbers of batches and at the end."""
+    """Makes a lake that reads the log and updates its tables at each of these numbers of batches, and at the end."""
     lake = Lake(spark, str(folder / "lake"))
     writer = LogWriter(folder / "log")
     for begin, end in pairwise((0, *ends, len(batches))):
@@ -37,11 +37,11 @@ def grown(spark: SparkSession, folder: Path, batches: list[bytes], *ends: int) -
 
 
 def check_as_of(lake: Lake, batches: list[bytes], *counts: int) -> None:
-    """A batch of these logs is written every millisecond."""
+    """Compares the state after each of these numbers of batches. These logs have one batch per millisecond."""
     jobs = Jobs(lake, LakeSettings())
     for count in counts:
-        found = snapshot(lake, jobs, BEGIN + timedelta(milliseconds=count - 1))
-        assert committed_offsets(found.offsets.collect()) == offsets_of(replayed(batches[:count])), count
+        as_of = snapshot(lake, jobs, BEGIN + timedelta(milliseconds=count - 1))
+        assert committed_offsets(as_of.offsets.collect()) == offsets_of(replayed(batches[:count])), count
 
 
 def test_a_lake_that_grows_has_the_offsets_of_the_coordinator(spark: SparkSession, tmp_path: Path) -> None:
@@ -51,10 +51,8 @@ def test_a_lake_that_grows_has_the_offsets_of_the_coordinator(spark: SparkSessio
     check_as_of(lake, batches, 39, 41, 60, 79, 81, 100, len(batches))
 
 
-def test_a_marker_that_the_lake_has_not_read_yet_says_when_its_commits_count(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """The first part is read up to where the transaction of producer 8 begins, behind which the marker of 7 lies."""
+def test_commits_count_from_a_marker_that_a_later_micro_batch_has(spark: SparkSession, tmp_path: Path) -> None:
+    """The first micro-batch ends where the open transaction of producer 8 begins. The marker of producer 7 follows."""
     steps = [
         Step("commit offsets", producer_id=7),
         Step("commit offsets", "h", producer_id=8),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of a lake: kept as text, changed by what is given, refused where they make no sense."""
+"""The settings of a lake: stored as text, overridden by given settings, and rejected if they are bad."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_settings_survive_being_stored() -> None:
     assert LakeSettings.from_text(settings.to_text()) == settings
 
 
-def test_what_is_given_wins_over_what_is_stored() -> None:
+def test_given_settings_win_over_stored_settings() -> None:
     stored = LakeSettings(retention_ms=5 * MS_PER_MINUTE, storm_epochs=3).to_text()
     settings = LakeSettings.from_text(stored, retention_ms=60_000, storm_epochs=None)
     assert (settings.retention_ms, settings.storm_epochs) == (60_000, 3)
@@ -29,6 +29,6 @@ def test_what_is_given_wins_over_what_is_stored() -> None:
         ("speed", "1"),
     ],
 )
-def test_a_bad_setting_is_refused_by_name_or_value(key: str, value: str) -> None:
+def test_the_error_names_the_bad_setting_or_its_value(key: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{key}|{value}"):
         LakeSettings.from_text({key: value})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of an `s3://` URI for Hadoop, deltalake and pyiceberg."""
+"""Conversion of the options of an `s3://` URI for Hadoop, deltalake and pyiceberg."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def of(uri: str) -> S3Options:
     return options
 
 
-def test_a_bare_uri_says_nothing_but_the_place() -> None:
+def test_a_uri_without_options_gives_no_settings() -> None:
     options = of("s3://bucket/path/to/lake/")
     assert options.uri == "s3://bucket/path/to/lake"
     assert (options.hadoop(), options.delta(), options.iceberg()) == ({}, {}, {})
 
 
-def test_each_library_gets_what_the_uri_says() -> None:
+def test_each_library_gets_the_options_of_the_uri() -> None:
     options = of("s3://key:se%2Fcret@bucket/lake?endpoint_override=localhost:9000&scheme=http&region=eu-1")
     assert options.uri == "s3://bucket/lake"
     assert options.hadoop() == {
@@ -50,6 +50,6 @@ def test_an_endpoint_is_https_unless_the_uri_says_otherwise() -> None:
     assert options.uri == "s3://bucket"
 
 
-def test_other_places_have_none() -> None:
+def test_local_paths_and_other_schemes_have_no_s3_options() -> None:
     assert S3Options.of("/data/lake") is None
     assert S3Options.of("gs://bucket/lake") is None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the tables of a lake are kept: Parquet alone, or Parquet files under the log of a table format.
+"""The formats of a lake's tables: plain Parquet, or Parquet files with the metadata of Delta Lake or Iceberg.
 
-Spark reads and writes the Parquet files whatever the format. What Delta Lake and Iceberg add, which of the files are
-the table, is kept by their own Python libraries in the driver. So neither needs a connector, which is built for one
-version of Spark and comes months after it.
+Spark reads and writes the Parquet files of every format. The metadata of Delta Lake and Iceberg says which files belong
+to the table; their own Python libraries keep it in the driver. So neither format needs a Spark connector. Connectors
+are built for one version of Spark and are released months after it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kcoord.pipeline.lake.formats.store import Store
 
 
 class Format(StrEnum):
-    """Of all tables of a lake, from its beginning on."""
+    """The format of all tables of a lake. It is chosen when the lake is created."""
 
     PARQUET = "parquet"
     DELTA = "delta"
@@ -30,7 +30,7 @@ _LIBRARIES = {Format.DELTA: "deltalake", Format.ICEBERG: "pyiceberg"}
 
 
 def open_store(spark: SparkSession, place: LakePlace, table_format: Format) -> Store:
-    """Raises `LakeError` where the library of the format is missing or has no catalog."""
+    """Opens the store of a format. Raises LakeError if the library of the format is missing or has no catalog."""
     library = _LIBRARIES.get(table_format)
     if library is not None and importlib.util.find_spec(library) is None:
         raise LakeError(f"--format {table_format} needs {library}: pip install 'kcoord[{table_format}]'")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data files: what Spark writes before a table format is told of it, and reads after that.
+"""The data files of Delta Lake and Iceberg tables, which Spark writes and reads.
 
-Each write has a folder of its own in the table's `data`, so that what it wrote is what lies there. What a job that was
-killed left there belongs to no table; the formats' own cleaning removes it.
+Theory of operation. Each write creates a new folder in the table's `data`, so the files in that folder are those of the
+write. Only then the store adds them to the metadata of the table, in one step. If a job crashes before that step, its
+files belong to no table; the format's own cleaning removes them.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from kcoord.pipeline.lake.formats.place import LakePlace
 from kcoord.pipeline.lake.tables import LakeTable
 
 _LAYOUT = "_"
-"""Begins the names of the columns by which Spark lays out files: it leaves those out of the files themselves, and both
-formats want the real ones in there.
+"""Prefix of the copies of the layout's columns. Spark omits the columns by which it lays out files from the files, but
+both formats need the original columns in them.
 """
 
 WITHOUT_DICTIONARY: Final = {
     f"parquet.enable.dictionary#{name}": "false"
     for name in ("log_offset", "effective_offset", "timestamp", "effective_timestamp", "commit_timestamp")
 }
-"""Nearly every row has another value there, so that a dictionary is begun, filled and given up for nothing."""
+"""These columns are nearly unique, so Parquet would build a dictionary for them and then discard it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """`path` is relative to the table's folder; `layout` has the values of the columns of the table's layout."""
+    """One data file. `path` is relative to the table's folder; `layout` has the values of the layout's columns."""
 
     path: str
     size_bytes: int
@@ -44,7 +45,7 @@ class DataFile:
 
 
 def write_files(place: LakePlace, table: LakeTable, frame: DataFrame) -> list[DataFile]:
-    """Writes the frame and returns the files that have rows."""
+    """Writes the frame into a new folder. Returns the files that have rows."""
     folder = f"data/{uuid.uuid4()}"
     copies = [F.col(f"`{name}`").alias(_LAYOUT + name) for name in table.partitioned_by]
     writer = frame.select("*", *copies).write.options(**WITHOUT_DICTIONARY)
@@ -52,9 +53,8 @@ def write_files(place: LakePlace, table: LakeTable, frame: DataFrame) -> list[Da
         writer = writer.partitionBy(*(_LAYOUT + name for name in table.partitioned_by))
     writer.parquet(f"{place.table_uri(table)}/{folder}")
     root = f"{place.root}/{table.layer}/{table.name}/"
-    found = place.files.get_file_info(fs.FileSelector(root + folder, recursive=True))
     files = []
-    for info in found:
+    for info in place.files.get_file_info(fs.FileSelector(root + folder, recursive=True)):
         if not info.path.endswith(".parquet"):
             continue
         rows = pq.read_metadata(info.path, filesystem=place.files).num_rows
@@ -71,12 +71,12 @@ def read_files(spark: SparkSession, table: LakeTable, uris: Sequence[str]) -> Da
 
 
 def replaced_values(table: LakeTable, files: Sequence[DataFile]) -> dict[str, list[str]]:
-    """Of each column of the layout: the values of which the files have rows, in order.
+    """Returns the values of each column of the layout for which the files have rows, in order.
 
-    Rows with any combination of them are replaced. That is as with Spark's own dynamic overwriting, since `records`,
-    alone in being laid out by two columns, is written one micro-batch at a time.
+    A write replaces the rows with any combination of these values. That equals Spark's dynamic overwriting: only
+    `records` has two columns in its layout, and a write has one micro-batch.
     """
-    return {name: sorted({each.layout[name] for each in files}) for name in table.partitioned_by}
+    return {name: sorted({file.layout[name] for file in files}) for name in table.partitioned_by}
 
 
 def _layout(path: str) -> dict[str, str]:

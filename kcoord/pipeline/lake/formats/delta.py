@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of Delta Lake, whose log `deltalake` writes: a change is there as a whole or not at all, and older versions
-stay readable until they are vacuumed.
+"""Tables of Delta Lake, whose log `deltalake` writes. A change is atomic, and older versions stay readable until they
+are vacuumed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class DeltaStore:
         uri = self._place.table_uri(table)
         if not DeltaTable.is_deltatable(uri, self._options):
             return None
-        found = DeltaTable(uri, storage_options=self._options)
-        if "deletionVectors" in (found.protocol().reader_features or []):
-            # Spark would read the rows that another program has marked as deleted in the files.
+        delta = DeltaTable(uri, storage_options=self._options)
+        if "deletionVectors" in (delta.protocol().reader_features or []):
+            # Spark would read rows in the files that another program has marked as deleted.
             raise LakeError(f"{uri} has deletion vectors; run REORG TABLE ... APPLY (PURGE) and switch them off")
-        return read_files(self._spark, table, found.file_uris())
+        return read_files(self._spark, table, delta.file_uris())
 
     def replace(self, table: LakeTable, frame: DataFrame) -> None:
         files = write_files(self._place, table, frame)
@@ -50,10 +50,10 @@ class DeltaStore:
     ) -> None:
         uri, layout = self._place.table_uri(table), list(table.partitioned_by)
         schema = to_arrow_schema(table.schema, timezone="UTC")
-        known = DeltaTable.create(uri, schema, mode="ignore", partition_by=layout, storage_options=self._options)
+        delta = DeltaTable.create(uri, schema, mode="ignore", partition_by=layout, storage_options=self._options)
         now_ms = round(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [
-            AddAction(each.path, each.size_bytes, each.layout, now_ms, True, json.dumps({"numRecords": each.rows}))
-            for each in files
+            AddAction(file.path, file.size_bytes, file.layout, now_ms, True, json.dumps({"numRecords": file.rows}))
+            for file in files
         ]
-        known.create_write_transaction(actions, mode, schema, layout, filters)
+        delta.create_write_transaction(actions, mode, schema, layout, filters)

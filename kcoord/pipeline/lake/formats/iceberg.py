@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of Iceberg, whose metadata `pyiceberg` writes: a change is there as a whole or not at all, and older
-snapshots stay readable until they are expired.
+"""Tables of Iceberg, whose metadata `pyiceberg` writes. A change is atomic, and older snapshots stay readable until
+they are expired.
 
-The catalog is pyiceberg's of the name `kcoord` (`PYICEBERG_CATALOG__KCOORD__URI` and so on, or `.pyiceberg.yaml`). A
-lake on a local disk does without: its catalog is a file of its own then.
+The catalog is the one that pyiceberg's configuration names `kcoord` (`PYICEBERG_CATALOG__KCOORD__URI` and so on, or
+`.pyiceberg.yaml`). A lake on a local disk without such a catalog has its catalog in a file of the lake.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class IcebergStore:
             if not place.is_local:
                 raise LakeError(
                     f"--format iceberg needs a catalog for {place.uri}: set PYICEBERG_CATALOG__{CATALOG.upper()}__URI "
-                    f"and what else it needs, or name it in .pyiceberg.yaml"
+                    f"and its other properties, or configure the catalog {CATALOG} in .pyiceberg.yaml"
                 )
             place.files.create_dir(f"{place.root}/{OWN_CATALOG.rpartition('/')[0]}")
             own = {"type": "sql", "uri": f"sqlite:///{place.root}/{OWN_CATALOG}", "warehouse": place.root}
@@ -50,14 +50,14 @@ class IcebergStore:
 
     def read(self, table: LakeTable) -> DataFrame | None:
         with self._catalog() as catalog:
-            found = self._load(catalog, table)
-            if found is None:
+            iceberg = self._load(catalog, table)
+            if iceberg is None:
                 return None
             uris = []
-            for task in found.scan().plan_files():
+            for task in iceberg.scan().plan_files():
                 if task.delete_files:
-                    # Spark would read the rows that another program has marked as deleted.
-                    raise LakeError(f"{found.location()} has delete files; rewrite its data files")
+                    # Spark would read rows that another program has marked as deleted.
+                    raise LakeError(f"{iceberg.location()} has delete files; rewrite its data files")
                 uris.append(task.file.file_path)
         return read_files(self._spark, table, uris)
 
@@ -78,12 +78,12 @@ class IcebergStore:
     def _commit(self, table: LakeTable, files: list[DataFile], replaced: BooleanExpression | None) -> None:
         uri = self._place.table_uri(table)
         with self._catalog() as catalog:
-            found = self._load(catalog, table) or self._create(catalog, table)
-            with found.transaction() as change:
-                if replaced is not None and any(found.scan(row_filter=replaced).plan_files()):
+            iceberg = self._load(catalog, table) or self._create(catalog, table)
+            with iceberg.transaction() as change:
+                if replaced is not None and any(iceberg.scan(row_filter=replaced).plan_files()):
                     change.delete(replaced)
                 if files:
-                    change.add_files([f"{uri}/{each.path}" for each in files], check_duplicate_files=False)
+                    change.add_files([f"{uri}/{file.path}" for file in files], check_duplicate_files=False)
 
     def _create(self, catalog: Catalog, table: LakeTable) -> IcebergTable:
         catalog.create_namespace_if_not_exists(table.layer)
@@ -96,15 +96,15 @@ class IcebergStore:
 
     def _load(self, catalog: Catalog, table: LakeTable) -> IcebergTable | None:
         try:
-            found = catalog.load_table(_identifier(table))
+            iceberg = catalog.load_table(_identifier(table))
         except NoSuchTableError:
             return None
-        if found.location() != self._place.table_uri(table):
+        if iceberg.location() != self._place.table_uri(table):
             raise LakeError(
-                f"catalog {CATALOG} has another lake's {table.layer}.{table.name}, at {found.location()}: "
-                "one catalog is for one lake"
+                f"catalog {CATALOG} has another lake's {table.layer}.{table.name}, at {iceberg.location()}: "
+                "each lake needs a catalog of its own"
             )
-        return found
+        return iceberg
 
     @contextmanager
     def _catalog(self) -> Iterator[Catalog]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables as folders of Parquet files: everything in the folder is the table. A reader may see half of a change."""
+"""Tables as folders of Parquet files. All files of a folder belong to the table. A reader may see half of a change."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a lake, as Spark names it and as pyarrow does."""
+"""The folder of a lake, with its names in Spark and in pyarrow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from kcoord.pipeline.lake.tables import LakeTable
 
 @dataclass(frozen=True, slots=True)
 class LakePlace:
-    """`uri` is Spark's name of the folder; `root` is the path in the file system `files`; `s3` has what S3 needs."""
+    """The folder of a lake.
+
+    `uri` is Spark's name of the folder. `root` is its path in pyarrow's file system `files`. `s3` has the options of
+    an S3 URI.
+    """
 
     uri: str
     files: fs.FileSystem
@@ -23,7 +27,7 @@ class LakePlace:
 
     @classmethod
     def of(cls, uri: str) -> LakePlace:
-        """Raises ValueError or OSError where pyarrow has no such file system."""
+        """Finds the file system of a URI. Raises ValueError or OSError if pyarrow has no such file system."""
         s3 = S3Options.of(uri)
         if s3 is not None:
             files, root = file_system(uri)
@@ -39,5 +43,5 @@ class LakePlace:
         return f"{self.uri}/{table.layer}/{table.name}"
 
     def exists(self, path: str) -> bool:
-        """Whether there is anything at a path under the root."""
+        """True if there is a file or folder at a path under the root."""
         return self.files.get_file_info(f"{self.root}/{path}").type is not fs.FileType.NotFound

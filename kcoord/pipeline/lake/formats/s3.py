@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of an `s3://` URI, in the words of each library that reads or writes a lake there.
+"""Converts the options of an `s3://` URI to the settings of each library that reads or writes a lake there.
 
-The URI is pyarrow's: `s3://KEY:SECRET@bucket/path?endpoint_override=HOST:PORT&scheme=http&region=NAME`. Without a part
-each library looks for it as it always does, in the environment above all.
+The URI is pyarrow's: `s3://KEY:SECRET@bucket/path?endpoint_override=HOST:PORT&scheme=http&region=NAME`. If a part is
+missing, each library uses its own default, usually from the environment.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 SCHEME: Final = "s3"
 HADOOP_FILE_SYSTEM: Final = {"fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem"}
-"""Hadoop's own name for it is `s3a`, which the other libraries do not all know."""
+"""Maps `s3` to Hadoop's S3A. Hadoop's own name is `s3a`, which not all other libraries support."""
 
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """What the URI says; None for what it does not say. `endpoint` is a URL."""
+    """The parts of the URI; None for a missing part. `endpoint` is a URL."""
 
     bucket: str
     path: str
@@ -29,7 +29,7 @@ class S3Options:
 
     @classmethod
     def of(cls, uri: str) -> Self | None:
-        """None if the URI is not of S3."""
+        """Parses a URI. Returns None if its scheme is not `s3`."""
         parts = urlsplit(uri)
         if parts.scheme != SCHEME:
             return None
@@ -49,23 +49,23 @@ class S3Options:
 
     @property
     def uri(self) -> str:
-        """Without options and secrets."""
+        """The URI without options and secrets."""
         return f"{SCHEME}://{self.bucket}{self.path}"
 
     def hadoop(self) -> dict[str, str]:
-        """Settings of Hadoop's S3A for this bucket."""
+        """Returns the settings of Hadoop's S3A for this bucket."""
         named = {
             "access.key": self.access_key,
             "secret.key": self.secret_key,
             "endpoint": self.endpoint,
             "endpoint.region": self.region,
-            # The bucket is no part of the name of such a server.
+            # With an endpoint of its own the bucket is in the path, not in the name of the server.
             "path.style.access": "true" if self.endpoint else None,
         }
         return {f"fs.s3a.bucket.{self.bucket}.{key}": value for key, value in _said(named).items()}
 
     def delta(self) -> dict[str, str]:
-        """Storage options of deltalake."""
+        """Returns the storage options of deltalake."""
         return _said(
             {
                 "AWS_ACCESS_KEY_ID": self.access_key,
@@ -77,7 +77,7 @@ class S3Options:
         )
 
     def iceberg(self) -> dict[str, str]:
-        """Properties of a catalog of pyiceberg."""
+        """Returns the properties of a catalog of pyiceberg."""
         return _said(
             {
                 "s3.access-key-id": self.access_key,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a format has to be able to do."""
+"""The operations of a table format."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kcoord.pipeline.lake.tables import LakeTable
 
 
 class Store(Protocol):
-    """Frames have the table's columns and types."""
+    """Reads and writes tables. The frames have the table's columns and types."""
 
     def read(self, table: LakeTable) -> DataFrame | None:
-        """All rows as of now; None where the table was never made."""
+        """Returns the current rows of the table, or None if it was never made."""
         ...
 
     def replace(self, table: LakeTable, frame: DataFrame) -> None:
-        """Replaces those parts of the table's layout that the frame has rows of; all of a table without a layout."""
+        """Replaces the parts of the layout for which the frame has rows, or the whole table if it has no layout."""
         ...
 
     def append(self, table: LakeTable, frame: DataFrame) -> None:

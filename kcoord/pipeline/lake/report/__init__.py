@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report: one page of HTML with everything in it."""
+"""The report: one self-contained HTML page."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the page shows, in pieces that are small however large the lake is: Spark counts and cuts, the page draws."""
+"""Collects the data of the page. Spark aggregates and limits it, so it is small for a lake of any size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_ROWS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """Frames of pandas; times are UTC. `now` is what ages count from."""
+    """The data of the page, as pandas frames. Times are UTC. Ages are relative to `now`."""
 
     now: datetime
     first: datetime | None
@@ -44,7 +44,7 @@ class ReportData:
 
 
 def collect(lake: Lake, now: datetime) -> ReportData:
-    """Reads the tables of the lake, which have to be up to date."""
+    """Reads the tables of the lake, which must be up to date."""
     epochs, members = lake.read("group_epochs"), lake.read("members")
     note = lake.note("records")
     return ReportData(
@@ -71,12 +71,12 @@ def _pandas(frame: DataFrame) -> pd.DataFrame:
 
 
 def _first(lake: Lake) -> datetime | None:
-    found = lake.read("commits").agg(F.min(F.unix_millis("timestamp"))).collect()[0][0]
-    return None if found is None else datetime.fromtimestamp(int(found) / 1000, UTC)
+    oldest_ms = lake.read("commits").agg(F.min(F.unix_millis("timestamp"))).collect()[0][0]
+    return None if oldest_ms is None else datetime.fromtimestamp(int(oldest_ms) / 1000, UTC)
 
 
 def _groups(lake: Lake, states: DataFrame) -> DataFrame:
-    """Every group that has members or offsets, with its worst status and its lag."""
+    """Returns every group that has members or offsets, with its worst status and its lag."""
     offsets = (
         lake.read("current_offsets")
         .groupBy("group")
@@ -98,7 +98,7 @@ def _status(lake: Lake) -> DataFrame:
 
 
 def _lag(lag: DataFrame) -> DataFrame:
-    """The partitions with the most lag; times are cut into MAX_HEAT_COLUMNS pieces, and of each the worst counts."""
+    """Returns the partitions with the largest lag. Time is cut into MAX_HEAT_COLUMNS pieces; each has its worst lag."""
     key = ["group", "topic", "partition"]
     worst = lag.groupBy(*key).agg(F.max("lag").alias("worst")).orderBy(F.col("worst").desc(), *key).limit(MAX_HEAT_ROWS)
     span = lag.agg(F.min(F.unix_millis("timestamp")).alias("begin"), F.max(F.unix_millis("timestamp")).alias("end"))
@@ -119,8 +119,8 @@ def _epochs(epochs: DataFrame) -> DataFrame:
 
 
 def _convergence(convergence: DataFrame) -> DataFrame:
+    """Summarizes epochs with members only, since an empty group converges at once."""
     took = F.col("convergence_ms")
-    """Epochs with members: an empty group has converged at once."""
     return (
         convergence.where("members > 0")
         .groupBy("group")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drawings of the page, as plotly figures. Colours that depend on light and dark are set by the page's script."""
+"""The figures of the page, made with plotly. The page's script sets the colours of the light and dark themes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REASONS: Final = {
     "migration": "#c95f9e",
     "rejoin": "#8a93a3",
 }
-"""Of an epoch, with its colour."""
+"""Reason of an epoch -> colour."""
 OWNERS: Final = (
     "#3f83d4",
     "#e0883a",
@@ -43,7 +43,7 @@ _MOST_BINS: Final = 90
 
 
 def lag_heat_map(data: ReportData) -> go.Figure | None:
-    """Rows are partitions, the worst on top; colour is the logarithm of the lag."""
+    """Draws a row per partition, the worst on top. The colour is the logarithm of the lag."""
     if data.lag.empty:
         return None
     rows = data.lag.assign(name=_partition_names(data.lag, with_group=True))
@@ -85,7 +85,7 @@ def lag_heat_map(data: ReportData) -> go.Figure | None:
 
 
 def rebalance_timeline(data: ReportData) -> go.Figure | None:
-    """A line per group, a mark per epoch, storms shaded."""
+    """Draws a line per group and a mark per epoch, with storms shaded."""
     epochs = data.epochs[~data.epochs["is_tombstone"].astype(bool)] if len(data.epochs) else data.epochs
     if epochs.empty:
         return None
@@ -148,8 +148,8 @@ def _add_ends(figure: go.Figure, epochs: pd.DataFrame, place: dict[str, int]) ->
 
 
 def _add_storms(figure: go.Figure, storms: pd.DataFrame, place: dict[str, int]) -> None:
-    known = storms[storms["group"].isin(list(place))] if len(storms) else storms
-    for storm in known.itertuples():
+    shown = storms[storms["group"].isin(list(place))] if len(storms) else storms
+    for storm in shown.itertuples():
         row = place[str(storm.group)]
         figure.add_shape(
             type="rect",
@@ -161,15 +161,15 @@ def _add_storms(figure: go.Figure, storms: pd.DataFrame, place: dict[str, int]) 
             line={"width": 0},
             layer="below",
         )
-    if len(known):
+    if len(shown):
         figure.add_trace(
             go.Scatter(
-                x=list(known["to_timestamp"]),
-                y=[place[group] for group in known["group"]],
+                x=list(shown["to_timestamp"]),
+                y=[place[group] for group in shown["group"]],
                 mode="markers",
                 name="storm",
                 marker={"symbol": "square", "size": 9, "color": "rgba(212, 72, 75, 0.55)"},
-                customdata=known[["group", "epochs", "duration_ms"]].to_numpy(),
+                customdata=shown[["group", "epochs", "duration_ms"]].to_numpy(),
                 hovertemplate="<b>%{customdata[0]}</b>: %{customdata[1]} epochs in "
                 "%{customdata[2]:,} ms<extra>storm</extra>",
             )
@@ -177,7 +177,7 @@ def _add_storms(figure: go.Figure, storms: pd.DataFrame, place: dict[str, int]) 
 
 
 def ownership(data: ReportData) -> dict[str, go.Figure]:
-    """Per group a row per partition, a bar per spell, a colour per member."""
+    """Draws a figure per group, with a row per partition, a bar per spell and a colour per member."""
     figures = {}
     end = data.now.replace(tzinfo=None)
     for group, rows in data.spells.groupby("group"):
@@ -224,7 +224,7 @@ def ownership(data: ReportData) -> dict[str, go.Figure]:
 
 
 def expiry_calendar(data: ReportData) -> go.Figure | None:
-    """Groups by time: how many offsets go when. What is overdue goes first."""
+    """Draws the number of offsets that expire, by group and time. Overdue offsets are in the first column."""
     due = data.expiry[data.expiry["expires_at"].notna()] if len(data.expiry) else data.expiry
     if due.empty:
         return None
@@ -239,7 +239,7 @@ def expiry_calendar(data: ReportData) -> go.Figure | None:
     bins = pd.date_range(begin, last, freq=unit)[:_MOST_BINS]
     table = table.reindex(columns=bins).sort_values(by="group", ascending=False)
     form = {"D": "%b %d", "h": "%b %d %H:00", "min": "%H:%M"}[unit]
-    labels = [each.strftime(form) for each in bins]
+    labels = [start.strftime(form) for start in bins]
     figure = go.Figure(
         go.Heatmap(
             x=labels,
@@ -283,7 +283,7 @@ def busiest(data: ReportData) -> go.Figure | None:
 
 
 def _partition_names(rows: pd.DataFrame, *, with_group: bool = False) -> list[str]:
-    """`topic-3`, `group · topic-3`; a topic whose name is not known goes by its id."""
+    """Returns names such as `topic-3` or `group · topic-3`. A topic without a known name has its id."""
     topics = rows["topic"]
     if "topic_id" in rows:
         topics = topics.fillna(rows["topic_id"])
@@ -303,8 +303,8 @@ def _short(text: str, most: int = _MAX_LABEL) -> str:
 def _log10(value: pd.Series | float) -> pd.Series | float:
     import numpy as np
 
-    found: pd.Series | float = np.log10(value)
-    return found
+    logarithm: pd.Series | float = np.log10(value)
+    return logarithm
 
 
 def _stack(lags: pd.DataFrame, seconds: pd.DataFrame) -> list[list[list[float]]]:

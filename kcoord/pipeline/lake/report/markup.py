@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of the page that are text: tiles, the status list, tables. All values are escaped."""
+"""The text parts of the page: tiles, the status list, tables. All values are escaped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _TIME = "%b %d %H:%M:%S"
 
 
 class Cell(NamedTuple):
-    """A column of a table: its title, its text for a row, and whether it is a number or a verdict."""
+    """A column of a table: its title, its text for a row, and its style.
+
+    The style is "n" for a number, "verdict" for a chip, "command" for code.
+    """
 
     title: str
     text: Callable[[pd.Series], str]
@@ -33,7 +36,7 @@ def moment(value: object) -> str:
 
 
 def duration(milliseconds: object) -> str:
-    """The two largest units."""
+    """Formats a duration in its two largest units."""
     if milliseconds is None or pd.isna(milliseconds):
         return NOTHING
     value = float(str(milliseconds))
@@ -51,8 +54,8 @@ def duration(milliseconds: object) -> str:
 
 
 def chip(text: object) -> str:
-    known = NOTHING if text is None or pd.isna(text) else str(text)
-    return f'<span class="chip {escape(known)}">{escape(known)}</span>'
+    shown = NOTHING if text is None or pd.isna(text) else str(text)
+    return f'<span class="chip {escape(shown)}">{escape(shown)}</span>'
 
 
 def empty(text: str) -> str:
@@ -89,7 +92,7 @@ def tiles(data: ReportData) -> str:
         ("groups in error", number(bad), "err" if bad else "ok"),
         ("records behind", number(groups["lag"].sum()) if groups["lag"].notna().any() else NOTHING, ""),
         ("rebalance storms", number(len(data.storms)), "warn" if len(data.storms) else "ok"),
-        ("offsets due in a day", number(due), "warn" if due else "ok"),
+        ("offsets expire in a day", number(due), "warn" if due else "ok"),
         ("records lost or at risk", number(lost), "err" if lost else "ok"),
     )
     return "".join(f'<div class="tile {tone}"><b>{value}</b><span>{name}</span></div>' for name, value, tone in facts)
@@ -108,10 +111,10 @@ def status(data: ReportData) -> str:
     return f'<div class="groups"><div class="row head">{head}</div>{lists}</div>'
 
 
-def _count(value: object, one: str, many: str) -> str:
-    """Labels are for phones, where the columns have no heads; what is not known is left out there."""
-    known = pd.to_numeric(value)
-    label = "" if pd.isna(known) else one if known == 1 else many
+def _count(value: object, singular: str, plural: str) -> str:
+    """Formats a number with a label. Phones show the label, since their columns have no heads, unless it is unknown."""
+    count = pd.to_numeric(value)
+    label = "" if pd.isna(count) else singular if count == 1 else plural
     return f'<span class="n" data-label="{label}">{number(value)}</span>'
 
 
@@ -155,7 +158,7 @@ def convergence(data: ReportData) -> str:
 
 def churn(data: ReportData) -> str:
     if data.churn.empty:
-        return empty("No members came or went.")
+        return empty("No members joined or left.")
     rows = data.churn.sort_values(["joins", "leaves"], ascending=False).head(15)
     cells = (
         Cell("Group", lambda row: str(row["group"])),
@@ -186,21 +189,19 @@ _BASES = {
     "simple": "the group never had members",
     "unsubscribed": "nobody subscribes to the topic",
     "commit-age": "the group is empty, and Kafka counts from the commit",
-    "own": "the client said so",
+    "own": "the client set the time",
 }
 
 
 def audit(data: ReportData) -> str:
     if data.audit.empty:
-        return empty(
-            "<b>Nothing to worry about:</b> no partition is known to be younger than a group that reads its topic."
-        )
+        return empty("<b>No loss:</b> no partition is known to be younger than a group that reads its topic.")
     cells = (
         Cell("Group", lambda row: str(row["group"])),
         Cell("Partition", lambda row: f"{row['topic']}-{row['partition']}"),
         Cell("Verdict", lambda row: str(row["verdict"]), "verdict"),
         Cell("Records", lambda row: number(row["records"]), "n"),
-        Cell("Partition made", lambda row: moment(row["partition_created"])),
+        Cell("Partition created", lambda row: moment(row["partition_created"])),
         Cell("First assigned", lambda row: moment(row["first_assigned"])),
         Cell("First commit at", lambda row: number(row["first_committed_offset"]), "n"),
     )
@@ -209,7 +210,7 @@ def audit(data: ReportData) -> str:
 
 def orphans(data: ReportData) -> str:
     if data.orphans.empty:
-        return empty("<b>None.</b> Every committed offset is of a topic that its group still reads.")
+        return empty("<b>None.</b> Every committed offset belongs to a topic that its group still reads.")
     grouped = data.orphans.groupby(["group", "topic", "reason"])["partition"].apply(_numbers).reset_index()
     cells = (
         Cell("Group", lambda row: str(row["group"])),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the page together: nothing in it comes from elsewhere when it is opened."""
+"""Renders the page. It is self-contained: opening it loads nothing else."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from kcoord.pipeline.lake.report import figures, markup
 from kcoord.pipeline.lake.report.data import ReportData, collect
 from kcoord.pipeline.lake.storage import Lake
 
-_NO_SAMPLES: Final = "Lag needs samples of where partitions end: <code>kcoord lake ends</code> takes them."
+_NO_SAMPLES: Final = "Lag needs samples of the end offsets: <code>kcoord lake ends</code> takes them."
 
 
 def write_report(lake: Lake, jobs: Jobs, output: str, title: str) -> int:
-    """Brings all tables up to date and writes the page; returns its size in bytes."""
+    """Updates all tables and writes the page. Returns its size in bytes."""
     if lake.note("records") is None:
         raise LakeError(f"lake {lake.uri} has no records: run `ingest` first")
     jobs.ensure_all([*SILVER, "current_offsets", *WHOLE])
@@ -35,7 +35,7 @@ def write_report(lake: Lake, jobs: Jobs, output: str, title: str) -> int:
 
 
 def render(data: ReportData, title: str) -> str:
-    """The page as text."""
+    """Returns the page as text."""
     drawn = {
         "lag": figures.lag_heat_map(data),
         "timeline": figures.rebalance_timeline(data),
@@ -46,7 +46,7 @@ def render(data: ReportData, title: str) -> str:
     content = {name: json.loads(str(figure.to_json())) for name, figure in drawn.items() if figure is not None}
     content["owners"] = {group: json.loads(str(figure.to_json())) for group, figure in owners.items()}
     for figure in [*(content[name] for name in drawn if name in content), *content["owners"].values()]:
-        figure["layout"].pop("template", None)  # 7 kB of colours each, of which none is used
+        figure["layout"].pop("template", None)  # it has 7 kB of colours, and the page uses none of them
     return Template(_text("page.html")).substitute(
         title=escape(title),
         about=_about(data),
