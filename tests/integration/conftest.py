@@ -23,7 +23,7 @@ SERVER = {
 
 @pytest.fixture
 def make_server(tmp_path: Path) -> Iterator[MakeServer]:
-    """Makes servers that are not started; keyword arguments are settings with underscores for dots."""
+    """Makes servers that are not started yet. Keyword arguments are settings, with underscores for dots."""
     made: list[KcoordProcess] = []
 
     def make(**settings: str) -> KcoordProcess:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`group.consumer.assignors` by the names of Kafka's classes: groups work, and each tool shows what fits it."""
+"""`group.consumer.assignors` with the names of Kafka's classes: groups work, and each tool shows the fitting name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKAGE = "org.apache.kafka.coordinator.group.assignor"
 NAMES = f"{PACKAGE}.RangeAssignor,{PACKAGE}.UniformAssignor"
 
 
-def test_members_join_and_the_setting_is_shown_as_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_members_join_and_the_setting_is_described_as_it_was_set(capsys: pytest.CaptureFixture[str]) -> None:
     with start_broker(config={KEY: NAMES}) as broker:
         broker.create_topic("orders", partitions=2)
         with WireClient(int(broker.bootstrap_servers.rpartition(":")[2])) as wire:
@@ -40,7 +40,7 @@ def test_members_join_and_the_setting_is_shown_as_it_was_given(capsys: pytest.Ca
 
 
 def join(wire: WireClient) -> ConsumerGroupHeartbeatResponse:
-    """The answer to a join, as soon as the group has its coordinator."""
+    """Joins the group as soon as it has a coordinator; returns the response."""
     request = ConsumerGroupHeartbeatRequest(
         group_id="readers",
         member_id="member",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""librdkafka is asked for its metrics, and what it pushes reaches a collector."""
+"""The metrics that librdkafka pushes reach a collector."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Collector(HTTPServer):
                 self.end_headers()
 
             def log_message(self, format: str, *arguments: object) -> None:
-                """Tests print nothing."""
+                """Prints nothing."""
 
         super().__init__(("127.0.0.1", 0), Handler)
 
@@ -53,7 +53,7 @@ def subscribe(broker: KcoordProcess, name: str, configs: dict[str, str]) -> None
         assert client.call(request, 1, IncrementalAlterConfigsResponse).responses[0].error_code == 0
 
 
-def test_a_client_pushes_what_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_client_pushes_the_metrics_of_its_subscription(tmp_path: Path) -> None:
     collector = Collector()
     threading.Thread(target=collector.serve_forever, daemon=True).start()
     endpoint = f"http://127.0.0.1:{collector.server_port}/v1/metrics"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker process whose logs are cleaned while it works, and that starts again from snapshots, or without them."""
+"""A broker process whose logs are cleaned while it serves clients, and that restarts with and without snapshots."""
 
 from __future__ import annotations
 
@@ -65,19 +65,19 @@ def commit(client: WireClient, group_id: str, offset: int) -> None:
     topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=partitions)
     request = OffsetCommitRequest(group_id=group_id, generation_id_or_member_epoch=-1, topics=[topic])
     answer = client.call(request, 8, OffsetCommitResponse)
-    assert {found.error_code for found in answer.topics[0].partitions} == {Errors.NONE}
+    assert {partition.error_code for partition in answer.topics[0].partitions} == {Errors.NONE}
 
 
 def committed(client: WireClient, group_id: str) -> dict[int, int]:
     asked = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=None)
-    found: list[OffsetFetchResponse.OffsetFetchResponseGroup] = []
+    groups: list[OffsetFetchResponse.OffsetFetchResponseGroup] = []
 
     def is_answered() -> bool:
-        found[:] = client.call(OffsetFetchRequest(groups=[asked]), 8, OffsetFetchResponse).groups
-        return found[0].error_code == Errors.NONE
+        groups[:] = client.call(OffsetFetchRequest(groups=[asked]), 8, OffsetFetchResponse).groups
+        return groups[0].error_code == Errors.NONE
 
     wait_until(is_answered, f"the offsets of {group_id}")
-    return {p.partition_index: p.committed_offset for topic in found[0].topics for p in topic.partitions}
+    return {p.partition_index: p.committed_offset for topic in groups[0].topics for p in topic.partitions}
 
 
 def expected(offset: int) -> dict[int, int]:
@@ -102,8 +102,8 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-def test_snapshots_of_an_orderly_stop_are_used_and_never_needed(make_server: MakeServer) -> None:
-    """D-10: whatever happens to them, the same offsets are served; after kill -9 as well."""
+def test_snapshots_of_an_orderly_stop_are_used_but_never_needed(make_server: MakeServer) -> None:
+    """With damaged or missing snapshots, the same offsets are served, also after kill -9 (D-10)."""
     server = make_server(log_cleaner_enable="false").start()
     with client_of(server) as client:
         create_topic(client, "t", PARTITIONS)
@@ -130,8 +130,8 @@ def test_snapshots_of_an_orderly_stop_are_used_and_never_needed(make_server: Mak
     assert "the whole log is read instead" in server.log
 
 
-def test_the_folder_of_a_steady_fleet_stays_small(make_server: MakeServer) -> None:
-    """60,000 commits to 400 keys end as less than three times their last records."""
+def test_cleaning_keeps_the_folder_small(make_server: MakeServer) -> None:
+    """60,000 commits to 400 keys end up in less than three times the bytes of their last records."""
     server = make_server(log_cleaner_backoff_ms="100", kcoord_log_flush_policy="os").start()
     with client_of(server) as client:
         create_topic(client, "t", PARTITIONS)
@@ -158,7 +158,7 @@ def folder_bytes(server: KcoordProcess) -> int:
 
 
 def live_bytes(server: KcoordProcess) -> int:
-    """The last record of each key, in batches of one commit each."""
+    """Returns the bytes of the last record of each key, in batches of one commit each."""
     live: dict[bytes, int] = {}
     for path in sorted(server.data.glob("__consumer_offsets-*/*.log")):
         data = path.read_bytes() if path.exists() else b""
@@ -200,8 +200,8 @@ def produce(client: WireClient, number: int, pairs: list[tuple[bytes, bytes | No
 
 
 def fetch(client: WireClient) -> list[tuple[int, bytes | None]]:
-    """All records of the topic, as a consumer gets them one fetch after another."""
-    found: list[tuple[int, bytes | None]] = []
+    """Fetches all records of the topic; returns their offsets and values."""
+    records: list[tuple[int, bytes | None]] = []
     offset = 0
     while True:
         partition = FetchRequest.FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20)
@@ -212,6 +212,6 @@ def fetch(client: WireClient) -> list[tuple[int, bytes | None]]:
         data = answer.records or b""
         headers = list(iter_headers(data))
         if not headers:
-            return found
-        found += [(record.offset, record.value) for at, _ in headers for record in decode_records(data, at)]
+            return records
+        records += [(record.offset, record.value) for at, _ in headers for record in decode_records(data, at)]
         offset = headers[-1][1].next_offset

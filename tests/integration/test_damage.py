@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that changed on the disk, seen from the wire: one partition is refused by name, the others serve, and a repair
-that somebody asked for brings it back.
+"""Bytes that changed on the disk: the broker names the damaged partition and does not serve it, the other partitions
+are served, and a repair restores the damaged partition.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def flip(position: int) -> Callable[[Path], None]:
 
 
 def repeat_first_batch(path: Path) -> None:
-    """The base offsets go back."""
+    """Appends the first batch again, so that the base offsets go back."""
     data = path.read_bytes()
     path.write_bytes(data + data[: 12 + int.from_bytes(data[8:12], "big")])
 
 
 def offsets(client: WireClient, group_id: str) -> list[int] | int:
-    """The committed offsets, or the error."""
-    wanted = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=None, member_id=None)
-    group = client.call(OffsetFetchRequest(groups=[wanted]), 9, OffsetFetchResponse).groups[0]
+    """Returns the committed offsets, or the error."""
+    requested = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=None, member_id=None)
+    group = client.call(OffsetFetchRequest(groups=[requested]), 9, OffsetFetchResponse).groups[0]
     if group.error_code:
         return group.error_code
     return [part.committed_offset for topic in group.topics for part in topic.partitions]
@@ -66,7 +66,7 @@ def offsets(client: WireClient, group_id: str) -> list[int] | int:
     [flip(8), flip(18), flip(75), flip(90), repeat_first_batch],
     ids=["length", "crc", "key", "value", "offsets going back"],
 )
-def test_d8_a_damaged_partition_of_groups_is_refused_alone(
+def test_d8_only_a_damaged_partition_of_groups_is_not_served(
     make_server: MakeServer, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None], ending: signal.Signals
 ) -> None:
     server = make_server(log_cleaner_enable="false", offsets_topic_num_partitions=str(SHARDS)).start()
@@ -78,18 +78,18 @@ def test_d8_a_damaged_partition_of_groups_is_refused_alone(
     server.stop(ending)
     damaged, path = GROUPS[2], server.data / "__consumer_offsets-2" / f"{0:020d}.log"
     damage(path)
-    # The bytes are nowhere else.
-    for other in (*server.data.glob(f"*/{SNAPSHOT_FILE}"), *server.data.glob(JOURNAL_FILE)):
-        other.unlink()
+    # No snapshot or journal has a copy of the damaged bytes.
+    for copy in (*server.data.glob(f"*/{SNAPSHOT_FILE}"), *server.data.glob(JOURNAL_FILE)):
+        copy.unlink()
     server.start()
     with WireClient(server.port) as client:
         for group_id in GROUPS:
             if group_id != damaged:
                 wait_until(lambda g=group_id: offsets(client, g) == [COMMITS - 1] * 3, f"{group_id} is served")  # type: ignore[misc]
                 commit(client, COMMITS, group_id)
-        wait_until(lambda: f"{path}: position " in server.log, "the damage is named")
+        wait_until(lambda: f"{path}: position " in server.log, "the log names the damage")
         for _ in range(20):
-            assert offsets(client, damaged) in REFUSED, "never a guess"
+            assert offsets(client, damaged) in REFUSED, "no offsets are returned"
     (line, *_) = [line for line in server.log.splitlines() if f"{path}: position " in line]
     assert "offset " in line
     assert "kcoord log repair" in line
@@ -104,7 +104,7 @@ def test_d8_a_damaged_partition_of_groups_is_refused_alone(
         assert offsets(client, GROUPS[0]) == [COMMITS] * 3
 
 
-def test_d8_bytes_that_the_journal_still_has_are_put_back(
+def test_d8_damaged_bytes_that_the_journal_has_are_restored(
     make_server: MakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = make_server(log_cleaner_enable="false", offsets_topic_num_partitions=str(SHARDS)).start()
@@ -126,7 +126,7 @@ def test_d8_bytes_that_the_journal_still_has_are_put_back(
     assert "sound" in capsys.readouterr().err
 
 
-def test_d8_a_damaged_partition_of_a_topic_is_refused_alone(make_server: MakeServer) -> None:
+def test_d8_only_a_damaged_partition_of_a_topic_is_not_served(make_server: MakeServer) -> None:
     server = make_server().start()
     with WireClient(server.port) as client:
         create_topic(client)
@@ -156,7 +156,7 @@ def produce(client: WireClient, partition: int, number: int) -> Errors:
 
 
 def fetch(client: WireClient, partition: int) -> Errors:
-    wanted = FetchRequest.FetchPartition(partition=partition, fetch_offset=0, partition_max_bytes=1 << 20)
-    topic = FetchRequest.FetchTopic(topic=TOPIC, partitions=[wanted])
+    requested = FetchRequest.FetchPartition(partition=partition, fetch_offset=0, partition_max_bytes=1 << 20)
+    topic = FetchRequest.FetchTopic(topic=TOPIC, partitions=[requested])
     answer = client.call(FetchRequest(max_wait_ms=0, max_bytes=1 << 20, topics=[topic]), 12, FetchResponse)
     return Errors(answer.responses[0].partitions[0].error_code)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feature levels that are changed while the broker runs: they reach open connections, count at once, and stay."""
+"""Feature levels that change while the broker runs: they take effect on open connections at once, and are durable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAFE_DOWNGRADE = 2
 
 
 def levels(client: WireClient) -> tuple[dict[str, int], int]:
-    """The finalized levels and their epoch, as this connection is told."""
+    """Returns the finalized levels and their epoch on this connection."""
     request = ApiVersionsRequest(client_software_name="test", client_software_version="1.0")
     answer = client.call(request, 4, ApiVersionsResponse)
     finalized = {feature.name: feature.max_version_level for feature in answer.finalized_features}
@@ -43,19 +43,19 @@ def update(client: WireClient, upgrade_type: int = 1, **updates: int) -> UpdateF
 
 
 def load_groups(client: WireClient) -> None:
-    """Returns when the coordinator serves groups."""
+    """Waits until the coordinator serves groups."""
     find_coordinator(client, "g")
     committed(client, "g")
 
 
-def test_group_version_0_switches_the_consumer_protocol_off(server: KcoordProcess) -> None:
+def test_group_version_0_disables_the_consumer_protocol(server: KcoordProcess) -> None:
     with WireClient(server.port) as member, WireClient(server.port) as admin:
         create_topic(admin, "t", 1)
         load_groups(admin)
         joined = join(member, "g", "m", "t")
         assert joined.error_code == 0
         for _ in range(3):
-            # Repeated heartbeats go the fast path.
+            # Repeated heartbeats take the fast path.
             assert join(member, "g", "m", "t", joined.member_epoch).error_code == 0
         before, old_epoch = levels(member)
         assert before["group.version"] == 1
@@ -72,7 +72,7 @@ def test_group_version_0_switches_the_consumer_protocol_off(server: KcoordProces
         assert join(member, "g", "m", "t", joined.member_epoch).error_code == 0
 
 
-def test_levels_and_their_epoch_outlive_a_start(server: KcoordProcess) -> None:
+def test_levels_and_their_epoch_survive_restarts(server: KcoordProcess) -> None:
     with WireClient(server.port) as client:
         assert update(client, SAFE_DOWNGRADE, group_version=0, transaction_version=1).error_code == 0
         before, old_epoch = levels(client)
@@ -87,8 +87,8 @@ def test_levels_and_their_epoch_outlive_a_start(server: KcoordProcess) -> None:
             assert join(client, "g", "m", "t").error_code == Errors.UNSUPPORTED_VERSION
 
 
-async def test_transaction_version_picks_the_protocol_of_producers(make_server: MakeServer) -> None:
-    """KIP-890: from level 2 on, each transaction ends with a new producer epoch."""
+async def test_transaction_version_selects_the_protocol_of_producers(make_server: MakeServer) -> None:
+    """From level 2 on, each transaction ends with a new producer epoch (KIP-890)."""
     server = make_server(transaction_state_log_num_partitions="1").start()
     async with AdminClient(bootstrap_servers=server.address) as admin:
         with WireClient(server.port) as client:
@@ -113,7 +113,7 @@ async def test_transaction_version_picks_the_protocol_of_producers(make_server: 
 
 
 async def epochs_of_two_transactions(server: KcoordProcess, transactional_id: str) -> list[int]:
-    """The producer's epoch after each of them."""
+    """Returns the producer's epoch after each transaction."""
     epochs = []
     async with Producer(bootstrap_servers=server.address, transactional_id=transactional_id) as producer:
         await producer.init_transactions()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brokers that are taken out of service and back, `kcoord workers`, while clients use the others."""
+"""`kcoord workers` fences and unfences brokers while clients use the other brokers."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def broker(tmp_path: Path) -> Iterator[KcoordProcess]:
 
 
 def run(data: Path, action: str, node_id: int) -> tuple[int, str]:
-    """Exit code and what the command said."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    """Runs `kcoord workers`; returns its exit code and its output."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = main(["workers", action, str(node_id), "--data", str(data)])
-    return code, said.getvalue()
+    return code, output.getvalue()
 
 
 def test_the_outcome_as_json(broker: KcoordProcess, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +71,7 @@ def fence(broker: KcoordProcess, node_id: int) -> None:
 
 def unfence(broker: KcoordProcess, node_id: int) -> None:
     assert run(broker.data, "unfence", node_id) == (0, f"Broker {node_id} is in service\n")
-    wait_until(lambda: accepts(broker.ports[NODES.index(node_id)]), "clients are taken again", TIMEOUT_SECONDS)
+    wait_until(lambda: accepts(broker.ports[NODES.index(node_id)]), "clients are accepted again", TIMEOUT_SECONDS)
 
 
 def accepts(port: int) -> bool:
@@ -84,19 +84,19 @@ def accepts(port: int) -> bool:
 
 def leaders(port: int, topic: str) -> list[int]:
     partitions = metadata(port, [topic]).topics[0].partitions
-    return [one.leader_id for one in sorted(partitions, key=lambda one: one.partition_index)]
+    return [partition.leader_id for partition in sorted(partitions, key=lambda partition: partition.partition_index)]
 
 
 def cluster(port: int, *, include_fenced: bool) -> dict[int, bool]:
-    """Whether each broker is fenced."""
+    """Returns whether each broker is fenced."""
     with WireClient(port) as client:
         request = DescribeClusterRequest(include_fenced_brokers=include_fenced)
         answer = client.call(request, 2, DescribeClusterResponse)
-    return {one.broker_id: one.is_fenced for one in answer.brokers}
+    return {broker.broker_id: broker.is_fenced for broker in answer.brokers}
 
 
 @pytest.mark.parametrize("node_id", NODES)
-def test_others_lead_while_a_broker_is_out_of_service(broker: KcoordProcess, node_id: int) -> None:
+def test_other_brokers_lead_while_a_broker_is_out_of_service(broker: KcoordProcess, node_id: int) -> None:
     bootstrap = addresses(broker)
     other = broker.ports[NODES.index(node_id) - 1]
     assert create(broker.port, "t", 6, 3).error_code == 0
@@ -106,21 +106,23 @@ def test_others_lead_while_a_broker_is_out_of_service(broker: KcoordProcess, nod
         consumer.wait_for(18, TIMEOUT_SECONDS)
         fence(broker, node_id)
         answer = metadata(other, ["t", "alone"])
-        assert {one.node_id for one in answer.brokers} == set(NODES) - {node_id}
+        assert {broker.node_id for broker in answer.brokers} == set(NODES) - {node_id}
         assert answer.controller_id != node_id
         assert cluster(other, include_fenced=False) == dict.fromkeys(set(NODES) - {node_id}, False)
-        assert cluster(other, include_fenced=True) == {one: one == node_id for one in NODES}
+        assert cluster(other, include_fenced=True) == {node: node == node_id for node in NODES}
         replicated, alone = answer.topics
         assert node_id not in leaders(other, "t")
-        assert all(one.offline_replicas == [node_id] for one in replicated.partitions)
-        away = [one for one in alone.partitions if one.replica_nodes == [node_id]]
-        assert [(one.leader_id, one.error_code) for one in away] == [(-1, Errors.LEADER_NOT_AVAILABLE)]
+        assert all(partition.offline_replicas == [node_id] for partition in replicated.partitions)
+        away = [partition for partition in alone.partitions if partition.replica_nodes == [node_id]]
+        assert [(partition.leader_id, partition.error_code) for partition in away] == [
+            (-1, Errors.LEADER_NOT_AVAILABLE)
+        ]
         produce(bootstrap, "t", 6, 3)
         consumer.wait_for(36, TIMEOUT_SECONDS)
         assert create(other, "later", 4, 1).error_code == 0
         assert node_id not in leaders(other, "later")
         unfence(broker, node_id)
-        assert {one.node_id for one in metadata(other, []).brokers} == set(NODES)
+        assert {broker.node_id for broker in metadata(other, []).brokers} == set(NODES)
         assert -1 not in leaders(other, "alone")
         produce(bootstrap, "t", 6, 1)
         consumer.wait_for(42, TIMEOUT_SECONDS)
@@ -128,12 +130,12 @@ def test_others_lead_while_a_broker_is_out_of_service(broker: KcoordProcess, nod
     with WireClient(other) as client:
         client.call(ElectLeadersRequest(topic_partitions=None), 2, ElectLeadersResponse)
     partitions = metadata(other, ["t"]).topics[0].partitions
-    assert all(one.leader_id == one.replica_nodes[0] for one in partitions)
+    assert all(partition.leader_id == partition.replica_nodes[0] for partition in partitions)
     assert total_records(bootstrap, "t", 6) == 42
     assert broker.stop() == 0, broker.log
 
 
-def test_one_after_the_other_and_all_of_them(broker: KcoordProcess) -> None:
+def test_all_brokers_are_fenced_and_unfenced_one_by_one(broker: KcoordProcess) -> None:
     bootstrap = addresses(broker)
     create(broker.port, "t", 3, 3)
     produce(bootstrap, "t", 3, 2)
@@ -141,22 +143,22 @@ def test_one_after_the_other_and_all_of_them(broker: KcoordProcess) -> None:
         fence(broker, node_id)
     for node_id in reversed(NODES):
         unfence(broker, node_id)
-    assert set(leaders(broker.port, "t")) == {12}, "the first that came back"
+    assert set(leaders(broker.port, "t")) == {12}, "the broker that was unfenced first leads"
     assert total_records(bootstrap, "t", 3) == 6
     produce(bootstrap, "t", 3, 1)
 
 
-def test_a_fenced_worker_that_is_started_again_stays_out(broker: KcoordProcess) -> None:
+def test_a_fenced_worker_that_restarts_stays_fenced(broker: KcoordProcess) -> None:
     create(broker.port, "t", 3, 3)
     fence(broker, 11)
     os.kill(pid_of(broker, 11), signal.SIGKILL)
-    wait_until(lambda: "serves again" in broker.log, "the worker is back", TIMEOUT_SECONDS)
+    wait_until(lambda: "serves again" in broker.log, "the worker serves again", TIMEOUT_SECONDS)
     assert not accepts(broker.ports[1])
     unfence(broker, 11)
     assert metadata(broker.ports[1], ["t"]).topics[0].error_code == 0
 
 
-def test_a_new_start_brings_all_back(broker: KcoordProcess) -> None:
+def test_a_restart_unfences_all_brokers(broker: KcoordProcess) -> None:
     create(broker.port, "alone", 3, 1)
     for node_id in (10, 12):
         fence(broker, node_id)
@@ -165,7 +167,7 @@ def test_a_new_start_brings_all_back(broker: KcoordProcess) -> None:
     assert len(metadata(broker.port, []).brokers) == WORKERS
 
 
-def test_the_coordinator_of_a_group_is_one_in_service(broker: KcoordProcess) -> None:
+def test_the_coordinator_of_a_group_is_in_service(broker: KcoordProcess) -> None:
     create(broker.port, "t", 1, 1)
     committed(addresses(broker), "g", [("t", 0)])
     fence(broker, 10)
@@ -173,11 +175,11 @@ def test_the_coordinator_of_a_group_is_one_in_service(broker: KcoordProcess) -> 
     for number in range(10):
         with WireClient(broker.ports[2]) as client:
             request = FindCoordinatorRequest(coordinator_keys=[f"g{number}"])
-            found = client.call(request, 4, FindCoordinatorResponse).coordinators[0]
-        assert (found.error_code, found.node_id) == (0, 12)
+            coordinator = client.call(request, 4, FindCoordinatorResponse).coordinators[0]
+        assert (coordinator.error_code, coordinator.node_id) == (0, 12)
 
 
-def test_who_is_not_there(broker: KcoordProcess, tmp_path: Path) -> None:
+def test_unknown_brokers_and_folders(broker: KcoordProcess, tmp_path: Path) -> None:
     code, said = run(broker.data, "fence", 99)
     assert (code, "BROKER_ID_NOT_REGISTERED" in said) == (1, True)
     code, said = run(tmp_path, "unfence", 10)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hostile input of every kind against a running broker, a test per number of the list (H-1 to H-24).
 
-After each, another connection is served as if nothing had been, and the log holds no traceback. Left out are SASL
-(H-12), client-side assignors (H-22) and proxied clusters (H-23), which are not served: their requests are unknown APIs
-(H-4).
+After each test, another connection is served normally, and the log has no traceback. SASL (H-12), client-side assignors
+(H-22) and proxied clusters (H-23) are left out. kcoord does not serve them: their requests are unknown APIs (H-4).
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ MOST_RESIDENT_KIB = 400 * 1024
 
 
 def prepare(server: KcoordProcess) -> None:
-    """Topic `t`, and a group coordinator that is there."""
+    """Creates the topic `t`, and waits until the group coordinator serves groups."""
     with WireClient(server.port, 60) as client:
         topic = CreateTopicsRequest.CreatableTopic(name="t", num_partitions=2, replication_factor=1)
         client.call(CreateTopicsRequest(topics=[topic], timeout_ms=5000), 7, CreateTopicsResponse)
@@ -68,11 +67,11 @@ def prepare(server: KcoordProcess) -> None:
             client.call(request, 4, FindCoordinatorResponse)
             return not commit_error(client, commit_request("g", 1))
 
-        wait_until(is_there, "the group coordinator is there")
+        wait_until(is_there, "the group coordinator serves groups")
 
 
 @pytest.fixture(scope="module")
-def one_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KcoordProcess]:
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KcoordProcess]:
     server = KcoordProcess(tmp_path_factory.mktemp("hostile"), SERVER).start()
     prepare(server)
     yield server
@@ -80,11 +79,11 @@ def one_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KcoordProc
 
 
 @pytest.fixture
-def broker(one_for_all: KcoordProcess) -> Iterator[KcoordProcess]:
-    yield one_for_all
-    serves(one_for_all)
-    assert "Traceback" not in one_for_all.log
-    assert peak_kib(one_for_all) < MOST_RESIDENT_KIB
+def broker(shared_server: KcoordProcess) -> Iterator[KcoordProcess]:
+    yield shared_server
+    serves(shared_server)
+    assert "Traceback" not in shared_server.log
+    assert peak_kib(shared_server) < MOST_RESIDENT_KIB
 
 
 def serves(server: KcoordProcess) -> None:
@@ -108,7 +107,10 @@ def is_closed_after(server: KcoordProcess, data: bytes) -> bool:
 
 
 def is_refused(server: KcoordProcess, data: bytes, reason: str) -> bool:
-    """Closed, and the log says why; so many lines a second may be left out of it."""
+    """Returns whether the connection is closed and the log has the reason.
+
+    The broker limits its log lines per second, so this tries several times.
+    """
     begin = len(server.log)
     for _ in range(20):
         assert is_closed_after(server, data)
@@ -155,7 +157,7 @@ def join_classic(
 
 
 def sync_classic(client: WireClient, group: str, assignment: bytes) -> Errors:
-    """Joins as the only member, and brings an assignment."""
+    """Joins as the only member and sends an assignment; returns the error."""
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
     join = JoinGroupRequest(
         group_id=group,
@@ -184,7 +186,7 @@ def test_h_01_frame_sizes_below_zero_and_above_the_limit(broker: KcoordProcess, 
 
 
 def test_h_01_large_requests_without_records(broker: KcoordProcess) -> None:
-    """The announcement is enough; nobody has to send, or keep, the bytes."""
+    """The announced length is enough: the client need not send the bytes, and the broker does not keep them."""
     assert is_refused(
         broker,
         struct.pack(">ihh", 4 * 1024 * 1024 + 1, ApiKey.OFFSET_COMMIT, 9),
@@ -242,7 +244,7 @@ def test_h_05_impossible_lengths(broker: KcoordProcess, body: bytes) -> None:
 
 
 def test_h_05_a_bomb_of_small_elements(broker: KcoordProcess) -> None:
-    """The densest array that a request may carry: 1,390,000 topics of three bytes each."""
+    """The request has the densest array that is possible: 1,390,000 topics of three bytes each."""
     count = 1_390_000
     body = bytes.fromhex("02678000000001000000") + b"\x80\xac\x9f\x01"
     bomb = encode_request(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 1, None, _uvarint(count + 1) + b"\x02t\x00" * count)
@@ -263,19 +265,19 @@ def test_h_06_floods_of_tagged_fields(broker: KcoordProcess) -> None:
     def request(tags: bytes) -> bytes:
         return encode_request(ApiKey.LIST_GROUPS, 5, 1, None, b"\x01\x01" + tags)
 
-    known = b"\x03" + b"\x0a\x01x" + b"\x0b\x00" + b"\xff\x7f\x02yz"
-    assert not is_closed_after(broker, request(known))
+    known_tags = b"\x03" + b"\x0a\x01x" + b"\x0b\x00" + b"\xff\x7f\x02yz"
+    assert not is_closed_after(broker, request(known_tags))
     assert is_closed_after(broker, request(b"\x02" + b"\x0a\x01x" * 2))
     many = b"".join(_uvarint(tag) + b"\x00" for tag in range(10_001))
     assert is_refused(broker, request(_uvarint(10_001) + many), "10001 tagged fields, allowed are 10000")
 
 
 def test_h_07_bytes_after_the_end_of_a_request(broker: KcoordProcess) -> None:
-    """Kafka reads a request and does not ask whether that was all."""
+    """Kafka ignores bytes after the end of a request."""
     assert not is_closed_after(broker, encode_request(ApiKey.LIST_GROUPS, 5, 1, None, b"\x01\x01\x00" + b"more"))
 
 
-def test_h_08_names_that_are_none(broker: KcoordProcess) -> None:
+def test_h_08_invalid_names(broker: KcoordProcess) -> None:
     assert is_refused(broker, encode_request(ApiKey.OFFSET_COMMIT, 9, 1, None, b"\x03\xc3\x28"), "invalid UTF-8")
     names = ["a/b", "x" * 250, "", "..", "é", "\x00"]
     with WireClient(broker.port, 60) as client:
@@ -288,7 +290,7 @@ def test_h_08_names_that_are_none(broker: KcoordProcess) -> None:
 
 
 def test_h_09_a_hundred_thousand_requests_without_reading(broker: KcoordProcess) -> None:
-    """The connection is muted and nobody else; whoever reads in the end finds every answer, in order."""
+    """Only this connection is muted. A client that reads in the end gets every response, in order."""
     count = 100_000
     body = ListGroupsRequest().encode(5)
     with WireClient(broker.port, 60) as greedy:
@@ -303,7 +305,7 @@ def test_h_09_a_hundred_thousand_requests_without_reading(broker: KcoordProcess)
 
 
 def test_h_10_a_slow_reader(make_server: MakeServer) -> None:
-    """Answers of 300 KB each, none of which is read."""
+    """The client reads none of its responses, which have 300 KB each."""
     server = make_server(num_partitions="1").start()
     with WireClient(server.port, 60) as client:
         topic = CreateTopicsRequest.CreatableTopic(name="wide", num_partitions=3000, replication_factor=1)
@@ -327,15 +329,17 @@ def test_h_11_floods_of_connections(make_server: MakeServer) -> None:
     ).start()
     with WireClient(server.port, 60) as client:
         opened = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(30)]
-        wait_until(lambda: "max.connections=10 reached" in server.log, "refusals are told")
-        for one in opened:
-            one.close()
+        wait_until(lambda: "max.connections=10 reached" in server.log, "the log names rejected connections")
+        for connection in opened:
+            connection.close()
         assert client.call(ListGroupsRequest(), 5, ListGroupsResponse).error_code == 0
-    wait_until(lambda: _is_admitted(server), "there is room again")
+    wait_until(lambda: _is_admitted(server), "a new connection is accepted again")
     started = time.monotonic()
     for _ in range(12):
         serves(server)
-    assert time.monotonic() - started > 1.0, "ten of two seconds are there at most, the rest waits for its turn"
+    assert time.monotonic() - started > 1.0, (
+        "at most ten connections are accepted in two seconds, and the other connections wait"
+    )
 
 
 def _is_admitted(server: KcoordProcess) -> bool:
@@ -355,7 +359,7 @@ def test_h_13_bombs_in_join_group(broker: KcoordProcess) -> None:
     assert is_closed_after(broker, struct.pack(">ihh", 10 << 20, ApiKey.JOIN_GROUP, 5))
 
 
-def test_h_14_commits_of_too_much(broker: KcoordProcess) -> None:
+def test_h_14_commits_that_are_too_large(broker: KcoordProcess) -> None:
     with WireClient(broker.port, 60) as client:
         assert commit_error(client, commit_request("g", 1, "x" * 4097)) == Errors.OFFSET_METADATA_TOO_LARGE
         assert commit_error(client, commit_request("g", 100_000)) == Errors.INVALID_COMMIT_OFFSET_SIZE
@@ -363,7 +367,7 @@ def test_h_14_commits_of_too_much(broker: KcoordProcess) -> None:
     assert is_closed_after(broker, struct.pack(">ihh", 30_000_000, ApiKey.OFFSET_COMMIT, 9))
 
 
-def test_h_15_ids_without_measure(broker: KcoordProcess) -> None:
+def test_h_15_ids_that_are_too_long(broker: KcoordProcess) -> None:
     with WireClient(broker.port, 60) as client:
         for group, error in (("", Errors.INVALID_GROUP_ID), ("x" * 32_000, Errors.INVALID_GROUP_ID)):
             assert join_classic(client, group) == error
@@ -375,7 +379,7 @@ def test_h_15_ids_without_measure(broker: KcoordProcess) -> None:
 @pytest.mark.parametrize(
     "regex", ["(" * 1000 + "a" + ")" * 1000, "(((a{1000}){1000}){1000})", "\\C", "[", "x*" * 10_000]
 )
-def test_h_16_regular_expressions_that_explode(broker: KcoordProcess, regex: str) -> None:
+def test_h_16_expensive_regular_expressions(broker: KcoordProcess, regex: str) -> None:
     request = ConsumerGroupHeartbeatRequest(
         group_id="regex",
         member_id="m",
@@ -406,7 +410,7 @@ def produce_error(client: WireClient, batch: bytes) -> Errors:
     return Errors(answer.responses[0].partition_responses[0].error_code)
 
 
-def test_h_18_batches_that_lie(broker: KcoordProcess) -> None:
+def test_h_18_batches_with_wrong_lengths_and_counts(broker: KcoordProcess) -> None:
     good = encode_batch([Record(value=b"v" * 100, timestamp_ms=1000)])
     damaged = bytearray(good)
     damaged[-3] ^= 1
@@ -428,7 +432,7 @@ def test_h_18_batches_that_lie(broker: KcoordProcess) -> None:
     ],
 )
 def test_h_18_decompression_bombs(broker: KcoordProcess, codec: Compression, error: Errors) -> None:
-    """Hundreds of megabytes of zeros in as few bytes as the codec can. The errors are those of Kafka 4.3.1."""
+    """Hundreds of megabytes of zeros, in as few bytes as the codec needs. The errors are those of Kafka 4.3.1."""
     bomb = compress(codec, bytes(300 << 20))
     header = encode_batch([Record(value=b"", timestamp_ms=1000)])[:61]
     batch = _resealed(header + bomb, 21, struct.pack(">h", int(codec)))
@@ -438,7 +442,7 @@ def test_h_18_decompression_bombs(broker: KcoordProcess, codec: Compression, err
 
 
 def _resealed(batch: bytes, at: int, piece: bytes) -> bytes:
-    """The batch with `piece` at a place behind its CRC, which is made good again."""
+    """Returns the batch with `piece` at a position after its CRC, and with a matching CRC."""
     import crc32c
 
     changed = batch[:at] + piece + batch[at + len(piece) :]
@@ -458,7 +462,8 @@ def test_h_19_20_floods_of_one_client_do_not_starve_others(broker: KcoordProcess
             greedy.receive_frame()
         for _ in range(5):
             serves(broker)
-        greedy.socket.shutdown(socket.SHUT_WR)  # nothing more: what is on its way would be the whole flood
+        # The flood ends here. Otherwise the loop below would read the whole flood.
+        greedy.socket.shutdown(socket.SHUT_WR)
         answers = 0
         try:
             while True:
@@ -466,7 +471,7 @@ def test_h_19_20_floods_of_one_client_do_not_starve_others(broker: KcoordProcess
                 answers += 1
         except CLOSED:
             pass
-        assert answers < 2 * count, "the others were served before the flood was over"
+        assert answers < 2 * count, "other clients were served before the flood was over"
 
 
 def test_h_21_forged_cursors(broker: KcoordProcess) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord log` and `kcoord groups restore` beside a running broker."""
+"""`kcoord log` and `kcoord groups restore` while a broker runs."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ PARTITIONS = 3
 def create_topic(client: WireClient) -> None:
     topic = CreateTopicsRequest.CreatableTopic(name=TOPIC, num_partitions=PARTITIONS, replication_factor=1)
     client.call(CreateTopicsRequest(topics=[topic], timeout_ms=5000), 7, CreateTopicsResponse)
-    # The first question for a coordinator makes the offsets topic.
+    # The first FindCoordinator creates the offsets topic.
     client.call(FindCoordinatorRequest(coordinator_keys=[GROUP]), 4, FindCoordinatorResponse)
 
 
 def commit(client: WireClient, offset: int, group_id: str = GROUP) -> None:
-    """The same offset to every partition."""
+    """Commits the same offset for every partition."""
     topic = OffsetCommitRequest.OffsetCommitRequestTopic(
         name=TOPIC,
         partitions=[
@@ -60,9 +60,9 @@ def commit(client: WireClient, offset: int, group_id: str = GROUP) -> None:
 
 
 def try_commit(client: WireClient, request: OffsetCommitRequest) -> bool:
-    """False while the coordinator is not ready yet."""
+    """Returns False while the coordinator is not ready yet."""
     answer = client.call(request, 9, OffsetCommitResponse)
-    errors = {part.error_code for each in answer.topics for part in each.partitions}
+    errors = {part.error_code for topic in answer.topics for part in topic.partitions}
     if errors <= {Errors.NOT_COORDINATOR, Errors.COORDINATOR_LOAD_IN_PROGRESS}:
         return False
     assert errors == {Errors.NONE}
@@ -70,16 +70,16 @@ def try_commit(client: WireClient, request: OffsetCommitRequest) -> bool:
 
 
 def committed(client: WireClient, group_id: str = GROUP) -> list[tuple[int, str | None]]:
-    wanted = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=None, member_id=None)
+    group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=None, member_id=None)
     while True:
-        answer = client.call(OffsetFetchRequest(groups=[wanted]), 9, OffsetFetchResponse)
+        answer = client.call(OffsetFetchRequest(groups=[group]), 9, OffsetFetchResponse)
         if answer.groups[0].error_code != Errors.COORDINATOR_LOAD_IN_PROGRESS:
             break
         time.sleep(0.01)
     return [
         (part.committed_offset, part.metadata)
         for topic in answer.groups[0].topics
-        for part in sorted(topic.partitions, key=lambda one: one.partition_index)
+        for part in sorted(topic.partitions, key=lambda partition: partition.partition_index)
     ]
 
 
@@ -93,11 +93,14 @@ def now_ms() -> int:
 
 
 def restore(server: KcoordProcess, to: str, *options: str) -> int:
-    addresses = f"127.0.0.1:1,{server.address}"  # of several brokers the first that answers is asked
+    # The command uses the first of several brokers that answers.
+    addresses = f"127.0.0.1:1,{server.address}"
     return main(["groups", "restore", "--bootstrap-server", addresses, "--group", GROUP, "--to", to, *options])
 
 
-def test_a_deleted_group_comes_back_with_its_offsets(server: KcoordProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_deleted_group_is_restored_with_its_offsets(
+    server: KcoordProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
     with WireClient(server.port) as client:
         create_topic(client)
         commit(client, 10)
@@ -121,7 +124,7 @@ def test_a_deleted_group_comes_back_with_its_offsets(server: KcoordProcess, caps
         assert "as it is" in capsys.readouterr().out
 
 
-def test_offsets_go_back_to_a_time_also_from_a_backup(
+def test_offsets_of_a_time_are_restored_also_from_a_backup(
     server: KcoordProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with WireClient(server.port) as client:
@@ -141,7 +144,7 @@ def test_offsets_go_back_to_a_time_also_from_a_backup(
         assert committed(client) == [(20, "at 20")] * PARTITIONS
 
 
-def test_a_group_with_members_is_not_touched(server: KcoordProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_with_members_is_not_restored(server: KcoordProcess, capsys: pytest.CaptureFixture[str]) -> None:
     with WireClient(server.port) as client:
         create_topic(client)
         commit(client, 10)
@@ -159,7 +162,7 @@ def test_a_group_with_members_is_not_touched(server: KcoordProcess, capsys: pyte
         assert committed(client) == [(10, "at 10")] * PARTITIONS
 
 
-def test_nothing_to_restore_is_said(server: KcoordProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_restoring_nothing_is_an_error(server: KcoordProcess, capsys: pytest.CaptureFixture[str]) -> None:
     with WireClient(server.port) as client:
         create_topic(client)
         commit(client, 1, "another")
@@ -169,7 +172,7 @@ def test_nothing_to_restore_is_said(server: KcoordProcess, capsys: pytest.Captur
     assert "yesterday" in capsys.readouterr().err
 
 
-def test_backups_under_writes_hold_everything_that_was_acknowledged_before(
+def test_backups_during_writes_contain_every_commit_acknowledged_before(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
     server = make_server().start()
@@ -209,9 +212,9 @@ def test_backups_under_writes_hold_everything_that_was_acknowledged_before(
         with WireClient(copy.port) as client:
             assert promised
             for group_id, offset in promised.items():
-                found = committed(client, group_id)
-                assert len(found) == PARTITIONS
-                assert all(offset <= each <= acknowledged[group_id] for each, _ in found)
+                offsets = committed(client, group_id)
+                assert len(offsets) == PARTITIONS
+                assert all(offset <= restored <= acknowledged[group_id] for restored, _ in offsets)
         assert copy.stop() == 0
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker whose log has the tombstone of a group behind its offsets lists the group; its offsets can be deleted, and
-expire. In one process or with two workers, from the log or from a snapshot.
+"""A group whose tombstone is in the log after its offsets. The broker lists the group, its offsets can be deleted, and
+they expire: in one process or with two workers, from the log or from a snapshot.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ORDERS = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
 
 
 def make_folder(path: Path) -> None:
-    """Each group has two offsets, and then its tombstone."""
+    """Writes a data folder in which each group has two offsets, and then its tombstone."""
     log_dir = open_folder(str(path))
     write_metadata(log_dir, metadata_records(offsets_partitions=SHARDS))
     for group in GROUPS:
@@ -55,13 +55,14 @@ async def states(address: str) -> Mapping[str, tuple[str, str]]:
 
 
 async def delete(address: str) -> Mapping[str, list[int]]:
-    """Deletes an offset of one group and all of another; the offsets that are left."""
+    """Deletes one offset of a group and all offsets of another; returns the remaining offsets by group."""
     async with AdminClient(bootstrap_servers=address) as admin:
         (await admin.delete_consumer_group_offsets("lost", ORDERS[:1])).all()
         (await admin.delete_consumer_groups(["mislaid"])).all()
-        told = (await admin.list_consumer_group_offsets(list(GROUPS))).all()
+        listed = (await admin.list_consumer_group_offsets(list(GROUPS))).all()
         return {
-            group: [offset.offset for offset in places.values() if offset is not None] for group, places in told.items()
+            group: [offset.offset for offset in offsets.values() if offset is not None]
+            for group, offsets in listed.items()
         }
 
 
@@ -74,7 +75,7 @@ def test_a_lost_group_is_listed_deleted_and_expires(tmp_path: Path, workers: int
         broker.start()
         assert asyncio.run(states(broker.address)) == dict.fromkeys(GROUPS, ("Empty", ""))
         assert asyncio.run(delete(broker.address)) == {"lost": [41], "mislaid": [], "expired": [40, 41]}
-        # An orderly stop leaves snapshots, with which the next start begins.
+        # An orderly stop writes snapshots, which the next start loads.
         assert broker.stop() == 0
         broker.start()
         assert asyncio.run(states(broker.address)) == dict.fromkeys(("lost", "expired"), ("Empty", ""))

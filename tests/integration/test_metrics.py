@@ -25,9 +25,9 @@ from tests.support.waiting import wait_until
 
 
 def scrape(broker: KcoordProcess) -> dict[tuple[str, tuple[str, ...]], float]:
-    found = re.search(r"Metrics are at (http://127\.0\.0\.1:\d+/metrics)", broker.log)
-    assert found is not None, broker.log
-    return page_of(found[1])
+    match = re.search(r"Metrics are at (http://127\.0\.0\.1:\d+/metrics)", broker.log)
+    assert match is not None, broker.log
+    return page_of(match[1])
 
 
 def page_of(url: str) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -40,7 +40,7 @@ def page_of(url: str) -> dict[tuple[str, tuple[str, ...]], float]:
     }
 
 
-def test_the_page_tells_what_a_consumer_did(tmp_path: Path) -> None:
+def test_the_page_counts_the_requests_of_a_consumer(tmp_path: Path) -> None:
     broker = KcoordProcess(tmp_path, {**FAST, "kcoord.metrics.port": "0"}).start()
     try:
         idle = scrape(broker)
@@ -99,7 +99,8 @@ def test_the_meters_of_kip_496_count_every_event_once(tmp_path: Path, fast_paths
         admin.create_topics([NewTopic("t", 3, 1)])["t"].result(10)
         for group in ("simple", "other"):
             with coordinator(broker, group) as client:
-                for offset in range(4):  # the last ones take the short cut
+                # The last commits take the fast path.
+                for offset in range(4):
                     client.commit(group, offsets_of(offset, 0, 1, 2))
                 topics = [
                     OffsetDeleteRequest.OffsetDeleteRequestTopic(
@@ -107,10 +108,11 @@ def test_the_meters_of_kip_496_count_every_event_once(tmp_path: Path, fast_paths
                         partitions=[OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=0)],
                     )
                 ]
-                for _ in range(2):  # the second time there is nothing to delete
+                # The second request has nothing to delete.
+                for _ in range(2):
                     client.call(OffsetDeleteRequest(group_id=group, topics=topics), 0, OffsetDeleteResponse)
         with coordinator(broker, "old") as client:
-            # OffsetCommit v2 brings a retention of its own (KIP-211).
+            # OffsetCommit v2 has its own retention (KIP-211).
             request = OffsetCommitRequest(group_id="old", retention_time_ms=1, topics=offsets_of(1, 0, 1))
             request.generation_id_or_member_epoch = -1
             client.call(request, 2, OffsetCommitResponse)
@@ -168,14 +170,14 @@ def offsets_of(offset: int, *partitions: int) -> list[OffsetCommitRequest.Offset
 
 
 def meter(broker: KcoordProcess, name: str, *labels: str) -> float:
-    """The sum over the pages of all workers."""
+    """Returns the sum of a metric over the pages of all workers."""
     urls = re.findall(r"Metrics are at (http://127\.0\.0\.1:\d+/metrics)", broker.log)
     assert len(urls) == int(broker.overrides["group.coordinator.threads"])
     return sum(page_of(url)[f"kafka_group_coordinator_metrics_{name}", labels] for url in urls)
 
 
 def scrape_last(broker: KcoordProcess) -> dict[tuple[str, tuple[str, ...]], float]:
-    """After a restart: the log file has the earlier address, too."""
+    """Returns the page after a restart. The log file then also has the earlier address."""
     urls = re.findall(r"Metrics are at http://127\.0\.0\.1:(\d+)/metrics", broker.log)
     broker.log_file.write_text(f"Metrics are at http://127.0.0.1:{urls[-1]}/metrics")
     return scrape(broker)

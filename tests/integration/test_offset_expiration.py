@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offsets expire on the wire: times and retentions that old clients bring outlive a restart, and `kcoord groups expiry`
-tells the truth about them.
+"""Offsets expire: the times and retentions that old clients send survive a restart, and `kcoord groups expiry` shows
+them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def expiry(address: str, capsys: pytest.CaptureFixture[str], *options: str) -> l
     return [row for row in rows if row["topic"] is not None]
 
 
-def test_times_and_retentions_of_old_clients_outlive_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_times_and_retentions_of_old_clients_survive_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
     config = {"offsets.retention.minutes": "60", "offsets.retention.check.interval.ms": "1000"}
     with start_broker(config) as broker:
         begin_ms = broker.now_ms
@@ -67,26 +67,29 @@ def test_times_and_retentions_of_old_clients_outlive_a_restart(capsys: pytest.Ca
                 commit(client, f"v{version}-long", version, retention_ms=300 * MINUTE_MS)
             commit(client, "v9", 9)
         broker.restart()
-        found = {str(row["group"]): row for row in expiry(broker.bootstrap_servers, capsys)}
-        assert found["v1-old"]["expires_ms"] == begin_ms + 5 * MINUTE_MS
-        assert found["v1-new"]["expires_ms"] == begin_ms + 120 * MINUTE_MS
-        assert {found[f"v{version}-short"]["because"] for version in (2, 3, 4)} == {"retention of the commit"}
-        assert {found[f"v{version}-long"]["retention_ms"] for version in (2, 3, 4)} == {300 * MINUTE_MS}
-        assert found["v9"]["retention_ms"] == 60 * MINUTE_MS
+        rows = {str(row["group"]): row for row in expiry(broker.bootstrap_servers, capsys)}
+        assert rows["v1-old"]["expires_ms"] == begin_ms + 5 * MINUTE_MS
+        assert rows["v1-new"]["expires_ms"] == begin_ms + 120 * MINUTE_MS
+        assert {rows[f"v{version}-short"]["because"] for version in (2, 3, 4)} == {"retention of the commit"}
+        assert {rows[f"v{version}-long"]["retention_ms"] for version in (2, 3, 4)} == {300 * MINUTE_MS}
+        assert rows["v9"]["retention_ms"] == 60 * MINUTE_MS
         short = {"v1-old", *(f"v{version}-short" for version in (2, 3, 4))}
         with WireClient(broker.port) as client:
             broker.advance_clock(60)
-            assert all(committed(client, group) for group in found)
+            assert all(committed(client, group) for group in rows)
             broker.advance_clock(6 * 60)
-            wait_until(lambda: not any(committed(client, group) for group in short), "the short ones have expired")
-            assert all(committed(client, group) for group in found.keys() - short)
+            wait_until(
+                lambda: not any(committed(client, group) for group in short),
+                "the offsets with a short retention have expired",
+            )
+            assert all(committed(client, group) for group in rows.keys() - short)
             broker.advance_clock(56 * 60)
-            wait_until(lambda: not committed(client, "v9"), "the ordinary one has expired")
+            wait_until(lambda: not committed(client, "v9"), "the offset with the default retention has expired")
             assert committed(client, "v1-new")
             assert committed(client, "v4-long")
 
 
-def test_expiry_tells_why(make_server: MakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_expiry_shows_the_reason(make_server: MakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     server = make_server(**SETTINGS).start()
     alter = ["configs", "--bootstrap-server", server.address, "--entity-type", "groups", "--alter"]
     assert main([*alter, "--entity-name", "own", "--add-config", "kcoord.offsets.retention.minutes=5"]) == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitions, those of the coordinators among them, go from worker to worker while clients use them."""
+"""Partitions, also those of the coordinators, move from worker to worker while clients use them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def broker(tmp_path: Path) -> Iterator[KcoordProcess]:
 
 
 def reassign(port: int, topic: str, assignment: Assignment) -> dict[int, int]:
-    """The error of each partition."""
+    """Moves partitions to other replicas; returns the error of each partition."""
     request = AlterPartitionReassignmentsRequest(
         topics=[
             AlterPartitionReassignmentsRequest.ReassignableTopic(
@@ -74,16 +74,16 @@ def reassign(port: int, topic: str, assignment: Assignment) -> dict[int, int]:
     )
     with WireClient(port) as client:
         answer = client.call(request, 1, AlterPartitionReassignmentsResponse)
-        under_way = client.call(ListPartitionReassignmentsRequest(topics=None), 0, ListPartitionReassignmentsResponse)
+        in_progress = client.call(ListPartitionReassignmentsRequest(topics=None), 0, ListPartitionReassignmentsResponse)
     assert answer.error_code == 0, answer.error_message
-    assert under_way.topics == []
-    return {one.partition_index: one.error_code for one in answer.responses[0].partitions}
+    assert in_progress.topics == []
+    return {partition.partition_index: partition.error_code for partition in answer.responses[0].partitions}
 
 
 def leaders(port: int, topic: str) -> dict[int, tuple[int, int]]:
-    """Leader and leader epoch of each partition."""
-    found = metadata(port, [topic]).topics[0].partitions
-    return {one.partition_index: (one.leader_id, one.leader_epoch) for one in found}
+    """Returns leader and leader epoch of each partition."""
+    partitions = metadata(port, [topic]).topics[0].partitions
+    return {partition.partition_index: (partition.leader_id, partition.leader_epoch) for partition in partitions}
 
 
 def start_offset(port: int, topic: str) -> int:
@@ -105,7 +105,7 @@ def test_records_and_leaders_after_a_move(broker: KcoordProcess) -> None:
     produce(addresses(broker), "t", 1, 5)
     second = NODES[(NODES.index(first) + 1) % WORKERS]
     for asked in broker.ports:
-        # Whoever is asked, all workers know it when the answer comes.
+        # When any worker sends the response, all workers know the new leader.
         moves = [second, first]
         for epoch, leader in enumerate(moves, leaders(broker.port, "t")[0][1] + 1):
             assert reassign(asked, "t", {0: [leader]}) == {0: 0}
@@ -114,11 +114,11 @@ def test_records_and_leaders_after_a_move(broker: KcoordProcess) -> None:
     assert total_records(addresses(broker), "t", 1) == 5
 
 
-def test_errors_are_kafkas(broker: KcoordProcess) -> None:
+def test_errors_are_those_of_kafka(broker: KcoordProcess) -> None:
     create(broker.port, "t", 2, 1)
     before = leaders(broker.port, "t")
-    found = reassign(broker.ports[1], "t", {0: None, 1: [99], 2: [10]})
-    assert found == {
+    errors = reassign(broker.ports[1], "t", {0: None, 1: [99], 2: [10]})
+    assert errors == {
         0: Errors.NO_REASSIGNMENT_IN_PROGRESS,
         1: Errors.INVALID_REPLICA_ASSIGNMENT,
         2: Errors.UNKNOWN_TOPIC_OR_PARTITION,
@@ -127,23 +127,26 @@ def test_errors_are_kafkas(broker: KcoordProcess) -> None:
     assert leaders(broker.port, "t") == before
 
 
-def test_the_preferred_leader_is_elected_when_asked_for(broker: KcoordProcess) -> None:
+def test_the_preferred_leader_is_elected_on_request(broker: KcoordProcess) -> None:
     create(broker.port, "t", 1, 1)
     (leader, epoch) = leaders(broker.port, "t")[0]
     other = next(node for node in NODES if node != leader)
     assert reassign(broker.port, "t", {0: [other, leader]}) == {0: 0}
     assert leaders(broker.port, "t")[0] == (leader, epoch), "the leader stays as long as it is a replica"
-    wanted = [ElectLeadersRequest.TopicPartitions(topic="t", partitions=[0, 5])]
+    requested = [ElectLeadersRequest.TopicPartitions(topic="t", partitions=[0, 5])]
     with WireClient(broker.ports[1]) as client:
-        answer = client.call(ElectLeadersRequest(topic_partitions=wanted), 2, ElectLeadersResponse)
+        answer = client.call(ElectLeadersRequest(topic_partitions=requested), 2, ElectLeadersResponse)
         again = client.call(ElectLeadersRequest(topic_partitions=None), 2, ElectLeadersResponse)
     results = answer.replica_election_results[0].partition_result
-    assert {one.partition_id: one.error_code for one in results} == {0: 0, 5: Errors.UNKNOWN_TOPIC_OR_PARTITION}
+    assert {partition.partition_id: partition.error_code for partition in results} == {
+        0: 0,
+        5: Errors.UNKNOWN_TOPIC_OR_PARTITION,
+    }
     assert leaders(broker.port, "t")[0] == (other, epoch + 1)
     assert again.replica_election_results == []
 
 
-def test_producers_and_transactions_go_on_while_everything_moves(broker: KcoordProcess) -> None:
+def test_producers_and_transactions_continue_while_all_partitions_move(broker: KcoordProcess) -> None:
     bootstrap = addresses(broker)
     for topic in ("plain", "transactional"):
         create(broker.port, topic, WORKERS, 1)
@@ -156,17 +159,17 @@ def test_producers_and_transactions_go_on_while_everything_moves(broker: KcoordP
         assert set(reassign(broker.port, "__transaction_state", shards).values()) == {0}
     writer.wait_for_progress()
     writer.close()
-    found = Counter(read_committed(bootstrap, "plain"))
-    assert set(found.values()) == {1}, "an idempotent producer's messages are there once"
-    assert writer.acknowledged <= found.keys()
+    copies = Counter(read_committed(bootstrap, "plain"))
+    assert set(copies.values()) == {1}, "each message of an idempotent producer exists once"
+    assert writer.acknowledged <= copies.keys()
     committed_values = Counter(read_committed(bootstrap, "transactional"))
-    assert set(committed_values.values()) == {WORKERS}, "a transaction is there as a whole"
+    assert set(committed_values.values()) == {WORKERS}, "a transaction exists as a whole"
     assert writer.committed <= committed_values.keys()
     assert broker.stop() == 0, broker.log
 
 
 @pytest.mark.parametrize("classic", [None, "range"])
-def test_a_group_goes_on_when_its_coordinator_moves(broker: KcoordProcess, classic: str | None) -> None:
+def test_a_group_continues_when_its_coordinator_moves(broker: KcoordProcess, classic: str | None) -> None:
     bootstrap = addresses(broker)
     create(broker.port, "t", 2, 1)
     shard = partition_for("g", SHARDS)
@@ -181,7 +184,7 @@ def test_a_group_goes_on_when_its_coordinator_moves(broker: KcoordProcess, class
     assert committed(bootstrap, "g", sorted(partitions_of("t", 2))) == {("t", 0): 12, ("t", 1): 12}
 
 
-def test_where_everything_is_outlives_a_restart(broker: KcoordProcess) -> None:
+def test_leaders_and_data_survive_a_restart(broker: KcoordProcess) -> None:
     bootstrap = addresses(broker)
     create(broker.port, "kept", 6, 1)
     produce(bootstrap, "kept", 6, 4)
@@ -228,15 +231,15 @@ def test_a_worker_that_dies_while_partitions_move(broker: KcoordProcess, victim:
     with WireClient(asked) as client:
         client.send(request, 1)
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: "serves again" in broker.log, "the worker is back", TIMEOUT_SECONDS)
+        wait_until(lambda: "serves again" in broker.log, "the worker serves again", TIMEOUT_SECONDS)
     for topic in ("plain", "transactional"):
-        # The controller may have died before it had it in its log.
+        # The controller may have died before the change was in its log.
         wait_until(lambda: set(reassign(broker.port, topic, rotated(2)).values()) == {0}, "a move", TIMEOUT_SECONDS)  # noqa: B023
     writer.wait_for_progress()
     writer.close()
-    found = Counter(read_committed(bootstrap, "plain"))
-    assert set(found.values()) == {1}
-    assert writer.acknowledged <= found.keys()
+    copies = Counter(read_committed(bootstrap, "plain"))
+    assert set(copies.values()) == {1}
+    assert writer.acknowledged <= copies.keys()
     committed_values = Counter(read_committed(bootstrap, "transactional"))
     assert set(committed_values.values()) == {WORKERS}
     assert writer.committed <= committed_values.keys()
@@ -244,26 +247,26 @@ def test_a_worker_that_dies_while_partitions_move(broker: KcoordProcess, victim:
 
 
 def log_dirs(port: int, version: int = 4) -> tuple[DescribeLogDirsResponse.DescribeLogDirsResult, dict[str, list[int]]]:
-    """The one folder, and the sizes of the partitions that are there."""
+    """Returns the data folder, and the sizes of the partitions in it."""
     with WireClient(port) as client:
         answer = client.call(DescribeLogDirsRequest(topics=None), version, DescribeLogDirsResponse)
-    (found,) = answer.results
-    return found, {topic.name: [one.partition_size for one in topic.partitions] for topic in found.topics}
+    (folder,) = answer.results
+    return folder, {topic.name: [partition.partition_size for partition in topic.partitions] for topic in folder.topics}
 
 
-def test_each_worker_tells_of_the_logs_that_it_leads(broker: KcoordProcess) -> None:
+def test_each_worker_describes_the_logs_that_it_leads(broker: KcoordProcess) -> None:
     bootstrap = addresses(broker)
     create(broker.port, "t", 3, 1)
     produce(bootstrap, "t", 3, 5)
-    found = [log_dirs(port) for port in broker.ports]
-    for folder, sizes in found:
+    described = [log_dirs(port) for port in broker.ports]
+    for folder, sizes in described:
         assert folder.log_dir == str(broker.data)
         assert 0 < folder.usable_bytes <= folder.total_bytes
         assert len(sizes["t"]) == 1
         assert sizes["t"][0] > 0
     reassign(broker.port, "t", {0: [10], 1: [10], 2: [10]})
-    before = sorted(size for _, sizes in found for size in sizes["t"])
-    assert sorted(log_dirs(broker.port)[1]["t"]) == before, "also of logs that are not open yet"
+    before = sorted(size for _, sizes in described for size in sizes["t"])
+    assert sorted(log_dirs(broker.port)[1]["t"]) == before, "sizes are known also for logs that are not open yet"
     assert "t" not in log_dirs(broker.ports[1], 1)[1]
 
 
@@ -273,8 +276,8 @@ def test_kafkas_own_tool_moves_partitions(broker: KcoordProcess, tmp_path: Path)
     bootstrap = ["--bootstrap-server", addresses(broker)]
     create(broker.port, "t", 1, 1)
     plan = tmp_path / "plan.json"
-    wanted = {"topic": "t", "partition": 0, "replicas": [12, 10, 11]}
-    plan.write_text(json.dumps({"version": 1, "partitions": [wanted]}))
+    move = {"topic": "t", "partition": 0, "replicas": [12, 10, 11]}
+    plan.write_text(json.dumps({"version": 1, "partitions": [move]}))
     options = [*bootstrap, "--reassignment-json-file", str(plan)]
     assert "Successfully started partition reassignment for t-0" in jars.tool("reassign", *options, "--execute")
     assert "Reassignment of partition t-0 is completed" in jars.tool("reassign", *options, "--verify")
@@ -282,7 +285,7 @@ def test_kafkas_own_tool_moves_partitions(broker: KcoordProcess, tmp_path: Path)
 
 
 @pytest.mark.java
-def test_kafkas_own_tools_elect_leaders_and_see_that_nothing_is_under_way(broker: KcoordProcess) -> None:
+def test_kafkas_own_tools_elect_leaders_and_list_no_reassignment(broker: KcoordProcess) -> None:
     jars = KafkaJars()
     bootstrap = ["--bootstrap-server", addresses(broker)]
     create(broker.port, "t", 1, 1)
@@ -290,6 +293,8 @@ def test_kafkas_own_tools_elect_leaders_and_see_that_nothing_is_under_way(broker
     other = next(node for node in NODES if node != leader)
     reassign(broker.port, "t", {0: [other, leader]})
     assert "No partition reassignments found" in jars.tool("reassign", *bootstrap, "--list")
-    found = jars.tool("leader-election", *bootstrap, "--election-type", "preferred", "--topic", "t", "--partition", "0")
-    assert "Successfully completed leader election (PREFERRED) for partitions t-0" in found
+    output = jars.tool(
+        "leader-election", *bootstrap, "--election-type", "preferred", "--topic", "t", "--partition", "0"
+    )
+    assert "Successfully completed leader election (PREFERRED) for partitions t-0" in output
     assert leaders(broker.port, "t")[0][0] == other

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process: ready line, signals, lock, bad settings, health, hostile bytes, and what survives a kill."""
+"""The process: ready line, signals, lock, bad settings, health, hostile bytes, and durability after a kill."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def commit(client: WireClient, group: str, topic: str, offsets: dict[int, int]) 
 
 
 def committed(client: WireClient, group: str) -> dict[int, int]:
-    """The committed offsets of a group; waits while its shard is loaded."""
+    """Returns the committed offsets of a group; waits while its shard is loaded."""
     request = OffsetFetchRequest(groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)])
     while True:
         (answer,) = client.call(request, 8, OffsetFetchResponse).groups
@@ -104,7 +104,7 @@ def run_serve(*overrides: str) -> subprocess.CompletedProcess[str]:
 # --- the life of the process ------------------------------------------------------------------------------------------
 
 
-def test_it_tells_where_it_listens_and_ends_on_sigterm(server: KcoordProcess) -> None:
+def test_the_log_names_the_listener_and_sigterm_ends_the_process(server: KcoordProcess) -> None:
     assert f"PLAINTEXT://127.0.0.1:{server.port}, node 1, cluster " in server.log
     started = time.monotonic()
     assert server.stop() == 0
@@ -145,21 +145,21 @@ def test_a_stop_answers_long_polls_and_does_not_wait_for_idle_connections(server
         poller.receive(correlation_id, ApiKey.FETCH, 11, FetchResponse)
 
 
-def test_a_second_process_on_the_same_folder_is_refused(server: KcoordProcess) -> None:
+def test_a_second_process_on_the_same_folder_fails(server: KcoordProcess) -> None:
     result = run_serve(f"log.dirs={server.data}", "listeners=PLAINTEXT://127.0.0.1:0")
     assert result.returncode == 1
     assert "is in use by another process" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_a_taken_port_is_told(server: KcoordProcess, tmp_path: Path) -> None:
+def test_the_error_names_a_port_in_use(server: KcoordProcess, tmp_path: Path) -> None:
     result = run_serve(f"log.dirs={tmp_path / 'other'}", f"listeners=PLAINTEXT://127.0.0.1:{server.port}")
     assert result.returncode == 1
     assert f"cannot listen on PLAINTEXT://127.0.0.1:{server.port}" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_an_unusable_folder_is_told(tmp_path: Path) -> None:
+def test_the_error_names_an_unusable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = run_serve(f"log.dirs={tmp_path / 'file'}", "listeners=PLAINTEXT://127.0.0.1:0")
     assert result.returncode == 1
@@ -179,7 +179,7 @@ def test_an_unusable_folder_is_told(tmp_path: Path) -> None:
         ("nonsense", ["nonsense", "key=value"]),
     ],
 )
-def test_a_bad_setting_is_told_before_anything_is_opened(tmp_path: Path, override: str, words: list[str]) -> None:
+def test_a_bad_setting_is_an_error_before_any_file_is_opened(tmp_path: Path, override: str, words: list[str]) -> None:
     result = run_serve(f"log.dirs={tmp_path / 'data'}", "listeners=PLAINTEXT://127.0.0.1:0", override)
     assert result.returncode == 1
     assert all(word in result.stderr for word in words)
@@ -187,7 +187,7 @@ def test_a_bad_setting_is_told_before_anything_is_opened(tmp_path: Path, overrid
     assert not (tmp_path / "data").exists()
 
 
-def test_file_environment_and_overrides_win_in_that_order(tmp_path: Path) -> None:
+def test_environment_wins_over_file_and_overrides_win_over_both(tmp_path: Path) -> None:
     properties = tmp_path / "server.properties"
     properties.write_text("node.id=5\nlisteners=nonsense\nlog.dirs=nowhere\nnum.network.threads=3\n")
     environment = os.environ | {"KCOORD_LISTENERS": "PLAINTEXT://127.0.0.1:0", "KCOORD_LOG_DIRS": "nowhere-either"}
@@ -233,7 +233,7 @@ def test_an_unknown_version_of_api_versions_is_answered_in_v0(server: KcoordProc
             assert [(api.api_key, api.min_version, api.max_version) for api in answer.api_keys] == [(18, 0, 5)]
 
 
-def test_api_versions_lists_what_is_served_and_the_features(server: KcoordProcess) -> None:
+def test_api_versions_lists_apis_and_features(server: KcoordProcess) -> None:
     request = ApiVersionsRequest(client_software_name="test", client_software_version="1.0")
     nameless = ApiVersionsRequest(client_software_name="-", client_software_version="1.0")
     with WireClient(server.port) as client:
@@ -253,8 +253,8 @@ def test_api_versions_lists_what_is_served_and_the_features(server: KcoordProces
     assert (bad.error_code, bad.api_keys) == (Errors.INVALID_REQUEST, [])
 
 
-def test_a_client_that_means_another_cluster_or_broker_has_to_bootstrap_again(server: KcoordProcess) -> None:
-    """KIP-1242, as observed in Kafka 4.4.0."""
+def test_a_client_that_expects_another_cluster_or_broker_must_bootstrap_again(server: KcoordProcess) -> None:
+    """The rules are those of KIP-1242, as observed in Kafka 4.4.0."""
 
     def ask(client: WireClient, cluster_id: str | None, node_id: int) -> tuple[Errors, bool]:
         request = ApiVersionsRequest(
@@ -274,7 +274,7 @@ def test_a_client_that_means_another_cluster_or_broker_has_to_bootstrap_again(se
             assert ask(client, *incomplete) == (Errors.INVALID_REQUEST, False)
 
 
-def test_versions_of_kafka_4_4_are_refused_under_4_3(make_server: MakeServer) -> None:
+def test_versions_of_kafka_4_4_are_rejected_under_4_3(make_server: MakeServer) -> None:
     server = make_server(kcoord_release="4.3").start()
     request = ApiVersionsRequest(client_software_name="test", client_software_version="1.0")
     with WireClient(server.port) as client:
@@ -291,7 +291,7 @@ def test_versions_of_kafka_4_4_are_refused_under_4_3(make_server: MakeServer) ->
     assert supported["metadata.version"] == (7, 30)
 
 
-def test_delete_groups_says_why_since_v3(server: KcoordProcess) -> None:
+def test_delete_groups_has_error_messages_since_v3(server: KcoordProcess) -> None:
     with WireClient(server.port) as client:
         find_coordinator(client, "g")
         for version, has_message in ((2, False), (3, True)):
@@ -301,8 +301,8 @@ def test_delete_groups_says_why_since_v3(server: KcoordProcess) -> None:
             assert (result.error_message is not None) == has_message
 
 
-def test_a_deleted_topic_of_offsets_takes_its_groups_along(server: KcoordProcess) -> None:
-    """As in Kafka 4.3.1. The topic is made again when a client looks for a coordinator."""
+def test_deleting_the_offsets_topic_deletes_its_groups(server: KcoordProcess) -> None:
+    """Kafka 4.3.1 does the same. The next FindCoordinator creates the topic again."""
     with WireClient(server.port) as client:
         create_topic(client, "t", 1)
         find_coordinator(client, "g")
@@ -321,7 +321,7 @@ def test_a_deleted_topic_of_offsets_takes_its_groups_along(server: KcoordProcess
         assert committed(client, "g") == {0: 8}
 
 
-def test_settings_hide_versions_and_switch_the_consumer_protocol_off(make_server: MakeServer) -> None:
+def test_settings_hide_versions_and_disable_the_consumer_protocol(make_server: MakeServer) -> None:
     server = make_server(kcoord_kip1327_enable="false", group_coordinator_rebalance_protocols="classic").start()
     with WireClient(server.port) as client:
         answer = client.call(ApiVersionsRequest(), 0, ApiVersionsResponse)
@@ -332,14 +332,17 @@ def test_settings_hide_versions_and_switch_the_consumer_protocol_off(make_server
     assert versions[ApiKey.CONSUMER_GROUP_HEARTBEAT] == 1
 
 
-def test_find_coordinator_makes_the_internal_topic(server: KcoordProcess) -> None:
+def test_find_coordinator_creates_the_internal_topic(server: KcoordProcess) -> None:
     with WireClient(server.port) as client:
         before = client.call(MetadataRequest(topics=None), 12, MetadataResponse)
         assert [topic.name for topic in before.topics] == []
         assert join(client, "g", "m", "t").error_code == Errors.NOT_COORDINATOR
         answer = find_coordinator(client, "a", "", "a")
-        found = [(one.key, one.error_code, one.node_id, one.host, one.port) for one in answer.coordinators]
-        assert found == [(key, 0, 1, "127.0.0.1", server.port) for key in ("a", "", "a")]
+        coordinators = [
+            (coordinator.key, coordinator.error_code, coordinator.node_id, coordinator.host, coordinator.port)
+            for coordinator in answer.coordinators
+        ]
+        assert coordinators == [(key, 0, 1, "127.0.0.1", server.port) for key in ("a", "", "a")]
         after = client.call(MetadataRequest(topics=None), 12, MetadataResponse)
         assert [(topic.name, len(topic.partitions), topic.is_internal) for topic in after.topics] == [
             ("__consumer_offsets", 4, True)
@@ -352,7 +355,7 @@ def test_find_coordinator_makes_the_internal_topic(server: KcoordProcess) -> Non
             assert (old.error_code, old.node_id, old.host, old.port) == place
 
 
-def test_bad_bytes_end_their_connection_only(server: KcoordProcess) -> None:
+def test_bad_bytes_end_only_their_connection(server: KcoordProcess) -> None:
     with WireClient(server.port) as good:
         for bad_bytes in (
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32),
@@ -403,7 +406,7 @@ def test_pipelined_requests_are_answered_in_order(server: KcoordProcess) -> None
         assert committed(client, "g") == {0: 198}
 
 
-# --- what survives ----------------------------------------------------------------------------------------------------
+# --- durability -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ending", ["stop", "kill"])
@@ -427,7 +430,7 @@ def test_commits_groups_and_topics_survive(server: KcoordProcess, ending: str) -
         assert committed(client, "simple") == {0: 6, 2: 7}
 
 
-def test_no_acknowledged_commit_is_lost_by_kills(server: KcoordProcess) -> None:
+def test_kills_lose_no_acknowledged_commit(server: KcoordProcess) -> None:
     with WireClient(server.port) as client:
         create_topic(client, "t", 1)
     offset = 0

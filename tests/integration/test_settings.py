@@ -52,7 +52,7 @@ def alter_broker(server: KcoordProcess, configs: Mapping[str, str]) -> None:
 
 
 def alter_all_brokers(server: KcoordProcess, key: str, value: str) -> tuple[int, str | None]:
-    """As `alter_broker` of all brokers, which librdkafka does not offer; error and text."""
+    """Sets a dynamic config of all brokers, which librdkafka does not offer; returns error and text."""
     config = IncrementalAlterConfigsRequest.AlterableConfig(name=key, config_operation=0, value=value)
     resource = IncrementalAlterConfigsRequest.AlterConfigsResource(
         resource_type=BROKER_RESOURCE, resource_name="", configs=[config]
@@ -83,10 +83,10 @@ def codecs_on_disk(server: KcoordProcess, topic: str) -> set[Compression]:
     }
 
 
-# --- what a broker's files and administrators may set -----------------------------------------------------------------
+# --- allowed settings -------------------------------------------------------------------------------------------------
 
 
-def test_a_key_that_is_not_dynamic_is_refused(server: KcoordProcess) -> None:
+def test_a_key_that_is_not_dynamic_is_rejected(server: KcoordProcess) -> None:
     with pytest.raises(KafkaException, match=r"Cannot update these configs dynamically: \[num\.partitions\]"):
         alter_broker(server, {"num.partitions": "3"})
     refusal = (Errors.INVALID_REQUEST, "Cannot update these configs dynamically: [num.partitions]")
@@ -120,7 +120,7 @@ def test_a_compression_level_takes_effect_while_the_broker_runs(server: KcoordPr
     text = "".join(f"{number * number % 9973} sold to {number % 617}\n" for number in range(20_000)).encode()
 
     def stored_bytes() -> int:
-        """How much the log grows by the text."""
+        """Produces the text; returns by how many bytes the log has grown."""
         before = sum(path.stat().st_size for path in log_files(server, f"{TOPIC}-0"))
         producer = Producer({"bootstrap.servers": server.address})
         producer.produce(TOPIC, text)
@@ -176,7 +176,7 @@ def test_the_coordinator_writes_with_the_configured_codec(make_server: MakeServe
 
 
 def commit_seconds(client: WireClient) -> float:
-    """How long a commit of an administrator takes."""
+    """Returns the duration of a commit without a member."""
     topic = OffsetCommitRequest.OffsetCommitRequestTopic(
         name=TOPIC, partitions=[OffsetCommitRequest.OffsetCommitRequestPartition(committed_offset=1)]
     )
@@ -218,7 +218,7 @@ def test_files_of_old_segments_stay_for_the_configured_delay(make_server: MakeSe
     wait_until(lambda: not deleted(), "their files are removed")
 
 
-def test_clients_may_push_metrics_once_a_reporter_takes_them(server: KcoordProcess) -> None:
+def test_clients_may_push_metrics_if_a_reporter_is_configured(server: KcoordProcess) -> None:
     request = ApiVersionsRequest(client_software_name="wire", client_software_version="1")
 
     def offers_telemetry() -> bool:
@@ -228,4 +228,4 @@ def test_clients_may_push_metrics_once_a_reporter_takes_them(server: KcoordProce
 
     assert not offers_telemetry()
     alter_broker(server, {"metric.reporters": "org.example.Reporter"})
-    wait_until(offers_telemetry, "new connections are offered to push")
+    wait_until(offers_telemetry, "new connections may push metrics")

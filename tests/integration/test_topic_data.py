@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data of topics in a running broker: retention by time and by size, DeleteRecords, and what producers may rely on
-after kill -9.
-"""
+"""Data of topics in a running broker: retention by time and size, DeleteRecords, and producer state after kill -9."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def make_topic(server: KcoordProcess, **configs: str) -> None:
 
 
 def fill(server: KcoordProcess, *, timestamp_ms: int | None = None) -> None:
-    """About four and a half segments, a record per batch."""
+    """Produces about four and a half segments, with one record per batch."""
     producer = Producer({"bootstrap.servers": server.address, "batch.num.messages": 1, "linger.ms": 0})
     for number in range(RECORDS):
         producer.produce(TOPIC, bytes(RECORD_BYTES), key=str(number), partition=0, timestamp=timestamp_ms or 0)
@@ -95,8 +93,8 @@ def test_deleted_records_stay_deleted_after_a_kill(server: KcoordProcess) -> Non
 
 
 @pytest.mark.parametrize("ends", ["kill", "stop"])
-def test_producers_are_known_again_after_a_restart(server: KcoordProcess, ends: str) -> None:
-    """The same batch again gets the same offset; a gap is refused, and so is an older epoch."""
+def test_producer_state_survives_a_restart(server: KcoordProcess, ends: str) -> None:
+    """A duplicate batch gets the same offset. A gap and an older epoch are rejected."""
     make_topic(server)
     with WireClient(server.port) as client:
         answer = client.call(
@@ -121,5 +119,5 @@ def produce(client: WireClient, producer_id: int, epoch: int, sequence: int) -> 
     part = ProduceRequest.PartitionProduceData(index=0, records=data)
     topic = ProduceRequest.TopicProduceData(name=TOPIC, partition_data=[part])
     answer = client.call(ProduceRequest(acks=-1, timeout_ms=5000, topic_data=[topic]), 9, ProduceResponse)
-    (found,) = answer.responses[0].partition_responses
-    return Errors(found.error_code), found.base_offset
+    (partition,) = answer.responses[0].partition_responses
+    return Errors(partition.error_code), partition.base_offset

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transactions on the wire: what Kafka 4.3.1 answered to the same requests, and what no client does on purpose."""
+"""Transactions on the wire: the responses of Kafka 4.3.1 to the same requests, and requests that no client sends."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ CONCURRENT = Errors.CONCURRENT_TRANSACTIONS
 
 
 class Tx:
-    """A transactional producer that says what it is told to say."""
+    """A transactional producer that sends exactly the requests of a test."""
 
     def __init__(self, wire: WireClient, transactional_id: str) -> None:
         self.wire = wire
@@ -79,8 +79,8 @@ class Tx:
         return Errors(answer.error_code)
 
     def settled(self) -> Tx:
-        """Once the last transaction is over everywhere."""
-        wait_until(lambda: not self.describe().startswith("Prepare"), "the transaction is over")
+        """Waits until the last transaction is complete in all partitions; returns itself."""
+        wait_until(lambda: not self.describe().startswith("Prepare"), "the transaction is complete")
         return self
 
     def add(self, *partitions: tuple[str, int], version: int = 3, epoch: int | None = None) -> list[Errors]:
@@ -93,14 +93,18 @@ class Tx:
                 v3_and_below_producer_epoch=epoch,
                 v3_and_below_topics=topics,
             )
-            found = self.wire.call(request, version, AddPartitionsToTxnResponse).results_by_topic_v3_and_below
+            topics_added = self.wire.call(request, version, AddPartitionsToTxnResponse).results_by_topic_v3_and_below
         else:
-            found = self._add_batched(topics, version, epoch, verify_only=False)
-        return [Errors(one.partition_error_code) for topic in found for one in topic.results_by_partition]
+            topics_added = self._add_batched(topics, version, epoch, verify_only=False)
+        return [
+            Errors(partition.partition_error_code) for topic in topics_added for partition in topic.results_by_partition
+        ]
 
     def verify(self, *partitions: tuple[str, int], version: int = 5) -> list[Errors]:
-        found = self._add_batched(self._topics(list(partitions)), version, self.epoch, verify_only=True)
-        return [Errors(one.partition_error_code) for topic in found for one in topic.results_by_partition]
+        topics_added = self._add_batched(self._topics(list(partitions)), version, self.epoch, verify_only=True)
+        return [
+            Errors(partition.partition_error_code) for topic in topics_added for partition in topic.results_by_partition
+        ]
 
     def _add_batched(
         self,
@@ -194,8 +198,8 @@ class Tx:
 
 def fetch_offset(wire: WireClient, group: str = GROUP) -> int | Errors:
     topic = OffsetFetchRequest.OffsetFetchRequestTopics(name=TOPIC, partition_indexes=[0])
-    wanted = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=[topic])
-    answer = wire.call(OffsetFetchRequest(groups=[wanted], require_stable=True), 8, OffsetFetchResponse)
+    requested = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=[topic])
+    answer = wire.call(OffsetFetchRequest(groups=[requested], require_stable=True), 8, OffsetFetchResponse)
     partition = answer.groups[0].topics[0].partitions[0]
     return Errors(partition.error_code) if partition.error_code else partition.committed_offset
 
@@ -219,7 +223,7 @@ def prepare(wire: WireClient) -> None:
     for key_type in (0, 1):
         request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=[GROUP, "other"])
         answer = wire.call(request, 4, FindCoordinatorResponse)
-        assert [one.error_code for one in answer.coordinators] == [0, 0]
+        assert [coordinator.error_code for coordinator in answer.coordinators] == [0, 0]
     topic = CreateTopicsRequest.CreatableTopic(name=TOPIC, num_partitions=2, replication_factor=1)
     wire.call(CreateTopicsRequest(topics=[topic], timeout_ms=1000), 5, CreateTopicsResponse)
 
@@ -244,10 +248,10 @@ def test_errors_depend_on_the_version(wire: WireClient) -> None:
         (2, None),
         (4, None),
     ):
-        wanted = error or Errors.PRODUCER_FENCED
-        assert tx.end(version=version, epoch=stale) is wanted
-        assert tx.add((TOPIC, 0), version=min(version, 3), epoch=stale) == [wanted]
-        assert tx.add_offsets(version, epoch=stale) is wanted
+        expected = error or Errors.PRODUCER_FENCED
+        assert tx.end(version=version, epoch=stale) is expected
+        assert tx.add((TOPIC, 0), version=min(version, 3), epoch=stale) == [expected]
+        assert tx.add_offsets(version, epoch=stale) is expected
     assert tx.init(version=0) is OK
     assert [Tx(wire, "").init(), tx.init(timeout_ms=0), tx.init(timeout_ms=900_001)] == [
         Errors.INVALID_REQUEST,
@@ -256,7 +260,7 @@ def test_errors_depend_on_the_version(wire: WireClient) -> None:
     ]
 
 
-def test_partitions_are_added_together_or_not_at_all(wire: WireClient) -> None:
+def test_partitions_are_added_all_or_none(wire: WireClient) -> None:
     tx = Tx(wire, "tx")
     tx.init()
     for version in (0, 3, 4, 5):
@@ -270,7 +274,7 @@ def test_partitions_are_added_together_or_not_at_all(wire: WireClient) -> None:
     assert tx.describe() == "Ongoing"
 
 
-def test_old_producers_add_first(wire: WireClient) -> None:
+def test_old_producers_add_partitions_first(wire: WireClient) -> None:
     tx = Tx(wire, "tx")
     tx.init()
     assert [tx.produce(version=version) for version in (9, 10, 11)] == [
@@ -294,7 +298,7 @@ def test_old_producers_add_first(wire: WireClient) -> None:
     assert fetch(wire).last_stable_offset == 3
 
 
-def test_new_producers_just_write(wire: WireClient) -> None:
+def test_new_producers_write_without_adding_partitions(wire: WireClient) -> None:
     tx = Tx(wire, "tx")
     tx.init()
     assert [tx.produce(0), tx.produce(1), tx.commit_offset(7)] == [OK, OK, OK]
@@ -315,11 +319,11 @@ def test_new_producers_just_write(wire: WireClient) -> None:
     tx.settled()
     aborted = fetch(wire).aborted_transactions
     assert aborted is not None
-    assert [(one.producer_id, one.first_offset) for one in aborted] == [(tx.producer_id, 3)]
+    assert [(transaction.producer_id, transaction.first_offset) for transaction in aborted] == [(tx.producer_id, 3)]
     assert fetch_offset(wire) == 7
 
 
-def test_refused_writes(wire: WireClient) -> None:
+def test_rejected_writes(wire: WireClient) -> None:
     tx, other = Tx(wire, "tx"), Tx(wire, "other")
     tx.init()
     assert tx.produce(named=False) is Errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -330,8 +334,8 @@ def test_refused_writes(wire: WireClient) -> None:
     assert tx.describe() == "Empty"
 
 
-def test_every_partition_of_a_refused_commit_is_answered(wire: WireClient) -> None:
-    """Topics that do not exist come first in Kafka, whatever else is wrong."""
+def test_every_partition_of_a_rejected_commit_has_its_error(wire: WireClient) -> None:
+    """Kafka checks first whether the topics exist."""
     partition = TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=1)
     topics = [
         TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=name, partitions=[partition])
@@ -344,7 +348,7 @@ def test_every_partition_of_a_refused_commit_is_answered(wire: WireClient) -> No
 
 
 def test_offsets_are_committed_by_topic_id_since_v6(wire: WireClient) -> None:
-    """KIP-1319; the answers are those of Kafka 4.4.0."""
+    """The rules are those of KIP-1319, and the responses those of Kafka 4.4.0."""
     (topic,) = wire.call(
         MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=TOPIC)]), 12, MetadataResponse
     ).topics
@@ -362,9 +366,9 @@ def test_offsets_are_committed_by_topic_id_since_v6(wire: WireClient) -> None:
         )
         answer = wire.call(request, 6, TxnOffsetCommitResponse)
         return {
-            (one.topic_id, partition.partition_index): Errors(partition.error_code)
-            for one in answer.topics
-            for partition in one.partitions
+            (committed_topic.topic_id, partition.partition_index): Errors(partition.error_code)
+            for committed_topic in answer.topics
+            for partition in committed_topic.partitions
         }
 
     missing = Errors.UNKNOWN_TOPIC_OR_PARTITION
@@ -375,7 +379,7 @@ def test_offsets_are_committed_by_topic_id_since_v6(wire: WireClient) -> None:
     assert fetch_offset(wire) == 7
 
 
-def test_a_successor_fences(wire: WireClient) -> None:
+def test_a_new_producer_fences_the_old_one(wire: WireClient) -> None:
     first, second = Tx(wire, "tx"), Tx(wire, "tx")
     first.init()
     assert [first.produce(), first.commit_offset(3)] == [OK, OK]
@@ -389,21 +393,21 @@ def test_a_successor_fences(wire: WireClient) -> None:
     assert fetch_offset(wire) == -1
 
 
-def test_requests_that_follow_closely_keep_their_order(wire: WireClient) -> None:
-    """The first request waits for the coordinator; those behind it must not overtake."""
+def test_pipelined_requests_keep_their_order(wire: WireClient) -> None:
+    """The first request waits for the coordinator. The requests after it must not overtake it."""
     tx = Tx(wire, "tx")
     tx.init()
     for _ in range(3):
         sent = [wire.send(tx.produce_request(sequence), 12) for sequence in range(8)]
-        answers = [wire.receive(one, ProduceRequest.api_key, 12, ProduceResponse) for one in sent]
-        assert [one.responses[0].partition_responses[0].error_code for one in answers] == [0] * 8
+        answers = [wire.receive(correlation_id, ProduceRequest.api_key, 12, ProduceResponse) for correlation_id in sent]
+        assert [answer.responses[0].partition_responses[0].error_code for answer in answers] == [0] * 8
         assert tx.end() is OK
         tx.settled()
     sequences = [header.base_sequence for _, header in iter_headers(fetch(wire).records or b"")]
     assert sequences == [*range(8), -1] * 3
 
 
-# --- looking and helping out ------------------------------------------------------------------------------------------
+# --- administration ---------------------------------------------------------------------------------------------------
 
 
 def test_list_transactions(wire: WireClient) -> None:
@@ -439,8 +443,7 @@ def write_markers(wire: WireClient, tx: Tx, topic: str, partitions: list[int], e
         topics=[WriteTxnMarkersRequest.WritableTxnMarkerTopic(name=topic, partition_indexes=partitions)],
     )
     answer = wire.call(WriteTxnMarkersRequest(markers=[marker]), 1, WriteTxnMarkersResponse)
-    found = answer.markers[0].topics[0].partitions
-    return [Errors(one.error_code) for one in found]
+    return [Errors(partition.error_code) for partition in answer.markers[0].topics[0].partitions]
 
 
 def test_an_administrator_ends_a_transaction_in_single_partitions(wire: WireClient) -> None:
@@ -462,7 +465,7 @@ def test_an_administrator_ends_a_transaction_in_single_partitions(wire: WireClie
     assert fetch_offset(wire) == -1
 
 
-def test_the_log_of_offsets_is_read_with_its_transactions(wire: WireClient) -> None:
+def test_the_offsets_topic_is_readable_with_its_transactions(wire: WireClient) -> None:
     tx = Tx(wire, "tx")
     tx.init()
     shard_topic = "__consumer_offsets"
@@ -474,7 +477,7 @@ def test_the_log_of_offsets_is_read_with_its_transactions(wire: WireClient) -> N
     tx.settled()
     data = fetch(wire, shard_topic)
     assert (data.last_stable_offset, data.high_watermark) == (2, 2)
-    assert [one.first_offset for one in data.aborted_transactions or []] == [0]
+    assert [transaction.first_offset for transaction in data.aborted_transactions or []] == [0]
 
 
 def shard_of(group: str) -> int:
@@ -484,7 +487,7 @@ def shard_of(group: str) -> int:
 # --- kill -9 ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_decision_that_was_acknowledged_is_carried_out_after_a_kill(server: KcoordProcess) -> None:
+def test_an_acknowledged_commit_is_completed_after_a_kill(server: KcoordProcess) -> None:
     with WireClient(server.port) as client:
         prepare(client)
         tx = Tx(client, "tx")
@@ -502,7 +505,7 @@ def test_a_decision_that_was_acknowledged_is_carried_out_after_a_kill(server: Kc
         assert (again.producer_id, again.epoch) == (tx.producer_id, tx.epoch + 1)
 
 
-def test_a_snapshot_of_transactional_ids_is_read_and_not_needed(make_server: MakeServer) -> None:
+def test_a_snapshot_of_transactional_ids_is_used_but_never_needed(make_server: MakeServer) -> None:
     server = make_server(transaction_state_log_num_partitions="1").start()
     ids = [f"{number}-{'long' * 40}" for number in range(100)]
     with WireClient(server.port) as client:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel and the sdist as users get them: built without a network, and installed beside a project whose own modules
-have the names `protocol`, `schemas` and `tests`.
+"""The wheel and the sdist, built without a network, and installed for a project that has modules with the names
+`protocol`, `schemas` and `tests`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def run(*command: object, folder: Path) -> str:
 
 
 def build_wheel(source: Path, target: Path) -> Path:
-    """Builds with the hatchling of the tests' environment."""
+    """Builds a wheel with the hatchling of the tests' environment."""
     quiet = ("--quiet", "--disable-pip-version-check", "--no-index")
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", target)
     run(sys.executable, "-m", "pip", "wheel", *quiet, *options, source, folder=target)
@@ -91,9 +91,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh virtual environment with the wheel. Its dependencies and pytest are those of the tests' environment.
+    """A new virtual environment with the wheel. Its dependencies and pytest are those of the tests' environment.
 
-    The tests' environment has kcoord too, as an editable install of the checkout, which must not be visible.
+    The tests' environment also has kcoord, as an editable install of the checkout, which must not be visible.
     """
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True)
@@ -119,7 +119,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_wheel_holds_two_packages_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_exactly_two_packages(wheel: Path) -> None:
     files = digests(wheel)
     assert {name.split("/")[0] for name in files} == {"kcoord", "kcoord_protocol", DISTRIBUTION}
     expected = {
@@ -132,7 +132,7 @@ def test_the_wheel_holds_two_packages_and_nothing_else(wheel: Path) -> None:
     assert "kcoord_protocol/_schemas/requests/ConsumerGroupHeartbeatRequest.json" in expected
 
 
-def test_a_wheel_of_the_sdist_is_the_same(wheel: Path, tmp_path: Path) -> None:
+def test_a_wheel_built_from_the_sdist_is_the_same(wheel: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", tmp_path, folder=ROOT)
     with tarfile.open(tmp_path / f"kcoord-{kcoord.__version__}.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features, the quorum, registrations and log folders where several workers are several brokers."""
+"""Features, the quorum, registrations and log folders of a cluster with several workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def broker(tmp_path: Path) -> Iterator[KcoordProcess]:
 
 
 def test_levels_are_the_same_at_every_worker(broker: KcoordProcess) -> None:
-    """Whichever worker is asked, the response leaves when all have the new level."""
+    """Every worker sends its response only when all workers have the new level."""
     for change, port in enumerate(broker.ports):
         level = change % 2
         with WireClient(port) as client:
@@ -70,7 +70,7 @@ def quorum(port: int) -> DescribeQuorumResponse.PartitionData:
     return response.topics[0].partitions[0]
 
 
-def test_the_first_worker_is_the_voter_and_others_observe(broker: KcoordProcess) -> None:
+def test_the_first_worker_is_the_voter_and_the_other_workers_observe(broker: KcoordProcess) -> None:
     assert create(broker.ports[1], "t", 3, 1).error_code == 0
     states = [quorum(port) for port in broker.ports]
     assert {state.leader_id for state in states} == {10}
@@ -78,7 +78,7 @@ def test_the_first_worker_is_the_voter_and_others_observe(broker: KcoordProcess)
     for state in states:
         assert [voter.replica_id for voter in state.current_voters] == [10]
         assert [observer.replica_id for observer in state.observers] == [11, 12]
-        assert {each.log_end_offset for each in state.current_voters + state.observers} == {state.high_watermark}
+        assert {replica.log_end_offset for replica in state.current_voters + state.observers} == {state.high_watermark}
     assert create(broker.ports[2], "u", 3, 1).error_code == 0
     assert quorum(broker.ports[1]).high_watermark > states[0].high_watermark
     fence(broker, 12)
@@ -92,14 +92,14 @@ def unregister(port: int, broker_id: int) -> tuple[int, str | None]:
 
 
 @pytest.mark.parametrize("is_fenced", [False, True])
-def test_an_unregistered_worker_stays_out_until_the_next_start(broker: KcoordProcess, is_fenced: bool) -> None:
+def test_an_unregistered_worker_is_out_of_service_until_the_next_start(broker: KcoordProcess, is_fenced: bool) -> None:
     assert create(broker.port, "t", 6, 3).error_code == 0
     if is_fenced:
         fence(broker, 12)
     assert unregister(broker.ports[1], 99) == (102, "Broker ID 99 is not currently registered")
     assert unregister(broker.ports[1], 12) == (0, "")
     assert unregister(broker.ports[0], 12) == (102, "Broker ID 12 is not currently registered")
-    wait_until(lambda: not accepts(broker.ports[2]), "the worker takes no clients", TIMEOUT_SECONDS)
+    wait_until(lambda: not accepts(broker.ports[2]), "the worker accepts no clients", TIMEOUT_SECONDS)
     for port in broker.ports[:2]:
         assert {node.node_id for node in metadata(port, []).brokers} == {10, 11}
         assert cluster(port, include_fenced=True) == {10: False, 11: False}
@@ -115,9 +115,9 @@ def test_an_unregistered_worker_stays_out_until_the_next_start(broker: KcoordPro
 
 
 def test_the_first_worker_is_unregistered(broker: KcoordProcess) -> None:
-    """It still has the metadata log, so others can change the metadata; clients see another controller."""
+    """It still has the metadata log, so other workers can change the metadata. Clients see another controller."""
     assert unregister(broker.ports[1], 10) == (0, "")
-    wait_until(lambda: not accepts(broker.ports[0]), "the worker takes no clients", TIMEOUT_SECONDS)
+    wait_until(lambda: not accepts(broker.ports[0]), "the worker accepts no clients", TIMEOUT_SECONDS)
     assert metadata(broker.ports[2], []).controller_id == 11
     assert create(broker.ports[1], "t", 3, 1).error_code == 0
     assert set(leaders(broker.ports[2], "t")) <= {11, 12}
@@ -125,7 +125,7 @@ def test_the_first_worker_is_unregistered(broker: KcoordProcess) -> None:
 
 
 def test_log_folders_of_replicas(broker: KcoordProcess) -> None:
-    """A worker has the replicas that the metadata gives to it."""
+    """A worker has the replicas that the metadata assigns to it."""
     assert create(broker.port, "t", 3, 1).error_code == 0
     leader_of = leaders(broker.port, "t")
     for node_id, port in zip(NODES, broker.ports, strict=True):

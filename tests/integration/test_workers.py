@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three worker processes as clients see them: three brokers that share groups, topics and transactions."""
+"""Three worker processes are three brokers for clients, which share groups, topics and transactions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def settings(workers: int = WORKERS) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KcoordProcess]:
-    """For tests that end none of its processes."""
+    """A broker for tests that end none of its processes."""
     process = KcoordProcess(tmp_path_factory.mktemp("kcoord"), settings()).start()
     yield process
     assert process.stop() == 0, process.log
@@ -94,7 +94,7 @@ def addresses(broker: KcoordProcess) -> str:
 
 
 def group_on(worker: int, prefix: str = "group") -> str:
-    """A group id whose coordinator is this worker."""
+    """Returns a group id whose coordinator is this worker."""
     return next(
         f"{prefix}-{number}"
         for number in range(1000)
@@ -103,7 +103,10 @@ def group_on(worker: int, prefix: str = "group") -> str:
 
 
 def worker_pids(broker: KcoordProcess) -> list[int]:
-    """In the order of their start, which is that of their numbers until one is started again."""
+    """Returns the pids of the workers in the order of their start.
+
+    This is the order of their numbers until a worker restarts.
+    """
     return sorted(map(int, Path(f"/proc/{broker.pid}/task/{broker.pid}/children").read_text().split()))
 
 
@@ -114,15 +117,15 @@ def pid_of(broker: KcoordProcess, node_id: int) -> int:
 
 
 def metadata(port: int, topics: list[str] | None = None) -> MetadataResponse:
-    wanted = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
+    requested = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
     with WireClient(port) as client:
-        return client.call(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), 12, MetadataResponse)
+        return client.call(MetadataRequest(topics=requested, allow_auto_topic_creation=False), 12, MetadataResponse)
 
 
 def create(port: int, topic: str, partitions: int, factor: int) -> CreateTopicsResponse.CreatableTopicResult:
-    wanted = CreateTopicsRequest.CreatableTopic(name=topic, num_partitions=partitions, replication_factor=factor)
+    creatable = CreateTopicsRequest.CreatableTopic(name=topic, num_partitions=partitions, replication_factor=factor)
     with WireClient(port) as client:
-        answer = client.call(CreateTopicsRequest(topics=[wanted], timeout_ms=10_000), 7, CreateTopicsResponse)
+        answer = client.call(CreateTopicsRequest(topics=[creatable], timeout_ms=10_000), 7, CreateTopicsResponse)
     return answer.topics[0]
 
 
@@ -133,25 +136,25 @@ def test_every_worker_names_all_brokers_and_the_controller(shared_broker: Kcoord
     expected = {10 + number: port for number, port in enumerate(shared_broker.ports)}
     for port in shared_broker.ports:
         answer = metadata(port, [])
-        assert {one.node_id: one.port for one in answer.brokers} == expected
+        assert {node.node_id: node.port for node in answer.brokers} == expected
         assert answer.controller_id == 10
         with WireClient(port) as client:
             cluster = client.call(DescribeClusterRequest(), 1, DescribeClusterResponse)
-        assert {one.broker_id: one.port for one in cluster.brokers} == expected
+        assert {node.broker_id: node.port for node in cluster.brokers} == expected
 
 
-def test_a_created_topic_is_known_to_every_worker_when_the_answer_comes(shared_broker: KcoordProcess) -> None:
+def test_every_worker_knows_a_topic_when_the_response_to_its_creation_is_sent(shared_broker: KcoordProcess) -> None:
     for number, port in enumerate(shared_broker.ports * 3):
         topic = f"known-{number}"
         assert create(port, topic, 4, 2).error_code == 0
         for other in shared_broker.ports:
-            found = metadata(other, [topic]).topics[0]
-            assert found.error_code == 0
-            assert sorted(one.leader_id for one in found.partitions) != [10, 10, 10, 10]
+            known_topic = metadata(other, [topic]).topics[0]
+            assert known_topic.error_code == 0
+            assert sorted(partition.leader_id for partition in known_topic.partitions) != [10, 10, 10, 10]
 
 
 def test_a_partition_is_newer_than_groups_of_all_workers(shared_broker: KcoordProcess) -> None:
-    """KIP-1327: each group is there when the topic grows, at once, so that times of one millisecond would show."""
+    """The topic grows right after each group is created, so equal times would be detected (KIP-1327)."""
     port = shared_broker.port
     assert create(port, "growing", 1, 1).error_code == 0
     with WireClient(port) as client:
@@ -174,7 +177,7 @@ def test_a_partition_is_newer_than_groups_of_all_workers(shared_broker: KcoordPr
             assert [result.error_code for result in grown.results] == [0]
             asked = MetadataRequest.MetadataRequestTopic(name="growing")
             answer = client.call(MetadataRequest(topics=[asked]), 14, MetadataResponse)
-        times = {each.partition_index: each.creation_time_ms for each in answer.topics[0].partitions}
+        times = {partition.partition_index: partition.creation_time_ms for partition in answer.topics[0].partitions}
         assert times[count - 1] > joined.group_creation_time_ms >= times[count - 2]
 
 
@@ -192,28 +195,28 @@ def test_replication_factors_are_checked_and_reported(shared_broker: KcoordProce
     )
 
 
-def test_broker_configs_go_to_the_broker_they_name(shared_broker: KcoordProcess) -> None:
+def test_a_broker_config_takes_effect_only_on_its_broker(shared_broker: KcoordProcess) -> None:
     setting = IncrementalAlterConfigsRequest.AlterableConfig(name="max.connections", config_operation=0, value="777")
     change = IncrementalAlterConfigsRequest.AlterConfigsResource(resource_type=4, resource_name="12", configs=[setting])
     with WireClient(shared_broker.ports[1]) as client:
         answer = client.call(IncrementalAlterConfigsRequest(resources=[change]), 1, IncrementalAlterConfigsResponse)
     assert answer.responses[0].error_code == 0
-    found = {10 + number: described(port, str(10 + number)) for number, port in enumerate(shared_broker.ports)}
-    assert found == {10: "20000", 11: "20000", 12: "777"}
+    limits = {10 + number: described(port, str(10 + number)) for number, port in enumerate(shared_broker.ports)}
+    assert limits == {10: "20000", 11: "20000", 12: "777"}
 
 
 def described(port: int, broker_id: str) -> str | None:
-    """max.connections of a broker."""
-    wanted = DescribeConfigsRequest.DescribeConfigsResource(
+    """Returns max.connections of a broker."""
+    resource = DescribeConfigsRequest.DescribeConfigsResource(
         resource_type=4, resource_name=broker_id, configuration_keys=["max.connections"]
     )
     with WireClient(port) as client:
-        answer = client.call(DescribeConfigsRequest(resources=[wanted]), 4, DescribeConfigsResponse)
+        answer = client.call(DescribeConfigsRequest(resources=[resource]), 4, DescribeConfigsResponse)
     assert answer.results[0].error_code == 0
     return answer.results[0].configs[0].value
 
 
-def test_producer_ids_are_given_once(shared_broker: KcoordProcess) -> None:
+def test_no_producer_id_is_given_twice(shared_broker: KcoordProcess) -> None:
     ids = []
     for port in shared_broker.ports * 4:
         with WireClient(port) as client:
@@ -225,15 +228,15 @@ def test_producer_ids_are_given_once(shared_broker: KcoordProcess) -> None:
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
-def test_each_worker_coordinates_its_groups_and_refuses_the_others(shared_broker: KcoordProcess) -> None:
+def test_each_worker_coordinates_only_its_groups(shared_broker: KcoordProcess) -> None:
     for worker in range(WORKERS):
         group_id = group_on(worker)
         for port in shared_broker.ports:
             with WireClient(port) as client:
                 request = FindCoordinatorRequest(key_type=0, coordinator_keys=[group_id])
-                found = client.call(request, 4, FindCoordinatorResponse).coordinators[0]
-                assert (found.error_code, found.node_id) == (0, 10 + worker)
-                assert found.port == shared_broker.ports[worker]
+                coordinator_node = client.call(request, 4, FindCoordinatorResponse).coordinators[0]
+                assert (coordinator_node.error_code, coordinator_node.node_id) == (0, 10 + worker)
+                assert coordinator_node.port == shared_broker.ports[worker]
                 beat = HeartbeatRequest(group_id=group_id, generation_id=1, member_id="m")
                 error = client.call(beat, 4, HeartbeatResponse).error_code
                 is_coordinator = port == shared_broker.ports[worker]
@@ -258,10 +261,10 @@ def test_groups_of_both_types_on_every_worker(shared_broker: KcoordProcess) -> N
     assert set(committed(bootstrap, group_on(2, "modern"), sorted(partitions_of("spread", 6))).values()) == {5}
     for number, port in enumerate(shared_broker.ports):
         with WireClient(port) as client:
-            listed = {one.group_id for one in client.call(ListGroupsRequest(), 5, ListGroupsResponse).groups}
+            listed = {group.group_id for group in client.call(ListGroupsRequest(), 5, ListGroupsResponse).groups}
         assert listed & groups.keys() == {group_id for group_id, worker in groups.items() if worker == number}
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    everywhere = {one.group_id for one in admin.list_consumer_groups().result(TIMEOUT_SECONDS).valid}
+    everywhere = {group.group_id for group in admin.list_consumer_groups().result(TIMEOUT_SECONDS).valid}
     assert groups.keys() <= everywhere
     descriptions = admin.describe_consumer_groups(list(groups))
     for group_id, future in descriptions.items():
@@ -269,7 +272,7 @@ def test_groups_of_both_types_on_every_worker(shared_broker: KcoordProcess) -> N
 
 
 def read_as_classic_group(bootstrap: str, group_id: str, topic: str, count: int) -> int:
-    """How many of `count` messages a kafka-python consumer gets as the only member of a group."""
+    """Returns how many of `count` messages a kafka-python consumer reads as the only member of a group."""
     consumer = KafkaConsumer(
         topic, bootstrap_servers=bootstrap.split(","), group_id=group_id, auto_offset_reset="earliest"
     )
@@ -324,7 +327,7 @@ def test_a_transaction_over_all_workers(shared_broker: KcoordProcess, worker: in
 
 
 def read_committed(bootstrap: str, topic: str) -> list[bytes]:
-    """Everything up to the last stable offsets, which are the ends here."""
+    """Returns all values up to the last stable offsets, which are the ends of the partitions here."""
     partitions = [PythonTopicPartition(topic, number) for number in range(WORKERS)]
     reader = KafkaConsumer(bootstrap_servers=bootstrap.split(","), isolation_level="read_committed")
     try:
@@ -333,7 +336,9 @@ def read_committed(bootstrap: str, topic: str) -> list[bytes]:
         ends = reader.end_offsets(partitions)
         values: list[bytes] = []
         deadline = time.monotonic() + TIMEOUT_SECONDS
-        while time.monotonic() < deadline and any(reader.position(one) < ends[one] for one in partitions):
+        while time.monotonic() < deadline and any(
+            reader.position(partition) < ends[partition] for partition in partitions
+        ):
             for messages in reader.poll(timeout_ms=200).values():
                 values += [message.value for message in messages]
         return values
@@ -345,7 +350,7 @@ def read_committed(bootstrap: str, topic: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("node_id", [10, 11])
-def test_a_killed_worker_comes_back_while_the_others_serve(broker: KcoordProcess, node_id: int) -> None:
+def test_a_killed_worker_restarts_while_the_other_workers_serve(broker: KcoordProcess, node_id: int) -> None:
     bootstrap = addresses(broker)
     create(broker.port, "kept", 6, 1)
     produce(bootstrap, "kept", 6, 3)
@@ -365,7 +370,7 @@ def test_a_killed_worker_comes_back_while_the_others_serve(broker: KcoordProcess
     assert broker.stop() == 0, broker.log
 
 
-def test_nothing_acknowledged_is_lost_while_each_worker_is_killed_once(broker: KcoordProcess) -> None:
+def test_no_acknowledged_record_is_lost_while_each_worker_is_killed_once(broker: KcoordProcess) -> None:
     bootstrap = addresses(broker)
     for topic in ("plain", "transactional"):
         create(broker.port, topic, WORKERS, 1)
@@ -376,11 +381,11 @@ def test_nothing_acknowledged_is_lost_while_each_worker_is_killed_once(broker: K
         wait_until(lambda: broker.log.count("serves again") == count, "the worker is back", TIMEOUT_SECONDS)  # noqa: B023
     writer.wait_for_progress()
     writer.close()
-    found = Counter(read_committed(bootstrap, "plain"))
-    assert set(found.values()) == {1}, "an idempotent producer's messages are there once"
-    assert writer.acknowledged <= found.keys()
+    copies = Counter(read_committed(bootstrap, "plain"))
+    assert set(copies.values()) == {1}, "each message of an idempotent producer exists once"
+    assert writer.acknowledged <= copies.keys()
     committed_values = Counter(read_committed(bootstrap, "transactional"))
-    assert set(committed_values.values()) == {WORKERS}, "a transaction is there as a whole"
+    assert set(committed_values.values()) == {WORKERS}, "a transaction exists as a whole"
     assert writer.committed <= committed_values.keys()
 
 
@@ -427,7 +432,7 @@ class Writer:
         plain, transactional = len(self.acknowledged), len(self.committed)
         wait_until(
             lambda: len(self.acknowledged) > plain + 20 and len(self.committed) > transactional + 2,
-            "both producers go on",
+            "both producers make progress",
             2 * TIMEOUT_SECONDS,
         )
 
@@ -443,7 +448,7 @@ def commit(bootstrap: str, groups: list[str], topic: str, offset: int) -> None:
         consumer = KafkaConsumer(bootstrap_servers=bootstrap.split(","), group_id=group_id, enable_auto_commit=False)
         partitions = [PythonTopicPartition(topic, number) for number in range(6)]
         consumer.assign(partitions)
-        consumer.commit({one: OffsetAndMetadata(offset, "", -1) for one in partitions})
+        consumer.commit({partition: OffsetAndMetadata(offset, "", -1) for partition in partitions})
         consumer.close()
 
 
@@ -473,7 +478,7 @@ def test_the_number_of_workers_may_change(tmp_path: Path) -> None:
             broker.start()
             bootstrap = addresses(broker)
             topic = metadata(broker.ports[-1], ["moved"]).topics[0]
-            assert {one.leader_id for one in topic.partitions} == {10 + number for number in range(count)}
+            assert {partition.leader_id for partition in topic.partitions} == {10 + number for number in range(count)}
             for group_id in groups:
                 assert set(committed(bootstrap, group_id, sorted(partitions_of("moved", 6))).values()) == {1}
             produce(bootstrap, "moved", 6, 1)
@@ -487,7 +492,7 @@ def test_the_number_of_workers_may_change(tmp_path: Path) -> None:
 
 
 def wait_for_lock(broker: KcoordProcess) -> None:
-    """Workers end by themselves when their supervisor is gone."""
+    """Waits until the workers have ended. They end by themselves when their supervisor is gone."""
 
     def are_gone() -> bool:
         return not any(
@@ -511,7 +516,7 @@ def test_sigterm_ends_all_within_five_seconds(broker: KcoordProcess) -> None:
     producer.close(timeout=0)
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path, shared_broker: KcoordProcess) -> None:
+def test_the_error_names_a_port_that_is_in_use(tmp_path: Path, shared_broker: KcoordProcess) -> None:
     taken = shared_broker.ports[1]
     other = KcoordProcess(tmp_path, {**settings(), "kcoord.worker.ports": f"0,{taken},0"})
     with pytest.raises(AssertionError, match=f"cannot listen on PLAINTEXT://127.0.0.1:{taken}"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small blocking client on our own codec, for tests that need exact requests."""
+"""A small blocking client on kcoord's codec, for tests that need exact requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ConnectionClosed(Exception):
 
 
 class WireClient:
-    """One connection. `call` sends a request and waits for its answer; `send` and `receive` are its halves."""
+    """A connection. `call` sends a request and returns its response; `send` and `receive` are its two steps."""
 
     def __init__(self, port: int, timeout_seconds: float = 10.0) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout_seconds)
