@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real clients against a real process. A module shares one broker; names of topics and groups are unique per test."""
+"""Real clients against a broker process. A module shares one broker. Names of topics and groups are unique per test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KcoordProcess]:
 
 @pytest.fixture
 def start_broker(tmp_path: Path) -> Iterator[StartBroker]:
-    """Starts a broker of the test's own; keyword arguments are configs with underscores for dots."""
+    """Starts a broker for this test alone. Keyword arguments are configs, with underscores for dots."""
     started: list[KcoordProcess] = []
 
     def start(**overrides: str) -> KcoordProcess:
@@ -41,5 +41,5 @@ def start_broker(tmp_path: Path) -> Iterator[StartBroker]:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """A name for the topics and groups of one test."""
+    """A name for the topics and groups of the test."""
     return re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same alterations of broker configs at kcoord and at a real Kafka 4.3.1 broker, side by side: errors, texts, and
-what is described afterwards.
+"""The same changes of broker configs on kcoord and on a real Kafka 4.3.1 broker: errors, texts, and the configs that
+they describe afterwards.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ ALTERATIONS: list[tuple[str, list[tuple[str, int, str | None]]]] = [
 
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
-    """Of kcoord and of Kafka."""
+    """The ports of kcoord and of Kafka."""
     folder = tmp_path_factory.mktemp("kcoord")
     kcoord = KcoordProcess(folder, {**FAST, **STATIC}).start()
     kafka = KafkaBroker(KafkaJars(), tmp_path_factory.mktemp("kafka"), **STATIC)
@@ -106,37 +106,44 @@ def replaced(client: WireClient, name: str, configs: dict[str, str]) -> tuple[in
 
 
 def described(client: WireClient, name: str) -> dict[str, tuple[object, ...]]:
-    """What is said of keys that no table of keys has, without the values of others, whose defaults may differ."""
+    """Returns the described keys that are in no table of keys.
+
+    Leaves out the values of their synonyms, whose defaults may differ.
+    """
     resource = DescribeConfigsRequest.DescribeConfigsResource(
         resource_type=BROKER_RESOURCE, resource_name=name, configuration_keys=None
     )
     request = DescribeConfigsRequest(resources=[resource], include_synonyms=True, include_documentation=True)
     (answer,) = client.call(request, 4, DescribeConfigsResponse).results
     return {
-        one.name: (
-            one.value,
-            one.read_only,
-            one.config_source,
-            one.is_sensitive,
-            one.config_type,
-            one.documentation,
-            [(other.name, other.value, other.source) for other in one.synonyms if other.name == one.name],
-            [other.name for other in one.synonyms],
+        config.name: (
+            config.value,
+            config.read_only,
+            config.config_source,
+            config.is_sensitive,
+            config.config_type,
+            config.documentation,
+            [
+                (synonym.name, synonym.value, synonym.source)
+                for synonym in config.synonyms
+                if synonym.name == config.name
+            ],
+            [synonym.name for synonym in config.synonyms],
         )
-        for one in answer.configs
-        if one.name.startswith(("listener.name.", "some.", "super."))
+        for config in answer.configs
+        if config.name.startswith(("listener.name.", "some.", "super."))
     }
 
 
 def wait_until_described_alike(kcoord: WireClient, kafka: WireClient, name: str) -> None:
-    """Kafka takes over an alteration some time after its answer."""
+    """Waits until both describe the same configs: Kafka applies a change some time after its response."""
     expected = described(kcoord, name)
     with suppress(AssertionError):
-        wait_until(lambda: described(kafka, name) == expected, "Kafka describes the alterations", 10)
+        wait_until(lambda: described(kafka, name) == expected, "Kafka describes the changes", 10)
     assert described(kafka, name) == expected
 
 
-def test_alterations_are_answered_and_described_as_by_kafka(ports: tuple[int, int]) -> None:
+def test_changes_are_answered_and_described_as_by_kafka(ports: tuple[int, int]) -> None:
     with WireClient(ports[0]) as kcoord, WireClient(ports[1]) as kafka:
         for name, changes in ALTERATIONS:
             assert altered(kcoord, name, changes) == altered(kafka, name, changes), (name, changes)
@@ -145,6 +152,6 @@ def test_alterations_are_answered_and_described_as_by_kafka(ports: tuple[int, in
         for name in ("1", ""):
             configs = {"num.partitions": "5", "log.cleaner.threads": "2"}
             assert replaced(kcoord, name, configs) == replaced(kafka, name, configs)
-        # Not those of all brokers: Kafka has min.insync.replicas among them, and keeps it.
+        # The configs of all brokers are left out here: Kafka keeps min.insync.replicas, which is among these.
         assert replaced(kcoord, "1", {}) == replaced(kafka, "1", {}) == (0, None)
         wait_until_described_alike(kcoord, kafka, "1")

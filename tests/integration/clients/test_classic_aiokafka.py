@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classic groups as aiokafka lives in them: sharing, rebalances, committed offsets over a restart of the members."""
+"""Classic groups with members of aiokafka: assignments, rebalances, and committed offsets after members restart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _TopicPartition(Protocol):
 
 
 class Member:
-    """Polled and committed in a task of its own."""
+    """A consumer that polls and commits in a background task."""
 
     def __init__(self, consumer: AIOKafkaConsumer, listener: _Listener) -> None:
         self._consumer = consumer
@@ -38,24 +38,31 @@ class Member:
 
     @property
     def assigned(self) -> set[Partition]:
-        return {(each.topic, each.partition) for each in self._consumer.assignment()}
+        return {(partition.topic, partition.partition) for partition in self._consumer.assignment()}
 
     async def _poll(self) -> None:
         while True:
             batches = await self._consumer.getmany(timeout_ms=100)
             if batches:
                 try:
-                    await self._consumer.commit({each: batch[-1].offset + 1 for each, batch in batches.items()})
+                    await self._consumer.commit(
+                        {partition: batch[-1].offset + 1 for partition, batch in batches.items()}
+                    )
                 except (CommitFailedError, IllegalGenerationError, RebalanceInProgressError):
                     continue
-                self.seen |= {(each.topic, each.partition, r.offset) for each, batch in batches.items() for r in batch}
+                self.seen |= {
+                    (partition.topic, partition.partition, r.offset)
+                    for partition, batch in batches.items()
+                    for r in batch
+                }
 
     async def stop(self) -> None:
         if not self._stopped:
             self._stopped = True
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)
-            self._listener.on_partitions_revoked(self._consumer.assignment())  # aiokafka tells nobody at its end
+            # aiokafka does not call the listener when it stops.
+            self._listener.on_partitions_revoked(self._consumer.assignment())
             await self._consumer.stop()
 
 
@@ -64,10 +71,10 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
         self._ownership = ownership
 
     def on_partitions_revoked(self, revoked: Iterable[_TopicPartition]) -> None:
-        self._ownership.gave(self, [(each.topic, each.partition) for each in revoked])
+        self._ownership.gave(self, [(partition.topic, partition.partition) for partition in revoked])
 
     def on_partitions_assigned(self, assigned: Iterable[_TopicPartition]) -> None:
-        self._ownership.took(self, [(each.topic, each.partition) for each in assigned])
+        self._ownership.took(self, [(partition.topic, partition.partition) for partition in assigned])
 
 
 @pytest.fixture
@@ -106,14 +113,14 @@ async def until(condition: Callable[[], object], what: str) -> None:
 async def until_split(members: Sequence[Member], partitions: set[Partition]) -> None:
     def is_split() -> bool:
         owned = [member.assigned for member in members]
-        sizes = [len(each) for each in owned]
+        sizes = [len(partitions) for partitions in owned]
         return sum(sizes) == len(partitions) and set().union(*owned) == partitions and max(sizes) - min(sizes) <= 1
 
     await until(is_split, f"a balanced assignment of {len(partitions)} partitions")
 
 
 @pytest.mark.parametrize("strategy", [RangePartitionAssignor, StickyPartitionAssignor], ids=["range", "sticky"])
-async def test_members_share_commit_and_hand_over(
+async def test_members_share_partitions_commit_and_hand_over(
     broker: KcoordProcess, join: JoinGroup, name: str, strategy: type
 ) -> None:
     create_topic(broker.address, name, 6)
@@ -124,7 +131,7 @@ async def test_members_share_commit_and_hand_over(
         members.append(await join(name, name, strategy, ownership))
         await until_split(members, everything)
     produce(broker.address, name, 6, 5)
-    await until(lambda: len(set().union(*(member.seen for member in members))) == 60, "all is read")
+    await until(lambda: len(set().union(*(member.seen for member in members))) == 60, "all records are read")
     await members[0].stop()
     await until_split(members[1:], everything)
     assert ownership.conflicts == []
@@ -135,9 +142,9 @@ async def test_a_group_resumes_at_its_committed_offsets(broker: KcoordProcess, j
     create_topic(broker.address, name, 2)
     produce(broker.address, name, 2, 5)
     first = await join(name, name, RangePartitionAssignor, Ownership())
-    await until(lambda: len(first.seen) == 10, "all is read")
+    await until(lambda: len(first.seen) == 10, "all records are read")
     await first.stop()
     produce(broker.address, name, 2, 3)
     second = await join(name, name, RangePartitionAssignor, Ownership())
-    await until(lambda: len(second.seen) == 6, "only what is new is read")
+    await until(lambda: len(second.seen) == 6, "only the new records are read")
     assert {offset for _, _, offset in second.seen} == {5, 6, 7}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classic groups as confluent-kafka (librdkafka) lives in them; its KIP-848 groups are in test_confluent_groups."""
+"""Classic groups with members of confluent-kafka (librdkafka). Its KIP-848 groups are in test_confluent_groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
-def test_three_members_share_commit_and_hand_over(broker: KcoordProcess, name: str, strategy: str) -> None:
+def test_three_members_share_partitions_commit_and_hand_over(broker: KcoordProcess, name: str, strategy: str) -> None:
     create_topic(broker.address, name, 6)
     everything, ownership = partitions_of(name, 6), Ownership()
     members: list[PolledConsumer] = []
@@ -34,7 +34,7 @@ def test_three_members_share_commit_and_hand_over(broker: KcoordProcess, name: s
             )
             wait_for_split(members, everything)
         produce(broker.address, name, 6, 5)
-        wait_until(lambda: len({each for member in members for each in member.seen}) == 30, "all is read")
+        wait_until(lambda: len({record for member in members for record in member.seen}) == 30, "all records are read")
         members[0].close()
         wait_for_split(members[1:], everything)
     finally:
@@ -50,7 +50,7 @@ def test_a_killed_member_loses_its_partitions_after_its_session_timeout(broker: 
         Victim("tests.support.member", broker.address, name, name, "range") as victim,
         PolledConsumer(broker.address, name, [name], classic="range") as member,
     ):
-        wait_until(lambda: len(member.assigned) == 2, "half of the partitions")
+        wait_until(lambda: len(member.assigned) == 2, "the member has half of the partitions")
         victim.kill()
         wait_for_split([member], partitions_of(name, 4))
 
@@ -59,18 +59,18 @@ def test_a_killed_member_loses_its_partitions_after_its_session_timeout(broker: 
 def test_a_static_member_returns_without_a_rebalance(broker: KcoordProcess, name: str, strategy: str) -> None:
     create_topic(broker.address, name, 4)
     everything = partitions_of(name, 4)
-    with PolledConsumer(broker.address, name, [name], instance_id="one", classic=strategy) as one:
-        wait_for_split([one], everything)
-        with PolledConsumer(broker.address, name, [name], instance_id="two", classic=strategy) as two:
-            wait_for_split([one, two], everything)
-            owned, told = set(one.assigned), len(two.assignments)
-            one.close()
+    with PolledConsumer(broker.address, name, [name], instance_id="one", classic=strategy) as first:
+        wait_for_split([first], everything)
+        with PolledConsumer(broker.address, name, [name], instance_id="two", classic=strategy) as second:
+            wait_for_split([first, second], everything)
+            owned, assignments_before = set(first.assigned), len(second.assignments)
+            first.close()
             with PolledConsumer(broker.address, name, [name], instance_id="one", classic=strategy) as again:
-                wait_until(lambda: again.assigned == owned, "the partitions it had")
-            assert [moved for _, moved in two.assignments[told:] if moved] == []
+                wait_until(lambda: again.assigned == owned, "the member has its old partitions")
+            assert [moved for _, moved in second.assignments[assignments_before:] if moved] == []
 
 
-def test_a_pattern_takes_in_topics_that_come_later(broker: KcoordProcess, name: str) -> None:
+def test_a_pattern_matches_topics_that_are_created_later(broker: KcoordProcess, name: str) -> None:
     create_topic(broker.address, f"{name}-a", 2)
     with PolledConsumer(broker.address, name, [f"^{name}-[a-c]$"], classic="range") as member:
         wait_for_split([member], partitions_of(f"{name}-a", 2))
@@ -90,15 +90,17 @@ def test_admins_see_and_delete_a_group(broker: KcoordProcess, name: str) -> None
         described = admin.describe_consumer_groups([name])[name].result(20)
         (only,) = described.members
         assert (described.state, described.partition_assignor) == (ConsumerGroupState.STABLE, "range")
-        assert {(each.topic, each.partition) for each in only.assignment.topic_partitions} == partitions_of(name, 2)
+        assert {
+            (partition.topic, partition.partition) for partition in only.assignment.topic_partitions
+        } == partitions_of(name, 2)
         with pytest.raises(KafkaException, match="NON_EMPTY_GROUP"):
             admin.delete_consumer_groups([name])[name].result(20)
     admin.delete_consumer_groups([name])[name].result(20)
     assert name not in {group.group_id for group in admin.list_consumer_groups().result(20).valid}
 
 
-def test_the_offsets_topic_can_be_deleted_and_is_made_again(start_broker: StartBroker, name: str) -> None:
-    """As Kafka allows: all groups and offsets go with it."""
+def test_the_offsets_topic_can_be_deleted_and_is_created_again(start_broker: StartBroker, name: str) -> None:
+    """As in Kafka, this deletes all groups and offsets."""
     broker = start_broker()
     admin = AdminClient({"bootstrap.servers": broker.address})
     create_topic(broker.address, name, 1)
@@ -107,7 +109,7 @@ def test_the_offsets_topic_can_be_deleted_and_is_made_again(start_broker: StartB
         member.wait_for(3)
     assert committed(broker.address, name, [(name, 0)]) == {(name, 0): 3}
     admin.delete_topics(["__consumer_offsets"])["__consumer_offsets"].result(20)
-    wait_until(lambda: committed(broker.address, name, [(name, 0)]) == {(name, 0): -1001}, "the offsets are gone")
+    wait_until(lambda: committed(broker.address, name, [(name, 0)]) == {(name, 0): -1001}, "the offsets are deleted")
     with PolledConsumer(broker.address, name, [name], classic="range", commit_each=True) as member:
         member.wait_for(3)
     broker.restart()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classic groups as kafka-python lives in them: sharing, static members, a killed member, patterns, admin calls,
-transactions."""
+"""Classic groups with members of kafka-python: assignments, static members, a killed member, patterns, admin calls,
+transactions.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def admin(broker: KcoordProcess) -> Iterator[KafkaAdminClient]:
 
 
 @pytest.mark.parametrize("strategy", [RangePartitionAssignor, CooperativeStickyAssignor], ids=["range", "cooperative"])
-def test_three_members_share_commit_and_hand_over(broker: KcoordProcess, name: str, strategy: type) -> None:
+def test_three_members_share_partitions_commit_and_hand_over(broker: KcoordProcess, name: str, strategy: type) -> None:
     create_topic(broker.address, name, 6)
     produce(broker.address, name, 6, 5)
     everything, ownership = partitions_of(name, 6), Ownership()
@@ -40,26 +41,26 @@ def test_three_members_share_commit_and_hand_over(broker: KcoordProcess, name: s
             members.append(KafkaPythonMember(broker.address, name, [name], strategies=[strategy], ownership=ownership))
             wait_for_split(members, everything)
         produce(broker.address, name, 6, 5)
-        wait_until(lambda: sum(len(set(member.seen)) for member in members) >= 60, "all is read")
+        wait_until(lambda: sum(len(set(member.seen)) for member in members) >= 60, "all records are read")
         members[0].close()
         wait_for_split(members[1:], everything)
     finally:
         for member in members:
             member.close()
     assert ownership.conflicts == []
-    assert {each for member in members for each in member.seen} == {
-        (*each, n) for each in everything for n in range(10)
+    assert {record for member in members for record in member.seen} == {
+        (*partition, n) for partition in everything for n in range(10)
     }
     assert committed(broker.address, name, sorted(everything)) == dict.fromkeys(everything, 10)
 
 
-def test_a_cooperative_rebalance_moves_only_what_must_move(broker: KcoordProcess, name: str) -> None:
+def test_a_cooperative_rebalance_revokes_only_partitions_that_move(broker: KcoordProcess, name: str) -> None:
     create_topic(broker.address, name, 4)
-    with KafkaPythonMember(broker.address, name, [name], strategies=[CooperativeStickyAssignor]) as one:
-        wait_for_split([one], partitions_of(name, 4))
-        with KafkaPythonMember(broker.address, name, [name], strategies=[CooperativeStickyAssignor]) as two:
-            wait_for_split([one, two], partitions_of(name, 4))
-            assert [len(each) for each in one.revoked if each] == [2]
+    with KafkaPythonMember(broker.address, name, [name], strategies=[CooperativeStickyAssignor]) as first:
+        wait_for_split([first], partitions_of(name, 4))
+        with KafkaPythonMember(broker.address, name, [name], strategies=[CooperativeStickyAssignor]) as second:
+            wait_for_split([first, second], partitions_of(name, 4))
+            assert [len(revoked) for revoked in first.revoked if revoked] == [2]
 
 
 def test_a_killed_member_loses_its_partitions_after_its_session_timeout(broker: KcoordProcess, name: str) -> None:
@@ -68,7 +69,7 @@ def test_a_killed_member_loses_its_partitions_after_its_session_timeout(broker: 
         Victim("tests.support.kafka_python", broker.address, name, name) as victim,
         KafkaPythonMember(broker.address, name, [name]) as member,
     ):
-        wait_until(lambda: len(member.assigned) == 2, "half of the partitions")
+        wait_until(lambda: len(member.assigned) == 2, "the member has half of the partitions")
         victim.kill()
         wait_for_split([member], partitions_of(name, 4))
 
@@ -76,18 +77,18 @@ def test_a_killed_member_loses_its_partitions_after_its_session_timeout(broker: 
 def test_a_static_member_gets_its_partitions_back(broker: KcoordProcess, name: str) -> None:
     create_topic(broker.address, name, 4)
     everything = partitions_of(name, 4)
-    with KafkaPythonMember(broker.address, name, [name], instance_id="one") as one:
-        wait_for_split([one], everything)
-        with KafkaPythonMember(broker.address, name, [name], instance_id="two") as two:
-            wait_for_split([one, two], everything)
-            owned = set(one.assigned)
-            one.close()
+    with KafkaPythonMember(broker.address, name, [name], instance_id="one") as first:
+        wait_for_split([first], everything)
+        with KafkaPythonMember(broker.address, name, [name], instance_id="two") as second:
+            wait_for_split([first, second], everything)
+            owned = set(first.assigned)
+            first.close()
             with KafkaPythonMember(broker.address, name, [name], instance_id="one") as again:
-                wait_until(lambda: again.assigned == owned, "the partitions it had")
-                wait_for_split([again, two], everything)
+                wait_until(lambda: again.assigned == owned, "the member has its old partitions")
+                wait_for_split([again, second], everything)
 
 
-def test_a_pattern_takes_in_topics_that_come_later(broker: KcoordProcess, name: str) -> None:
+def test_a_pattern_matches_topics_that_are_created_later(broker: KcoordProcess, name: str) -> None:
     create_topic(broker.address, f"{name}-a", 2)
     with KafkaPythonMember(broker.address, name, pattern=f"^{name}-[a-c]$") as member:
         wait_for_split([member], partitions_of(f"{name}-a", 2))
@@ -101,7 +102,7 @@ def test_admins_see_and_change_a_group(broker: KcoordProcess, admin: KafkaAdminC
     produce(broker.address, name, 2, 3)
     partitions = [TopicPartition(name, 0), TopicPartition(name, 1)]
     with KafkaPythonMember(broker.address, name, [name]) as member:
-        wait_until(lambda: len(member.seen) == 6, "all is read")
+        wait_until(lambda: len(member.seen) == 6, "all records are read")
         (listed,) = (group for group in admin.list_groups() if group["group_id"] == name)
         assert (listed["protocol_type"], listed["group_state"], listed["group_type"]) == (
             "consumer",
@@ -115,7 +116,7 @@ def test_admins_see_and_change_a_group(broker: KcoordProcess, admin: KafkaAdminC
             admin.delete_group_offsets("no-such-group", partitions)
         assert admin.delete_groups([name])[name] != "OK"
     assert {
-        each: found.offset for each, found in admin.list_group_offsets({name: None})[name].items()
+        partition: metadata.offset for partition, metadata in admin.list_group_offsets({name: None})[name].items()
     } == dict.fromkeys(partitions, 3)
     admin.delete_group_offsets(name, partitions[:1])
     assert list(admin.list_group_offsets({name: None})[name]) == partitions[1:]
@@ -123,8 +124,8 @@ def test_admins_see_and_change_a_group(broker: KcoordProcess, admin: KafkaAdminC
     assert name not in {group["group_id"] for group in admin.list_groups()}
 
 
-def test_a_transaction_moves_records_and_offsets_together(broker: KcoordProcess, name: str) -> None:
-    """Consume, transform, produce: what an aborted transaction did is done again by the next."""
+def test_a_transaction_commits_records_and_offsets_together(broker: KcoordProcess, name: str) -> None:
+    """Consume, transform, produce: the next transaction does the work of an aborted transaction again."""
     source, target = f"{name}-in", f"{name}-out"
     create_topic(broker.address, source, 1)
     create_topic(broker.address, target, 1)
@@ -139,7 +140,8 @@ def test_a_transaction_moves_records_and_offsets_together(broker: KcoordProcess,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
         )
-        consumer.partitions_for_topic(source)  # known before it joins: see POLL_MS
+        # The consumer must know the partitions before it joins, because of POLL_MS.
+        consumer.partitions_for_topic(source)
         producer.begin_transaction()
         for value in poll_values(consumer, 5):
             producer.send(target, value + attempt.encode(), partition=0)
@@ -150,8 +152,8 @@ def test_a_transaction_moves_records_and_offsets_together(broker: KcoordProcess,
         else:
             producer.commit_transaction()
         consumer.close()
-        wanted = -1001 if attempt == "aborted" else 5
-        assert committed(broker.address, name, [(source, 0)]) == {(source, 0): wanted}
+        expected = -1001 if attempt == "aborted" else 5
+        assert committed(broker.address, name, [(source, 0)]) == {(source, 0): expected}
     producer.close()
     reader = KafkaConsumer(
         target,
@@ -165,7 +167,7 @@ def test_a_transaction_moves_records_and_offsets_together(broker: KcoordProcess,
 
 
 def poll_values(consumer: KafkaConsumer, count: int) -> list[bytes]:
-    """At least so many values."""
+    """Polls until the consumer has at least `count` values; returns them."""
     values: list[bytes] = []
 
     def is_enough() -> bool:

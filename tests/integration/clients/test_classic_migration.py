@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KIP-848 online migration of a live group, one confluent-kafka member after the other, from the classic protocol to
-the consumer protocol and back, while records are produced and consumed.
+"""The online migration of KIP-848. The confluent-kafka members of a live group change one by one from the classic
+protocol to the consumer protocol and back, while records are produced and consumed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tests.support.waiting import wait_until
 PARTITIONS = 6
 PAUSE_SECONDS = 0.01
 REBALANCE_SECONDS = 6.0
-"""More than a rebalance takes here on a busy machine: members hear of it by a heartbeat, which comes every 300 ms."""
+"""An upper bound for a rebalance on a busy machine. Members learn of it by their heartbeats, every 300 ms."""
 
 
 class SteadyProducer:
-    """Produces a record to each partition again and again."""
+    """Produces records to each partition until it is closed."""
 
     def __init__(self, address: str, topic: str) -> None:
         self.produced = dict.fromkeys(sorted(partitions_of(topic, PARTITIONS)), 0)
@@ -51,7 +51,7 @@ class SteadyProducer:
 
 
 class Fleet:
-    """Three members that are replaced one by one, and everything that they and those before them have seen."""
+    """Three members that are replaced one by one, and all records that they and their predecessors have seen."""
 
     def __init__(self, broker: KcoordProcess, group_id: str, topic: str) -> None:
         self.ownership = Ownership()
@@ -76,29 +76,29 @@ class Fleet:
         self._all.append(member)
 
     def roll(self, classic: str | None) -> None:
-        """Replaces each member by one of the other protocol, as a rolling restart of an application does."""
+        """Replaces each member by a member of the other protocol, as a rolling restart of an application does."""
         for _ in range(len(self._running)):
             self._running.pop(0).close()
             self.add(classic)
             self.settle()
 
     def settle(self) -> None:
-        """All partitions are owned, evenly, and each member gets on."""
+        """Waits until the members share all partitions evenly and each member reads new records."""
         wait_for_split(self._running, self.partitions)
         seen = [len(member.seen) for member in self._running]
         wait_until(
             lambda: all(len(member.seen) > before for member, before in zip(self._running, seen, strict=True)),
-            "each member reads what is produced",
+            "each member reads new records",
         )
 
     def group_type(self) -> ConsumerGroupType:
         listed = self._admin.list_consumer_groups().result(20).valid
-        (found,) = (group.type for group in listed if group.group_id == self._group_id)
-        assert isinstance(found, ConsumerGroupType)
-        return found
+        (group_type,) = (group.type for group in listed if group.group_id == self._group_id)
+        assert isinstance(group_type, ConsumerGroupType)
+        return group_type
 
     def seen(self) -> set[tuple[str, int, int]]:
-        return {each for member in self._all for each in list(member.seen)}
+        return {record for member in self._all for record in list(member.seen)}
 
     def errors(self) -> list[str]:
         return [error for member in self._all for error in member.errors]
@@ -141,14 +141,14 @@ def test_a_live_group_rolls_to_the_consumer_protocol_and_back(
 
 
 def test_a_group_whose_assignments_hold_user_data_is_not_converted(broker: KcoordProcess, name: str) -> None:
-    """librdkafka's cooperative-sticky writes such data in a second generation; Kafka 4.3.1 refuses it too."""
+    """librdkafka's cooperative-sticky writes user data in a second generation. Kafka 4.3.1 rejects this too."""
     create_topic(broker.address, name, 2)
-    with PolledConsumer(broker.address, name, [name], classic="cooperative-sticky") as one:
-        wait_for_split([one], partitions_of(name, 2))
-        with PolledConsumer(broker.address, name, [name], classic="cooperative-sticky") as two:
-            wait_for_split([one, two], partitions_of(name, 2))
+    with PolledConsumer(broker.address, name, [name], classic="cooperative-sticky") as first:
+        wait_for_split([first], partitions_of(name, 2))
+        with PolledConsumer(broker.address, name, [name], classic="cooperative-sticky") as second:
+            wait_for_split([first, second], partitions_of(name, 2))
             assert_refused(broker, name)
-            assert len(one.assigned) == len(two.assigned) == 1
+            assert len(first.assigned) == len(second.assigned) == 1
 
 
 def assert_refused(broker: KcoordProcess, group_id: str) -> None:
@@ -174,15 +174,15 @@ def test_static_members_keep_their_partitions_when_they_change_the_protocol(
     broker = start_broker(group_consumer_session_timeout_ms="20000")
     create_topic(broker.address, name, 4)
     everything = partitions_of(name, 4)
-    with PolledConsumer(broker.address, name, [name], instance_id="one", classic="range") as one:
-        wait_for_split([one], everything)
-        with PolledConsumer(broker.address, name, [name], instance_id="two", classic="range") as two:
-            wait_for_split([one, two], everything)
-            owned = set(one.assigned), set(two.assigned)
-            one.close()
+    with PolledConsumer(broker.address, name, [name], instance_id="one", classic="range") as first:
+        wait_for_split([first], everything)
+        with PolledConsumer(broker.address, name, [name], instance_id="two", classic="range") as second:
+            wait_for_split([first, second], everything)
+            owned = set(first.assigned), set(second.assigned)
+            first.close()
             with PolledConsumer(broker.address, name, [name], instance_id="one") as new_one:
-                wait_until(lambda: new_one.assigned == owned[0], "what the first member had")
-                two.close()
+                wait_until(lambda: new_one.assigned == owned[0], "it has the partitions of the first member")
+                second.close()
                 with PolledConsumer(broker.address, name, [name], instance_id="two") as new_two:
-                    wait_until(lambda: new_two.assigned == owned[1], "what the second member had")
-                    assert [each for each in new_one.assignments if each[0] == "revoked"] == []
+                    wait_until(lambda: new_two.assigned == owned[1], "it has the partitions of the second member")
+                    assert [assignment for assignment in new_one.assignments if assignment[0] == "revoked"] == []

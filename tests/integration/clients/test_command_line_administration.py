@@ -20,7 +20,7 @@ def tool(broker: KcoordProcess, name: str, *arguments: str, check: bool = True) 
     return KafkaJars().tool(name, "--bootstrap-server", broker.address, *arguments, check=check)
 
 
-def test_features_as_kafka_tells_them(start_broker: StartBroker) -> None:
+def test_features_are_described_as_by_kafka(start_broker: StartBroker) -> None:
     broker = start_broker()
     kcoord = CommandLine(broker.address)
     # Kafka's tool has names for the levels of metadata.version.
@@ -43,10 +43,14 @@ def test_features_as_kafka_tells_them(start_broker: StartBroker) -> None:
 
 def test_the_quorum(broker: KcoordProcess) -> None:
     status = tool(broker, "metadata-quorum", "describe", "--status")
-    found = {key: value.strip() for key, _, value in (line.partition(":") for line in status.splitlines())}
-    assert (found["LeaderId"], found["MaxFollowerLag"], found["CurrentObservers"]) == ("1", "0", "[]")
-    assert int(found["HighWatermark"]) > 0
-    assert json.loads(found["CurrentVoters"]) == [{"id": 1, "endpoints": [f"PLAINTEXT://{broker.address}"]}]
+    status_fields = {key: value.strip() for key, _, value in (line.partition(":") for line in status.splitlines())}
+    assert (status_fields["LeaderId"], status_fields["MaxFollowerLag"], status_fields["CurrentObservers"]) == (
+        "1",
+        "0",
+        "[]",
+    )
+    assert int(status_fields["HighWatermark"]) > 0
+    assert json.loads(status_fields["CurrentVoters"]) == [{"id": 1, "endpoints": [f"PLAINTEXT://{broker.address}"]}]
     replication = tool(broker, "metadata-quorum", "describe", "--replication").splitlines()
     assert [line.split()[0] for line in replication] == ["NodeId", "1"]
     assert "Leader" in replication[1]
@@ -78,7 +82,7 @@ def test_users_without_credentials_and_quotas(broker: KcoordProcess) -> None:
 
 
 def test_the_only_broker_in_service_stays_registered(broker: KcoordProcess) -> None:
-    """Kafka removes it, and then nobody serves anything until a restart. Other workers can be unregistered."""
+    """Kafka unregisters it, and then no partition is served until a restart. Other workers can be unregistered."""
     jars = KafkaJars()
 
     def unregister(broker_id: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord consumer-groups`: what it tells is what Kafka's own tool tells, and what it changes is changed."""
+"""`kcoord consumer-groups`: its output is that of Kafka's own tool, and its changes take effect."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def idle(broker: KcoordProcess, name: str) -> str:
 
 @pytest.fixture
 def live(broker: KcoordProcess, idle: str) -> Iterator[str]:
-    """A group with a member that has read all of that."""
+    """A group with a member that has read all these records."""
     with PolledConsumer(broker.address, f"{idle}-live", [idle], commit_each=True) as member:
         member.wait_for(20)
         yield f"{idle}-live"
 
 
 def offsets(broker: KcoordProcess, group_id: str, topic: str) -> list[int]:
-    found = committed(broker.address, group_id, [(topic, 0), (topic, 1)])
-    return [found[topic, 0], found[topic, 1]]
+    offset_of = committed(broker.address, group_id, [(topic, 0), (topic, 1)])
+    return [offset_of[topic, 0], offset_of[topic, 1]]
 
 
 @pytest.mark.java
@@ -84,8 +84,11 @@ def test_members_of_both_protocols_are_shown_as_by_kafka(broker: KcoordProcess, 
             assert titles(ours, "GROUP")[2] == "GROUP-INSTANCE-ID"
             assert titles(ours, "GROUP")[-1] == last
             assert rows(ours) == rows(theirs)
-        found = kcoord.succeed(COMMAND, "--describe", "--group", idle, "--members", "--json").json
-    assert {(row["group_instance_id"], row["upgraded"]) for row in found} == {("static-a", False), ("static-b", True)}
+        members_shown = kcoord.succeed(COMMAND, "--describe", "--group", idle, "--members", "--json").json
+    assert {(row["group_instance_id"], row["upgraded"]) for row in members_shown} == {
+        ("static-a", False),
+        ("static-b", True),
+    }
 
 
 @pytest.mark.java
@@ -110,11 +113,11 @@ def test_lists(kcoord: CommandLine, idle: str, live: str) -> None:
     stable = kcoord.succeed(COMMAND, "--list", "--state", "stable").out
     assert {"GROUP": live, "STATE": "Stable"} in rows(stable)
     assert idle not in [row["GROUP"] for row in rows(stable)]
-    # A group of an earlier test may be classic by now: its members have left one after the other.
+    # A group of an earlier test may have become classic, since its members have left one by one.
     generic = [row["GROUP"] for row in rows(kcoord.succeed(COMMAND, "--list", "--type", "generic").out)]
     assert idle not in generic and live not in generic
-    found = {row["group"]: row for row in kcoord.succeed(COMMAND, "--list", "--json").json}
-    assert found[idle] == {"group": idle, "type": "Consumer", "state": "Empty"}
+    listed = {row["group"]: row for row in kcoord.succeed(COMMAND, "--list", "--json").json}
+    assert listed[idle] == {"group": idle, "type": "Consumer", "state": "Empty"}
 
 
 def test_lag(broker: KcoordProcess, kcoord: CommandLine, idle: str) -> None:
@@ -128,12 +131,12 @@ def test_lag(broker: KcoordProcess, kcoord: CommandLine, idle: str) -> None:
 
 
 def test_creation_time(kcoord: CommandLine, idle: str) -> None:
-    """KIP-1327."""
+    """The creation time of a group is that of KIP-1327."""
     (row,) = rows(kcoord.succeed(COMMAND, "--describe", "--group", idle, "--state", "--verbose").out)
     created = datetime.fromisoformat(row["GROUP-CREATION-TIME"])
     assert timedelta(0) <= datetime.now(UTC) - created < timedelta(minutes=5)
-    (found,) = kcoord.succeed(COMMAND, "--describe", "--group", idle, "--state", "--json").json
-    assert found["group_creation_time_ms"] == round(created.timestamp() * 1000)
+    (group,) = kcoord.succeed(COMMAND, "--describe", "--group", idle, "--state", "--json").json
+    assert group["group_creation_time_ms"] == round(created.timestamp() * 1000)
     assert rows(kcoord.succeed(COMMAND, "--describe", "--group", idle, "--type").out) == [
         {"GROUP": idle, "TYPE": "Consumer"}
     ]
@@ -148,14 +151,14 @@ def test_the_time_of_a_classic_group_is_unknown(broker: KcoordProcess, kcoord: C
         assert (row["GROUP-CREATION-TIME"], row["GROUP-EPOCH"]) == ("N/A", "-")
 
 
-def test_a_group_that_is_not_there(kcoord: CommandLine, idle: str) -> None:
+def test_a_group_that_does_not_exist(kcoord: CommandLine, idle: str) -> None:
     described = kcoord.run(COMMAND, "--describe", "--group", "absent", "--group", idle)
     assert described.code == 1
     assert "GROUP_ID_NOT_FOUND" in described.err
     assert {row["GROUP"] for row in rows(described.out)} == {idle}
 
 
-def test_reset_is_a_dry_run_unless_told_otherwise(broker: KcoordProcess, kcoord: CommandLine, idle: str) -> None:
+def test_reset_is_a_dry_run_by_default(broker: KcoordProcess, kcoord: CommandLine, idle: str) -> None:
     reset = ["--reset-offsets", "--group", idle]
     for mode in ([], ["--dry-run"], ["--export"]):
         kcoord.succeed(COMMAND, *reset, "--all-topics", "--to-earliest", *mode)
@@ -171,7 +174,7 @@ def test_reset_is_a_dry_run_unless_told_otherwise(broker: KcoordProcess, kcoord:
 
 
 def test_a_plan_of_groups_from_a_file(broker: KcoordProcess, kcoord: CommandLine, idle: str, tmp_path: Path) -> None:
-    """The second group is made by its first offsets."""
+    """The second group is created by its first offsets."""
     groups = ["--reset-offsets", "--group", idle, "--group", f"{idle}-2"]
     plan = kcoord.succeed(COMMAND, *groups, "--topic", idle, "--to-earliest", "--export").out
     file = tmp_path / "plan.csv"
@@ -192,7 +195,7 @@ def test_an_active_group_keeps_its_offsets(broker: KcoordProcess, kcoord: Comman
 
 
 def test_reset_to_the_start_time_of_the_group(broker: KcoordProcess, kcoord: CommandLine, idle: str) -> None:
-    """KIP-1282: what was there before the group is skipped, newer records and newer partitions are read."""
+    """Records that are older than the group are skipped. Newer records and newer partitions are read (KIP-1282)."""
     reset = ["--reset-offsets", "--group", idle, "--topic", idle, "--to-start-time"]
     produce(broker.address, idle, 1, 3)
     kcoord.succeed("topics", "--alter", "--topic", idle, "--partitions", "3")
@@ -220,7 +223,7 @@ def test_a_classic_group_has_no_start_time(broker: KcoordProcess, kcoord: Comman
 
 
 def test_delete_offsets(broker: KcoordProcess, kcoord: CommandLine, idle: str) -> None:
-    """KIP-496."""
+    """The command deletes single offsets of a group (KIP-496)."""
     delete = ["--delete-offsets", "--group", idle, "--topic", f"{idle}:0"]
     assert "Would delete offset 10" in kcoord.succeed(COMMAND, *delete, "--dry-run").out
     assert offsets(broker, idle, idle) == [10, 10]
@@ -234,10 +237,10 @@ def test_delete_offsets(broker: KcoordProcess, kcoord: CommandLine, idle: str) -
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "range", "connect", None])
-def test_delete_offsets_dry_run_says_what_the_real_run_answers(
+def test_delete_offsets_dry_run_has_the_errors_of_the_real_run(
     broker: KcoordProcess, kcoord: CommandLine, idle: str, protocol: str | None
 ) -> None:
-    """For groups without members, of both protocols, of another protocol type, and one that does not exist."""
+    """The groups: without members, of both protocols, of another protocol type, and a group that does not exist."""
     create_topic(broker.address, f"{idle}-unread", 2)
     group = "absent" if protocol is None else idle
     arguments = ["--delete-offsets", "--group", group, "--json"]
@@ -290,7 +293,7 @@ def join_as_connect_worker(client: WireClient, group_id: str) -> None:
 
 
 def test_delete(kcoord: CommandLine, idle: str) -> None:
-    """KIP-229: each group succeeds or fails by itself."""
+    """Each group succeeds or fails by itself (KIP-229)."""
     deleted = kcoord.run(COMMAND, "--delete", "--group", idle, "--group", "absent")
     assert deleted.code == 1
     assert f"('{idle}') was successful" in deleted.out
@@ -298,7 +301,7 @@ def test_delete(kcoord: CommandLine, idle: str) -> None:
     assert idle not in kcoord.succeed(COMMAND, "--list").out.split()
 
 
-def test_nobody_answers(name: str) -> None:
+def test_no_broker_answers(name: str) -> None:
     failed = CommandLine("127.0.0.1:1").run(COMMAND, "--list", "--timeout", "200")
     assert (failed.code, failed.out) == (1, "")
     assert failed.err.startswith("kcoord consumer-groups: ")

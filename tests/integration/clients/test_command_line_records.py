@@ -24,12 +24,12 @@ def consume(kcoord: CommandLine, *arguments: str) -> list[str]:
     return kcoord.succeed("consume", *arguments, "--idle-timeout", "5000").out.splitlines()
 
 
-def test_lines_come_back(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
+def test_produced_lines_are_consumed(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
     create_topic(broker.address, name, 2)
     kcoord.succeed("produce", name, "--key-separator", ":", "--null-marker", "-", stdin="a:1\nb:2\r\na:-")
-    found = consume(kcoord, name, "--from-beginning", "--max-messages", "3", "--key-separator", "=")
-    assert sorted(found) == ["a=1", "a=null", "b=2"]
-    assert [line for line in found if line.startswith("a")] == ["a=1", "a=null"]
+    lines = consume(kcoord, name, "--from-beginning", "--max-messages", "3", "--key-separator", "=")
+    assert sorted(lines) == ["a=1", "a=null", "b=2"]
+    assert [line for line in lines if line.startswith("a")] == ["a=1", "a=null"]
 
 
 def test_a_partition_is_copied_as_json(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
@@ -52,7 +52,7 @@ def test_a_partition_is_copied_as_json(broker: KcoordProcess, kcoord: CommandLin
     assert [json.loads(line)["timestamp_ms"] for line in copied] == [15, 16, 17, 18, 19]
 
 
-def test_a_line_that_is_no_record_fails(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
+def test_a_line_that_is_not_a_record_fails(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
     create_topic(broker.address, name)
     failed = kcoord.run("produce", name, "--json", stdin='{"value": "v"}\nodd\n')
     assert failed.code == 1
@@ -60,7 +60,7 @@ def test_a_line_that_is_no_record_fails(broker: KcoordProcess, kcoord: CommandLi
     assert consume(kcoord, name, "--from-beginning", "--max-messages", "1") == ["v"]
 
 
-def test_a_group_goes_on_where_it_was(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
+def test_a_group_continues_at_its_offsets(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:
     create_topic(broker.address, name)
     produce(broker.address, name, 1, 5)
     group = (name, "--group", name, "--from-beginning", "--max-messages")
@@ -70,7 +70,7 @@ def test_a_group_goes_on_where_it_was(broker: KcoordProcess, kcoord: CommandLine
 
 
 def test_files_of_kafkas_tools_are_used(broker: KcoordProcess, kcoord: CommandLine, name: str, tmp_path: Path) -> None:
-    """As console producers and consumers of Kafka have them, with keys that only Java's clients know."""
+    """The files are those of Kafka's console producer and consumer, with keys that only Java clients know."""
     create_topic(broker.address, name)
     producer = tmp_path / "producer.properties"
     producer.write_text("acks=1\ncompression.type=gzip\nkey.serializer=org.apache.kafka.common.serialization.Long\n")
@@ -115,7 +115,7 @@ def test_groups_explained_and_watched(
             member.wait_for(2)
             explained = main(["groups", "explain", "--group", name, "--bootstrap-server", broker.address])
         assert (explained, watching.result()) == (0, 0)
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for text in (
         "convergence    complete: no member is waited for",
         "static member  one belongs to",
@@ -123,7 +123,7 @@ def test_groups_explained_and_watched(
         f" took {name}:0,1",
         "left and may return",
     ):
-        assert text in told
+        assert text in printed
 
 
 def test_migration(broker: KcoordProcess, kcoord: CommandLine, name: str) -> None:

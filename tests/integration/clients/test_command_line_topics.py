@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord topics` and `kcoord configs`: what they tell is what Kafka's own tools tell."""
+"""`kcoord topics` and `kcoord configs`: their output is that of Kafka's own tools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def kcoord(broker: KcoordProcess) -> CommandLine:
 
 
 @pytest.mark.java
-def test_topics_as_kafka_tells_them(kcoord: CommandLine, name: str) -> None:
+def test_topics_are_described_as_by_kafka(kcoord: CommandLine, name: str) -> None:
     jars = KafkaJars()
     settings = ["--config", "retention.ms=120000", "--config", "segment.bytes=1048576"]
     kcoord.succeed("topics", "--create", "--topic", name, "--partitions", "3", "--replication-factor", "1", *settings)
@@ -33,14 +33,14 @@ def test_topics_as_kafka_tells_them(kcoord: CommandLine, name: str) -> None:
 
 
 @pytest.mark.java
-def test_partitions_in_trouble_as_kafka_tells_them(kcoord: CommandLine, name: str) -> None:
-    """A broker alone has every partition at its minimum of replicas in sync, and none below it."""
+def test_partitions_with_too_few_replicas_are_described_as_by_kafka(kcoord: CommandLine, name: str) -> None:
+    """On a single broker every partition is at its minimum of in-sync replicas, and none is below it."""
     jars = KafkaJars()
     kcoord.succeed("topics", "--create", "--topic", name, "--partitions", "3")
     (topic,) = kcoord.succeed("topics", "--describe", "--topic", name, "--json").json
     by_id = ["--topic-id", str(topic["topic_id"])]
     ours = kcoord.succeed("topics", "--describe", *by_id).out
-    # Kafka's tool asks for ids by Metadata, which knows nothing of eligible leaders.
+    # For ids, Kafka's tool uses Metadata, which has no eligible leaders.
     theirs = jars.tool("topics", "--bootstrap-server", kcoord.address, "--describe", *by_id).replace(
         "Elr: N/A", "Elr: "
     )
@@ -60,7 +60,7 @@ def test_partitions_in_trouble_as_kafka_tells_them(kcoord: CommandLine, name: st
 
 
 @pytest.mark.java
-def test_configs_as_kafka_tells_them(kcoord: CommandLine, name: str) -> None:
+def test_configs_are_described_as_by_kafka(kcoord: CommandLine, name: str) -> None:
     jars = KafkaJars()
     group = ["--entity-type", "groups", "--entity-name", name]
     settings = "consumer.session.timeout.ms=4000,consumer.heartbeat.interval.ms=400"
@@ -75,7 +75,7 @@ def test_configs_as_kafka_tells_them(kcoord: CommandLine, name: str) -> None:
 
 
 @pytest.mark.java
-def test_client_metrics_as_kafka_tells_them(kcoord: CommandLine, name: str) -> None:
+def test_client_metrics_are_described_as_by_kafka(kcoord: CommandLine, name: str) -> None:
     jars = KafkaJars()
     subscription = ["--entity-type", "client-metrics", "--entity-name", name]
     settings = "metrics=[a.,b.],interval.ms=10000,match=[client_software_name=apache-kafka-java]"
@@ -88,8 +88,8 @@ def test_client_metrics_as_kafka_tells_them(kcoord: CommandLine, name: str) -> N
         assert sorted(ours.splitlines()) == sorted(theirs.splitlines()), options
         assert f"configs for client-metric {name} are:" in ours
     kcoord.succeed("configs", *subscription, "--alter", "--delete-config", "match")
-    (found,) = kcoord.succeed("configs", *subscription, "--describe", "--json").json
-    assert (found["entity_type"], found["entity_name"]) == ("client-metrics", name)
+    (described,) = kcoord.succeed("configs", *subscription, "--describe", "--json").json
+    assert (described["entity_type"], described["entity_name"]) == ("client-metrics", name)
 
 
 def test_a_client_metrics_subscription_is_deleted(kcoord: CommandLine, name: str) -> None:
@@ -106,8 +106,8 @@ def test_a_client_metrics_subscription_is_deleted(kcoord: CommandLine, name: str
         assert f"The client-metric '{name}' doesn't exist and doesn't have dynamic config." in absent.err
 
 
-def test_a_partition_is_as_old_as_it_is(kcoord: CommandLine, name: str) -> None:
-    """KIP-1327: partitions that are added later are younger."""
+def test_the_creation_times_of_partitions(kcoord: CommandLine, name: str) -> None:
+    """Partitions that are added later are younger (KIP-1327)."""
     kcoord.succeed("topics", "--create", "--topic", name, "--partitions", "2")
     kcoord.succeed("topics", "--alter", "--topic", name, "--partitions", "3")
     described = kcoord.succeed("topics", "--describe", "--topic", name).out
@@ -117,7 +117,9 @@ def test_a_partition_is_as_old_as_it_is(kcoord: CommandLine, name: str) -> None:
     (topic,) = kcoord.succeed("topics", "--describe", "--topic", name, "--json").json
     partitions = topic["partitions"]
     assert isinstance(partitions, list)
-    assert [each["creation_time_ms"] for each in partitions] == [round(time.timestamp() * 1000) for time in times]
+    assert [partition["creation_time_ms"] for partition in partitions] == [
+        round(time.timestamp() * 1000) for time in times
+    ]
 
 
 def test_topics(kcoord: CommandLine, name: str) -> None:
@@ -160,7 +162,7 @@ def test_configs(kcoord: CommandLine, name: str) -> None:
     assert refused.code == 1
     assert "INVALID_CONFIG" in refused.err
     assert kcoord.run("configs", "--entity-type", "topics", "--entity-name", "absent", "--describe").code == 1
-    (found,) = kcoord.succeed("configs", *topic, "--describe", "--json").json
-    assert found["entity_name"] == name
+    (entity,) = kcoord.succeed("configs", *topic, "--describe", "--json").json
+    assert entity["entity_name"] == name
     brokers = kcoord.succeed("configs", "--entity-type", "brokers", "--describe", "--all").out
     assert "All configs for broker 1 are:" in brokers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord wait`, for kcoord and for Apache Kafka: it returns when what it waits for has come, and not before."""
+"""`kcoord wait`, for kcoord and for Apache Kafka: it returns when its condition is met, and not before."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def kcoord(broker: KcoordProcess) -> CommandLine:
 
 @pytest.fixture(params=["kcoord", pytest.param("kafka", marks=pytest.mark.java)])
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The address of a broker of kcoord or Kafka."""
+    """The address of a broker of kcoord, and of a broker of Kafka."""
     if request.param == "kcoord":
         process: KcoordProcess | KafkaBroker = KcoordProcess(tmp_path).start()
     else:
@@ -38,12 +38,12 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def start_waiting(address: str, *arguments: str) -> subprocess.Popen[str]:
-    """In a process of its own, as in a script."""
+    """Starts `kcoord wait` in another process, as in a script."""
     command = [sys.executable, "-m", "kcoord", "wait", *arguments, "--bootstrap-server", address, "--timeout", "60000"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_conditions_come_true(either: str, name: str) -> None:
+def test_conditions_are_met(either: str, name: str) -> None:
     kcoord = CommandLine(either)
     assert kcoord.succeed("wait", "--for", "ready", "--group", name).out.startswith("The brokers are ready after ")
     absent = kcoord.run("wait", "--for", "topic", "--topic", name, *SHORT)
@@ -57,18 +57,18 @@ def test_conditions_come_true(either: str, name: str) -> None:
     stable = start_waiting(either, "--for", "group-stable", "--group", name, "--members", "2", "--json")
     with PolledConsumer(either, name, [name]):
         kcoord.succeed("wait", "--for", "group-stable", "--group", name)
-        one = kcoord.run("wait", "--for", "group-stable", "--group", name, "--members", "2", *SHORT)
-        assert one.err == f"error: group '{name}' has 1 of 2 members, after 600 ms\n"
+        incomplete = kcoord.run("wait", "--for", "group-stable", "--group", name, "--members", "2", *SHORT)
+        assert incomplete.err == f"error: group '{name}' has 1 of 2 members, after 600 ms\n"
         assert stable.poll() is None, "it waits for the second member"
         with PolledConsumer(either, name, [name]):
-            found = json.loads(stable.communicate(timeout=60)[0])
+            result = json.loads(stable.communicate(timeout=60)[0])
     assert stable.returncode == 0
-    assert (found["for"], found["met"], found["reason"]) == ("group-stable", True, None)
+    assert (result["for"], result["met"], result["reason"]) == ("group-stable", True, None)
     empty = kcoord.run("wait", "--for", "group-stable", "--group", name, *SHORT)
     assert empty.err == f"error: group '{name}' is in state Empty, after 600 ms\n"
 
 
-def test_a_broker_that_comes_later(start_broker: StartBroker) -> None:
+def test_a_broker_that_starts_later(start_broker: StartBroker) -> None:
     broker = start_broker()
     assert broker.stop() == 0
     away = CommandLine(broker.address).run("wait", "--for", "ready", *SHORT, "--json")
@@ -79,9 +79,9 @@ def test_a_broker_that_comes_later(start_broker: StartBroker) -> None:
     assert waiting.wait(60) == 0
 
 
-def test_what_cannot_come_true_is_not_waited_for(kcoord: CommandLine) -> None:
+def test_a_condition_that_cannot_be_met_fails_at_once(kcoord: CommandLine) -> None:
     refused = kcoord.run("wait", "--for", "topic", "--topic", "not a name", "--timeout", "60000", "--json")
     assert refused.code == 1
-    said = json.loads(refused.out)
-    assert "INVALID_TOPIC_EXCEPTION" in said["reason"]
-    assert said["waited_ms"] < 30_000
+    result = json.loads(refused.out)
+    assert "INVALID_TOPIC_EXCEPTION" in result["reason"]
+    assert result["waited_ms"] < 30_000

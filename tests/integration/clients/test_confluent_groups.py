@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KIP-848 consumer groups as confluent-kafka (librdkafka) lives in them."""
+"""KIP-848 consumer groups with members of confluent-kafka (librdkafka)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def test_one_member_consumes_commits_and_is_described_and_deleted(
         described = admin.describe_consumer_groups([name])[name].result(20)
         assert (described.state, described.type) == (ConsumerGroupState.STABLE, ConsumerGroupType.CONSUMER)
         (only,) = described.members
-        assert {(each.topic, each.partition) for each in only.assignment.topic_partitions} == partitions_of(name, 3)
+        assert {
+            (partition.topic, partition.partition) for partition in only.assignment.topic_partitions
+        } == partitions_of(name, 3)
         assert described.partition_assignor == "uniform"
         with pytest.raises(KafkaException, match="NON_EMPTY_GROUP"):
             admin.delete_consumer_groups([name])[name].result(20)
@@ -54,7 +56,7 @@ def test_one_member_consumes_commits_and_is_described_and_deleted(
     assert committed(broker.address, name, [(name, 0)]) == {(name, 0): -1001}
 
 
-def test_three_members_share_and_take_over(broker: KcoordProcess, name: str) -> None:
+def test_three_members_share_partitions_and_take_over(broker: KcoordProcess, name: str) -> None:
     create_topic(broker.address, name, 6)
     everything = partitions_of(name, 6)
     with PolledConsumer(broker.address, name, [name]) as first:
@@ -70,7 +72,7 @@ def test_three_members_share_and_take_over(broker: KcoordProcess, name: str) -> 
             assert before[0] <= first.assigned
             assert before[1] <= second.assigned
             produce(broker.address, name, 6, 5)
-            wait_until(lambda: len(first.seen) + len(second.seen) == 30, "each message, once")
+            wait_until(lambda: len(first.seen) + len(second.seen) == 30, "each message is read once")
         wait_for_split([first], everything)
         assert first.errors == second.errors == third.errors == []
 
@@ -81,7 +83,7 @@ def test_a_killed_member_loses_its_partitions_after_the_session_timeout(broker: 
         Victim("tests.support.member", broker.address, name, name) as victim,
         PolledConsumer(broker.address, name, [name]) as member,
     ):
-        wait_until(lambda: len(member.assigned) == 2, "half of the partitions")
+        wait_until(lambda: len(member.assigned) == 2, "the member has half of the partitions")
         victim.kill()
         wait_for_split([member], partitions_of(name, 4))
 
@@ -89,18 +91,18 @@ def test_a_killed_member_loses_its_partitions_after_the_session_timeout(broker: 
 def test_a_static_member_returns_to_its_partitions(broker: KcoordProcess, name: str) -> None:
     create_topic(broker.address, name, 4)
     everything = partitions_of(name, 4)
-    with PolledConsumer(broker.address, name, [name], instance_id="one") as one:
-        wait_for_split([one], everything)
-        with PolledConsumer(broker.address, name, [name], instance_id="two") as two:
-            wait_for_split([one, two], everything)
-            owned, told = set(one.assigned), len(two.assignments)
-            one.close()
+    with PolledConsumer(broker.address, name, [name], instance_id="one") as first:
+        wait_for_split([first], everything)
+        with PolledConsumer(broker.address, name, [name], instance_id="two") as second:
+            wait_for_split([first, second], everything)
+            owned, assignments_before = set(first.assigned), len(second.assignments)
+            first.close()
             with PolledConsumer(broker.address, name, [name], instance_id="one") as again:
-                wait_until(lambda: again.assigned == owned, "the partitions it had")
-            assert two.assignments[told:] == []
+                wait_until(lambda: again.assigned == owned, "the member has its old partitions")
+            assert second.assignments[assignments_before:] == []
 
 
-def test_a_pattern_takes_in_topics_that_come_later(broker: KcoordProcess, name: str) -> None:
+def test_a_pattern_matches_topics_that_are_created_later(broker: KcoordProcess, name: str) -> None:
     create_topic(broker.address, f"{name}-a", 2)
     create_topic(broker.address, f"x-{name}-a", 1)
     with PolledConsumer(broker.address, name, [f"^{name}-[a-c]$"]) as member:
@@ -112,17 +114,17 @@ def test_a_pattern_takes_in_topics_that_come_later(broker: KcoordProcess, name: 
 
 def test_added_partitions_are_assigned(broker: KcoordProcess, admin: AdminClient, name: str) -> None:
     create_topic(broker.address, name, 2)
-    with PolledConsumer(broker.address, name, [name]) as one, PolledConsumer(broker.address, name, [name]) as two:
-        wait_for_split([one, two], partitions_of(name, 2))
+    with PolledConsumer(broker.address, name, [name]) as first, PolledConsumer(broker.address, name, [name]) as second:
+        wait_for_split([first, second], partitions_of(name, 2))
         admin.create_partitions([NewPartitions(name, 5)])[name].result(20)
-        wait_for_split([one, two], partitions_of(name, 5))
+        wait_for_split([first, second], partitions_of(name, 5))
         produce(broker.address, name, 5, 1)
-        wait_until(lambda: len(one.seen) + len(two.seen) == 5, "a message from each partition")
+        wait_until(lambda: len(first.seen) + len(second.seen) == 5, "a message of each partition is read")
 
 
 def test_offsets_are_altered_and_listed_by_admins(broker: KcoordProcess, admin: AdminClient, name: str) -> None:
     create_topic(broker.address, name, 2)
-    wanted = ConsumerGroupTopicPartitions(name, [TopicPartition(name, 0, 7), TopicPartition(name, 1, 8)])
-    admin.alter_consumer_group_offsets([wanted])[name].result(20)
+    requested = ConsumerGroupTopicPartitions(name, [TopicPartition(name, 0, 7), TopicPartition(name, 1, 8)])
+    admin.alter_consumer_group_offsets([requested])[name].result(20)
     listed = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(name)])[name].result(20)
-    assert {(each.partition, each.offset) for each in listed.topic_partitions} == {(0, 7), (1, 8)}
+    assert {(partition.partition, partition.offset) for partition in listed.topic_partitions} == {(0, 7), (1, 8)}

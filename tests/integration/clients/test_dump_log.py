@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kafka 4.3.1's own kafka-dump-log reads every file that a broker process wrote, and prints what we decode."""
+"""Kafka 4.3.1's own kafka-dump-log reads every file of a broker process, and prints what kcoord decodes."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ RECORD = re.compile(
 
 
 def printed_by_kafka(jars: KafkaJars, decoder: str, files: list[Path]) -> dict[tuple[str, int], Json]:
-    """By file and offset: what the tool printed of each record."""
+    """Returns what the tool prints about each record, by file and offset."""
     text = jars.tool("dump-log", decoder, "--deep-iteration", "--files", ",".join(map(str, files)))
     assert "isvalid: false" not in text and "Exception" not in text, text
-    found: dict[tuple[str, int], Json] = {}
+    records: dict[tuple[str, int], Json] = {}
     file = ""
     for line in text.splitlines():
         if line.startswith("Dumping "):
@@ -67,8 +67,8 @@ def printed_by_kafka(jars: KafkaJars, decoder: str, files: list[Path]) -> dict[t
                 row["value"] = {"coordinatorEpoch": int(fields["epoch"])}
             else:
                 row["key"], row["value"] = content(fields["key"]), content(fields["value"])
-            found[file, int(fields["offset"])] = row
-    return found
+            records[file, int(fields["offset"])] = row
+    return records
 
 
 def content(text: str | None) -> object:
@@ -78,24 +78,24 @@ def content(text: str | None) -> object:
 
 
 def decoded_by_us(files: list[Path]) -> dict[tuple[str, int], Json]:
-    found: dict[tuple[str, int], Json] = {}
+    records: dict[tuple[str, int], Json] = {}
     for file in files:
         for row in dump_file(RealFileSystem(), str(file), Selection()):
             assert "damage" not in row
             offset, headers, value = row["offset"], row["headers"], row["value"]
             assert isinstance(offset, int) and isinstance(headers, list)
             if isinstance(value, dict):
-                # Tagged fields that Kafka 4.3.1 passes over: our own, and KIP-1327's.
+                # Kafka 4.3.1 skips these tagged fields: kcoord's own, and those of KIP-1327.
                 value.pop("unknownTaggedFields", None)
                 value.get("data", {}).pop("creationTimeMs", None)
-            found[str(file), offset] = {
+            records[str(file), offset] = {
                 "timestamp": row["timestamp"],
                 "sequence": row["sequence"],
                 "headers": [header["key"] for header in headers],
                 "key": row["key"],
                 "value": value,
             }
-    return found
+    return records
 
 
 def write_everything(address: str, name: str) -> None:
@@ -110,7 +110,7 @@ def write_everything(address: str, name: str) -> None:
         producer.init_transactions(20)
         producer.begin_transaction()
         producer.produce(name, b"in a transaction", partition=0)
-        # An abort would drop what was not sent yet.
+        # An abort would drop records that were not sent yet.
         producer.flush(20)
         consumer = Consumer({"bootstrap.servers": address, "group.id": f"{name}-tx"})
         offsets = [TopicPartition(name, 0, 7)]
@@ -143,33 +143,33 @@ def test_every_file_is_read_and_every_record_is_the_same(start_broker: StartBrok
     check_indexes(jars, broker.data)
 
 
-def test_commits_that_arrive_together_are_one_batch_to_kafka(start_broker: StartBroker, name: str) -> None:
-    """What the tool prints is held against what was sent."""
+def test_commits_that_arrive_together_are_one_batch_for_kafka(start_broker: StartBroker, name: str) -> None:
+    """The output of the tool is compared with the commits that were sent."""
     jars = KafkaJars()
     broker = start_broker(offsets_topic_num_partitions="1")
     create_topic(broker.address, name, 2)
     offsets = range(100, 120)
     with WireClient(broker.port) as client:
-        wait_until(lambda: has_committed(client, name, 99), "the commit that makes the group")
-        # One segment of TCP, so that the broker reads all of them in one turn.
+        wait_until(lambda: has_committed(client, name, 99), "the first commit has created the group")
+        # All frames are in one TCP segment, so that the broker reads them in one turn.
         requests = [commit_request(name, offset).encode(9) for offset in offsets]
         frames = [encode_request(ApiKey.OFFSET_COMMIT, 9, 1_000, "wire", body) for body in requests]
         client.socket.sendall(b"".join(frames))
         for offset in offsets:
             answer = client.receive(1_000, ApiKey.OFFSET_COMMIT, 9, OffsetCommitResponse)
-            assert [each.error_code for each in answer.topics[0].partitions] == [0, 0], offset
+            assert [partition.error_code for partition in answer.topics[0].partitions] == [0, 0], offset
     assert broker.stop() == 0
     (log,) = broker.data.glob("__consumer_offsets-0/*.log")
     text = jars.tool("dump-log", "--offsets-decoder", "--deep-iteration", "--files", str(log))
     assert "isvalid: false" not in text and "Exception" not in text, text
     assert max(int(count) for count in re.findall(r"^baseOffset: .* count: (\d+) ", text, re.MULTILINE)) > 2
     rows = [(row["key"], row["value"]) for row in printed_by_kafka(jars, "--offsets-decoder", [log]).values()]
-    found = [
+    offsets_printed = [
         (key["data"]["partition"], value["data"]["offset"])  # type: ignore[index]
         for key, value in rows
         if key["data"]["group"] == name  # type: ignore[index]
     ]
-    assert found == [(partition, offset + partition) for offset in (99, *offsets) for partition in (0, 1)]
+    assert offsets_printed == [(partition, offset + partition) for offset in (99, *offsets) for partition in (0, 1)]
 
 
 def commit_request(name: str, offset: int) -> OffsetCommitRequest:
@@ -188,12 +188,12 @@ def has_committed(client: WireClient, name: str, offset: int) -> bool:
 
 
 def check_indexes(jars: KafkaJars, data: Path) -> None:
-    """The tool compares their entries with the log files, and prints the snapshots and transaction indexes."""
+    """Checks that the tool accepts the entries of indexes, and prints producer snapshots and transaction indexes."""
     indexes = [path for path in data.glob("*/*") if path.suffix in (".index", ".timeindex")]
     text = jars.tool("dump-log", "--index-sanity-check", "--files", ",".join(map(str, indexes)))
     empty = sum(path.stat().st_size == 0 for path in indexes)
     assert text.count("passed sanity check") == len(indexes) - empty > 0
-    others = [*indexes, *data.glob("*/*.snapshot"), *data.glob("*/*.txnindex")]
-    text = jars.tool("dump-log", "--files", ",".join(map(str, others)))
+    files = [*indexes, *data.glob("*/*.snapshot"), *data.glob("*/*.txnindex")]
+    text = jars.tool("dump-log", "--files", ",".join(map(str, files)))
     assert "Mismatches" not in text and "not properly" not in text and "Exception" not in text, text
     assert "producerEpoch: 0" in text and "firstOffset" in text

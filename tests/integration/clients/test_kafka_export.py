@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord log export`: a real Kafka 4.3.1 starts on the folder, and serves what was served here."""
+"""`kcoord log export`: a real Kafka 4.3.1 starts with the folder, and serves the same data as kcoord."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DECODERS = {
 
 
 def bytes_of(folder: Path) -> dict[str, str]:
-    """A digest of every file."""
+    """Returns a digest of every file."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -43,7 +43,7 @@ def group_config(jars: KafkaJars, address: str) -> str:
 
 
 def check_files(jars: KafkaJars, data: Path) -> None:
-    """Kafka's kafka-dump-log reads every log of the folder."""
+    """Checks that Kafka's kafka-dump-log reads every log of the folder."""
     for topic, decoder in DECODERS.items():
         logs = sorted(data.glob(f"{topic}-*/*.log"))
         text = jars.tool("dump-log", decoder, "--deep-iteration", "--files", ",".join(map(str, logs)))
@@ -58,7 +58,7 @@ def test_kafka_serves_topics_groups_offsets_and_data_of_the_folder(
     start_broker: StartBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jars = KafkaJars()
-    # A static member that is away still belongs to its group when Kafka has started.
+    # A static member that is not connected is still a member of its group after Kafka has started.
     broker = start_broker(group_consumer_session_timeout_ms="45000", transaction_state_log_num_partitions="2")
     pending = use_everything(broker.address)
     interval = ["--add-config", "consumer.heartbeat.interval.ms=4000"]
@@ -89,7 +89,7 @@ def test_kafka_serves_topics_groups_offsets_and_data_of_the_folder(
 
 
 def check_use(address: str) -> None:
-    """Groups go on from where they were, and the transaction that was open can be ended."""
+    """Checks that groups continue at their offsets, and that the open transaction can be ended."""
     fenced = Producer({"bootstrap.servers": address, "transactional.id": "third", **QUIET})
     fenced.init_transactions(30)
     assert read_committed(address, "out", 1) == [b"first:7"]
@@ -100,5 +100,5 @@ def check_use(address: str) -> None:
             assert sorted(resumed.seen) == [("orders", number, 20) for number in range(3)]
         committed = Consumer({"bootstrap.servers": address, "group.id": group_id, **QUIET})
         asked = [TopicPartition("orders", number) for number in range(3)]
-        assert [each.offset for each in committed.committed(asked, 20)] == [21, 21, 21]
+        assert [partition.offset for partition in committed.committed(asked, 20)] == [21, 21, 21]
         committed.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kcoord log import` of the folders of real Kafka brokers: what is served then is what Kafka served."""
+"""`kcoord log import` of the folders of real Kafka brokers: kcoord then serves the same data as Kafka."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.java
 
 
 def group_epochs(port: int, group_id: str) -> tuple[int, int]:
-    """The group epoch and the epoch of the target assignment."""
+    """Returns the group epoch and the epoch of the target assignment."""
     with WireClient(port) as wire:
         request = ConsumerGroupDescribeRequest(group_ids=[group_id])
         (group,) = wire.call(request, 0, ConsumerGroupDescribeResponse).groups
@@ -39,7 +39,7 @@ def group_epochs(port: int, group_id: str) -> tuple[int, int]:
 
 
 def rejoin(port: int, group_id: str, instance_id: str) -> int:
-    """The member epoch of a static member of a topic's readers that comes back under another member id."""
+    """Joins a static member again with another member id; returns its member epoch."""
     request = ConsumerGroupHeartbeatRequest(
         group_id=group_id,
         member_id="returned",
@@ -93,7 +93,7 @@ def test_groups_offsets_topics_and_data_are_served_as_kafka_served_them(
     epochs = group_epochs(kafka.port, "static-readers")
     kafka.stop()
     assert main(["log", "verify", str(kafka.data)]) == 0
-    # A static member that is away still belongs to its group.
+    # A static member that is not connected is still a member of its group.
     settings = {"node.id": "1", "broker.rack": "rack-1", "group.consumer.session.timeout.ms": "45000"}
     broker = KcoordProcess(tmp_path, {**FAST, **settings})
     partitions = broker.overrides["offsets.topic.num.partitions"]
@@ -114,7 +114,7 @@ def test_groups_offsets_topics_and_data_are_served_as_kafka_served_them(
         # The hash of the topics, racks included, is Kafka's, so the group needs no new epoch.
         assert rejoin(broker.port, "static-readers", "one") == epochs[0]
         assert group_epochs(broker.port, "static-readers") == epochs
-        # The second transaction was aborted by its producer, the third by the import.
+        # The producer aborted the second transaction. The import aborted the third one.
         assert read_committed(broker.address, "out", 1) == [b"first:7"]
         produce(broker.address, "orders", 3, 1)
         with PolledConsumer(broker.address, "readers", ["orders"]) as resumed:

@@ -44,19 +44,19 @@ def test_java_consumers_rebalance_commit_and_resume(
     broker = start_broker(group_consumer_session_timeout_ms="20000")
     create_topic(broker.address, name, 4)
     produce(broker.address, name, 4, 10)
-    one = start_member(broker.address, name, name)
-    wait_until(lambda: one.owned == {0, 1, 2, 3} and one.seen == 40, "the first member reads all", JVM_SECONDS)
-    two = start_member(broker.address, name, name)
-    wait_until(lambda: len(one.owned) == len(two.owned) == 2, "both members own two partitions", JVM_SECONDS)
-    assert not one.owned & two.owned
+    first = start_member(broker.address, name, name)
+    wait_until(lambda: first.owned == {0, 1, 2, 3} and first.seen == 40, "the first member reads all", JVM_SECONDS)
+    second = start_member(broker.address, name, name)
+    wait_until(lambda: len(first.owned) == len(second.owned) == 2, "both members own two partitions", JVM_SECONDS)
+    assert not first.owned & second.owned
     produce(broker.address, name, 4, 5)
-    wait_until(lambda: one.seen + two.seen == 60, "new records are read once", JVM_SECONDS)
+    wait_until(lambda: first.seen + second.seen == 60, "new records are read once", JVM_SECONDS)
     broker.restart()
     produce(broker.address, name, 4, 5)
-    wait_until(lambda: one.seen + two.seen == 80, "reading goes on after a restart", JVM_SECONDS)
-    two.leave()
-    wait_until(lambda: one.owned == {0, 1, 2, 3}, "the rest takes over", JVM_SECONDS)
-    one.leave()
+    wait_until(lambda: first.seen + second.seen == 80, "records are read after a restart", JVM_SECONDS)
+    second.leave()
+    wait_until(lambda: first.owned == {0, 1, 2, 3}, "the remaining member takes over", JVM_SECONDS)
+    first.leave()
     partitions = [(name, partition) for partition in range(4)]
     assert committed(broker.address, name, partitions) == dict.fromkeys(partitions, 20)
     produce(broker.address, name, 4, 1)
@@ -71,7 +71,7 @@ def test_a_java_and_a_librdkafka_consumer_share_a_group(
     create_topic(broker.address, name, 4)
     java = start_member(broker.address, name, name)
     with PolledConsumer(broker.address, name, [name]) as native:
-        wait_until(lambda: len(java.owned) == len(native.assigned) == 2, "each owns two partitions", JVM_SECONDS)
+        wait_until(lambda: len(java.owned) == len(native.assigned) == 2, "each member owns two partitions", JVM_SECONDS)
         assert java.owned.isdisjoint(partition for _, partition in native.assigned)
     java.leave()
 

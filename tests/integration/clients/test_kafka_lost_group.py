@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a real Kafka 4.3.1 makes of offsets whose group's tombstone lies behind them, before and after a repair."""
+"""A real Kafka 4.3.1 with groups whose tombstones are in the log after their offsets, before and after a repair."""
 
 from __future__ import annotations
 
@@ -40,12 +40,15 @@ def commit(address: str, group: str, offset: int) -> None:
 
 
 def groups(jars: KafkaJars, address: str) -> dict[str, list[str]]:
-    """Group -> the words of its line in the list, once the coordinator has loaded `three`, which is never lost."""
+    """Returns the words of each group's line in the list, by group.
+
+    Waits until the coordinator has loaded `three`, which is never lost.
+    """
     listed: dict[str, list[str]] = {}
 
     def has_loaded() -> bool:
-        said = jars.tool("consumer-groups", "--bootstrap-server", address, "--list", "--state", "--type")
-        listed.update({line.split()[0]: line.split()[1:] for line in said.splitlines()[1:] if line.strip()})
+        output = jars.tool("consumer-groups", "--bootstrap-server", address, "--list", "--state", "--type")
+        listed.update({line.split()[0]: line.split()[1:] for line in output.splitlines()[1:] if line.strip()})
         return "three" in listed
 
     wait_until(has_loaded, "Kafka lists the groups", 60.0)
@@ -53,15 +56,15 @@ def groups(jars: KafkaJars, address: str) -> dict[str, list[str]]:
 
 
 def served(address: str, group: str) -> int:
-    """The offset that the broker answers for orders-0; OFFSET_INVALID for none."""
+    """Returns the committed offset of orders-0, OFFSET_INVALID if there is none."""
     admin = AdminClient({"bootstrap.servers": address, **QUIET})
-    wanted = ConsumerGroupTopicPartitions(group, [TopicPartition("orders", 0)])
-    (place,) = admin.list_consumer_group_offsets([wanted])[group].result(20).topic_partitions
+    requested = ConsumerGroupTopicPartitions(group, [TopicPartition("orders", 0)])
+    (place,) = admin.list_consumer_group_offsets([requested])[group].result(20).topic_partitions
     return int(place.offset)
 
 
 def refusal(address: str, group: str) -> int:
-    """Why the group cannot be deleted."""
+    """Returns the error of deleting the group."""
     admin = AdminClient({"bootstrap.servers": address, **QUIET})
     error = admin.delete_consumer_groups([group])[group].exception(20)
     assert isinstance(error, KafkaException)
@@ -69,7 +72,7 @@ def refusal(address: str, group: str) -> int:
 
 
 def end_groups(data: Path) -> None:
-    """Writes the tombstones of both groups behind their offsets, as no broker should."""
+    """Appends the tombstones of both groups after their offsets, which no broker should do."""
     folder = data / "__consumer_offsets-0"
     end = max(frame.last_offset for frame in FolderReader(RealFileSystem(), str(folder)).batches()) + 1
     tombstones = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kafka-python and aiokafka for topics, produce, fetch, offsets and admin. Their groups are of the classic protocol."""
+"""kafka-python and aiokafka: topics, produce, fetch, offsets and admin. Their groups use the classic protocol."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_kafka_python_produces_and_fetches(broker: KcoordProcess, name: str, cod
         (offset, value, [("h", b"v")]) for offset, value in enumerate(values)
     ]
     middle = records[25].timestamp
-    found = consumer.offsets_for_times({partition: middle})[partition]
-    assert found is not None and found.offset <= 25 and found.timestamp == middle
+    offset = consumer.offsets_for_times({partition: middle})[partition]
+    assert offset is not None and offset.offset <= 25 and offset.timestamp == middle
     assert (consumer.beginning_offsets([partition]), consumer.end_offsets([partition])) == (
         {partition: 0},
         {partition: len(values)},

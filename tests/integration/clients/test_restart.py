@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups over a restart of the broker, orderly or by kill -9: nothing acknowledged is lost, and members go on."""
+"""Groups and a restart of the broker, orderly or by kill -9: no acknowledged data is lost, and members continue."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def test_a_group_resumes_at_its_committed_offsets(start_broker: StartBroker, nam
 
 
 @pytest.mark.parametrize("how", HOW, ids=["SIGTERM", "SIGKILL"])
-def test_live_members_go_on_after_a_restart(start_broker: StartBroker, name: str, how: signal.Signals) -> None:
+def test_live_members_continue_after_a_restart(start_broker: StartBroker, name: str, how: signal.Signals) -> None:
     broker = start_broker(group_consumer_session_timeout_ms="20000")
     create_topic(broker.address, name, 4)
     with (
-        PolledConsumer(broker.address, name, [name], commit_each=True) as one,
-        PolledConsumer(broker.address, name, [name], commit_each=True) as two,
+        PolledConsumer(broker.address, name, [name], commit_each=True) as first,
+        PolledConsumer(broker.address, name, [name], commit_each=True) as second,
     ):
-        wait_until(lambda: len(one.assigned) == len(two.assigned) == 2, "both members have partitions")
+        wait_until(lambda: len(first.assigned) == len(second.assigned) == 2, "both members have partitions")
         produce(broker.address, name, 4, 5)
-        wait_until(lambda: len(one.seen) + len(two.seen) == 20, "the messages before the restart")
-        told = len(one.assignments), len(two.assignments)
+        wait_until(lambda: len(first.seen) + len(second.seen) == 20, "the messages before the restart are read")
+        assignments = len(first.assignments), len(second.assignments)
         broker.restart(how)
         produce(broker.address, name, 4, 5)
-        wait_until(lambda: len(one.seen) + len(two.seen) == 40, "the messages after the restart", 30)
-        assert (len(one.assignments), len(two.assignments)) == told, "the restart moved partitions"
+        wait_until(lambda: len(first.seen) + len(second.seen) == 40, "the messages after the restart are read", 30)
+        assert (len(first.assignments), len(second.assignments)) == assignments, "the restart moved partitions"
         admin = AdminClient({"bootstrap.servers": broker.address})
         group = admin.describe_consumer_groups([name])[name].result(20)
         assert len(group.members) == 2

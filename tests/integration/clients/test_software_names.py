@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Well-known clients follow Apache Kafka: by the names that they give they are served nothing of KIP-1327."""
+"""Well-known clients follow Apache Kafka. The broker recognizes their software names and serves them no KIP-1327."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_kafka_python(broker: KcoordBroker) -> None:
     assert_are_served_nothing(names_given(broker))
 
 
-async def test_aiokafka_gives_no_name(broker: KcoordBroker) -> None:
-    """So it is served as `*`; it chooses among the versions that it knows, and these are Apache's."""
+async def test_aiokafka_sends_no_name(broker: KcoordBroker) -> None:
+    """It is therefore served as `*`, but it knows and uses only Apache Kafka's versions."""
     broker.clear_requests()
     async with aiokafka.AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
         await producer.send_and_wait("t", b"x")

@@ -30,7 +30,10 @@ StartBroker = Callable[..., KcoordProcess]
 
 
 def producer_of(address: str, transactional_id: str, timeout_ms: int = 60_000) -> Producer:
-    """Without its bootstrapping anew: in librdkafka 2.16 that loses the only broker's handle, and with it requests."""
+    """Returns a transactional producer that does not bootstrap again.
+
+    In librdkafka 2.16, bootstrapping again loses the handle of the only broker, and with it requests.
+    """
     producer = Producer(
         {
             "bootstrap.servers": address,
@@ -51,7 +54,7 @@ def send(producer: Producer, topic: str, values: Iterable[str], partition: int =
 
 
 def consume(address: str, topic: str, count: int, *, committed: bool = True, partition: int = 0) -> list[str]:
-    """The first `count` values that a reader gets."""
+    """Returns the first `count` values that a consumer reads."""
     consumer = Consumer(
         {
             "bootstrap.servers": address,
@@ -85,11 +88,11 @@ def end_offset(address: str, topic: str, *, committed: bool) -> int:
 
 
 def committed_offset(address: str, group: str, topic: str) -> int:
-    """The stable offset: the request waits for transactions under way to end."""
+    """Returns the stable committed offset. The request waits until open transactions have ended."""
     admin = AdminClient({"bootstrap.servers": address})
-    wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
-    found = admin.list_consumer_group_offsets([wanted], require_stable=True)[group].result(TIMEOUT_SECONDS)
-    return int(found.topic_partitions[0].offset)
+    requested = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
+    result = admin.list_consumer_group_offsets([requested], require_stable=True)[group].result(TIMEOUT_SECONDS)
+    return int(result.topic_partitions[0].offset)
 
 
 # --- confluent-kafka --------------------------------------------------------------------------------------------------
@@ -194,7 +197,7 @@ def test_a_transaction_that_takes_too_long_is_aborted(broker: KcoordProcess, nam
 
 
 def test_many_transactions_in_a_row(broker: KcoordProcess, name: str) -> None:
-    """The next transaction begins while the last one is still being told to the partitions."""
+    """The next transaction begins while the markers of the previous transaction are still being written."""
     create_topic(broker.address, name, 4)
     producer = producer_of(broker.address, name)
     for number in range(50):
@@ -236,8 +239,8 @@ def test_a_transaction_survives_the_broker(start_broker: StartBroker, name: str)
     assert consume(broker.address, name, 3) == ["a", "b", "d"]
 
 
-def test_what_was_acknowledged_survives_a_kill_right_after(start_broker: StartBroker, name: str) -> None:
-    """The markers may or may not be written when the broker dies: the next start finishes what was decided."""
+def test_an_acknowledged_transaction_survives_a_kill_right_after(start_broker: StartBroker, name: str) -> None:
+    """Markers may be missing when the broker dies. The next start completes the transactions that were decided."""
     broker = start_broker()
     source = f"{name}-in"
     for topic in (name, source):

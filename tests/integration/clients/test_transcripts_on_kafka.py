@@ -19,7 +19,7 @@ FILES = (
     "offsets/older_epoch.txt",
     "offsets/record_versions.txt",
 )
-"""Files without settings of their own, so that one broker is enough."""
+"""Transcripts without settings, which can share one broker."""
 
 
 @pytest.fixture(scope="module")
