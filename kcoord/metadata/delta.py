@@ -44,4 +44,4 @@ class CoordinatorMachine(StateMachine, Protocol):
     def on_metadata_update(
         self, context: OperationContext, image: MetadataImage, delta: TopicDelta | None = None
     ) -> CoordinatorResult[None]:
-        """From now on `image` is what counts. `delta` is None if it is not known what has changed."""
+        """Uses `image` for all later operations. `delta` is None if the changes are unknown."""

@@ -3,8 +3,8 @@
 periodic work.
 
 Who calls what: the metadata log's owner calls `on_metadata_update` with every new image, request handlers call the
-methods under "requests", and a timer calls `tick`. All calls come from the event loop and return without waiting, so
-a request sees one image from begin to end. Only `keep_deleted` waits for the disk, and may run in any thread.
+methods under "requests", and a timer calls `tick`. All calls come from the event loop and are synchronous, so a call
+sees one image from its beginning to its end. `keep_deleted` is the exception: it may run in any thread.
 
 The life of a partition here:
 

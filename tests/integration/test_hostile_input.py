@@ -496,5 +496,5 @@ def test_h_24_hostile_folders_to_import(tmp_path: Path, capsys: pytest.CaptureFi
     (folder / f"{0:020}.log").write_bytes(size + zlib.compress(bytes(5000)) * 50)
     target = tmp_path / "data"
     assert main(["log", "import", str(tmp_path / "kafka"), "--into", str(target)]) == 0
-    told = capsys.readouterr()
-    assert "__consumer_offsets-0: the torn end was left out: no record batch" in told.out + told.err
+    printed = capsys.readouterr()
+    assert "__consumer_offsets-0: the torn end was left out: no record batch" in printed.out + printed.err
