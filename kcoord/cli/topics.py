@@ -277,8 +277,8 @@ def chosen_names(topics: Iterable[TopicListing], options: argparse.Namespace) ->
     return [name for name in names if name in chosen]
 
 
-def _ignored(is_wanted: bool, error: Errors) -> tuple[Errors, ...]:
-    return (error,) if is_wanted else ()
+def _ignored(is_ignored: bool, error: Errors) -> tuple[Errors, ...]:
+    return (error,) if is_ignored else ()
 
 
 def _finish(
@@ -287,7 +287,7 @@ def _finish(
     done: str,
     ignored: tuple[Errors, ...],
 ) -> int:
-    """Says what was done and what was not."""
+    """Prints the outcome for each topic and returns the exit code. `ignored` errors do not count as failures."""
     errors = {name: error for name, error in results.errors.items() if error.error not in ignored}
     if options.json:
         print_json([{"topic": name, **error_json(errors.get(name))} for name in results])
@@ -303,7 +303,7 @@ def _finish(
 
 
 async def _configs(admin: AdminClient, names: Iterable[str]) -> dict[str, Mapping[str, ConfigEntry]]:
-    """The settings of the topics; one that has just vanished has none."""
+    """Returns the settings of the topics. A topic that was deleted meanwhile has none."""
     resources = {name: ConfigResource(ConfigResourceType.TOPIC, name) for name in names}
     described = await admin.describe_configs(resources.values())
     return {name: described.values.get(resource, {}) for name, resource in resources.items()}

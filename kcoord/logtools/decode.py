@@ -189,7 +189,7 @@ def _raw(data: bytes | None) -> Json:
 
 
 def _text_or_base64(data: bytes | None) -> object:
-    """UTF-8 text as it is, anything else as {"base64": ...}."""
+    """Returns UTF-8 bytes as text, and other bytes as {"base64": ...}."""
     if data is None:
         return None
     try:
@@ -203,7 +203,7 @@ def headers_json(headers: list[tuple[str, bytes | None]]) -> list[Json]:
 
 
 def _constant_case(name: str) -> str:
-    """TopicRecord -> TOPIC_RECORD."""
+    """Converts a name such as TopicRecord to TOPIC_RECORD."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
 
 

@@ -75,7 +75,7 @@ def _is_dumped(name: str) -> bool:
 
 
 def dump_file(fs: FileSystem, path: str, selection: Selection) -> Iterator[Json]:
-    """The rows of one file."""
+    """Yields the rows of one file."""
     name = path.rpartition("/")[2]
     if name.endswith((LOG_SUFFIX, METADATA_SNAPSHOT_SUFFIX)):
         partition = partition_at(parent(path))

@@ -54,7 +54,7 @@ class ExportReport:
     """Counts what is in the new folder, and what was skipped."""
 
     groups: Counter[str] = field(default_factory=Counter)
-    """By type."""
+    """The number of groups by type."""
     offsets: int = 0
     topics: int = 0
     partitions: int = 0
@@ -102,7 +102,7 @@ class LogExport:
         return self.report
 
     def _identity(self) -> tuple[int, Identity]:
-        """The source's node id, and the identity of the new folder, which keeps cluster and directory."""
+        """Returns the source's node id and the identity of the new folder, which keeps cluster id and directory id."""
         path = join(self._source, META_PROPERTIES_FILE)
         properties = read_properties(self._fs, path)
         if properties is None:
@@ -181,7 +181,10 @@ class LogExport:
         return log
 
     def _settle(self, log_dir: LogDir, topic: str, number: int, image: MetadataImage, start_offset: int) -> None:
-        """Gives a partition the files from which Kafka's start knows what is in the log."""
+        """Writes the files that Kafka needs beside the log of a partition: topic id and producer snapshot.
+
+        A folder that is not in the metadata is removed from the export.
+        """
         files = PartitionFiles(self._fs, log_dir.partition_path(topic, number))
         topic_id = image.topics[topic].id if image.partition(topic, number) is not None else None
         if topic_id is None or files.topic_id() not in (None, topic_id):
@@ -191,14 +194,14 @@ class LogExport:
         log = self._open(log_dir, topic, number)
         log.advance_start_offset(min(max(start_offset, log.start_offset), log.end_offset))
         if topic == GROUP_METADATA_TOPIC:
-            self._bring_back(log, files.directory)
+            self._restore_lost_groups(log, files.directory)
         files.create(topic_id)
         opened = open_log.load(log, files, self._now_ms)
         # After a clean shutdown Kafka restores producers and their open transactions from a snapshot alone.
         files.store_snapshot(log.end_offset, list(opened.producers.entries.values()))
         self.report.copied_partitions += 1
 
-    def _bring_back(self, log: Log, folder: str) -> None:
+    def _restore_lost_groups(self, log: Log, folder: str) -> None:
         """Appends a record per lost group. The source's broker lists these groups, and Kafka would not."""
         reader = FolderReader(self._fs, folder)
         candidates = LostGroups()

@@ -32,7 +32,7 @@ class FindingKind(Enum):
     """A file that is derived from the segments, such as a producer snapshot."""
     CHECKPOINT = "wrong checkpoint"
     IDENTITY = "wrong identity"
-    """meta.properties or partition.metadata."""
+    """A wrong or malformed meta.properties or partition.metadata."""
 
 
 @dataclass(slots=True)

@@ -5,14 +5,14 @@
 * `TRUNCATE` ends the log before the first damage.
 * Files that are derived from the log (indexes, producer snapshots, wrong checkpoints) are removed. A broker builds
   them again.
-* A lost group gets one record. Nothing else is added to a log (see `lost_groups`).
+* A lost group gets one group record (see `lost_groups`). No other record is added to a log.
 
 `plan` and `run` execute the same code, so a plan lists exactly the steps that `run` takes. `run` holds the lock of the
 folder.
 
 Every byte is copied to the folder `keep`, and synced there, before it is removed. A rewritten segment replaces the old
 file by a rename. The recovery points of changed logs are removed last, so that the next start checks these logs whole;
-then the manifest of the kept files is written. After a crash in between, a new check and a new repair finish the work.
+then the manifest of the kept files is written. After a crash in between, check and repair the folder again.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Repair:
             if partition is not None:
                 touched.add((partition.topic, partition.number))
         for folder, findings in sorted(self._lost_groups.items()):
-            self._bring_back(folder, findings, is_real=is_real)
+            self._restore_lost_groups(folder, findings, is_real=is_real)
             partition = partition_at(folder)
             if partition is not None:
                 touched.add((partition.topic, partition.number))
@@ -218,7 +218,7 @@ class Repair:
                     self._remove(segment.path)
         self._drop_derived(folder, changed, is_real=is_real)
 
-    def _bring_back(self, folder: str, findings: Sequence[Finding], *, is_real: bool) -> None:
+    def _restore_lost_groups(self, folder: str, findings: Sequence[Finding], *, is_real: bool) -> None:
         """Appends a record per lost group, with the greatest timestamp of the log, since a repair has no clock."""
         last = LogFile(0, findings[0].file)
         for finding in findings:

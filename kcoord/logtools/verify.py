@@ -70,7 +70,7 @@ class Totals:
 
 @dataclass(slots=True)
 class FolderCheck:
-    """Checks a data folder, or one partition folder. `in_use`: a broker may be writing meanwhile."""
+    """Checks a data folder or one partition folder. `in_use` means that a broker may be writing to it."""
 
     fs: FileSystem
     path: str

@@ -215,7 +215,7 @@ class KcoordBroker:
         }
 
     def commit(self, group_id: str, offsets: Mapping[str, Mapping[int, int]]) -> None:
-        """Commits offsets for a group without members: topic -> partition -> offset."""
+        """Commits offsets (topic -> partition -> offset) for a group without members."""
         document = {
             topic: {str(partition): offset for partition, offset in partitions.items()}
             for topic, partitions in offsets.items()

@@ -37,7 +37,7 @@ Offsets = dict[str, dict[str, int]]
 
 @dataclass(slots=True)
 class NewRecord:
-    """A record to produce."""
+    """A record to produce, decoded from JSON."""
 
     value: bytes | None
     key: bytes | None = None

@@ -16,8 +16,8 @@ Who calls whom, and in which thread:
   CONTROL_CLIENT_ID. What no client can do, it does on the objects of the broker: move the clock, inject faults, set a
   target assignment, expire a session.
 
-`restart` keeps the files, the faults, the history, the port, and the distance of the clock. `reset` keeps the settings
-and the port only. Both close all connections.
+`restart` keeps the files, the faults, the history, the ports, and the distance by which the clock is ahead. `reset`
+keeps only the settings and the ports, and with `like_new` neither. Both close all connections.
 """
 
 from __future__ import annotations

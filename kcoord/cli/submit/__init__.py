@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files to give to spark-submit."""
+"""Files that spark-submit runs."""

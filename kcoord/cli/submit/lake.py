@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`spark-submit` runs a file: this one is `kcoord lake`. Its folder is its own, since Spark puts that on the path."""
+"""Runs `kcoord lake` with spark-submit. It has its own folder, since Spark adds the folder to the import path."""
 
 import sys
 
