@@ -111,6 +111,7 @@ class Consumer:
         self._updater.start()
         self._positions.start()
         self._fetcher.start()
+        self._commits.restart_interval()
         self._is_open = True
 
     async def close(self, *, timeout_ms: int = CLOSE_TIMEOUT_MS, leave_group: bool | None = None) -> None:
@@ -154,10 +155,6 @@ class Consumer:
         if not self._is_open:
             raise IllegalStateException("the consumer is not started, or closed")
 
-    @staticmethod
-    def _now_ms() -> float:
-        return asyncio.get_running_loop().time() * 1000
-
     # What to read.
 
     def subscribe(
@@ -178,12 +175,11 @@ class Consumer:
         rebalance = self._rebalance
         if rebalance is None:
             raise IllegalStateException("a group_id is needed to subscribe")
-        self._subscription.subscribe(topics, pattern)
+        self._subscription.subscribe(topics)
         if listener is not None:
             rebalance.listener = listener
-        self._commits.restart_interval()
         self._updater.request(names=topics, may_create=True)
-        rebalance.membership.subscribe(topics, pattern, self._now_ms())
+        rebalance.membership.subscribe(topics, pattern)
         rebalance.session.start()
         rebalance.session.wake()
 
@@ -191,12 +187,10 @@ class Consumer:
         """Reads these partitions, whoever else does; offsets can be committed if there is a group id."""
         self._check_open()
         metadata = self._cluster.metadata
-        wanted = {TopicPartition(*each): metadata.topic_id(each[0]) for each in partitions}
-        self._subscription.assign_from_user(wanted)
-        self._commits.restart_interval()
+        wanted = [TopicPartition(*each) for each in partitions]
+        self._subscription.assign_from_user({each: metadata.topic_id(each.topic) for each in wanted})
         self._updater.request(names={each.topic for each in wanted}, may_create=True)
         self._positions.wake()
-        self._changed.notify()
 
     async def unsubscribe(self, *, timeout_ms: int = CLOSE_TIMEOUT_MS) -> None:
         """Leaves the group, or gives up what was assigned."""
@@ -284,9 +278,8 @@ class Consumer:
     async def __anext__(self) -> ConsumerRecord:
         """One record at a time: the position moves with each."""
         while True:
-            records = await self.poll(max_records=1)
-            if records:
-                return records[0]
+            for record in await self.poll(max_records=1):
+                return record
 
     # Offsets of the group.
 
@@ -340,8 +333,7 @@ class Consumer:
                 raise failure
             if deadline.is_over:
                 raise TimeoutException(f"no position of {partition} within {deadline.timeout_ms:g} ms")
-            self._positions.wake()
-            await wait_for(ticket, max(deadline.left_ms(), 1))
+            await wait_for(ticket, deadline.left_ms())
 
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
         """Reads on at this offset."""

@@ -30,7 +30,7 @@ SESSION_ERRORS: Final = frozenset(
 )
 """The leader has lost the session, or remembers something else: a full request mends it."""
 
-_LARGEST_EPOCH: Final = 2**31 - 1
+_LARGEST_EPOCH: Final = 0x7FFF_FFFF
 
 
 class FetchPosition(NamedTuple):
@@ -89,7 +89,7 @@ class FetchSessionHandler:
         if session_id == NO_SESSION:
             self._id, self._epoch = NO_SESSION, FULL_EPOCH
         else:
-            self._id, self._epoch = session_id, 1 if self._epoch == _LARGEST_EPOCH else self._epoch + 1
+            self._id, self._epoch = session_id, self._epoch % _LARGEST_EPOCH + 1
 
     def failed(self, error: Errors | None = None) -> None:
         """It is not known what the leader remembers."""

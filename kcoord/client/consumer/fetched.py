@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kcoord.client.types import ConsumerRecord, TopicPartition
-from kcoord_protocol.control_records import ControlRecordType, decode_control_key
 from kcoord_protocol.errors import CorruptBatchError
-from kcoord_protocol.record_batch import BatchHeader, decode_records, iter_headers, iter_records, verify_crc
+from kcoord_protocol.record_batch import BatchHeader, iter_headers, iter_records, verify_crc
 
 
 class AbortedProducer(NamedTuple):
@@ -32,7 +31,7 @@ class FetchedRecords:
         fetch_offset: int,
         data: bytes,
         *,
-        generation: int,
+        generation: object,
         check_crcs: bool = True,
         aborted: Sequence[AbortedProducer] | None = None,
     ) -> None:
@@ -72,7 +71,7 @@ class FetchedRecords:
         for position, header in iter_headers(self._data):
             if self._check_crcs and not verify_crc(self._data, position):
                 raise CorruptBatchError(f"{self.partition}: wrong checksum of the batch at {header.base_offset}")
-            if not self._skip(position, header):
+            if not self._skip(header):
                 for record in iter_records(self._data, position):
                     if record.offset < self.next_offset:
                         continue
@@ -92,16 +91,12 @@ class FetchedRecords:
             self.next_offset = max(self.next_offset, header.next_offset)
             self.leader_epoch = header.partition_leader_epoch
 
-    def _skip(self, position: int, header: BatchHeader) -> bool:
+    def _skip(self, header: BatchHeader) -> bool:
         """Whether the batch has nothing for the reader: a control batch, or one of an aborted transaction."""
         while self._aborted and self._aborted[-1].first_offset <= header.last_offset:
             self._aborting.add(self._aborted.pop().producer_id)
         if header.is_control:
-            if header.producer_id in self._aborting and self._is_abort(position):
-                self._aborting.discard(header.producer_id)
+            # The first marker of the producer behind the aborted records is the one that aborts them.
+            self._aborting.discard(header.producer_id)
             return True
         return header.is_transactional and header.producer_id in self._aborting
-
-    def _is_abort(self, position: int) -> bool:
-        records = decode_records(self._data, position)
-        return bool(records) and decode_control_key(records[0].key) is ControlRecordType.ABORT

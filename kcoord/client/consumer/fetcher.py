@@ -53,7 +53,7 @@ class _Asked(NamedTuple):
     """A partition in a request."""
 
     state: PartitionState
-    generation: int
+    generation: object
     offset: int
     leader_epoch: int
 
@@ -100,14 +100,14 @@ class Fetcher:
         """Up to `count` records; the positions move behind them. Partitions take turns."""
         records: list[ConsumerRecord] = []
         for _ in range(len(self._order)):
-            if len(records) >= count:
-                break
             partition = self._order[0]
             records += self._take_from(partition, count - len(records))
             if partition not in self._buffers:
                 self._order.popleft()
             elif len(records) < count:
                 self._order.rotate(-1)
+            else:
+                break
         return records
 
     def _take_from(self, partition: TopicPartition, count: int) -> list[ConsumerRecord]:
@@ -124,7 +124,7 @@ class Fetcher:
             try:
                 taken += fetched.take(count - len(taken))
             except CorruptBatchError:
-                state.generation += 1
+                state.begin_generation()
                 raise
             state.position = fetched.next_offset
             if fetched.leader_epoch >= 0:
@@ -172,8 +172,10 @@ class Fetcher:
 
     def _fetch_offset(self, partition: TopicPartition, state: PartitionState) -> int:
         """Behind what is buffered."""
-        buffered = self._current(partition, state)
-        return buffered[-1].end_offset if buffered else state.position
+        offset = state.position
+        for fetched in self._current(partition, state):
+            offset = fetched.end_offset
+        return offset
 
     async def _fetch(self, leader: int, asked: dict[TopicPartition, _Asked]) -> None:
         try:

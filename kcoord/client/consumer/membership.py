@@ -47,7 +47,6 @@ class _Told:
     names: frozenset[str]
     regex: str | None
     owned: Partitions
-    acks: bool
 
 
 class Membership:
@@ -84,6 +83,8 @@ class Membership:
         self._told: _Told | None = None
         self._telling: _Told | None = None
         self._ack_is_due = False
+        self._is_acking = False
+        """Whether the heartbeat under way says what the member owns."""
         self._claimed: Partitions | None = None
         """What the member said it owns, in a heartbeat that may still arrive: one without a good answer."""
         self._in_flight = False
@@ -98,16 +99,16 @@ class Membership:
 
     # What the user does.
 
-    def subscribe(self, names: Collection[str], regex: str | None, now_ms: float) -> None:
+    def subscribe(self, names: Collection[str], regex: str | None) -> None:
         """Joins, or tells the group about other topics."""
         self._names, self._regex = frozenset(names), regex
         self._had_regex = self._had_regex or regex is not None
         if self.state is MembershipState.UNSUBSCRIBED:
             self._move(MembershipState.JOINING)
             self.fatal_error = None
-            self._reset_for_join(now_ms)
+            self._reset_for_join()
 
-    def leave(self, now_ms: float, *, static_stays: bool = True) -> None:
+    def leave(self, *, static_stays: bool = True) -> None:
         """Gives everything back; then leaves, a static member for good only if `static_stays` is false."""
         if self.state in (MembershipState.UNSUBSCRIBED, MembershipState.PREPARE_LEAVING, MembershipState.LEAVING):
             return
@@ -116,13 +117,13 @@ class Membership:
         self._move(MembershipState.PREPARE_LEAVING)
         self._leave_is_due = was_in_group and self._was_heard
         self._not_before_ms = 0
-        self._advance(now_ms)
+        self._advance()
 
-    def polled(self, now_ms: float) -> None:
+    def polled(self) -> None:
         """The application is alive: a member that left because it was not comes back."""
         if self.state is MembershipState.STALE and not self.owned and self._step is None and not self._leave_is_due:
             self._move(MembershipState.JOINING)
-            self._reset_for_join(now_ms)
+            self._reset_for_join()
 
     def poll_expired(self, now_ms: float) -> None:
         """`max_poll_interval_ms` passed without a poll: leave, so that others can go on with the partitions."""
@@ -219,8 +220,8 @@ class Membership:
             taking = self._step.partitions if self._step and self._step.kind is StepKind.ASSIGN else NO_PARTITIONS
             self._claimed = self.owned | taking
             request.topic_partitions = _by_topic(self._claimed)
-        acks = request.topic_partitions is not None and self.owned == self.target and self._step is None
-        self._telling = _Told(self._names, self._regex, self.owned, acks)
+        self._is_acking = request.topic_partitions is not None
+        self._telling = _Told(self._names, self._regex, self.owned)
 
     def on_response(self, response: HeartbeatResponse, now_ms: float, retry_after_ms: float = 0) -> None:
         """Takes the answer to the heartbeat under way. After an error the next one waits for `retry_after_ms`."""
@@ -233,7 +234,7 @@ class Membership:
         if self.state not in IN_GROUP and self.state is not MembershipState.PREPARE_LEAVING:
             return
         self._told, self._telling, self._claimed = self._telling, None, None
-        if self._told is not None and self._told.acks:
+        if self._is_acking:
             self._ack_is_due = False
         self.member_epoch = response.member_epoch
         self._take_creation_time(response)
@@ -287,7 +288,7 @@ class Membership:
         self._not_before_ms = now_ms + retry_after_ms
         code = error.error
         if code in _FENCING and self.member_epoch != JOIN_EPOCH:
-            self._fence(now_ms)
+            self._fence()
         elif code is Errors.TOPIC_AUTHORIZATION_FAILED:
             # Others of the topics may be allowed, or this one later: the user is told, the member goes on.
             self._reported.append(error)
@@ -295,7 +296,7 @@ class Membership:
         elif not code.retriable and code not in (Errors.UNKNOWN_MEMBER_ID, Errors.FENCED_MEMBER_EPOCH):
             self._fail(error)
 
-    def _fence(self, now_ms: float) -> None:
+    def _fence(self) -> None:
         """KIP-848: the member abandons its partitions at once and joins again with the same id and epoch 0."""
         self.member_epoch = JOIN_EPOCH
         if self.state is MembershipState.PREPARE_LEAVING:
@@ -304,7 +305,7 @@ class Membership:
             return
         self._move(MembershipState.FENCED)
         self.target = NO_PARTITIONS
-        self._advance(now_ms)
+        self._advance()
 
     def _fail(self, error: KafkaError) -> None:
         if self.state is MembershipState.STALE or self.state in IN_GROUP:
@@ -340,13 +341,13 @@ class Membership:
         revoked = self.owned - self.target
         if revoked:
             return RebalanceStep(StepKind.REVOKE, revoked)
-        added = frozenset(each for each in self.target - self.owned if each.topic_id in known_topics)
-        if self._claimed is not None and not added <= self._claimed:
+        if self._claimed is not None:
             # The coordinator may believe what it was told, and give them to others; the answer will say so.
             return None
+        added = frozenset(each for each in self.target - self.owned if each.topic_id in known_topics)
         return RebalanceStep(StepKind.ASSIGN, added)
 
-    def step_done(self, step: RebalanceStep, now_ms: float) -> None:
+    def step_done(self, step: RebalanceStep) -> None:
         """The step was carried out, whatever happened meanwhile."""
         assert step is self._step
         self._step = None
@@ -354,18 +355,18 @@ class Membership:
             self.owned |= step.partitions
         else:
             self.owned -= step.partitions
-        self._advance(now_ms)
+        self._advance()
 
     def unresolved_topics(self, known_topics: Collection[bytes]) -> set[bytes]:
         """Topics of the target whose names have to be asked for."""
         return {each.topic_id for each in self.target} - set(known_topics)
 
-    def _advance(self, now_ms: float) -> None:
+    def _advance(self) -> None:
         """What follows from there being nothing more to give up."""
         if self._step is None and not self.owned:
             if self.state is MembershipState.FENCED:
                 self._move(MembershipState.JOINING)
-                self._reset_for_join(now_ms)
+                self._reset_for_join()
             elif self.state is MembershipState.PREPARE_LEAVING:
                 self._move(MembershipState.LEAVING)
                 if not self._leave_is_due:
@@ -387,13 +388,12 @@ class Membership:
         if self.state is not wanted:
             self._move(wanted)
 
-    def _reset_for_join(self, now_ms: float) -> None:
+    def _reset_for_join(self) -> None:
         assert not self.owned
         self.member_epoch = JOIN_EPOCH
         self.target = NO_PARTITIONS
         self._told = self._telling = self._claimed = None
         self._ack_is_due = False
-        self._due_ms = now_ms
 
     def _move(self, state: MembershipState) -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"

@@ -221,14 +221,14 @@ class Positions:
         state.jump(max(found.offset, 0), found.leader_epoch)
         self._changed.notify()
 
-    def _in_phase(self, phase: Phase) -> dict[TopicPartition, tuple[PartitionState, int]]:
+    def _in_phase(self, phase: Phase) -> dict[TopicPartition, tuple[PartitionState, object]]:
         return {
             partition: (state, state.generation)
             for partition, state in self._subscription.items()
             if state.phase is phase and not state.is_fenced_off
         }
 
-    def _is_current(self, partition: TopicPartition, state: PartitionState, generation: int) -> bool:
+    def _is_current(self, partition: TopicPartition, state: PartitionState, generation: object) -> bool:
         """Whether nobody sought, and the partition is still ours."""
         return self._subscription.get(partition) is state and state.generation == generation
 

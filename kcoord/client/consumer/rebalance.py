@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from kcoord.client.cluster import Cluster, Deadline
@@ -46,10 +45,6 @@ class ConsumerRebalance:
         self._changed = changed
         self._topic_names: dict[bytes, str] = {}
 
-    @staticmethod
-    def _now_ms() -> float:
-        return asyncio.get_running_loop().time() * 1000
-
     async def run(self, deadline: Deadline | None = None) -> None:
         """Does what the membership wants next, until it wants nothing more; called between two handings out of records.
 
@@ -64,13 +59,13 @@ class ConsumerRebalance:
                 await self._carry_out(step, deadline)
             finally:
                 self._finish(step)
-                self.membership.step_done(step, self._now_ms())
+                self.membership.step_done(step)
                 self.session.wake()
         self._updater.request(topic_ids=self.membership.unresolved_topics(known))
 
     async def leave(self, deadline: Deadline, *, static_stays: bool) -> None:
         """Gives everything back and leaves the group."""
-        self.membership.leave(self._now_ms(), static_stays=static_stays)
+        self.membership.leave(static_stays=static_stays)
         try:
             await self.run(deadline)
         finally:

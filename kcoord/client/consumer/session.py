@@ -77,7 +77,7 @@ class GroupSession:
     def begin_poll(self) -> None:
         self._is_polling = True
         if self.membership.state is MembershipState.STALE:
-            self.membership.polled(self.now_ms())
+            self.membership.polled()
             self.wake()
 
     def end_poll(self) -> None:
@@ -89,7 +89,7 @@ class GroupSession:
         deadline = self._cluster.deadline(timeout_ms)
         self.wake()
         while not self.membership.is_unsubscribed and not deadline.is_over:
-            await wait_for(self._changed.ticket(), max(deadline.left_ms(), 1))
+            await wait_for(self._changed.ticket(), deadline.left_ms())
 
     async def _run(self) -> None:
         while True:

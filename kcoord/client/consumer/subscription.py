@@ -7,7 +7,7 @@ A partition has a position, or it is known what is missing for one: the committe
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from kcoord.client.errors import IllegalStateException
@@ -19,8 +19,7 @@ class SubscriptionType(Enum):
     """How partitions come to the consumer; one way excludes the others."""
 
     NONE = "none"
-    TOPICS = "topics"
-    PATTERN = "pattern"
+    GROUP = "topics or a pattern"
     ASSIGNED = "assigned by the user"
 
 
@@ -35,13 +34,13 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class PartitionState:
-    """One assigned partition. `generation` changes with every jump: what was asked for before it is void."""
+    """One assigned partition. With every jump it has another `generation`: what was asked for before it is void."""
 
     topic_id: bytes
     phase: Phase = Phase.COMMITTED
     position: int = -1
     leader_epoch: int = NO_LEADER_EPOCH
-    generation: int = 0
+    generation: object = field(default_factory=object)
     is_paused: bool = False
     is_fenced_off: bool = False
     is_out_of_range: bool = False
@@ -61,19 +60,22 @@ class PartitionState:
         self.phase = Phase.FETCH
         self.position, self.leader_epoch = offset, leader_epoch
         self.is_out_of_range = False
-        self.generation += 1
+        self.begin_generation()
 
     def look_up(self, policy: ResetPolicy, now_ms: int, group_creation_time_ms: int = -1) -> None:
         """Finds the offset of a policy; its time is fixed now, so that a retry asks for the same."""
         self.phase = Phase.LOOK_UP
         self.look_up_timestamp = policy.timestamp(now_ms, group_creation_time_ms)
-        self.generation += 1
+        self.begin_generation()
 
     def out_of_range(self) -> None:
         """The log does not have the position."""
         self.phase = Phase.CLASSIFICATION
         self.is_out_of_range = True
-        self.generation += 1
+        self.begin_generation()
+
+    def begin_generation(self) -> None:
+        self.generation = object()
 
 
 class SubscriptionState:
@@ -82,19 +84,18 @@ class SubscriptionState:
     def __init__(self) -> None:
         self.type = SubscriptionType.NONE
         self.topics: frozenset[str] = frozenset()
-        self.pattern: str | None = None
         self._partitions: dict[TopicPartition, PartitionState] = {}
 
     # The subscription.
 
-    def subscribe(self, topics: Collection[str], pattern: str | None) -> None:
-        kind = SubscriptionType.TOPICS if pattern is None else SubscriptionType.PATTERN
+    def subscribe(self, topics: Collection[str]) -> None:
+        """By names, or without them by a pattern."""
         if self.type is SubscriptionType.ASSIGNED:
             raise IllegalStateException("partitions were assigned by the user; unsubscribe first")
-        self.type, self.topics, self.pattern = kind, frozenset(topics), pattern
+        self.type, self.topics = SubscriptionType.GROUP, frozenset(topics)
 
     def assign_from_user(self, partitions: Mapping[TopicPartition, bytes]) -> None:
-        if self.type in (SubscriptionType.TOPICS, SubscriptionType.PATTERN):
+        if self.uses_group:
             raise IllegalStateException("the consumer is subscribed to topics; unsubscribe first")
         self.type = SubscriptionType.ASSIGNED
         self._partitions = {
@@ -102,12 +103,12 @@ class SubscriptionState:
         }
 
     def unsubscribe(self) -> None:
-        self.type, self.topics, self.pattern = SubscriptionType.NONE, frozenset(), None
+        self.type, self.topics = SubscriptionType.NONE, frozenset()
         self._partitions = {}
 
     @property
     def uses_group(self) -> bool:
-        return self.type in (SubscriptionType.TOPICS, SubscriptionType.PATTERN)
+        return self.type is SubscriptionType.GROUP
 
     # The assignment.
 
@@ -141,9 +142,6 @@ class SubscriptionState:
         if state is None:
             raise IllegalStateException(f"{partition} is not assigned to this consumer")
         return state
-
-    def in_phase(self, *phases: Phase) -> list[TopicPartition]:
-        return [partition for partition, state in self._partitions.items() if state.phase in phases]
 
     def paused(self) -> frozenset[TopicPartition]:
         return frozenset(partition for partition, state in self._partitions.items() if state.is_paused)

@@ -133,6 +133,7 @@ class RecordsBroker(FakeBroker):
         """(time, member id, epoch, offsets)"""
         self.assigned: list[int] | None = None
         self.heartbeat_interval_ms = 1000
+        self.creation_time_ms = -1
         self.member_epoch = 0
         self._is_member = False
         self._told: list[int] | None = None
@@ -330,7 +331,10 @@ class RecordsBroker(FakeBroker):
             topic = ConsumerGroupHeartbeatResponse.TopicPartitions(topic_id=TOPIC_ID, partitions=self._told)
             assignment = ConsumerGroupHeartbeatResponse.Assignment(topic_partitions=[topic] if self._told else [])
         return ConsumerGroupHeartbeatResponse(
-            member_epoch=self.member_epoch, heartbeat_interval_ms=self.heartbeat_interval_ms, assignment=assignment
+            group_creation_time_ms=self.creation_time_ms,
+            member_epoch=self.member_epoch,
+            heartbeat_interval_ms=self.heartbeat_interval_ms,
+            assignment=assignment,
         )
 
 

@@ -190,13 +190,13 @@ class TestSubscriptionState:
 
     def assigned(self) -> SubscriptionState:
         state = SubscriptionState()
-        state.subscribe({"t"}, None)
+        state.subscribe({"t"})
         state.add({self.PARTITION: b"t" * 16}, fenced_off=False)
         return state
 
     def test_begins_with_the_committed_offset(self) -> None:
         state = self.assigned()
-        assert state.in_phase(Phase.COMMITTED) == [self.PARTITION]
+        assert state[self.PARTITION].phase is Phase.COMMITTED
         assert state.consumed() == {}
         state[self.PARTITION].jump(5, 2)
         assert state.consumed() == {self.PARTITION: (5, "", 2)}
@@ -236,4 +236,6 @@ class TestSubscriptionState:
         state[self.PARTITION].jump(3)
         state.assign_from_user({self.PARTITION: b"t" * 16, other: b"t" * 16})
         assert state[self.PARTITION].position == 3
-        assert state.in_phase(Phase.COMMITTED) == [other]
+        assert [each.phase for _, each in state.items()] == [Phase.FETCH, Phase.COMMITTED]
+        state.unsubscribe()
+        assert (state.assignment, state.uses_group) == (frozenset(), False)

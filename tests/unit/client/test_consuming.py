@@ -294,15 +294,15 @@ class TestFetch:
             for partition in (ZERO, ONE):
                 for first in range(0, 6, 3):
                     broker.append(partition, *numbers(first, first + 3))
-            async with consumer_of(broker, ZERO, ONE) as consumer:
+            async with consumer_of(broker, ZERO, ONE, max_partition_fetch_bytes=1) as consumer:
                 await quiet()
-                polled = [await consumer.poll(0, max_records=count) for count in (2, 2, 2, 4, 4)]
+                polled = [await consumer.poll(0, max_records=count) for count in (2, 2, 4, 3, 4)]
         seen = [[(record.partition, record.offset) for record in records] for records in polled]
         first, second = sorted({0, 1}, key=lambda partition: partition != seen[0][0][0])
         flat = [each for records in seen for each in records]
         assert [offset for partition, offset in flat if partition == first] == list(range(6))
         assert [offset for partition, offset in flat if partition == second] == list(range(6))
-        assert [len(records) for records in seen] == [2, 2, 2, 4, 2]
+        assert [len(records) for records in seen] == [2, 2, 4, 3, 1]
         assert {partition for partition, _ in flat[:6]} == {first}
         assert {partition for partition, _ in flat[6:]} == {second}
 
@@ -475,6 +475,56 @@ class TestFetch:
                 await consumer.commit()
                 assert (record.leader_epoch, broker.committed) == (3, {ZERO: OffsetAndMetadata(1, "", 3)})
 
+    @pytest.mark.parametrize(("epoch", "committed"), [(0, 0), (-1, 3)])
+    async def test_a_leader_epoch_that_is_not_known_does_not_hide_one_that_is(self, epoch: int, committed: int) -> None:
+        batch = encode_batch([Record(value=b"1", timestamp_ms=1)], base_offset=1, partition_leader_epoch=epoch)
+        async with RecordsBroker() as broker:
+            broker.append(ZERO, "0")
+            async with consumer_of(broker, ZERO, group_id="g") as consumer:
+                await consumer.poll(1000)
+                broker.append(ZERO, "1", data=batch)
+                await consumer.poll(1000)
+                await consumer.commit()
+                assert broker.committed == {ZERO: OffsetAndMetadata(2, "", committed)}
+
+    async def test_after_a_failure_the_next_request_is_a_full_one(self) -> None:
+        async with RecordsBroker() as broker, consumer_of(broker, ZERO) as consumer:
+            await consumer.poll(600)
+            count = len(broker.fetches())
+            broker.fetch_errors = [Errors.NOT_LEADER_OR_FOLLOWER]
+            await consumer.poll(2000)
+            epochs = [request.session_epoch for request in broker.fetches()[count:]]
+            assert epochs[:3] == [count, 0, 1]
+
+    async def test_a_seek_and_a_resumption_are_seen_at_once(self) -> None:
+        async with RecordsBroker() as broker:
+            broker.handlers[ApiKey.LIST_OFFSETS] = lambda *_: None
+            broker.append(ZERO, "0")
+            async with consumer_of(broker, ZERO) as consumer:
+                await asyncio.sleep(0.2)
+                consumer.seek(ZERO, 0)
+                assert offsets(await consumer.poll(0)) == []
+                assert offsets(await consumer.poll(10)) == [0]
+                assert now_ms() == 200
+                consumer.pause([ZERO])
+                await quiet()
+                broker.append(ZERO, "1")
+                await quiet()
+                before = now_ms()
+                consumer.resume([ZERO])
+                assert offsets(await consumer.poll(10)) == [1]
+                assert now_ms() == before
+
+    async def test_a_leader_that_is_not_known_is_asked_for(self) -> None:
+        async with RecordsBroker() as broker:
+            broker.topics[0].partitions[0].leader_id = -1
+            broker.append(ZERO, "0")
+            async with consumer_of(broker, ZERO) as consumer:
+                consumer.seek(ZERO, 0)
+                await quiet()
+                broker.topics[0].partitions[0].leader_id = broker.node_id
+                assert offsets(await consumer.poll(5000)) == [0]
+
     async def test_what_is_buffered_before_the_end_of_the_range_is_read_first(self) -> None:
         """The next fetch is out of range, the position is not."""
         async with RecordsBroker() as broker:
@@ -588,6 +638,19 @@ class TestPoll:
             for work in works:
                 with pytest.raises(IllegalStateException, match="not started, or closed"):
                     await work
+
+    async def test_close_ends_a_poll_of_nothing(self) -> None:
+        async with RecordsBroker() as broker:
+            async with consumer_of(broker) as consumer:
+                waiting = asyncio.create_task(consumer.poll())
+                await asyncio.sleep(1)
+            with pytest.raises(IllegalStateException, match="not started, or closed"):
+                await waiting
+
+    async def test_metadata_is_kept_fresh(self) -> None:
+        async with RecordsBroker() as broker, consumer_of(broker, metadata_max_age_ms=1000):
+            await asyncio.sleep(3.5)
+            assert broker.asked_at(ApiKey.METADATA) == [0, 1000, 2000, 3000]
 
     async def test_a_cluster_that_cannot_be_found(self) -> None:
         consumer = Consumer(bootstrap_servers="nowhere:1", default_api_timeout_ms=500)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,6 +68,25 @@ def test_old_brokers_have_no_sessions() -> None:
         request = ask(session, {A0: place(0)}, 6)
         assert (request.session_epoch, len(request.topics)) == (-1, 1)
         session.answered(0)
+
+
+@pytest.mark.parametrize(("version", "has_session"), [(6, False), (7, True)])
+def test_sessions_began_with_version_7(version: int, has_session: bool) -> None:
+    session = FetchSessionHandler()
+    ask(session, {A0: place(0)}, version)
+    session.answered(77)
+    request = ask(session, {A0: place(0)}, version)
+    assert (request.session_id, request.session_epoch) == ((77, 1) if has_session else (0, -1))
+    assert len(request.topics) == (0 if has_session else 1)
+
+
+def test_the_epoch_counts_the_requests() -> None:
+    session = FetchSessionHandler()
+    epochs = []
+    for _ in range(4):
+        epochs.append(ask(session, {A0: place(0)}).session_epoch)
+        session.answered(77)
+    assert epochs == [0, 1, 2, 3]
 
 
 def test_names_and_ids_are_not_mixed_in_a_session() -> None:

@@ -115,6 +115,19 @@ def test_aborted_transactions_are_left_out_by_readers_of_committed_records() -> 
     assert read(data, aborted=[(4, 5), (1, 6)]) == ([(0, "x0"), (2, "x2"), (7, "plain")], 8)
 
 
+def test_a_producer_whose_transaction_was_aborted_writes_on() -> None:
+    data = (
+        batch(0, "x0", producer_id=5)
+        + marker(1, 5, ControlRecordType.ABORT)
+        + batch(2, "x2", producer_id=5)
+        + marker(3, 5, ControlRecordType.ABORT)
+        + batch(4, "x4", producer_id=5)
+        + marker(5, 5, ControlRecordType.COMMIT)
+    )
+    assert read(data, aborted=[(0, 5)]) == ([(2, "x2"), (4, "x4")], 6)
+    assert read(data, aborted=[(2, 5), (0, 5)]) == ([(4, "x4")], 6)
+
+
 def test_damage_is_found() -> None:
     data = bytearray(batch(0, "abc"))
     data[-2] ^= 1

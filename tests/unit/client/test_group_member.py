@@ -127,6 +127,11 @@ class TestHeartbeats:
             RecordsBroker(), client_rack="r", group_remote_assignor="range", max_poll_interval_ms=77_000
         ) as consumer:
             assert consumer.group_metadata == ConsumerGroupMetadata("g", "member", 1, None)
+            assert consumer.group_creation_time_ms is None
+        broker = RecordsBroker()
+        broker.creation_time_ms = 0
+        async with settled(broker) as consumer:
+            assert consumer.group_creation_time_ms == 0
         async with (
             RecordsBroker() as broker,
             member_of(
@@ -194,6 +199,7 @@ class TestHeartbeats:
             await asyncio.sleep(0.2)
             assert not broker.has_member()
             assert broker.asked_at(HEARTBEAT)[-1] - before == 5000
+            assert broker.heartbeats()[-1].member_epoch == -1
             assert consumer.assignment == {ZERO, ONE}, "until the next poll"
             await poll_until(consumer, lambda: broker.has_member() and consumer.assignment)
             assert [what for what, _ in events.seen] == ["assigned", "lost", "assigned"]
@@ -620,6 +626,7 @@ class TestCommits:
             member_of(broker, enable_auto_commit=True, auto_commit_interval_ms=300) as consumer,
         ):
             consumer.assign([ZERO])
+            await consumer.position(ZERO)
             await consumer.poll(1000)
             assert [(time, epoch) for time, _, epoch, _ in broker.commits] == [(300, -1), (600, -1), (900, -1)]
 

@@ -63,22 +63,20 @@ def state_of(member: Membership) -> MembershipState:
     return member.state
 
 
-def finish_steps(
-    member: Membership, now_ms: float, known: Iterable[bytes] = (TOPIC,)
-) -> list[tuple[StepKind, set[int]]]:
+def finish_steps(member: Membership, known: Iterable[bytes] = (TOPIC,)) -> list[tuple[StepKind, set[int]]]:
     done = []
     while (step := member.next_step(set(known))) is not None:
         done.append((step.kind, {each.partition for each in step.partitions}))
-        member.step_done(step, now_ms)
+        member.step_done(step)
     return done
 
 
 def joined(assigned: Iterable[int] = (0, 1), *, instance_id: str | None = None) -> Membership:
     member = Membership("g", "m", instance_id=instance_id, rebalance_timeout_ms=60_000)
-    member.subscribe({"t"}, None, 0)
+    member.subscribe({"t"}, None)
     member.make_heartbeat()
     member.on_response(answer(1, assigned=assigned), 0)
-    finish_steps(member, 0)
+    finish_steps(member)
     member.make_heartbeat()
     member.on_response(answer(1), 0)
     assert state_of(member) is MembershipState.STABLE
@@ -92,7 +90,7 @@ class TestClaims:
 
     def test_nothing_is_taken_while_a_heartbeat_says_otherwise(self) -> None:
         member = Membership("g", "m", rebalance_timeout_ms=60_000)
-        member.subscribe({"t"}, None, 0)
+        member.subscribe({"t"}, None)
         member.make_heartbeat()
         member.on_response(answer(2, assigned=[0, 1]), 0)
         member.make_heartbeat()
@@ -103,11 +101,11 @@ class TestClaims:
         assert member.next_step({TOPIC}) is None
         member.make_heartbeat()
         member.on_response(answer(3, assigned=[0]), 30)
-        assert finish_steps(member, 30) == [(StepKind.ASSIGN, {0})]
+        assert finish_steps(member) == [(StepKind.ASSIGN, {0})]
 
     def test_what_is_being_taken_counts_as_owned(self) -> None:
         member = Membership("g", "m", rebalance_timeout_ms=60_000)
-        member.subscribe({"t"}, None, 0)
+        member.subscribe({"t"}, None)
         member.make_heartbeat()
         member.on_response(answer(2, assigned=[0, 1]), 0)
         step = member.next_step({TOPIC})
@@ -121,7 +119,7 @@ class TestJoin:
     def test_says_everything_and_owns_nothing(self) -> None:
         member = Membership("g", "m", rack_id="r", server_assignor="range", rebalance_timeout_ms=60_000)
         assert member.heartbeat_due_ms() is None
-        member.subscribe({"b", "a"}, None, 10)
+        member.subscribe({"b", "a"}, None)
         assert state_of(member) is MembershipState.JOINING
         assert member.heartbeat_due_ms() == 0
         assert member.make_heartbeat() == ConsumerGroupHeartbeatRequest(
@@ -138,7 +136,7 @@ class TestJoin:
 
     def test_the_creation_time_of_version_1_is_a_tagged_field(self) -> None:
         member = Membership("g", "m")
-        member.subscribe({"t"}, None, 0)
+        member.subscribe({"t"}, None)
         member.make_heartbeat()
         answered = answer(3)
         answered.unknown_tagged_fields = ((11000, bytes.fromhex("0000018bcfe56800")),)
@@ -149,7 +147,7 @@ class TestJoin:
     def test_new_partitions_of_the_later_revision(self) -> None:
         """The bytes are written by hand from the text: v1, and tagged field 0 in the second topic."""
         member = Membership("g", "m")
-        member.subscribe({"t"}, None, 0)
+        member.subscribe({"t"}, None)
         topics = (
             "03"  # two topics
             + "41" * 16 + "02" + "00000000" + "00"
@@ -168,7 +166,7 @@ class TestJoin:
 
     def test_assigns_and_then_acknowledges(self) -> None:
         member = Membership("g", "m")
-        member.subscribe({"t"}, None, 0)
+        member.subscribe({"t"}, None)
         member.make_heartbeat()
         member.on_response(answer(3, assigned=[0, 1], creation_time_ms=77), 20)
         assert state_of(member) is MembershipState.RECONCILING
@@ -178,7 +176,7 @@ class TestJoin:
         assert step is not None and step == (StepKind.ASSIGN, partitions(0, 1))
         assert member.next_step({TOPIC}) is None
         assert member.owned == frozenset()
-        member.step_done(step, 30)
+        member.step_done(step)
         assert state_of(member) is MembershipState.ACKNOWLEDGING
         assert member.heartbeat_due_ms() == 0
         request = member.make_heartbeat()
@@ -190,7 +188,7 @@ class TestJoin:
 
     def test_an_empty_assignment_is_stable_at_once(self) -> None:
         member = Membership("g", "m")
-        member.subscribe({"t"}, None, 0)
+        member.subscribe({"t"}, None)
         member.make_heartbeat()
         member.on_response(answer(1, assigned=[]), 0)
         assert state_of(member) is MembershipState.STABLE
@@ -198,17 +196,17 @@ class TestJoin:
 
     def test_a_topic_without_a_name_waits(self) -> None:
         member = Membership("g", "m")
-        member.subscribe(set(), "t.*", 0)
+        member.subscribe(set(), "t.*")
         assert member.make_heartbeat().subscribed_topic_regex == "t.*"
         member.on_response(answer(1, assigned=[0]), 0)
         assert member.unresolved_topics({}) == {TOPIC}
         assert member.next_step(set()) is None
         assert state_of(member) is MembershipState.RECONCILING
-        assert finish_steps(member, 0) == [(StepKind.ASSIGN, {0})]
+        assert finish_steps(member) == [(StepKind.ASSIGN, {0})]
 
     def test_a_failed_join_is_repeated_in_full_after_the_backoff(self) -> None:
         member = Membership("g", "m")
-        member.subscribe({"t"}, None, 0)
+        member.subscribe({"t"}, None)
         first = member.make_heartbeat()
         member.on_failure(NETWORK, 50, RETRY_MS)
         assert member.heartbeat_due_ms() == 150
@@ -216,21 +214,21 @@ class TestJoin:
 
     def test_refused_for_good(self) -> None:
         member = Membership("g", "m")
-        member.subscribe({"t"}, None, 0)
+        member.subscribe({"t"}, None)
         member.make_heartbeat()
         member.on_response(answer(0, error=Errors.UNRELEASED_INSTANCE_ID), 0)
         assert state_of(member) is MembershipState.FATAL
         assert member.fatal_error is not None and member.fatal_error.error is Errors.UNRELEASED_INSTANCE_ID
         assert member.heartbeat_due_ms() is None
-        member.leave(0)
+        member.leave()
         assert member.is_unsubscribed
-        member.subscribe({"t"}, None, 0)
+        member.subscribe({"t"}, None)
         assert member.fatal_error is None
 
     def test_a_dynamic_member_that_never_had_a_pattern_says_nothing_of_it(self) -> None:
         for instance_id, expected in ((None, None), ("i", "")):
             member = Membership("g", "m", instance_id=instance_id)
-            member.subscribe({"t"}, None, 0)
+            member.subscribe({"t"}, None)
             assert member.make_heartbeat().subscribed_topic_regex == expected
 
 
@@ -242,10 +240,10 @@ class TestReconciliation:
         revoke = member.next_step({TOPIC})
         assert revoke is not None and revoke == (StepKind.REVOKE, partitions(0))
         assert member.heartbeat_due_ms() == 5000  # the revocation is not acknowledged while it is under way
-        member.step_done(revoke, 0)
+        member.step_done(revoke)
         assign = member.next_step({TOPIC})
         assert assign is not None and assign == (StepKind.ASSIGN, partitions(2))
-        member.step_done(assign, 0)
+        member.step_done(assign)
         assert owned_in(member.make_heartbeat()) == {1, 2}
 
     def test_a_revocation_is_acknowledged_although_a_new_topic_has_no_name_yet(self) -> None:
@@ -256,7 +254,7 @@ class TestReconciliation:
         assert response.assignment is not None
         response.assignment.topic_partitions.append(other)
         member.on_response(response, 0)
-        assert finish_steps(member, 0) == [(StepKind.REVOKE, {0})]
+        assert finish_steps(member) == [(StepKind.REVOKE, {0})]
         assert state_of(member) is MembershipState.RECONCILING
         assert member.heartbeat_due_ms() == 0
         assert owned_in(member.make_heartbeat()) == set()
@@ -277,8 +275,8 @@ class TestReconciliation:
         assert step is not None
         member.make_heartbeat()
         member.on_response(answer(3, assigned=[0, 1]), 0)
-        member.step_done(step, 0)
-        assert finish_steps(member, 0) == [(StepKind.ASSIGN, {0})]
+        member.step_done(step)
+        assert finish_steps(member) == [(StepKind.ASSIGN, {0})]
         assert member.owned == partitions(0, 1)
 
     def test_what_was_given_and_taken_back_is_acknowledged(self) -> None:
@@ -305,16 +303,16 @@ class TestReconciliation:
     def test_another_subscription_is_told_at_once(self) -> None:
         member = joined([0])
         assert member.heartbeat_due_ms() == 5000
-        member.subscribe({"t", "u"}, None, 0)
+        member.subscribe({"t", "u"}, None)
         assert member.heartbeat_due_ms() == 0
         request = member.make_heartbeat()
         assert (request.subscribed_topic_names, owned_in(request)) == (["t", "u"], None)
         member.on_response(answer(2), 0)
-        member.subscribe(set(), "x", 0)
+        member.subscribe(set(), "x")
         request = member.make_heartbeat()
         assert (request.subscribed_topic_names, request.subscribed_topic_regex) == ([], "x")
         member.on_response(answer(3), 0)
-        member.subscribe({"t"}, None, 0)
+        member.subscribe({"t"}, None)
         request = member.make_heartbeat()
         assert (request.subscribed_topic_names, request.subscribed_topic_regex) == (["t"], "")
 
@@ -328,7 +326,7 @@ class TestFencing:
         assert state_of(member) is MembershipState.FENCED
         assert not member.may_commit
         assert member.heartbeat_due_ms() is None
-        assert finish_steps(member, 1000) == [(StepKind.LOSE, {0, 1})]
+        assert finish_steps(member) == [(StepKind.LOSE, {0, 1})]
         assert state_of(member) is MembershipState.JOINING
         assert member.heartbeat_due_ms() == 1000 + RETRY_MS
         request = member.make_heartbeat()
@@ -343,14 +341,14 @@ class TestFencing:
         member.make_heartbeat()
         member.on_response(answer(0, error=Errors.FENCED_MEMBER_EPOCH), 0)
         assert member.next_step({TOPIC}) is None
-        member.step_done(step, 0)
-        assert finish_steps(member, 0) == [(StepKind.LOSE, {0, 1})]
+        member.step_done(step)
+        assert finish_steps(member) == [(StepKind.LOSE, {0, 1})]
         assert state_of(member) is MembershipState.JOINING
 
     @pytest.mark.parametrize("error", [Errors.UNKNOWN_MEMBER_ID, Errors.FENCED_MEMBER_EPOCH])
     def test_a_join_that_is_fenced_is_repeated(self, error: Errors) -> None:
         member = Membership("g", "m")
-        member.subscribe({"t"}, None, 0)
+        member.subscribe({"t"}, None)
         member.make_heartbeat()
         member.on_response(answer(0, error=error), 0, RETRY_MS)
         assert (member.state, member.heartbeat_due_ms()) == (MembershipState.JOINING, RETRY_MS)
@@ -372,7 +370,7 @@ class TestFencing:
         member.make_heartbeat()
         member.on_response(answer(0, error=error), 0)
         assert state_of(member) is MembershipState.FATAL
-        assert finish_steps(member, 0) == [(StepKind.LOSE, {0})]
+        assert finish_steps(member) == [(StepKind.LOSE, {0})]
 
     def test_a_forbidden_topic_is_reported_once_and_the_member_stays(self) -> None:
         member = joined([0])
@@ -392,39 +390,114 @@ class TestFencing:
         member.on_response(response, 0)
         assert state_of(member) is MembershipState.FATAL
 
+    def test_a_member_without_partitions_joins_again_at_once(self) -> None:
+        member = joined([])
+        member.make_heartbeat()
+        member.on_response(answer(0, error=Errors.FENCED_MEMBER_EPOCH), 0)
+        assert state_of(member) is MembershipState.JOINING
+
+    @pytest.mark.parametrize("way", ["fenced", "not polled", "left", "refused"])
+    def test_a_new_membership_knows_nothing_of_the_one_before(self, way: str) -> None:
+        """The first heartbeat is the same as ever, and so is what follows from its answer."""
+        member = joined([0])
+        first = Membership("g", "m", rebalance_timeout_ms=60_000)
+        first.subscribe({"t"}, None)
+        member.make_heartbeat()
+        member.on_response(answer(2, assigned=[0, 1]), 100)  # an assignment that is never acknowledged
+        member.make_heartbeat()
+        if way == "fenced":
+            member.on_response(answer(0, error=Errors.FENCED_MEMBER_EPOCH), 200)
+            finish_steps(member)
+        elif way == "refused":
+            member.on_response(answer(0, error=Errors.INVALID_REQUEST), 200)
+            member.leave()
+            finish_steps(member)
+            member.subscribe({"t"}, None)
+        else:
+            member.on_response(answer(2), 150)
+            if way == "left":
+                member.leave()
+                finish_steps(member)
+            else:
+                member.poll_expired(200)
+            member.make_heartbeat()
+            member.on_response(answer(-1), 200)
+            if way == "left":
+                member.subscribe({"t"}, None)
+            else:
+                finish_steps(member)
+                member.polled()
+        assert state_of(member) is MembershipState.JOINING
+        assert not member.may_commit
+        assert (member.heartbeat_due_ms() or 0) <= 200
+        assert member.make_heartbeat() == first.make_heartbeat()
+        member.on_response(answer(7, assigned=[]), 300)
+        assert (member.state, member.heartbeat_due_ms()) == (MembershipState.STABLE, 5300)
+
+    def test_an_error_for_good_while_it_leaves_changes_nothing(self) -> None:
+        member = joined([0])
+        member.make_heartbeat()
+        member.leave()
+        member.on_response(answer(0, error=Errors.INVALID_REQUEST), 0)
+        assert state_of(member) is MembershipState.PREPARE_LEAVING
+        assert member.fatal_error is None
+
+    def test_an_error_for_good_of_a_member_that_is_not_polled(self) -> None:
+        member = joined([0])
+        member.make_heartbeat()
+        member.poll_expired(100)
+        member.on_response(answer(0, error=Errors.INVALID_REQUEST), 100)
+        assert state_of(member) is MembershipState.FATAL
+        assert member.fatal_error is not None
+        assert member.heartbeat_due_ms() is None
+
 
 class TestLeave:
+    def test_the_epoch_of_a_late_answer_counts_for_the_last_commit(self) -> None:
+        member = joined([0])
+        member.make_heartbeat()
+        member.leave()
+        member.on_response(answer(5), 0)
+        assert (member.member_epoch, member.may_commit) == (5, True)
+
+    def test_who_has_not_joined_cannot_commit(self) -> None:
+        member = Membership("g", "m")
+        member.subscribe({"t"}, None)
+        assert not member.may_commit
+        member.make_heartbeat()
+        assert not member.may_commit
+
     @pytest.mark.parametrize(
         ("instance_id", "static_stays", "epoch"),
         [(None, True, LEAVE_EPOCH), ("i", True, LEAVE_STATIC_EPOCH), ("i", False, LEAVE_EPOCH)],
     )
     def test_gives_back_and_says_good_bye(self, instance_id: str | None, static_stays: bool, epoch: int) -> None:
         member = joined([0, 1], instance_id=instance_id)
-        member.leave(0, static_stays=static_stays)
+        member.leave(static_stays=static_stays)
         assert state_of(member) is MembershipState.PREPARE_LEAVING
         assert member.may_commit
         assert member.heartbeat_due_ms() == 5000
-        assert finish_steps(member, 0) == [(StepKind.REVOKE, {0, 1})]
+        assert finish_steps(member) == [(StepKind.REVOKE, {0, 1})]
         assert state_of(member) is MembershipState.LEAVING
         assert member.heartbeat_due_ms() == 0
         request = member.make_heartbeat()
         assert (request.member_epoch, request.instance_id) == (epoch, instance_id)
         member.on_failure(NETWORK, 0, RETRY_MS)
         assert member.is_unsubscribed
-        member.subscribe({"t"}, None, 0)
+        member.subscribe({"t"}, None)
         assert member.make_heartbeat().member_epoch == 0
 
     def test_before_it_was_heard(self) -> None:
         member = Membership("g", "m")
-        member.subscribe({"t"}, None, 0)
-        member.leave(0)
+        member.subscribe({"t"}, None)
+        member.leave()
         assert member.is_unsubscribed
 
     def test_while_it_joins(self) -> None:
         member = Membership("g", "m")
-        member.subscribe({"t"}, None, 0)
+        member.subscribe({"t"}, None)
         member.make_heartbeat()
-        member.leave(0)
+        member.leave()
         assert state_of(member) is MembershipState.LEAVING
         member.on_response(answer(1, assigned=[0]), 0)
         assert state_of(member) is MembershipState.LEAVING
@@ -433,10 +506,10 @@ class TestLeave:
     def test_fenced_meanwhile(self) -> None:
         member = joined([0])
         member.make_heartbeat()
-        member.leave(0)
+        member.leave()
         member.on_response(answer(0, error=Errors.UNKNOWN_MEMBER_ID), 0)
         assert member.heartbeat_due_ms() is None
-        assert finish_steps(member, 0) == [(StepKind.LOSE, {0})]
+        assert finish_steps(member) == [(StepKind.LOSE, {0})]
         assert member.is_unsubscribed
 
 
@@ -449,10 +522,10 @@ class TestPollInterval:
         assert not member.may_commit
         assert member.make_heartbeat().member_epoch == epoch
         member.on_response(answer(epoch), 100)
-        member.polled(200)
+        member.polled()
         assert state_of(member) is MembershipState.STALE
-        assert finish_steps(member, 200) == [(StepKind.LOSE, {0})]
-        member.polled(200)
+        assert finish_steps(member) == [(StepKind.LOSE, {0})]
+        member.polled()
         assert state_of(member) is MembershipState.JOINING
 
     def test_an_answer_that_comes_after_it(self) -> None:
@@ -479,7 +552,7 @@ class MembersAndCoordinator(RuleBasedStateMachine):
     def add(self, is_static: bool, both: bool) -> Membership:
         number = len(self.all)
         member = Membership("g", f"m{number}", instance_id=f"i{number}" if is_static else None)
-        member.subscribe({"a", "b"} if both else {"a"}, None, self.context.now_ms)
+        member.subscribe({"a", "b"} if both else {"a"}, None)
         self.all.append(member)
         return member
 
@@ -517,16 +590,16 @@ class MembersAndCoordinator(RuleBasedStateMachine):
             assert step.partitions <= target - owned
         else:
             assert step.partitions <= owned
-        member.step_done(step, self.context.now_ms)
+        member.step_done(step)
 
     @rule(member=members)
     def leave(self, member: Membership) -> None:
-        member.leave(self.context.now_ms)
+        member.leave()
 
     @rule(member=members, both=st.booleans())
     def subscribe(self, member: Membership, both: bool) -> None:
         if member.is_in_group or member.is_unsubscribed:
-            member.subscribe({"a", "b"} if both else {"a"}, None, self.context.now_ms)
+            member.subscribe({"a", "b"} if both else {"a"}, None)
 
     @rule(member=members)
     def poll_expires(self, member: Membership) -> None:
@@ -534,7 +607,7 @@ class MembersAndCoordinator(RuleBasedStateMachine):
 
     @rule(member=members)
     def poll(self, member: Membership) -> None:
-        member.polled(self.context.now_ms)
+        member.polled()
 
     @rule()
     def restart(self) -> None:

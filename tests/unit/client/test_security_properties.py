@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.client import AdminConfig, ConfigException
-from kcoord.client.scram import MAX_ITERATIONS, ScramError, ScramExchange
+from kcoord.client import AdminConfig, ConfigException, Errors, KafkaError
+from kcoord.client.scram import MAX_ITERATIONS, MIN_ITERATIONS, ScramError, ScramExchange
+from kcoord.client.security import Response, Security
 from kcoord.client.security_properties import PropertiesSecurity, security_of
+from kcoord_protocol.message import Message
+from kcoord_protocol.messages import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 
 CERTIFICATE = Path(__file__).parents[2] / "integration" / "client" / "tls" / "localhost.pem"
 TLS = {"security.protocol": "ssl", "ssl.truststore.type": "PEM", "ssl.truststore.location": str(CERTIFICATE)}
@@ -47,6 +55,92 @@ def test_a_server_that_breaks_the_rules_gets_no_proof(message: str, problem: str
         ScramExchange("SCRAM-SHA-512", "user", "pencil", "mine").final(message.encode())
 
 
+@pytest.mark.parametrize("iterations", [MIN_ITERATIONS, MAX_ITERATIONS])
+def test_the_bounds_are_allowed(iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hashlib.pbkdf2_hmac", lambda *_: b"salted")  # a million takes a second
+    message = f"r=mine1,s=AAAA,i={iterations}"
+    assert (
+        ScramExchange("SCRAM-SHA-512", "user", "pencil", "mine").final(message.encode()).startswith(b"c=biws,r=mine1")
+    )
+
+
+class Script:
+    """The broker's side of a login: what it answers, and what it has heard."""
+
+    def __init__(self, *answers: bytes | Errors, shake: Errors = Errors.NONE) -> None:
+        self.heard: list[str | bytes] = []
+        self._answers = list(answers)
+        self._shake = shake
+
+    async def call(self, request: Message, response: type[Response]) -> Response:
+        answer: Message
+        if isinstance(request, SaslHandshakeRequest):
+            self.heard.append(request.mechanism)
+            answer = SaslHandshakeResponse(error_code=self._shake, mechanisms=["A", "B"])
+        else:
+            assert isinstance(request, SaslAuthenticateRequest)
+            self.heard.append(request.auth_bytes)
+            next_answer = self._answers.pop(0)
+            if isinstance(next_answer, Errors):
+                answer = SaslAuthenticateResponse(error_code=next_answer, error_message="by script")
+            else:
+                answer = SaslAuthenticateResponse(auth_bytes=next_answer)
+        assert isinstance(answer, response)
+        return answer
+
+
+def security(**properties: str) -> Security:
+    found = security_of(SASL | {name.replace("_", "."): text for name, text in properties.items()})
+    assert found is not None
+    return found
+
+
+class TestLogin:
+    NONCE = "rOprNGfwEbeRWgbNEkqO"
+    FIRST = f"r={NONCE}%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096".encode()
+    LAST = b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
+
+    async def test_plain(self) -> None:
+        script = Script(b"")
+        await security().authenticate(script)
+        assert script.heard == ["PLAIN", b'\0me\0a "word"']
+
+    async def test_a_refusal(self) -> None:
+        with pytest.raises(KafkaError, match="SASL_AUTHENTICATION_FAILED: by script"):
+            await security().authenticate(Script(Errors.SASL_AUTHENTICATION_FAILED))
+        script = Script(shake=Errors.UNSUPPORTED_SASL_MECHANISM)
+        with pytest.raises(
+            KafkaError, match=r"UNSUPPORTED_SASL_MECHANISM: sasl\.mechanism=PLAIN: the broker offers A, B"
+        ):
+            await security().authenticate(script)
+        assert script.heard == ["PLAIN"]
+
+    async def test_scram_by_the_example_of_rfc_7677(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("secrets.token_urlsafe", lambda size: self.NONCE)
+        scram = security(
+            sasl_mechanism="SCRAM-SHA-256",
+            sasl_jaas_config='ScramLoginModule required username="user" password="pencil";',
+        )
+        script = Script(self.FIRST, self.LAST)
+        await scram.authenticate(script)
+        assert script.heard[:2] == ["SCRAM-SHA-256", b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"]
+        assert bytes(script.heard[2]).endswith(b",p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=")  # type: ignore[arg-type]
+        with pytest.raises(KafkaError, match="SASL_AUTHENTICATION_FAILED: SCRAM-SHA-256: the server does not know"):
+            await scram.authenticate(Script(self.FIRST, b"v=AAAA"))
+
+    async def test_without_a_login_nothing_is_said(self) -> None:
+        script = Script()
+        tls = security_of(TLS)
+        assert tls is not None
+        await tls.authenticate(script)
+        assert script.heard == []
+
+    @pytest.mark.parametrize("jaas", ['username="me"', 'password="word"', ""])
+    def test_half_a_login_is_none(self, jaas: str) -> None:
+        with pytest.raises(ConfigException, match=r"username=.* and password="):
+            security(sasl_jaas_config=f"PlainLoginModule required {jaas};")
+
+
 def test_a_name_is_escaped() -> None:
     assert ScramExchange("SCRAM-SHA-512", "a=b,c", "p", "n").first() == b"n,,n=a=3Db=2Cc,r=n"
 
@@ -57,6 +151,12 @@ def test_plain_needs_nothing() -> None:
 
 
 def test_tls() -> None:
+    both = security_of(TLS | {"ssl.enabled.protocols": " TLSv1.3, TLSv1.2 "})
+    assert isinstance(both, PropertiesSecurity)
+    context = both.ssl_context()
+    assert context is not None
+    versions = context.minimum_version, context.maximum_version
+    assert versions == (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
     security = security_of(TLS | {"ssl.enabled.protocols": "TLSv1.3"})
     assert security is not None
     context = security.ssl_context()

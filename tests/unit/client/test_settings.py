@@ -322,6 +322,18 @@ class TestProperties:
         assert not ProducerConfig.from_properties(properties).enable_idempotence
         with pytest.raises(ConfigException, match="acks: must be all"):
             ProducerConfig.from_properties({**properties, "enable.idempotence": "true"})
+        assert ProducerConfig.from_properties({**properties, "acks": "all"}).enable_idempotence
+        assert ProducerConfig.from_properties({"bootstrap.servers": SERVER}).enable_idempotence
+
+    def test_the_word_classic_is_a_group_protocol_only_there(self) -> None:
+        notes: list[str] = []
+        properties = {"bootstrap.servers": SERVER, "group.protocol": "Classic", "client.id": "classic", "x": "classic"}
+        config = ConsumerConfig.from_properties(properties, notes.append)
+        assert config.client_id == "classic"
+        assert len(notes) == 2 and notes[0].startswith("group.protocol=classic has no effect")
+        assert notes[1] == "x has no effect here"
+        ConsumerConfig.from_properties({**properties, "group.protocol": "consumer"}, notes.append)
+        assert notes[2:] == ["x has no effect here"]
 
     def test_what_has_no_effect_is_logged_unless_the_caller_takes_it(self, caplog: pytest.LogCaptureFixture) -> None:
         AdminConfig.from_properties({"bootstrap.servers": SERVER, "retries": "3"})
@@ -333,6 +345,7 @@ class TestProperties:
 def test_addresses() -> None:
     assert parse_addresses(" a:1 , [::1]:2,") == [("a", 1), ("::1", 2)]
     assert parse_addresses(["h:9092"]) == [("h", 9092)]
+    assert parse_addresses("h:65535,h:1") == [("h", 65535), ("h", 1)]
     for text in (":1", "h:", "h:0", "h:65536", "h:x"):
         with pytest.raises(ConfigException):
             parse_addresses(text)
@@ -376,6 +389,9 @@ def test_reset_policies() -> None:
     assert LATEST.timestamp(10) == -1
     assert EARLIEST.timestamp(10) == -2
     assert parse_reset_policy("x", "by_duration:PT1S").timestamp(500) == 0
+    assert parse_reset_policy("x", "by_duration:PT0S").timestamp(500) == 500
+    with pytest.raises(ConfigException, match="needs a duration that is not negative"):
+        parse_reset_policy("x", "by_duration:-PT0.001S")
     assert parse_reset_policy("x", "to_start_time").timestamp(500, 77) == 77
 
 
