@@ -103,7 +103,8 @@ class GroupSession:
             await wait_for(ticket, self._wait_ms(now_ms, due_ms))
 
     def _check_poll(self, now_ms: float) -> None:
-        if not self._is_polling and self.membership.is_in_group and now_ms >= self._poll_deadline_ms():
+        deadline_ms = self._poll_deadline_ms()
+        if deadline_ms is not None and now_ms >= deadline_ms:
             _log.warning(
                 "no poll for %d ms (max_poll_interval_ms): member %s leaves group %s",
                 self._config.max_poll_interval_ms,
@@ -111,15 +112,15 @@ class GroupSession:
                 self.membership.group_id,
             )
             self.membership.poll_expired(now_ms)
-            self._changed.notify()
 
-    def _poll_deadline_ms(self) -> float:
+    def _poll_deadline_ms(self) -> float | None:
+        """When the application has to poll again; None while it does, or if nobody waits for it."""
+        if self._is_polling or not self.membership.is_in_group:
+            return None
         return self._polled_ms + self._config.max_poll_interval_ms
 
     def _wait_ms(self, now_ms: float, due_ms: float | None) -> float | None:
-        moments = [] if due_ms is None else [due_ms]
-        if not self._is_polling and self.membership.is_in_group:
-            moments.append(self._poll_deadline_ms())
+        moments = [each for each in (due_ms, self._poll_deadline_ms()) if each is not None]
         return max(min(moments) - now_ms, 0.5) if moments else None
 
     async def _heartbeat(self) -> None:

@@ -784,6 +784,13 @@ class TestPositions:
                 assert await consumer.position(ZERO) == position
                 assert broker.looked_up() == [(0, each) for each in timestamps]
 
+    async def test_a_log_without_records_begins_at_its_end(self) -> None:
+        async with RecordsBroker() as broker:
+            broker.logs[ZERO].start = broker.logs[ZERO].end = 5
+            async with consumer_of(broker, ZERO, auto_offset_reset="by_duration:P40000D") as consumer:
+                assert await consumer.position(ZERO) == 5
+                assert broker.looked_up() == [(0, 0), (0, -1)]
+
     async def test_an_empty_log_begins_at_0(self) -> None:
         """Some brokers answer -1 to a look-up of the end."""
         async with RecordsBroker() as broker:
@@ -846,9 +853,12 @@ class TestPositions:
         async with RecordsBroker() as broker:
             broker.errors[key] = [Errors.GROUP_AUTHORIZATION_FAILED] * 2
             async with consumer_of(broker, ZERO, group_id="g") as consumer:
-                for _ in range(2):
+                for attempts in (2, 3):
                     with pytest.raises(KafkaError, match="GROUP_AUTHORIZATION_FAILED"):
                         await consumer.poll(5000)
+                    assert len(broker.asked(key)) == attempts - 1
+                    await quiet()
+                    assert len(broker.asked(key)) == attempts
                 assert await consumer.position(ZERO) == 0
 
     async def test_position_waits_as_long_as_it_may(self) -> None:
@@ -892,6 +902,21 @@ class TestPositions:
                 consumer.seek(ZERO, 7)
                 await quiet()
                 assert await consumer.position(ZERO) == 7
+
+    async def test_a_committed_offset_is_read_from_as_soon_as_it_is_known(self) -> None:
+        async with RecordsBroker() as broker:
+            broker.append(ZERO, "0", "1")
+            broker.committed = {ZERO: OffsetAndMetadata(1)}
+            fetch = broker.handlers[ApiKey.OFFSET_FETCH]
+
+            async def slow(*request: object) -> object:
+                await asyncio.sleep(1)
+                return fetch(*request)  # type: ignore[arg-type]
+
+            broker.handlers[ApiKey.OFFSET_FETCH] = slow  # type: ignore[assignment]
+            async with consumer_of(broker, ZERO, group_id="g") as consumer:
+                assert offsets(await consumer.poll(1001)) == [1]
+                assert now_ms() == 1000
 
     async def test_seeking(self) -> None:
         async with RecordsBroker() as broker:

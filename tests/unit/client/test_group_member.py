@@ -23,6 +23,7 @@ from kcoord.client import (
     OffsetAndMetadata,
     TimeoutException,
     TopicPartition,
+    UnsupportedVersionException,
 )
 from kcoord.client.config import ConsumerOptions
 from kcoord_protocol.api_keys import ApiKey
@@ -121,6 +122,35 @@ class TestHeartbeats:
             await consumer.poll(3000)
             assert [time - acknowledged for time in broker.asked_at(HEARTBEAT)[2:]] == [700, 1400, 2100, 2800]
             assert acknowledged - joined < 20
+
+    async def test_they_go_on_while_the_application_is_busy(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0):
+            _, acknowledged = broker.asked_at(HEARTBEAT)
+            await asyncio.sleep(3.5)
+            times = [time - acknowledged for time in broker.asked_at(HEARTBEAT)[2:]]
+            assert times == pytest.approx([1000, 2000, 3000], abs=2)
+
+    async def test_changes_of_the_state_are_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level("DEBUG", logger="kcoord.client.consumer.session")
+        async with settled(RecordsBroker(), 0) as consumer:
+            await consumer.poll(3000)
+        assert [record.getMessage() for record in caplog.records] == [
+            "member member of g: joining -> reconciling, epoch 0 -> 1",
+            "member member of g: acknowledging -> stable, epoch 1 -> 1",
+            "member member of g: leaving -> unsubscribed, epoch -1 -> 0",
+        ]
+
+    async def test_a_member_that_comes_back_joins_at_once(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0, max_poll_interval_ms=2000) as consumer:
+            await asyncio.sleep(3)
+            before = now_ms()
+            count = len(broker.heartbeats())
+            await consumer.poll(0)
+            await consumer.poll(0)
+            await asyncio.sleep(0.1)
+            assert (broker.heartbeats()[count].member_epoch, broker.asked_at(HEARTBEAT)[count]) == (0, before)
 
     async def test_what_the_first_one_says(self) -> None:
         async with settled(
@@ -366,6 +396,44 @@ class TestRebalance:
             await poll_until(consumer, lambda: seen)
             assert seen == [frozenset({ZERO})]
 
+    @pytest.mark.parametrize("policy", [None, "earliest"])
+    async def test_what_an_assignment_makes_necessary_to_know_is_asked_for_without_a_poll(
+        self, policy: str | None
+    ) -> None:
+        """The names of its topics; with the option of KIP-1327, partitions that are not known too."""
+
+        def asked_by_id() -> int:
+            requests = broker.asked(ApiKey.METADATA)
+            return sum(
+                isinstance(request, MetadataRequest) and any(topic.name is None for topic in request.topics or ())
+                for request in requests
+            )
+
+        async with (
+            RecordsBroker(1) as broker,
+            member_of(broker, auto_offset_reset_new_partitions=policy) as consumer,
+        ):
+            broker.assigned = [0]
+            consumer.subscribe(pattern="t.*")
+            await quiet(0.5)
+            assert asked_by_id() == 1
+            broker.assigned = [0, 1]
+            await quiet(1)
+            assert asked_by_id() == (2 if policy else 1)
+
+    async def test_waiting_for_metadata_piles_nothing_up(self) -> None:
+        async with (
+            RecordsBroker(1) as broker,
+            member_of(broker, auto_offset_reset_new_partitions="earliest") as consumer,
+        ):
+            broker.creation_time_ms = 5
+            broker.assigned = [0, 1]
+            consumer.subscribe([TOPIC])
+            await consumer.poll(3000)
+            tasks = len(asyncio.all_tasks())
+            await consumer.poll(10_000)
+            assert len(asyncio.all_tasks()) <= tasks + 1
+
     async def test_a_topic_without_a_name_is_asked_for(self) -> None:
         async with RecordsBroker() as broker, member_of(broker) as consumer:
             broker.assigned = [0]
@@ -376,6 +444,30 @@ class TestRebalance:
             broker.topics[0].topic_id = TOPIC_ID
             await poll_until(consumer, lambda: consumer.assignment == {ZERO})
             assert broker.heartbeats()[0].subscribed_topic_regex == "t.*"
+
+
+class TestToStartTime:
+    """KIP-1282: where the group began."""
+
+    async def test_the_creation_time_of_the_group_is_looked_up(self) -> None:
+        broker = RecordsBroker()
+        broker.creation_time_ms = 5000
+        broker.append(ZERO, "0", timestamp_ms=4000)
+        broker.append(ZERO, "1", timestamp_ms=5000)
+        async with settled(broker, 0, auto_offset_reset="to_start_time") as consumer:
+            await consumer.position(ZERO)
+            assert broker.looked_up() == [(0, 5000)]
+            await consumer.unsubscribe()
+            consumer.assign([ZERO])
+            with pytest.raises(UnsupportedVersionException, match="the group must assign t-0"):
+                await consumer.poll()
+
+    async def test_it_is_needed(self) -> None:
+        async with RecordsBroker() as broker, member_of(broker, auto_offset_reset="to_start_time") as consumer:
+            broker.assigned = [0]
+            consumer.subscribe([TOPIC])
+            with pytest.raises(UnsupportedVersionException, match="the group must assign t-0"):
+                await consumer.poll()
 
 
 class TestLeaving:
@@ -428,6 +520,15 @@ class TestLeaving:
             await poll_until(consumer, lambda: consumer.assignment)
             assert broker.heartbeats()[count].member_epoch == 0
             assert [what for what, _ in events.seen] == ["assigned", "revoked", "assigned"]
+
+    async def test_a_member_without_partitions_leaves_at_once(self) -> None:
+        async with RecordsBroker() as broker, member_of(broker) as consumer:
+            consumer.subscribe([TOPIC])
+            await consumer.poll(100)
+            before = now_ms()
+            await consumer.unsubscribe()
+            assert now_ms() == before
+            assert broker.heartbeats()[-1].member_epoch == -1
 
     async def test_unsubscribe_from_partitions_of_ones_own_commits(self) -> None:
         async with RecordsBroker() as broker, member_of(broker, enable_auto_commit=True) as consumer:
