@@ -3,15 +3,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from random import Random
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcoord.config import BrokerConfig
-from kcoord.coordinator.group.offsets.committed_offsets import CommittedOffset, CommittedOffsets
+from kcoord.coordinator.group.offsets.committed_offsets import (
+    CELL,
+    CELL_END,
+    TIME,
+    CommittedOffset,
+    CommittedOffsets,
+    TopicOffsets,
+)
 from kcoord.coordinator.group.records import TombstoneReason, new_offset_commit_record, new_offset_commit_tombstone
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.result import CoordinatorRecord
+from kcoord.runtime.result import CoordinatorRecord, Producer, new_end_transaction_marker
 from kcoord.runtime.serde import CoordinatorSerde
 from kcoord_protocol.messages import ConsumerGroupMetadataKey, ConsumerGroupMetadataValue
 from kcoord_protocol.record_batch import Record, decode_entries, decode_header, encode_batch, encode_batch_from_parts
@@ -127,31 +138,31 @@ def plain(offset: int, topic_id: bytes = TOPIC_IDS[1]) -> CommittedOffset:
     return CommittedOffset(offset, 3, "", 1234, -1, topic_id)
 
 
-def test_ordinary_commits_do_go_the_short_way() -> None:
-    """Many partitions, several topics and groups in one batch, with and without topic ids, and again later."""
-    commits = [
-        [record("group", "topic", partition, plain(partition)) for partition in range(200)],
-        [record("group", topic, partition, plain(9)) for topic in ("a", "b") for partition in (5, 3, 4)],
-        [record(group, "topic", 0, plain(1, ZERO_UUID)) for group in ("one", "two", "three", "four")],
-        [record("group", "topic", partition, plain(7)) for partition in range(50, 80)],
-    ]
-    data = [
-        encode_batch_from_parts([SERDE.serialize(one) for one in batch], timestamp_ms=9, base_offset=1000 * number)
-        for number, batch in enumerate(commits)
-    ]
-    quick, slow, short = both_ways(data)
-    assert short == len(data)
-    assert quick.hard_state() == slow.hard_state()
-
-
-def test_gaps_that_compaction_left_do_not_matter() -> None:
-    records = [
-        Record(*SERDE.serialize(record("group", "topic", number, plain(number))), timestamp_ms=5, offset=number * 50)
-        for number in range(8)
-    ]
-    quick, slow, short = both_ways([encode_batch(records)])
-    assert quick.hard_state() == slow.hard_state()
-    assert short in (0, 1)
+def test_a_group_whose_tombstone_left_offsets_behind_is_there_again_with_the_next_commit() -> None:
+    """Also if all of that happens while a transaction is under way, when nothing goes the short way."""
+    commit = PLAIN_BATCHES["one"]
+    key = ConsumerGroupMetadataKey(group_id="group")
+    for has_transaction in (False, True):
+        quick, slow = new_shard(), new_shard()
+        replay = quick.batch_replay()
+        assert replay(commit, 1)
+        for _, *pair in decode_entries(commit):
+            slow.replay(SERDE.deserialize(*pair))  # type: ignore[arg-type]
+        pending = record("other", "topic", 0, plain(1))
+        pending.producer = Producer(7, 0)
+        events = [CoordinatorRecord(key, ConsumerGroupMetadataValue(epoch=1)), CoordinatorRecord(key, None)]
+        if has_transaction:
+            events = [pending, *events, new_end_transaction_marker(Producer(7, 0), 1, committed=True)]
+        for event in events:
+            assert not replay(encoded([record("group", "other", 0, None)]) if has_transaction else encoded([event]), 1)
+            quick.replay(event)
+            slow.replay(event)
+        assert replay(commit, 1)
+        for _, *pair in decode_entries(commit):
+            slow.replay(SERDE.deserialize(*pair))  # type: ignore[arg-type]
+        assert quick.hard_state() == slow.hard_state()
+        assert _group_ids(quick) == _group_ids(slow)
+        assert "group" in _group_ids(quick)
 
 
 def test_a_tombstone_in_between_is_not_forgotten() -> None:
@@ -169,24 +180,154 @@ def test_a_tombstone_in_between_is_not_forgotten() -> None:
     assert _group_ids(quick) == _group_ids(slow) == ["g"]
 
 
-@settings(max_examples=70, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 255))
-def test_damaged_records_are_left_to_the_ordinary_way(position: int, flip: int) -> None:
-    """What the short way takes must be what the ordinary way would take, also of bytes that nobody meant."""
-    data = bytearray(
-        encode_batch_from_parts(
-            [SERDE.serialize(record("group", "topic", partition, plain(partition))) for partition in range(3)],
-            timestamp_ms=0,
-        )
+def encoded(records: Sequence[CoordinatorRecord], *deltas: int) -> bytes:
+    """A batch; with `deltas` compaction has left gaps between its records."""
+    return encode_batch(
+        [
+            Record(*SERDE.serialize(record), timestamp_ms=5, offset=delta)
+            for record, delta in zip(records, deltas or range(len(records)), strict=True)
+        ]
     )
-    at = 61 + position % (len(data) - 61)
-    data[at] ^= flip
-    quick, slow = new_shard(), new_shard()
-    done = quick.batch_replay()(bytes(data), 3)
-    if not done:
+
+
+def commits_of(
+    topic: str, partitions: Iterable[int], topic_id: bytes = ZERO_UUID, group_id: str = "group"
+) -> list[CoordinatorRecord]:
+    return [record(group_id, topic, partition, plain(partition + 7, topic_id)) for partition in partitions]
+
+
+def of_old_type(batch: bytes) -> bytes:
+    """The keys have type 0, as old releases of Kafka wrote them."""
+    return batch.replace(b"\0\1\0\5group", b"\0\0\0\5group")
+
+
+PLAIN_BATCHES = {
+    "one": encoded(commits_of("topic", [0])),
+    "one with id": encoded(commits_of("topic", [3], TOPIC_IDS[1])),
+    "in a row": encoded(commits_of("topic", range(5), TOPIC_IDS[1])),
+    "not in a row": encoded(commits_of("topic", [4, 0, 2, 2, 9])),
+    "most with short deltas": encoded(commits_of("topic", range(64))),
+    "one long delta": encoded(commits_of("topic", range(65))),
+    "long deltas": encoded(commits_of("topic", range(1_000), TOPIC_IDS[1])),
+    "gaps": encoded(commits_of("topic", range(6)), 0, 1, 5, 63, 64, 700),
+    "wide gaps": encoded(commits_of("topic", range(4)), 3, 8_191, 8_192, 1_000_000),
+    "two topics": encoded(commits_of("topic", range(3)) + commits_of("cipot", range(3))),
+    "two sizes": encoded(commits_of("topic", range(3)) + commits_of("t", range(3))),
+    "two sizes, later": encoded(commits_of("topic", range(40)) + commits_of("t", range(20))),
+    "two groups": encoded(commits_of("topic", range(2)) + commits_of("topic", range(2), group_id="puorg")),
+    "by turns": encoded([*commits_of("topic", [0]), *commits_of("cipot", [0]), *commits_of("topic", [1])]),
+    "two ids": encoded(commits_of("topic", [0, 1], TOPIC_IDS[1]) + commits_of("topic", [2, 3], TOPIC_IDS[2])),
+    "old keys": of_old_type(encoded(commits_of("topic", range(2)))),
+    "long name": encoded(commits_of("t" * 249, range(3), TOPIC_IDS[2])),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN_BATCHES)
+def test_commits_without_notes_go_the_short_way(name: str) -> None:
+    """Into a shard without offsets, over those that it has, and behind one that ended in another way."""
+    batch = PLAIN_BATCHES[name]
+    for before in ([], [batch], [PLAIN_BATCHES["one"]], [PLAIN_BATCHES["long deltas"], PLAIN_BATCHES["two sizes"]]):
+        quick, slow, short = both_ways([*before, batch, batch])
+        assert short == len(before) + 2
+        assert quick.hard_state() == slow.hard_state()
+        assert _group_ids(quick) == _group_ids(slow)
+
+
+def test_what_is_not_plain_goes_the_ordinary_way() -> None:
+    """And what comes behind it is not put where it no longer belongs."""
+    first, many = PLAIN_BATCHES["in a row"], PLAIN_BATCHES["long deltas"]
+    with_metadata = encoded([record("group", "topic", 1, CommittedOffset(5, 3, "note", 1234))])
+    with_expiry = encoded([record("group", "topic", 1, CommittedOffset(5, 3, "", 1234, 99))])
+    removed = encoded([record("group", "topic", partition, None) for partition in range(5)])
+    group = encoded(
+        [CoordinatorRecord(ConsumerGroupMetadataKey(group_id="other"), ConsumerGroupMetadataValue(epoch=1))]
+    )
+    for odd in (with_metadata, with_expiry, removed, group):
+        quick, slow, short = both_ways([first, odd, first, odd, many])
+        assert short == 3
+        assert quick.hard_state() == slow.hard_state()
+        mixed = encode_batch_from_parts(
+            [(key, value) for batch in (first, odd, first) for _, key, value in decode_entries(batch)], timestamp_ms=0
+        )
+        quick, slow, short = both_ways([first, mixed, many])
+        assert short == 2
+        assert quick.hard_state() == slow.hard_state()
+
+
+@pytest.mark.parametrize("name", ["one", "in a row", "gaps", "two sizes", "two ids", "old keys"])
+def test_damaged_records_are_left_to_the_ordinary_way(name: str) -> None:
+    """What the short way takes must be what the ordinary way would take, also of bytes that nobody meant."""
+    sound = PLAIN_BATCHES[name]
+    count = decode_header(sound).records_count
+    last_delta = range(23, 27)
+    for at in (*last_delta, *range(61, len(sound))):
+        for change in (0x01, 0x02, 0x03, 0x10, 0x7F, 0x80, 0xFF):
+            batch = bytearray(sound)
+            batch[at] ^= change
+            compare_damaged(bytes(batch), count)
+    for position in range(61, len(sound), 3):
+        compare_damaged(sound[:position], count)
+        compare_damaged(sound[:position] + b"\0" + sound[position:], count)
+    compare_damaged(sound + b"\0", count)
+    compare_damaged(sound, count + 1)
+
+
+def compare_damaged(batch: bytes, count: int) -> None:
+    quick = new_shard()
+    if not quick.batch_replay()(batch, count):
         return
-    for _, key, value in decode_entries(bytes(data)):
+    slow = new_shard()
+    for _, key, value in decode_entries(batch):
         found = SERDE.deserialize(key, value)
         assert found is not None
         slow.replay(found)
     assert quick.hard_state() == slow.hard_state()
+    assert _group_ids(quick) == _group_ids(slow)
+
+
+# -- the rows of one topic ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rows_stay_where_they_are_while_the_layout_does(seed: int) -> None:
+    random = Random(seed)
+    topic = TopicOffsets(ZERO_UUID, bytearray(), bytearray(), None)
+    model: dict[int, CommittedOffset] = {}
+    most = random.choice((3, 8, 50))
+    for _ in range(150):
+        partition, before, layout = random.randrange(most), sorted(model), topic.layout
+        offset = CommittedOffset(random.randrange(9), 3, "", random.randrange(1_000), topic_id=topic.topic_id)
+        match random.randrange(8):
+            case 0 | 1:
+                topic.remove(partition)
+                model.pop(partition, None)
+            case 2 if topic.notes is None and before == list(range(len(before))):
+                first = random.randrange(len(before) + 1)
+                new = dict.fromkeys(range(first, first + random.randrange(1, 4)), offset)
+                cells = b"".join(CELL.pack(number, offset.offset, 3, CELL_END) for number in new)
+                topic.put_first(list(new), cells, TIME.pack(offset.commit_timestamp_ms) * len(new))
+                model |= new
+            case 3:
+                offset.metadata = random.choice(("", "note"))
+                offset.expire_timestamp_ms = random.choice((-1, 7))
+                topic.put(partition, offset)
+                model[partition] = offset
+            case _:
+                topic.put(partition, offset)
+                model[partition] = offset
+        rows = sorted(model)
+        assert dict(topic.items()) == model
+        assert topic.layout == layout + (rows != before), "it counts the changes of which row is whose"
+        assert topic.is_dense() == (rows == list(range(len(rows))))
+        asked = [random.randrange(-2, most + 2) for _ in range(3)]
+        for number in asked:
+            assert topic.row_of(number) == (rows.index(number) if number in model else None)
+            assert (number in topic) == (number in model)
+        assert topic.rows_of(asked) == ([rows.index(n) for n in asked] if set(asked) <= set(rows) else None)
+        assert "0" not in topic
+        has_notes = any(
+            o.metadata or o.expire_timestamp_ms >= 0 or o.topic_id != topic.topic_id for o in model.values()
+        )
+        assert (topic.notes is not None) == has_notes or not model
+        if model:
+            assert topic.oldest() == (min(o.commit_timestamp_ms for o in model.values()), has_notes)

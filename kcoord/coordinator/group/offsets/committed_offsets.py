@@ -106,12 +106,13 @@ class TopicOffsets(Mapping[int, CommittedOffset]):
 
     def oldest(self) -> tuple[int, bool]:
         """The earliest commit timestamp, and whether an offset may have an expire timestamp of its own."""
-        return min(TIME.iter_unpack(self.times))[0], self.notes is not None
+        (time_ms,) = min(TIME.iter_unpack(self.times))
+        return time_ms, self.notes is not None
 
     def is_dense(self) -> bool:
         """Whether the partitions are 0, 1, 2 and so on without a gap."""
         cells = self.cells
-        return not cells or _PARTITION.unpack_from(cells, len(cells) - CELL_BYTES)[0] == len(self) - 1
+        return not cells or _PARTITION.unpack_from(cells, len(cells) - CELL_BYTES) == (len(self) - 1,)
 
     def rows_of(self, partitions: Sequence[int]) -> list[int] | None:
         """The rows of these partitions while `layout` stays the same; None where one has no offset."""
@@ -128,16 +129,17 @@ class TopicOffsets(Mapping[int, CommittedOffset]):
         cells = self.cells
         count = len(self.times) // TIME_BYTES
         number_at = _PARTITION.unpack_from
-        if 0 <= partition < count and number_at(cells, partition * CELL_BYTES)[0] == partition:
+        number = (partition,)
+        if 0 <= partition < count and number_at(cells, partition * CELL_BYTES) == number:
             return partition, True
         low, high = 0, count
         while low < high:
             middle = (low + high) // 2
-            if number_at(cells, middle * CELL_BYTES)[0] < partition:
+            if number_at(cells, middle * CELL_BYTES) < number:
                 low = middle + 1
             else:
                 high = middle
-        return low, low < count and number_at(cells, low * CELL_BYTES)[0] == partition
+        return low, low < count and number_at(cells, low * CELL_BYTES) == number
 
     def put(self, partition: int, offset: CommittedOffset) -> None:
         """The last commit wins."""

@@ -103,7 +103,8 @@ class OffsetCommitReader:
             size = self._last.layout.size
             count -= done
             position += done * size
-        if count == 0 and position == end and self._delta <= _INT32.unpack_from(batch, _LAST_OFFSET_DELTA_AT)[0]:
+        (last_delta,) = _INT32.unpack_from(batch, _LAST_OFFSET_DELTA_AT)
+        if count == 0 and position == end and self._delta <= last_delta:
             return True
         self._known.clear()
         return False
