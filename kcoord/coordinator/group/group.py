@@ -37,8 +37,8 @@ class Group(Protocol):
     """What the shard asks of a group of any type."""
 
     group_id: str
-    version: int
-    """Grows with every change that the answer to a heartbeat or commit could show."""
+    version: object
+    """Another one after every change that the answer to a heartbeat or commit could show."""
 
     @property
     def type(self) -> GroupType: ...

@@ -240,7 +240,7 @@ class GroupReplay:
         """A group whose offsets stay goes on as one that never had members: a request can only name offsets of a group
         that is there, and only groups are looked through for what has expired.
         """
-        group.version += 1
+        group.version = object()
         if self._offsets.packed(group.group_id) or self._pending.has_group(group.group_id):
             self._groups[group.group_id] = ClassicGroup(group.group_id)
         else:
@@ -251,7 +251,7 @@ class GroupReplay:
         group = self._groups.get(group_id)
         if not isinstance(group, ConsumerGroup):
             return None
-        group.version += 1
+        group.version = object()
         return group
 
     def _consumer_group(self, group_id: str) -> ConsumerGroup:

@@ -2,9 +2,9 @@
 """When the answer to a heartbeat is bound to be the same again, so that its bytes may be sent without asking.
 
 Invariant: while `SteadyHeartbeat.is_current` holds, the same request would give the same response, no records, and no
-effect but re-arming `timer` for another `timeout_ms`. Whatever could change that raises the group's `version`: every
-record replayed into the group, and every change of a classic group's soft state. What lies outside the group (topics,
-configs of groups and brokers) comes as a new metadata image.
+effect but re-arming `timer` for another `timeout_ms`. Whatever could change that gives the group another `version`:
+every record replayed into the group, and every change of a classic group's soft state. What lies outside the group
+(topics, configs of groups and brokers) comes as a new metadata image.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class SteadyHeartbeat:
     """The proof for one member. `image_epoch` is that of the shard when the answer was given."""
 
     group: ConsumerGroup | ClassicGroup
-    version: int
+    version: object
     image_epoch: int
     timer: TimerKey
     timeout_ms: int
 
     def is_current(self, image_epoch: int) -> bool:
-        return self.group.version == self.version and image_epoch == self.image_epoch
+        return self.group.version is self.version and image_epoch == self.image_epoch
 
 
 def steady_heartbeat(

@@ -47,16 +47,14 @@ def read_subscription(data: bytes) -> ConsumerProtocolSubscription | None:
 
 def read_assignment(data: bytes) -> ConsumerProtocolAssignment | None:
     """The assignment; an empty one for no bytes at all (a member that has never synced), None where it cannot be
-    read.
+    read. All versions have the same fields.
     """
     if not data:
         return ConsumerProtocolAssignment()
-    version = read_version(data)
-    if version is None:
+    if read_version(data) is None:
         return None
     try:
-        newest = ConsumerProtocolAssignment.valid_versions[-1]
-        return ConsumerProtocolAssignment.decode_prefix(data, 2, min(version, newest))[0]
+        return ConsumerProtocolAssignment.decode_prefix(data, 2, 0)[0]
     except DecodeError:
         return None
 

@@ -56,7 +56,7 @@ class ClassicGroup:
 
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
-        self.version = 0
+        self.version: object = object()
         """Grows with every change of members, generation or state (see `steady`)."""
         self.persisted: GroupMetadataValue | None = None
         self._state = self.previous_state = GroupState.EMPTY
@@ -87,7 +87,7 @@ class ClassicGroup:
 
     def transition_to(self, state: GroupState, now_ms: int) -> None:
         assert state in _NEXT_STATES[self._state], f"{self.group_id}: {self._state} -> {state}"
-        self.version += 1
+        self.version = object()
         self.previous_state, self._state = self._state, state
         self.state_timestamp_ms = now_ms
 
@@ -123,7 +123,7 @@ class ClassicGroup:
         """The first member decides the protocol type and leads until the first leader is elected among those that
         joined.
         """
-        self.version += 1
+        self.version = object()
         if self.leader is None:
             self.leader = member.member_id
         self.pending_members.discard(member.member_id)
@@ -134,13 +134,13 @@ class ClassicGroup:
         self.awaiting_join += member.is_awaiting_join
 
     def remove(self, member_id: str) -> ClassicMember | None:
-        self.version += 1
+        self.version = object()
         self.pending_members.discard(member_id)
         self.pending_sync.discard(member_id)
         member = self.members.pop(member_id, None)
         if member is None:
             return None
-        if member.instance_id is not None and self.static_members.get(member.instance_id) == member_id:
+        if member.instance_id is not None:
             del self.static_members[member.instance_id]
         self._supported.subtract({name for name, _ in member.protocols})
         self.awaiting_join -= member.is_awaiting_join
@@ -165,7 +165,7 @@ class ClassicGroup:
 
     def replace_static(self, instance_id: str, new_member_id: str) -> ClassicMember:
         """The holder of the instance id under a new member id, in its place (KIP-345)."""
-        self.version += 1
+        self.version = object()
         old_member_id = self.static_members[instance_id]
         members = {}
         for member_id, member in self.members.items():
@@ -281,7 +281,7 @@ class ClassicGroup:
 
         A member that is here already keeps what the record does not hold: its other protocols and its parked requests.
         """
-        self.version += 1
+        self.version = object()
         self.persisted = value
         self.protocol_type = value.protocol_type
         self.generation = value.generation

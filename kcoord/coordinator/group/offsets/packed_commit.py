@@ -190,7 +190,7 @@ class CommitPlan:
         self._timer_key: TimerKey | None = None
         self._image: MetadataImage | None = None
         self._group: Group | None = None
-        self._group_version = 0
+        self._group_version: object = None
         self._parts: list[bytes] = []
         """Of all records; of a single one the key and the start of the value."""
         self._cells: Sequence[bytes] = ()
@@ -238,7 +238,7 @@ class CommitPlan:
         if group is None:
             return False
         if (
-            group is not self._group or group.version != self._group_version or image is not self._image
+            group is not self._group or group.version is not self._group_version or image is not self._image
         ) and not self._is_accepted(group, image):
             return False
         self._offsets = None
