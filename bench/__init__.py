@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measurements of docs/performance.md: `make bench`, or `python -m bench startup|heartbeats|assignors`."""
+"""The measurements of docs/performance.md: `make bench`, or `python -m bench startup requests ...` for some of them."""

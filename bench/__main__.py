@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bench [NAME ...]`: runs the named measurements, or all but the long ones; Markdown tables, and JSON with
-`--json FILE`.
-"""
+"""Runs the named measurements, or all short ones. Prints Markdown tables; `--json FILE` writes them as JSON too."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from bench.report import Report
 
 
 def pipeline(report: Report) -> None:
-    """Imported on demand: it needs the extra `spark`."""
+    """Runs the measurement `pipeline`. The import is here because it needs the extra `spark`."""
     from bench import pipeline as measurement
 
     measurement.main(report)
@@ -44,12 +42,12 @@ LONG = {"compaction", "offload", "pipeline", "lake"}
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MEASUREMENTS)}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there, too")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"measurement to run: {', '.join(MEASUREMENTS)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all tables to FILE as JSON")
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.names) - MEASUREMENTS.keys())
     if unknown:
-        parser.error(f"{', '.join(unknown)}: there is no such measurement; there are {', '.join(MEASUREMENTS)}")
+        parser.error(f"unknown measurement {', '.join(unknown)}; the measurements are {', '.join(MEASUREMENTS)}")
     report = Report()
     for name in arguments.names or [name for name in MEASUREMENTS if name not in LONG]:
         MEASUREMENTS[name](report)

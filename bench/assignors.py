@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The assignors: first assignment, one member more, one member less. CPU time, best of three, with the heap frozen."""
+"""CPU time of the assignors: first assignment, one more member, one less member. Best of three, with a frozen heap."""
 
 from __future__ import annotations
 
@@ -34,8 +34,12 @@ def main(report: Report) -> None:
 
 
 def different_subscriptions(table: Table) -> None:
-    """10,000 members and 1,000 topics of 100 partitions: three kinds of members, a hundred that share nothing, fifty
-    with a tenth of the topics each, drawn by lot, and as many kinds as members, with ten topics each.
+    """Measures 10,000 members and 1,000 topics of 100 partitions, with four sets of subscriptions:
+
+    * three overlapping subscriptions,
+    * a hundred disjoint subscriptions,
+    * fifty random subscriptions to a tenth of the topics, and one to all topics,
+    * a random subscription to ten topics for each member.
     """
     topic_ids = [number.to_bytes(16, "big") for number in range(1_000)]
     counts = dict.fromkeys(topic_ids, 100)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bench.check`: fails where a request costs far more than it should, as a ratio to an echo beside it.
+"""`python -m bench.check`: fails if the CPU time of a request, divided by that of an echo, is far above its limit.
 
-Under a minute, and with wide margins: it finds a fast path that is no longer taken, not a few percent.
+It takes less than a minute. The limits have wide margins: it detects a fast path that is no longer used, but not a few
+percent.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ LIMITS = {
     ("Metadata v13, 10 topics x 30 partitions", 2): 6.0,
     ("DescribeTopicPartitions, likewise", 2): 6.0,
 }
-"""(request, in flight) -> the most that its CPU time may be, as a multiple of the echo's: two to three times what
-docs/performance.md has.
+"""(request, requests in flight) -> limit of its CPU time, as a multiple of the echo's.
+
+The limits are two to three times the figures in docs/performance.md.
 """
 
 

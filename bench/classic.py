@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broker CPU for one classic group of many members, each with a connection of its own: everybody joins, everybody joins
-again because of one more member, everybody sends heartbeats.
+"""Broker CPU of one classic group with many members, each with a connection of its own.
+
+All members join, all send heartbeats, and then all rejoin because one more member joins.
 """
 
 from __future__ import annotations
@@ -28,19 +29,20 @@ from kcoord_protocol.messages import (
 SIZES = (250, 500, 1000, 2000)
 GROUP = "storm"
 ASSIGNMENT = b"\x00\x00" + bytes(8)
-"""An assignment of no partitions: who gets what is the members' affair."""
+"""An assignment without partitions, which is enough for the measurement."""
 HEARTBEATS = 10
 SETTINGS = ("group.initial.rebalance.delay.ms=1000", "group.max.session.timeout.ms=1800000")
 
 
 class Member:
-    """One connection. Requests are sent by `send`, answers awaited by a later `receive`, so that all wait at once."""
+    """One member with its connection. The `send` and `receive` methods are separate, so all members wait at once."""
 
     def __init__(self, port: int) -> None:
         self.connection = Connection(port)
         self.member_id = ""
         self.generation = -1
-        self.others: list[str] = []
+        self.group_members: list[str] = []
+        """The member ids of the group, which only the leader gets."""
 
     def send_join(self, subscription: bytes) -> None:
         protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=subscription)
@@ -55,15 +57,16 @@ class Member:
         self._send(ApiKey.JOIN_GROUP, 9, request)
 
     def receive_join(self) -> Errors:
-        answer = JoinGroupResponse.decode(self._receive(ApiKey.JOIN_GROUP, 9), 9)
-        self.member_id = answer.member_id
-        self.generation = answer.generation_id
-        self.others = [member.member_id for member in answer.members]
-        return Errors(answer.error_code)
+        response = JoinGroupResponse.decode(self._receive(ApiKey.JOIN_GROUP, 9), 9)
+        self.member_id = response.member_id
+        self.generation = response.generation_id
+        self.group_members = [member.member_id for member in response.members]
+        return Errors(response.error_code)
 
     def send_sync(self) -> None:
         assignments = [
-            SyncGroupRequest.SyncGroupRequestAssignment(member_id=each, assignment=ASSIGNMENT) for each in self.others
+            SyncGroupRequest.SyncGroupRequestAssignment(member_id=member_id, assignment=ASSIGNMENT)
+            for member_id in self.group_members
         ]
         request = SyncGroupRequest(
             group_id=GROUP,
@@ -117,16 +120,16 @@ def measure(broker: Broker, size: int) -> tuple[float, float, float]:
     late.send_join(subscription)
     assert late.receive_join() is Errors.MEMBER_ID_REQUIRED
     late.send_join(subscription)
-    everybody = [*members, late]
+    all_members = [*members, late]
     cpu = broker.cpu_seconds()
     beat(members, (Errors.NONE, Errors.REBALANCE_IN_PROGRESS))
     for member in members:
         member.send_join(subscription)
-    for member in everybody:
+    for member in all_members:
         assert member.receive_join() is Errors.NONE
-    sync_all(everybody)
+    sync_all(all_members)
     again = broker.cpu_seconds() - cpu
-    for connection in (first, *(member.connection for member in everybody)):
+    for connection in (first, *(member.connection for member in all_members)):
         connection.close()
     return joined, again, heartbeats * 1e6
 
@@ -139,8 +142,8 @@ def join_all(members: list[Member], subscription: bytes, expected: Errors) -> No
 
 
 def sync_all(members: list[Member]) -> None:
-    """The leader, who alone knows the others, is not the first to ask."""
-    for member in sorted(members, key=lambda member: len(member.others)):
+    """Sends SyncGroup for all members, for the leader last: the other members have to wait for its assignments."""
+    for member in sorted(members, key=lambda member: len(member.group_members)):
         member.send_sync()
     for member in members:
         assert member.receive_sync() is Errors.NONE
@@ -154,7 +157,7 @@ def beat(members: list[Member], expected: tuple[Errors, ...]) -> None:
 
 
 def steady(broker: Broker, members: list[Member]) -> float:
-    """CPU seconds per heartbeat."""
+    """Returns the CPU seconds per heartbeat."""
     cpu = broker.cpu_seconds()
     for _ in range(HEARTBEATS):
         beat(members, (Errors.NONE,))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""10,000,000 commits to 10,000 keys over the wire: how large the data folder is meanwhile and afterwards, compared with
-its live records, and what heartbeats of another group notice of it.
+"""Sends 10,000,000 commits to 10,000 keys, and measures the size of the data folder and the latency of heartbeats.
+
+The size is that during the commits, and that afterwards, compared with the size of the live records. The heartbeats
+are those of another group.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ PARTITIONS = 100
 IN_FLIGHT = 8
 SETTLE_SECONDS = 600.0
 QUIET_SECONDS = 30.0
-"""Twice log.cleaner.backoff.ms: a folder that has not changed for so long is clean."""
+"""Twice log.cleaner.backoff.ms. A folder that has not changed during this time is clean."""
 HEARTBEAT_SECONDS = 0.02
 OFFSETS_TOPIC = "__consumer_offsets"
 
@@ -67,7 +69,7 @@ def main(report: Report) -> None:
 
 
 def commit(port: int, commits: int, data: Path) -> int:
-    """Returns the largest size that the folder was seen to have."""
+    """Sends the commits. Returns the largest size of the folder that it has seen."""
     connection = Connection(port)
     topic = CreateTopicsRequest.CreatableTopic(name="events", num_partitions=PARTITIONS, replication_factor=1)
     connection.call(ApiKey.CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic]), CreateTopicsResponse)
@@ -124,7 +126,7 @@ def beat(port: int, stop: threading.Event, latencies: list[float]) -> None:
 
 
 def settle(data: Path) -> int:
-    """The size once the cleaner has nothing more to do, or time is up."""
+    """Waits until the cleaner has nothing more to do, at most SETTLE_SECONDS. Returns the size of the folder."""
     deadline = time.monotonic() + SETTLE_SECONDS
     size, since = folder_bytes(data), time.monotonic()
     while time.monotonic() < deadline and time.monotonic() - since < QUIET_SECONDS:
@@ -135,7 +137,7 @@ def settle(data: Path) -> int:
 
 
 def folder_bytes(data: Path) -> int:
-    """All files of the partitions of the internal topic."""
+    """Returns the size of all files of the partitions of the internal topic."""
     total = 0
     for path in data.glob(f"{OFFSETS_TOPIC}-*/*"):
         try:
@@ -146,13 +148,13 @@ def folder_bytes(data: Path) -> int:
 
 
 def record_bytes(data: Path) -> float:
-    """What a commit takes in the log as it is written, with its share of the batch."""
+    """Returns the size of a commit in the log before cleaning, with its share of the batch header."""
     last = [batches(path)[-1] for path in sorted(data.glob(f"{OFFSETS_TOPIC}-*")) if batches(path)]
     return sum(map(len, last)) / sum(len(decode_entries(batch)) for batch in last)
 
 
 def live_bytes(data: Path) -> int:
-    """The last record of each key, in batches of one commit request each."""
+    """Returns the size of the last record of each key, if each batch has the records of one commit request."""
     total = 0
     for path in data.glob(f"{OFFSETS_TOPIC}-*"):
         live: dict[bytes, int] = {}
@@ -165,9 +167,9 @@ def live_bytes(data: Path) -> int:
 
 
 def batches(folder: Path) -> list[bytes]:
-    """Read without opening the log, which belongs to the broker."""
-    found = []
+    """Returns the batches of a log. Reads the files only, since the broker has the log open."""
+    encoded = []
     for path in sorted(folder.glob("*.log")):
         content = path.read_bytes()
-        found += [content[at : at + header.size_bytes] for at, header in iter_headers(content)]
-    return found
+        encoded += [content[at : at + header.size_bytes] for at, header in iter_headers(content)]
+    return encoded

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lake on a log of commits alone, generated: `ingest` and `current`, their CPU time and the memory they take.
+"""CPU time and memory of the jobs `ingest` and `current` of the lake, on a generated log of commits.
 
     python -m bench.lake --records 100000000 --folder /var/tmp/lake
 
-A batch of 24 commits is encoded once by the broker's own code. Numpy then writes other groups, partitions, offsets and
-times into copies of it, of which only the checksum has to be computed one by one.
+The broker's own code encodes one batch of 24 commits. numpy writes groups, partitions, offsets and times into copies
+of the batch. Only the checksums are computed one by one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MEMORY: Final = "1g"
 LOG_PARTITIONS: Final = 8
 RECORDS_PER_BATCH: Final = 24
 GROUPS: Final = 200
-"""Of each log partition; with 24 partitions each that makes 38,400 keys."""
+"""Groups per log partition. With 24 partitions per group there are 38,400 keys."""
 SEGMENT_BATCHES: Final = 25_000
 _BEGIN_MS: Final = 1_767_225_600_000
 _GROUP_DIGITS: Final = 4
@@ -51,7 +51,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def main(report: Report) -> None:
-    """`BENCH_RECORDS` of them, in a folder that goes away."""
+    """Runs the measurement with `BENCH_RECORDS` records, in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         run(report, Path(folder), int(os.environ.get("BENCH_RECORDS", RECORDS)), MEMORY)
 
@@ -72,24 +72,25 @@ def run(report: Report, folder: Path, records: int, memory: str) -> None:
 
 
 def check(lake: Path, records: int) -> None:
-    """Every record is in bronze and silver once, and each key has the offset that was committed last."""
+    """Checks that bronze and silver have every record once, and that each key has its last committed offset."""
     batches = [_batches(records, number) for number in range(LOG_PARTITIONS)]
     for name in ("bronze/records", "silver/commits"):
         places: list[list[Ints]] = [[] for _ in batches]
         for path in (lake / name).rglob("*.parquet"):
             for group in _row_groups(path, ["log_partition", "log_offset"]):
-                numbers, offsets = (group.column(each).to_numpy() for each in ("log_partition", "log_offset"))
+                columns = (group.column(column) for column in ("log_partition", "log_offset"))
+                numbers, offsets = (column.to_numpy() for column in columns)
                 for number in np.unique(numbers).tolist():
                     places[number].append(offsets[numbers == number])
         for number, count in enumerate(batches):
-            found = np.sort(np.concatenate(places[number]))
-            if not np.array_equal(found, np.arange(count * RECORDS_PER_BATCH)):
-                raise SystemExit(f"{name} has not each record of log partition {number} once")
+            log_offsets = np.sort(np.concatenate(places[number]))
+            if not np.array_equal(log_offsets, np.arange(count * RECORDS_PER_BATCH)):
+                raise SystemExit(f"{name} does not have each record of log partition {number} exactly once")
     current = pq.ParquetDataset(lake / "gold" / "current_offsets").read(["group", "partition", "committed_offset"])
     rows = zip(*(column.to_pylist() for column in current.columns), strict=True)
-    found_offsets = {(group, partition): offset for group, partition, offset in rows}
-    if current.num_rows != len(found_offsets) or found_offsets != _last_offsets(batches):
-        raise SystemExit("current_offsets is not what was committed last")
+    current_offsets = {(group, partition): offset for group, partition, offset in rows}
+    if current.num_rows != len(current_offsets) or current_offsets != _last_offsets(batches):
+        raise SystemExit("gold/current_offsets does not have the last committed offset of each key")
 
 
 def _row_groups(path: Path, names: list[str]) -> Iterator[pa.Table]:
@@ -99,17 +100,17 @@ def _row_groups(path: Path, names: list[str]) -> Iterator[pa.Table]:
 
 
 def _last_offsets(batches: list[int]) -> dict[tuple[str, int], int]:
-    """What `_segment` writes last for each group and partition."""
-    found = {}
+    """Returns the last offset that `_segment` writes for each group and partition."""
+    last_offsets = {}
     for number, count in enumerate(batches):
         for batch in range(max(count - GROUPS, 0), count):
             for partition in range(RECORDS_PER_BATCH):
-                found[f"group-{number}-{batch % GROUPS:04d}", partition] = batch // GROUPS + 1
-    return found
+                last_offsets[f"group-{number}-{batch % GROUPS:04d}", partition] = batch // GROUPS + 1
+    return last_offsets
 
 
 class Usage(NamedTuple):
-    """Of a job's processes: seconds on the wall and of CPU, and the largest sum of their memory in bytes."""
+    """Wall time and CPU time of a job's processes in seconds, and the largest sum of their memory in bytes."""
 
     seconds: float
     cpu_seconds: float
@@ -126,14 +127,14 @@ def _measured(job: str, arguments: list[str]) -> Usage:
         peak = max(peak, _look(process.pid, ticks))
         time.sleep(0.5)
     if process.returncode:
-        raise SystemExit(f"{job} failed")
+        raise SystemExit(f"kcoord lake {job} failed with exit code {process.returncode}")
     return Usage(time.perf_counter() - began, sum(ticks.values()) / os.sysconf("SC_CLK_TCK"), peak)
 
 
 def _look(session: int, ticks: dict[int, int]) -> int:
-    """The memory of a session's processes now, each shared page counted once; their CPU time goes into `ticks`.
+    """Returns the current memory of a session's processes, counting each shared page once. Adds CPU times to `ticks`.
 
-    Spark's JVM and its workers are no children that could be waited for, but they are of the session.
+    Spark's JVM and workers are not children of this process, but they belong to the session.
     """
     total = 0
     for entry in Path("/proc").glob("[0-9]*"):
@@ -145,7 +146,7 @@ def _look(session: int, ticks: dict[int, int]) -> int:
             rollup = (entry / "smaps_rollup").read_text()
             total += int(rollup.partition("\nPss:")[2].split()[0]) * 1024
         except (OSError, IndexError, ValueError):
-            continue  # it has just ended
+            continue  # the process has just ended
     return total
 
 
@@ -153,7 +154,10 @@ def _look(session: int, ticks: dict[int, int]) -> int:
 
 
 def write_log(folder: Path, records: int) -> int:
-    """Segments of all log partitions; returns their size in bytes. Records are rounded up to whole batches."""
+    """Writes the segments of all log partitions. Returns their size in bytes.
+
+    The number of records is rounded up to whole batches.
+    """
     template = _template()
     size = 0
     for number in range(LOG_PARTITIONS):
@@ -173,7 +177,7 @@ def _batches(records: int, log_partition: int) -> int:
 
 
 def _template() -> bytes:
-    """One batch: all its commits are of one group, each of another partition."""
+    """Encodes one batch with commits of one group, one per partition."""
     serde = CoordinatorSerde()
     records = []
     for partition in range(RECORDS_PER_BATCH):
@@ -197,7 +201,7 @@ def _segment(template: bytes, log_partition: int, first: int, count: int) -> byt
         at = template.index(b"group-", at) + len(b"group-")
         batches[:, at] = ord("0") + log_partition
         batches[:, at + 2 : at + 2 + _GROUP_DIGITS] = digits
-        # After the key: two bytes of length and the partition, then the value, which ends with offset and time.
+        # A value begins with its version and the offset. The time follows later in the value.
         value = template.index(_offset_bytes(), at)
         _put(batches, value + 2, numbers // GROUPS + 1)
         _put(batches, template.index(_BEGIN_MS.to_bytes(8, "big"), value), times)
@@ -209,7 +213,7 @@ def _segment(template: bytes, log_partition: int, first: int, count: int) -> byt
 
 
 def _offset_bytes() -> bytes:
-    """Version 3 of the value, the offset 1, and the leader epoch 0, as the template has them."""
+    """Returns the version 3 and the offset 1 of the values in the template."""
     return (3).to_bytes(2, "big") + (1).to_bytes(8, "big")
 
 
@@ -220,7 +224,7 @@ def _put(batches: Bytes, at: int, values: npt.NDArray[np.int64]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=RECORDS)
-    parser.add_argument("--folder", type=Path, required=True, help="where the log and the lake go, and stay")
-    parser.add_argument("--memory", default=MEMORY, help="of Spark's JVM")
+    parser.add_argument("--folder", type=Path, required=True, help="folder for the log and the lake, which are kept")
+    parser.add_argument("--memory", default=MEMORY, help="memory of Spark's JVM")
     chosen = parser.parse_args()
     run(Report(), chosen.folder, chosen.records, chosen.memory)

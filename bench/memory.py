@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What members cost in memory, and how long the event loop stands still while 1,000,000 offsets are served.
+"""Measures the memory of members, and the pauses of the event loop of a broker with 1,000,000 offsets.
 
-The pauses are those that the broker measures of itself (`kcoord_event_loop_own_lag_ms`), under commits and fetches as
-fast as one client can send them. Snapshots and the cleaner work beside.
+The broker measures the pauses itself (`kcoord_event_loop_own_lag_ms`). Meanwhile a client sends commits and fetches as
+fast as it can, and the broker writes snapshots and cleans logs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def free_port() -> int:
 
 
 def load(port: int) -> int:
-    """Commits of ten partitions and fetches of them, to all groups in turn."""
+    """Sends commits and fetches of ten partitions to all groups in turn. Returns the number of requests."""
     connection = Connection(port)
     frames = []
     for number in range(recovery.GROUPS):
@@ -77,12 +77,11 @@ def load(port: int) -> int:
         ]
         topic = OffsetCommitRequest.OffsetCommitRequestTopic(name=name, partitions=partitions)
         commit = OffsetCommitRequest(group_id=group, generation_id_or_member_epoch=-1, topics=[topic])
-        wanted = OffsetFetchRequest.OffsetFetchRequestTopics(
+        fetch_topic = OffsetFetchRequest.OffsetFetchRequestTopics(
             name=name, partition_indexes=list(range(recovery.PARTITIONS))
         )
-        fetch = OffsetFetchRequest(
-            groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=[wanted])], require_stable=False
-        )
+        fetch_group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=[fetch_topic])
+        fetch = OffsetFetchRequest(groups=[fetch_group], require_stable=False)
         frames.append(encode_request(ApiKey.OFFSET_COMMIT, 8, number, "bench", commit.encode(8)))
         frames.append(encode_request(ApiKey.OFFSET_FETCH, 8, number, "bench", fetch.encode(8)))
     deadline, sent = time.monotonic() + LOAD_SECONDS, 0
@@ -100,7 +99,7 @@ Lag = dict[str, float]
 
 
 def lag(port: int) -> Lag:
-    """Bucket bound -> checks at or below it; "max" is the longest pause."""
+    """Returns bucket bound -> number of checks at or below it. "max" is the longest pause in ms."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as page:
         text = page.read().decode()
     buckets = re.finditer(r'^kcoord_event_loop_own_lag_ms_bucket\{le="([^"]+)"\} (\S+)', text, re.M)
@@ -110,8 +109,9 @@ def lag(port: int) -> Lag:
 
 
 def summary(after: Lag, before: Lag) -> tuple[int, str, str, str]:
-    """Checks, the bounds of p99 and p99.9, and the longest, of which only the bound is known where there was a longer
-    one before.
+    """Returns the number of checks, the bucket bounds of p99 and p99.9, and the longest pause.
+
+    If a pause before `before` was at least as long, only the bucket bound of the longest pause is known.
     """
     counts = {bound: after[bound] - before.get(bound, 0) for bound in after if bound != "max"}
     total = counts["+Inf"]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mixed load: each member sends one heartbeat and one commit of 10 partitions per 5 s, on a connection of its own
-as far as file descriptors last. Nobody waits for an answer, so each request comes nearly alone.
+"""The mixed load: each member sends one heartbeat and one commit of 10 partitions per 5 s.
 
-The same frames go at the same times to the echo: what a request costs here is mostly that it comes alone.
+Each member has a connection of its own, up to MOST_CONNECTIONS. Requests do not wait for responses, so nearly every
+request arrives alone. The echo gets the same frames at the same times, since most of a request's cost here is that it
+arrives alone.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _LAST_ANSWERS_SECONDS: Final = 10.0
 
 
 class Outcome(NamedTuple):
-    """Of the measured time: cores that the server used, and percentiles of the answers' latencies in ms."""
+    """The cores that the server used in the measured time, and percentiles of the response latencies in ms."""
 
     cores: float
     p50_ms: float
@@ -64,7 +65,7 @@ def main(report: Report) -> None:
 
 
 def requests(broker: Broker, members: int) -> list[tuple[bytes, bytes]]:
-    """The heartbeat and the commit of each member. Each has a group of its own."""
+    """Creates a group per member. Returns the heartbeat and the commit of each member."""
     connection = Connection(broker.port)
     connection.find_coordinator("g0")
     create_topics(connection, {"t": 10})
@@ -81,7 +82,7 @@ def requests(broker: Broker, members: int) -> list[tuple[bytes, bytes]]:
 
 
 def check_answers(broker: Broker, frames: list[tuple[bytes, bytes]]) -> None:
-    """The same requests once more: none of them is answered with an error."""
+    """Sends the same requests once more, and checks that no response has an error."""
     connection = Connection(broker.port)
     for heartbeat, committed in frames:
         connection.send(heartbeat + committed)
@@ -89,7 +90,7 @@ def check_answers(broker: Broker, frames: list[tuple[bytes, bytes]]) -> None:
         beat = ConsumerGroupHeartbeatResponse.decode(frame[decode_response_header(frame, *HEARTBEAT)[1] :], 1)
         frame = connection.receive()
         done = OffsetCommitResponse.decode(frame[decode_response_header(frame, *COMMIT)[1] :], 9)
-        codes = {beat.error_code, *(each.error_code for topic in done.topics for each in topic.partitions)}
+        codes = {beat.error_code, *(partition.error_code for topic in done.topics for partition in topic.partitions)}
         assert codes == {0}, (beat, done)
     connection.close()
 
@@ -101,7 +102,7 @@ async def _drive(server: Server, frames: list[tuple[bytes, bytes]]) -> Outcome:
         _, client = await loop.create_connection(_Client, "127.0.0.1", server.port)
         clients.append(client)
     half = len(frames) // 2
-    # Member n beats at n/N of the cycle and commits half a cycle later.
+    # Member n of N sends its heartbeat at n/N of the cycle, and its commit half a cycle later.
     order = [
         (clients[member % len(clients)], frames[member][kind])
         for number in range(len(frames))
@@ -123,7 +124,7 @@ async def _drive(server: Server, frames: list[tuple[bytes, bytes]]) -> Outcome:
     cores = (server.cpu_seconds() - cpu) / (loop.time() - measured_from)
     deadline = loop.time() + _LAST_ANSWERS_SECONDS
     while any(client.waiting for client in clients):
-        assert loop.time() < deadline, "an answer did not come"
+        assert loop.time() < deadline, "a response is missing"
         await asyncio.sleep(0.01)
     latencies = sorted(latency for client in clients for latency in client.latencies)
     for client in clients:
@@ -133,12 +134,12 @@ async def _drive(server: Server, frames: list[tuple[bytes, bytes]]) -> Outcome:
 
 
 class _Client(asyncio.Protocol):
-    """One connection, whose answers are counted and timed."""
+    """One connection, which measures the latency of its responses."""
 
     def __init__(self) -> None:
         self.latencies: list[float] = []
         self.waiting: deque[float | None] = deque()
-        """When each unanswered request was sent; None where that is not measured."""
+        """The send time of each pending request; None if its latency is not measured."""
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader(MOST_FRAME_BYTES)
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the heartbeats of another group notice while a group of 10,000 members gets new targets over 100,000 partitions.
+"""Latency of another group's heartbeats while a group of 10,000 members gets new targets over 100,000 partitions.
 
-With one subscription for all, the members join while none of their topics exists: the records of a first member with
-all partitions would not fit into one batch. Then the topics are made, so that everybody's target changes at once, and
-then one member more joins each time a target is there. A second group with 50 subscriptions drawn by lot joins when
-they exist.
+1. The members of the first group have the same subscription. They join before their topics exist, since the records
+   of a first member with all partitions would not fit into one batch.
+2. The topics are created, so the targets of all members change at once.
+3. More members join, one per assignment interval.
+4. A second group with 50 random subscriptions joins, and then more members join in the same way.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ IN_FLIGHT = 20
 TOPICS_PER_REQUEST = 2
 QUIET_SECONDS = 5.0
 INTERVAL_SECONDS = 1.1
-"""A little more than `group.consumer.assignment.interval.ms`."""
+"""A little longer than `group.consumer.assignment.interval.ms`."""
 BEATS = 4
 MORE_MEMBERS = 8
 
@@ -73,7 +74,7 @@ def main(report: Report) -> None:
 
 
 def observed(broker: Broker, work: Callable[[], None]) -> tuple[float, float, float, float, float]:
-    """Seconds and broker CPU of the work, and percentiles of the heartbeats beside it, in ms."""
+    """Runs the work. Returns its seconds, the broker's CPU seconds, and p50, p99 and maximum of heartbeats in ms."""
     latencies: list[float] = []
     stop = threading.Event()
     heart = threading.Thread(target=beat, args=(broker.port, stop, latencies))
@@ -103,7 +104,7 @@ class _BigGroup:
             self._connection.skip(IN_FLIGHT)
 
     def make_topics(self) -> None:
-        """Several at a time, as the broker wants it. The heartbeats behind the last one ask for the target."""
+        """Creates a few topics per request. The heartbeats of `target_for_all` then cause the new target."""
         for start in range(0, TOPICS, TOPICS_PER_REQUEST):
             names = self._topics[start : start + TOPICS_PER_REQUEST]
             create_topics(self._connection, dict.fromkeys(names, PARTITIONS_PER_TOPIC))

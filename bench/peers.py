@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bench.peers`: kcoord beside Apache Kafka and kfake, by the generator and script of the shared folder.
+"""`python -m bench.peers`: compares kcoord with Apache Kafka and kfake, by generator and script of the shared folder.
 
-Starts kcoord twice, with the assignment interval of Kafka's default and with none (for the join storm), hands both to
-`bench/run-anchors.sh`, and prints its table. `--only` and `--scenarios` are those of the script; its environment
-variables (SECONDS_PER, WARMUP, MAXM, REC_GROUPS, ...) apply. Needs Go, and for Kafka a JDK and Maven; kcoord does not.
+Starts kcoord with Kafka's default assignment interval, and for the join storm without an interval. Runs
+`bench/run-anchors.sh` against both and prints its table. `--only` and `--scenarios` are options of the script, and its
+environment variables (SECONDS_PER, WARMUP, MAXM, REC_GROUPS, ...) apply. This needs Go, and a JDK and Maven for Kafka.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ SCENARIOS = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
-    parser.add_argument("--only", default="kafka kfake", help="the peers, in one argument: 'kafka kfake', '' for none")
-    parser.add_argument("--scenarios", default=SCENARIOS, help="in one argument")
+    parser.add_argument(
+        "--only", default="kafka kfake", help="peers to compare, in one argument (default 'kafka kfake'); '' for none"
+    )
+    parser.add_argument("--scenarios", default=SCENARIOS, help="scenarios of the script, in one argument")
     arguments = parser.parse_args()
     script = Path(os.environ.get("KCOORD_SHARED", "../shared")) / "bench" / "run-anchors.sh"
     tools = ["go", "java", "mvn"] if "kafka" in arguments.only.split() else ["go"]
     missing = [tool for tool in tools if shutil.which(tool) is None] + ([] if script.exists() else [str(script)])
     if missing:
-        print(f"bench-peers needs {', '.join(missing)}", file=sys.stderr)
+        print(f"bench-peers: not found: {', '.join(missing)}", file=sys.stderr)
         return 2
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
@@ -50,7 +52,7 @@ def main() -> int:
 
 
 def measure(script: Path, only: str, scenarios: list[str]) -> int:
-    """The exit code of the script."""
+    """Runs the script. Returns its exit code."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         broker = stack.enter_context(Broker(folder / "usual", OS))
@@ -69,7 +71,7 @@ def measure(script: Path, only: str, scenarios: list[str]) -> int:
 
 
 def _serve(folder: Path, port: int) -> str:
-    """The command line of a broker that keeps its data."""
+    """Returns the command line of a broker that keeps its data in `folder`."""
     settings = (f"listeners=PLAINTEXT://127.0.0.1:{port}", f"log.dirs={folder}", OS)
     overrides = " ".join(f"--override {setting}" for setting in settings)
     return f"{Path(sys.executable).with_name('kcoord')} serve {overrides}"

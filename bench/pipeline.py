@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data pipeline: decoding alone, Spark from log to nowhere, and from a commit to its row in a stream's sink.
+"""The data pipeline: decoding alone, reading with Spark, and the time from a commit to its row in a stream's sink.
 
-CPU is that of the process, or of the whole tree of driver, JVM and Python workers.
+CPU time is that of this process for decoding, and that of driver, JVM and Python workers together for Spark.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main(report: Report) -> None:
 
 
 def commits(count: int, first: int, now_ms: int = NOW_MS) -> list[tuple[bytes | None, bytes | None]]:
-    """Commits of a group, about 115 bytes each on disk."""
+    """Makes commits of a group, about 115 bytes each on disk."""
     group = b"consumer-group-%06d" % (first // count % GROUPS)
     made: list[tuple[bytes | None, bytes | None]] = []
     for number in range(first, first + count):
@@ -91,7 +91,7 @@ def decoding(report: Report) -> None:
 
 
 def decode(data: Bytes, decoder: DecoderName, table: str) -> tuple[float, int]:
-    """CPU seconds of the best round, for all columns of the table, and the number of records."""
+    """Decodes all columns of the table. Returns the CPU seconds of the best round, and the number of rows."""
     loops = kernels(decoder)
     names = [column.name for column in TABLES[table].columns]
     keys = KeyTable(loops.key_index())
@@ -99,15 +99,15 @@ def decode(data: Bytes, decoder: DecoderName, table: str) -> tuple[float, int]:
     for _ in range(ROUNDS):
         began = time.process_time()
         positions, _ = loops.walk(data, 0, content_bytes(data))
-        found = Batches.read(Gather(data), positions)
-        chunk, _ = Decoder(0, keys, loops).decode(data, found, Resolution.without(len(found)))
+        headers = Batches.read(Gather(data), positions)
+        chunk, _ = Decoder(0, keys, loops).decode(data, headers, Resolution.without(len(headers)))
         rows = sum(batch.num_rows for batch in table_batches(table, names, Part(chunk, []), None))
         best = min(best, time.process_time() - began)
     return best, rows
 
 
 def write_logs(folder: Path, records: int, per_batch: int) -> int:
-    """Fills SHARDS log partitions; gives the bytes."""
+    """Fills SHARDS log partitions. Returns their size in bytes."""
     for shard in range(SHARDS):
         path = folder / f"__consumer_offsets-{shard}"
         log = Log.open(RealFileSystem(), str(path), LogConfig(segment_bytes=100 << 20), NOW_MS)
@@ -132,7 +132,7 @@ def session(cores: int, folder: str) -> SparkSession:
 
 
 def tree_cpu_seconds() -> float:
-    """User and system time of this process and all below it, also of those that have ended."""
+    """Returns user and system time of this process and its descendants, including ended children."""
     children: dict[int, list[int]] = {}
     ticks: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -181,7 +181,7 @@ def measured(work: Callable[[], None]) -> tuple[float, float]:
 
 
 def latency(report: Report) -> None:
-    """From an append to the end of the Parquet sink's batch that has the row."""
+    """Measures the time from an append to the end of the Parquet sink's micro-batch that has the row."""
     with tempfile.TemporaryDirectory() as folder:
         data, out = Path(folder, "data"), Path(folder, "out")
         ending = threading.Event()
@@ -204,7 +204,7 @@ def latency(report: Report) -> None:
         waits = np.array(waiting_seconds(out))
         spark.stop()
     if not len(waits):
-        raise SystemExit(f"no row came in {STREAM_SECONDS} s behind the warm-up: the machine has too much else to do")
+        raise SystemExit(f"no row arrived in {STREAM_SECONDS} s after the warm-up: the machine is too busy")
     head = "rows", "p50 s", "p90 s", "p99 s", "worst s", "load average"
     table = report.table(f"from commit to row, {COMMITS_PER_SECOND} commits per s", *head)
     table.row(len(waits), *map(float, np.percentile(waits, (50, 90, 99, 100))), os.getloadavg()[0])
@@ -227,7 +227,7 @@ def steady_commits(data: Path, ending: threading.Event) -> None:
 
 
 def waiting_seconds(out: Path) -> list[float]:
-    """Of each row behind the warm-up. A batch is visible once its entry of the sink's log is there."""
+    """Returns the latency of each row after the warm-up. A micro-batch is visible when the sink's log has its entry."""
     entries = sorted(
         (path.stat().st_mtime, path) for path in (out / "_spark_metadata").iterdir() if path.name.isdigit()
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of results: Markdown as soon as a row is there, and JSON of all at the end."""
+"""Tables of results. Each row is printed as Markdown at once; JSON has all tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Table:
 
 
 class Report:
-    """Everything that one run measured, and where."""
+    """All tables of one run. The JSON file also has the machine and its load."""
 
     def __init__(self) -> None:
         self.tables: list[Table] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From exec to the first answered heartbeat, on an empty folder and on one that was used; memory when idle."""
+"""The time from exec to the first response to a heartbeat, with an empty and a used folder, and the idle memory."""
 
 from __future__ import annotations
 

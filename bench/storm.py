@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Join storm: all members of one group join at once and send heartbeats without pause until every partition has its
-owner, with no wait between two assignments. Then one more joins.
+"""Join storm: all members of one group join at once, and send heartbeats without a pause until every partition has an
+owner. The assignment interval is 0. Then one more member joins.
 """
 
 from __future__ import annotations
@@ -32,25 +32,28 @@ Owned = dict[bytes, list[int]]
 
 
 class Member:
-    """A member that owns what it was told to own, at once."""
+    """A member that owns its assigned partitions at once."""
 
     def __init__(self, group_id: str, number: int) -> None:
         self.group_id = group_id
         self.member_id = f"member-{number:05d}"
         self.epoch = 0
         self.owned: Owned = {}
-        self._told: Owned | None = {}
+        self._reported: Owned | None = {}
 
     def request(self, correlation_id: int) -> bytes:
-        """Everything when it joins, what it owns when that changed, else a plain heartbeat."""
+        """Returns the next heartbeat.
+
+        A joining member sends all fields. Later heartbeats have the owned partitions only if these have changed.
+        """
         joins = self.epoch == 0
         topics = None
-        if joins or self._told != self.owned:
+        if joins or self._reported != self.owned:
             topics = [
                 ConsumerGroupHeartbeatRequest.TopicPartitions(topic_id=topic_id, partitions=partitions)
                 for topic_id, partitions in self.owned.items()
             ]
-            self._told = self.owned
+            self._reported = self.owned
         request = ConsumerGroupHeartbeatRequest(
             group_id=self.group_id,
             member_id=self.member_id,
@@ -84,15 +87,15 @@ def main(report: Report) -> None:
             members.append(Member(f"storm-{size}", size))
             second = drive(broker, connections, members, after_epoch=members[0].epoch)
             table.row(size, *first, *second)
-            for each in connections:
-                each.close()
+            for member_connection in connections:
+                member_connection.close()
         connection.close()
 
 
 def drive(
     broker: Broker, connections: list[Connection], members: list[Member], *, after_epoch: int = 0
 ) -> tuple[float, float, int]:
-    """Seconds and broker CPU until the group has converged, and the heartbeats that it took."""
+    """Runs until the group has converged. Returns seconds, the broker's CPU seconds, and the number of heartbeats."""
     began, cpu, count = time.perf_counter(), broker.cpu_seconds(), 0
     waiting: dict[int, list[Member]] = {connection.fileno(): [] for connection in connections}
     selector = selectors.DefaultSelector()
@@ -122,11 +125,11 @@ def drive(
                 selector.close()
                 return took, cpu, count
             connection.send(b"".join(requests))
-        assert time.perf_counter() - began < LIMIT_SECONDS, "the group does not converge"
+        assert time.perf_counter() - began < LIMIT_SECONDS, f"the group has not converged in {LIMIT_SECONDS} s"
 
 
 def finish(connections: list[Connection], waiting: dict[int, list[Member]], done: Connection) -> None:
-    """Takes the answers that are still under way."""
+    """Receives the responses that are still pending."""
     for connection in connections:
         if connection is not done:
             for member in waiting[connection.fileno()]:
@@ -136,7 +139,7 @@ def finish(connections: list[Connection], waiting: dict[int, list[Member]], done
 
 
 def has_converged(members: list[Member], after_epoch: int) -> bool:
-    """Everybody is at one epoch, a later one, and every partition has one owner."""
+    """True if all members have the same epoch, later than `after_epoch`, and every partition has one owner."""
     epoch = members[-1].epoch
     if epoch < max(len(members), after_epoch + 1) or any(member.epoch != epoch for member in members):
         return False

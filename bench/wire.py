@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A blocking connection, and a kcoord process with what the kernel says about its cost."""
+"""A blocking connection, and server processes with their CPU time and memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 120.0
 
 
 class Connection:
-    """One request at a time."""
+    """A blocking connection. `call` sends one request and waits for its response."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_SECONDS)
@@ -48,7 +48,7 @@ class Connection:
         return response_class.decode(frame[body:], version)
 
     def find_coordinator(self, group_id: str) -> None:
-        """As every client does first: it makes the broker create the offsets topic. Asks until there is one."""
+        """Sends FindCoordinator until the coordinator is available. The first request creates the offsets topic."""
         request = FindCoordinatorRequest(coordinator_keys=[group_id])
         while True:
             answer = self.call(ApiKey.FIND_COORDINATOR, 4, request, FindCoordinatorResponse)
@@ -61,12 +61,12 @@ class Connection:
         self._socket.sendall(data)
 
     def receive(self) -> bytes:
-        """The next frame, without its length."""
+        """Returns the next frame, without its length."""
         size = int.from_bytes(self._take(4), "big")
         return self._take(size)
 
     def skip(self, count: int) -> None:
-        """Waits for so many frames, and does not look at them."""
+        """Receives `count` frames and drops them."""
         for _ in range(count):
             self._take(int.from_bytes(self._take(4), "big"))
 
@@ -85,7 +85,7 @@ class Connection:
 
 
 class Server:
-    """A process of ours that says on its standard output when and where it is ready."""
+    """A server process that prints its address on standard output when it is ready."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.started = time.perf_counter()
@@ -108,14 +108,14 @@ class Server:
         return self._process.pid
 
     def end(self, how: signal.Signals) -> None:
-        """Sends the signal and waits for the end."""
+        """Sends the signal and waits for the end of the process."""
         self._process.send_signal(how)
         self._process.wait(10)
         assert self._process.stdout is not None
         self._process.stdout.close()
 
     def cpu_seconds(self) -> float:
-        """User and system time of the process so far, all threads."""
+        """Returns user and system time of all threads of the process so far."""
         nanoseconds = 0
         for task in Path(f"/proc/{self._process.pid}/task").iterdir():
             nanoseconds += int((task / "schedstat").read_text().split()[0])
@@ -137,7 +137,7 @@ class Broker(Server):
 
 
 class Echo(Server):
-    """The echo server, which answers the same frames."""
+    """The echo server, which returns the frames that it gets."""
 
     def __init__(self) -> None:
         super().__init__(["bench.echo"])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a second worker brings: `python -m bench.workers KLOAD`, with the generator of the shared folder.
+"""The gain of a second worker: `python -m bench.workers KLOAD`, with the generator of the shared folder.
 
-Two cores cannot hold two workers and a generator. So the generator has the second core to itself, and a broker of one
-worker and one of two have the first, in turn and for a few seconds each: requests per second, and per CPU second of all
-server processes, tell what it costs to be two. Two workers on a core each give twice that, less what the uneven share
-of the groups costs, since the busier worker is full first.
+Two cores are not enough for two workers and a generator. So the generator has the second core. The first core runs a
+broker with one worker and a broker with two workers, in turn for a few seconds each. Requests per second, and per CPU
+second of all server processes, show the overhead of two workers. Two workers on a core each would give twice that rate,
+less the loss from an uneven distribution of the groups, since the busier worker is saturated first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ END_SECONDS = 30.0
 
 
 class Rate(NamedTuple):
-    """Requests per second of wall time and of CPU time, and the busier worker's share of the CPU time."""
+    """Requests per second of wall time and of CPU time, and the share of the busiest worker in the CPU time."""
 
     per_second: float
     per_cpu_second: float
@@ -39,9 +39,9 @@ class Rate(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.workers", description=__doc__)
-    parser.add_argument("kload", type=Path, help="the generator, built")
-    parser.add_argument("--scenarios", default="heartbeat commit", help="in one argument")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("kload", type=Path, help="path of the built generator")
+    parser.add_argument("--scenarios", default="heartbeat commit", help="scenarios of the generator, in one argument")
+    parser.add_argument("--rounds", type=int, default=6, help="rounds per scenario")
     arguments = parser.parse_args()
     table = Report().table(
         "a broker of one worker and one of two, on one core",
@@ -53,11 +53,11 @@ def main() -> None:
         for scenario in arguments.scenarios.split():
             by_cpu, by_wall = [], []
             for _ in range(arguments.rounds):
-                one, two = (broker.measure(arguments.kload, scenario) for broker in brokers)
-                by_cpu.append(two.per_cpu_second / one.per_cpu_second / two.busiest)
-                by_wall.append(two.per_second / one.per_second / two.busiest)
-                rates = (one.per_second, two.per_second, one.per_cpu_second, two.per_cpu_second)
-                table.row(scenario, *rates, two.busiest, by_cpu[-1], by_wall[-1])
+                single, double = (broker.measure(arguments.kload, scenario) for broker in brokers)
+                by_cpu.append(double.per_cpu_second / single.per_cpu_second / double.busiest)
+                by_wall.append(double.per_second / single.per_second / double.busiest)
+                rates = (single.per_second, double.per_second, single.per_cpu_second, double.per_cpu_second)
+                table.row(scenario, *rates, double.busiest, by_cpu[-1], by_wall[-1])
             medians = statistics.median(by_cpu), statistics.median(by_wall)
             table.row(f"{scenario}, median", "", "", "", "", "", *medians)
 
@@ -106,14 +106,14 @@ class _Broker:
         return Rate(result["req_per_s"], result["req_per_server_cpu_s"], max(used) / sum(used))
 
     def _workers(self) -> list[int]:
-        """The processes of the workers: children of the supervisor, or the only process there is."""
+        """Returns the process ids of the workers: the children of the supervisor, or else the only process."""
         pid = self._process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return [int(child) for child in children] or [pid]
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of all threads that there are now."""
+    """Returns the CPU seconds of the current threads of a process."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int(task.joinpath("schedstat").read_text().split()[0]) for task in tasks) / 1e9
 

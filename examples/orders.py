@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twelve orders, and two members of a KIP-848 group that share them: `python examples/orders.py [HOST:PORT]`.
+"""Produces twelve orders, and consumes them with two members of a KIP-848 group.
 
-Run it again, or restart the broker in between: the group goes on where it committed.
+Usage: `python examples/orders.py [HOST:PORT]`. Run it again, or restart the broker in between: the group continues at
+its committed offsets.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ def join() -> Consumer:
 
 
 def share(members: dict[str, Consumer]) -> None:
-    """Polls until the partitions are divided."""
+    """Polls until each member has its share of the partitions."""
     while any(len(member.assignment()) != PARTITIONS // len(members) for member in members.values()):
         for member in members.values():
             member.poll(0.05)
     for name, member in members.items():
-        print(f"{name} owns partitions {sorted(each.partition for each in member.assignment())}")
+        print(f"{name} owns partitions {sorted(partition.partition for partition in member.assignment())}")
 
 
 def consume(members: dict[str, Consumer]) -> None:
