@@ -86,9 +86,6 @@ class OffsetIndex:
         found = bisect_right(self.positions, position) - 1
         return self.positions[found] if found >= 0 else 0
 
-    def last(self) -> OffsetPosition | None:
-        return self._entry(len(self._offsets) - 1)
-
     def _entry(self, number: int) -> OffsetPosition | None:
         return OffsetPosition(self.base_offset + self._offsets[number], self.positions[number]) if number >= 0 else None
 

@@ -293,8 +293,7 @@ class Log(ReadableLog):
             return
         old.seal()
         self.flush()
-        if old.write_indexes():
-            self._is_folder_unsynced = True
+        old.write_indexes()
         self._segments = (*self._segments, self._new_segment(base_offset, now_ms))
         old.become_inactive()
 
@@ -359,7 +358,7 @@ class Log(ReadableLog):
         if self._is_closed or self._failure is not None or self._replaced:
             return False
         number = segment_number(self._segments[:-1], old[0].base_offset)
-        if number < 0 or self._segments[number : min(number + len(old), len(self._segments) - 1)] != old:
+        if self._segments[number : min(number + len(old), len(self._segments) - 1)] != old:
             return False
         self._replaced = old
         return True

@@ -66,7 +66,7 @@ class LogLoader:
                     raise corrupt(segment.log_path, Damage(DamageKind.MISPLACED, 0, offset, reason))
                 return self._cut_before(number, offset, reason)
             is_last = number == len(self.segments) - 1
-            cut = recover_segment(segment, segment.base_offset, self._recovery, is_last, self.report)
+            cut = recover_segment(segment, self._recovery, is_last, self.report)
             offset = segment.next_offset
             if not is_last:
                 segment.seal()

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kcoord.storage.errors import OffsetOutOfRangeError
-from kcoord.storage.index import TimestampOffset
 from kcoord.storage.log_loader import segment_number
 from kcoord.storage.segment import Segment
 from kcoord_protocol.record_batch import BatchHeader, decode_header, decode_records
@@ -112,14 +111,10 @@ class ReadableLog:
 
     def max_timestamp(self) -> RecordPosition | None:
         """The first record with the greatest timestamp; None where no record has one."""
-        best: TimestampOffset | None = None
-        home: Segment | None = None
-        for segment in self._segments:
-            largest = segment.largest_timestamp
-            if largest is not None and (best is None or largest.timestamp > best.timestamp):
-                best, home = largest, segment
-        if best is None or home is None:
+        found = [(largest, segment) for segment in self._segments if (largest := segment.largest_timestamp) is not None]
+        if not found:
             return None
+        best, home = max(found, key=lambda pair: pair[0].timestamp)
         place = home.locate(best.offset)
         if place is None:
             return None

@@ -88,25 +88,17 @@ def _finish_swaps(file_system: FileSystem, directory: str, present: set[str], re
         base_offset = base_offset_of(name, LOG_SUFFIX + SWAP_SUFFIX)
         if base_offset is None:
             continue
-        next_offset = max(_next_offset(file_system, join(directory, name), base_offset), base_offset + 1)
+        next_offset = _next_offset(file_system, join(directory, name), base_offset)
         for other in sorted(present):
             other_base = base_offset_of(other)
-            if (
-                other_base is not None
-                and base_offset <= other_base < next_offset
-                and other != name.removesuffix(SWAP_SUFFIX)
-            ):
+            if other_base is not None and base_offset < other_base < next_offset:
                 _remove(file_system, directory, other, present, report)
         for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
             # Built again from the log: the old index of the same name does not fit it.
-            for stale in (
-                f"{name[:_BASE_OFFSET_DIGITS]}{suffix}",
-                f"{name[:_BASE_OFFSET_DIGITS]}{suffix}{SWAP_SUFFIX}",
-            ):
-                if stale in present:
-                    _remove(file_system, directory, stale, present, report)
+            stale = name[:_BASE_OFFSET_DIGITS] + suffix
+            if stale in present:
+                _remove(file_system, directory, stale, present, report)
         file_system.rename(join(directory, name), join(directory, name.removesuffix(SWAP_SUFFIX)))
-        present.discard(name)
         present.add(name.removesuffix(SWAP_SUFFIX))
         file_system.sync_dir(directory)
 
@@ -145,24 +137,22 @@ def adopt_clean_end(segment: Segment, report: RecoveryReport) -> bool:
     return True
 
 
-def recover_segment(
-    segment: Segment, offset: int, recovery: Recovery, is_last: bool, report: RecoveryReport
-) -> Cut | None:
+def recover_segment(segment: Segment, recovery: Recovery, is_last: bool, report: RecoveryReport) -> Cut | None:
     """Check all batches from the recovery point on, bring the indexes up to date, and cut a torn tail.
 
-    The segment may hold nothing below `offset`. Its indexes are trusted as far as the recovery point reaches.
+    The indexes are trusted as far as the recovery point reaches.
     """
     position = segment.rewind(recovery.recovery_point)
     file = segment.file()
     if recovery.rewrite:
         segment.rewrite(position)
     size = file.size()
-    damage = _note_batches(segment, file, position, size, segment.base_offset if position else offset)
-    if damage is not None and damage.position == position > 0:
+    damage = _note_batches(segment, file, position, size)
+    if damage is not None and damage.position == position:
         # The index entry may be what is wrong.
         segment.discard_indexes()
         position = 0
-        damage = _note_batches(segment, file, 0, size, offset)
+        damage = _note_batches(segment, file, 0, size)
     report.scanned_bytes += size - position
     if damage is None:
         return None
@@ -176,12 +166,12 @@ def recover_segment(
     return cut
 
 
-def _note_batches(segment: Segment, file: File, position: int, size: int, offset: int) -> Damage | None:
+def _note_batches(segment: Segment, file: File, position: int, size: int) -> Damage | None:
     try:
-        for frame in walk(file, position, size, offset):
+        for frame in walk(file, position, size, segment.base_offset):
             if frame.last_offset - segment.base_offset > MAX_RELATIVE_OFFSET:
                 reason = f"offset {frame.last_offset} is too far from the base offset of the file"
-                return Damage(DamageKind.MISPLACED, frame.position, offset, reason)
+                return Damage(DamageKind.MISPLACED, frame.position, segment.next_offset, reason)
             segment.note(frame.position, frame.size_bytes, frame.last_offset, frame.max_timestamp)
     except Damage as damage:
         return damage
@@ -196,7 +186,7 @@ def _refusal(file: File, damage: Damage, size: int, recovery_point: int, is_last
         return f"{damage.reason}, although everything below offset {recovery_point} had reached the disk"
     if not is_last:
         return f"{damage.reason}, although later segments exist"
-    following = find_batch(file, damage.position + 1, size, damage.offset)
+    following = find_batch(file, damage.position, size, damage.offset)
     if following is not None:
         return f"{damage.reason}, but a sound batch with offset {following[1]} follows at position {following[0]}"
     return None

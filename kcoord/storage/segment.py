@@ -220,8 +220,6 @@ class Segment:
                 indexes.times.maybe_append(*highest)
                 since_index = 0
             since_index += size
-        if position == 0:
-            self._first_timestamp = batches[0][3]
         self._highest = highest
         self._bytes_since_index = since_index
         self.next_offset = last_offset + 1
@@ -247,7 +245,6 @@ class Segment:
 
     def discard_indexes(self) -> None:
         """Begin again with empty indexes, which the batches from position 0 on are to be noted in."""
-        self._files.forget(self._path)
         self._own_indexes["own"] = SegmentIndexes.empty(self.base_offset)
         self.is_active = True
         self._highest = self._first_timestamp = None
@@ -390,7 +387,7 @@ class Segment:
         """The first batch whose last offset is at or above `offset`, before position `end`."""
         end = self.size_bytes if end is None else end
         entry = self.indexes().offsets.lookup(offset)
-        if entry is not None and entry.position < end:
+        if entry is not None:
             try:
                 return self._locate_from(entry.position, offset, end, entry.offset)
             except Damage:

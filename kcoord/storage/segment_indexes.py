@@ -6,12 +6,15 @@ The time index reaches the disk before the offset index, so it covers every batc
 
 from __future__ import annotations
 
+from struct import Struct
+
 from kcoord.storage.errors import DamagedIndexError
 from kcoord.storage.file_system import FileSystem, read_file, write_all
 from kcoord.storage.index import MAX_RELATIVE_OFFSET, OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, OffsetIndex, TimeIndex
 
 INDEX_SUFFIX = ".index"
 TIME_INDEX_SUFFIX = ".timeindex"
+_OFFSET_ENTRY = Struct(">ii")
 _UNKNOWN = -1
 
 
@@ -55,10 +58,10 @@ class SegmentIndexes:
     def rewind(self, offset: int) -> int:
         """Drop what follows the last entry at or below `offset`, and return the position of that entry, or 0."""
         entry = self.offsets.lookup(offset)
-        entries = len(self.offsets) + len(self.times)
+        before = len(self.offsets), len(self.times)
         self.offsets.truncate_to_position(entry.position + 1 if entry else 0)
         self.times.truncate_to_offset(entry.offset + 1 if entry else self.offsets.base_offset)
-        if len(self.offsets) + len(self.times) != entries:
+        if (len(self.offsets), len(self.times)) != before:
             self._distrust_files()
         return entry.position if entry else 0
 
@@ -89,10 +92,10 @@ def stored_tail(fs: FileSystem, path: str, log_size_bytes: int) -> int:
         data = file.read_at(max(size - OFFSET_ENTRY_BYTES, 0), OFFSET_ENTRY_BYTES)
     finally:
         file.close()
-    if size == 0 or size % OFFSET_ENTRY_BYTES:
+    if len(data) < OFFSET_ENTRY_BYTES or size % OFFSET_ENTRY_BYTES:
         return 0
-    position = int.from_bytes(data[4:], "big", signed=True)
-    return position if 0 <= position < log_size_bytes else 0
+    _, position = _OFFSET_ENTRY.unpack(data)
+    return max(position, 0) if position < log_size_bytes else 0
 
 
 def _store(fs: FileSystem, path: str, kept_bytes: int, data: bytes) -> None:

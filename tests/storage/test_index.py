@@ -59,14 +59,15 @@ def test_offset_lookups_agree_with_a_plain_search(entries: list[tuple[int, int]]
 
 @given(entry_lists, st.integers(0, 40_000))
 def test_time_lookups_agree_with_a_plain_search(entries: list[tuple[int, int]], timestamp: int) -> None:
-    index = TimeIndex(0)
+    base = 5000
+    index = TimeIndex(base)
     for at, offset in entries:
-        index.maybe_append(at, offset)
-    below = [(at, offset) for at, offset in entries if at <= timestamp]
+        index.maybe_append(at, base + offset)
+    below = [(at, base + offset) for at, offset in entries if at <= timestamp]
     assert index.lookup(timestamp) == (below[-1] if below else None)
-    again = TimeIndex.decode(0, index.encode())
+    again = TimeIndex.decode(base, index.encode())
     assert again.encode() == index.encode()
-    again.truncate_to_offset(timestamp)
+    again.truncate_to_offset(base + timestamp)
     assert len(again) == sum(offset < timestamp for _, offset in entries)
 
 
@@ -79,11 +80,23 @@ def test_time_lookups_agree_with_a_plain_search(entries: list[tuple[int, int]], 
         "00000009 00100000",
         "80000000 00000000",
         "00000000 00000000 00000000 00000000",
+        "ffffffff 00000000",
+        "00000000 ffffffff",
+        "00000005 ffffffff 00000006 00000009",
+        "00000000 000186a0",
     ],
 )
 def test_an_offset_index_that_cannot_be_true_is_refused(data: str) -> None:
     with pytest.raises(DamagedIndexError):
         OffsetIndex.decode(0, bytes.fromhex(data), 100_000)
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["", "00000000 00000000", "00000001 00000000", "00000000 00000001", "7fffffff 0001869f", "00000002 00000001"],
+)
+def test_an_offset_index_may_begin_at_zero_and_reach_the_end_of_the_log(data: str) -> None:
+    assert OffsetIndex.decode(0, bytes.fromhex(data), 100_000).encode() == bytes.fromhex(data)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +112,11 @@ def test_an_offset_index_that_cannot_be_true_is_refused(data: str) -> None:
 def test_a_time_index_that_cannot_be_true_is_refused(data: bytes) -> None:
     with pytest.raises(DamagedIndexError):
         TimeIndex.decode(0, data)
+
+
+def test_a_time_index_may_begin_at_zero() -> None:
+    data = bytes.fromhex("0000000000000000 00000000 0000000000000006 00000000")
+    assert TimeIndex.decode(0, data).encode() == data
 
 
 def test_offsets_far_above_the_base_can_be_looked_up() -> None:

@@ -1,0 +1,467 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a log does with files that a stop has left half done, with damage, and with an operator's order to repair it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+
+from kcoord.storage.errors import CorruptLogError, LogFailedError, StorageError
+from kcoord.storage.file_system import read_file
+from kcoord.storage.index import MAX_RELATIVE_OFFSET
+from kcoord.storage.log import Log
+from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, keep_everything, no_fault
+from kcoord_protocol.record_batch import encode_batch
+from tests.storage.cleaning import Writer, clean, offsets_left
+from tests.storage.support import (
+    DIRECTORY,
+    INDEX_FILE,
+    LOG_FILE,
+    NOW_MS,
+    batch,
+    content,
+    filled_log,
+    new_config,
+    open_log,
+)
+from tests.storage.test_segment_indexes import expected_files, files
+from tests.support.batch_corpus import with_crc
+
+CONFIG = new_config(index_interval_bytes=0)
+
+
+def path(offset: int, suffix: str = ".log") -> str:
+    return f"{DIRECTORY}/{offset:020d}{suffix}"
+
+
+def segmented(count: int) -> MemoryFileSystem:
+    """A closed log with a segment of two batches for every two offsets, and an empty one at its end."""
+    fs = MemoryFileSystem()
+    log = open_log(fs, CONFIG)
+    for offset in range(2 * count):
+        log.append(batch(offset), now_ms=NOW_MS)
+        if offset % 2:
+            log.roll(NOW_MS)
+    log.close()
+    return fs
+
+
+# -- the end of a cleaner's replacement --------------------------------------------------------------------------------
+
+
+def test_a_swap_file_replaces_all_segments_whose_offsets_it_holds() -> None:
+    """Kafka's completeSwapOperations. Neither their indexes nor the half-done new ones are of use any more."""
+    fs = segmented(4)
+    fs.open_append(path(2, ".log.swap")).write(batch(3) + batch(4))
+    for suffix in (".index.swap", ".timeindex.swap"):
+        fs.open_append(path(2, suffix)).write(b"half")
+    log = open_log(fs, CONFIG, recovery_point=8)
+    assert content(log) == [batch(offset) for offset in (0, 1, 3, 4, 6, 7)]
+    gone = [path(4), path(2, ".index"), path(2, ".timeindex"), path(4, ".index"), path(4, ".timeindex")]
+    assert sorted(log.recovery_report.removed_files) == sorted(
+        [*gone, path(2, ".index.swap"), path(2, ".timeindex.swap")]
+    )
+
+
+def test_the_end_of_a_replacement_is_durable_when_the_log_is_open() -> None:
+    fs = segmented(3)
+    fs.open_append(path(0, ".log.swap")).write(batch(1) + batch(2))
+    file = fs.open_append(path(0, ".log.swap"))
+    file.datasync()
+    fs.sync_dir(DIRECTORY)
+    open_log(fs, CONFIG, recovery_point=6, clean=True)
+    fs.crash()
+    names = [name for name in fs.list_dir(DIRECTORY) if "log" in name]
+    assert names == [f"{offset:020d}.log" for offset in (0, 4, 6)]
+    assert read_file(fs, LOG_FILE) == batch(1) + batch(2)
+
+
+def test_an_empty_swap_file_replaces_one_segment() -> None:
+    fs = MemoryFileSystem()
+    log = open_log(fs, CONFIG)
+    for offset in range(3):
+        log.append(batch(offset), now_ms=NOW_MS)
+        log.roll(NOW_MS)
+    log.close()
+    fs.open_append(path(0, ".log.swap"))
+    assert content(open_log(fs, CONFIG, recovery_point=3, clean=True)) == [batch(1), batch(2)]
+
+
+def test_stray_index_files_of_a_replacement_are_removed() -> None:
+    fs = segmented(1)
+    for suffix in (".index.swap", ".timeindex.swap"):
+        fs.open_append(path(0, suffix)).write(b"x")
+    open_log(fs, CONFIG, recovery_point=2, clean=True)
+    assert not [name for name in fs.list_dir(DIRECTORY) if name.endswith(".swap")]
+
+
+# -- what is scanned, cut and refused ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("recovery_point", "batches"), [(0, 6), (1, 5), (2, 4), (3, 3), (4, 2), (6, 0)])
+def test_only_what_lies_above_the_recovery_point_is_scanned(recovery_point: int, batches: int) -> None:
+    """From the last index entry before it on."""
+    fs = segmented(3)
+    log = open_log(fs, CONFIG, recovery_point=recovery_point)
+    assert log.recovery_report.scanned_bytes == 81 * batches
+    assert [segment.is_active for segment in log.segments] == [False, False, False, True]
+
+
+def test_a_recovery_point_below_the_first_segment_has_all_scanned() -> None:
+    fs = segmented(3)
+    fs.remove(LOG_FILE)
+    log = open_log(fs, CONFIG, start_offset=2)
+    assert log.recovery_report.scanned_bytes == 81 * 4
+
+
+@pytest.mark.parametrize("base", [0, 7])
+def test_an_offset_too_far_from_the_name_of_its_file_is_refused(base: int) -> None:
+    for distance in (MAX_RELATIVE_OFFSET, MAX_RELATIVE_OFFSET + 1):
+        fs = MemoryFileSystem()
+        filled_log(fs, []).delete()
+        fs.make_dirs(DIRECTORY)
+        fs.open_append(path(base)).write(batch(base) + batch(base + distance))
+        if distance == MAX_RELATIVE_OFFSET:
+            assert open_log(fs).end_offset == base + distance + 1
+        else:
+            with pytest.raises(CorruptLogError, match="too far from the base offset") as raised:
+                open_log(fs)
+            assert (raised.value.position, raised.value.offset) == (81, base + 1)
+
+
+def test_a_sound_batch_right_behind_the_damage_is_seen() -> None:
+    fs = MemoryFileSystem()
+    filled_log(fs, [batch(0)])
+    fs.crash(keep_everything)
+    fs.open_append(LOG_FILE).write(b"\7" + batch(1))
+    with pytest.raises(CorruptLogError, match="offset 1 follows at position 82"):
+        open_log(fs)
+
+
+def test_a_torn_tail_is_cut_durably_although_nothing_else_has_to_be_synced() -> None:
+    fs = MemoryFileSystem()
+    filled_log(fs, [batch(0), batch(1)])
+    file = fs.open_append(LOG_FILE)
+    file.write(b"torn")
+    file.datasync()
+    assert open_log(fs, recovery_point=2).end_offset == 2
+    fs.crash()
+    assert read_file(fs, LOG_FILE) == batch(0) + batch(1)
+
+
+def test_the_last_of_several_segments_is_durable_before_it_is_served() -> None:
+    fs = MemoryFileSystem()
+    log = open_log(fs)
+    log.append(batch(0), now_ms=NOW_MS)
+    log.roll(NOW_MS)
+    log.append(batch(1), now_ms=NOW_MS)
+    assert content(open_log(fs, recovery_point=1)) == [batch(0), batch(1)]
+    fs.crash()
+    assert content(open_log(fs)) == [batch(0), batch(1)]
+
+
+def test_a_repair_is_durable_and_leaves_a_log_like_any_other() -> None:
+    fs = segmented(3)
+    fs.damage(path(2), lambda old: old[:70] + b"\7" + old[71:])
+    log = open_log(fs, CONFIG, recovery_point=2, repair=True)
+    durable = deepcopy(fs)
+    durable.crash()
+    assert content(open_log(durable, CONFIG)) == [batch(0), batch(1)]
+    assert [(segment.base_offset, segment.is_active) for segment in log.segments] == [(0, False), (2, True)]
+    lost = [(cut.file, cut.position, cut.lost_bytes) for cut in log.recovery_report.cuts]
+    assert lost == [(path(2), 0, 162), (path(6), 0, 0), (path(4), 0, 162)]
+    log.append(batch(2), now_ms=NOW_MS)
+    log.flush()
+    fs.crash()
+    log = open_log(fs, CONFIG)
+    assert content(log) == [batch(0), batch(1), batch(2)]
+
+
+def test_a_log_that_was_cut_to_one_segment_writes_its_indexes() -> None:
+    fs = segmented(3)
+    fs.damage(LOG_FILE, lambda old: old + batch(2))
+    log = open_log(fs, CONFIG, repair=True)
+    assert [segment.is_active for segment in log.segments] == [True]
+    log.append(batch(3), now_ms=NOW_MS)
+    log.close()
+    assert files(fs) == expected_files([batch(offset) for offset in range(4)], 0)
+
+
+def test_a_start_behind_the_end_removes_the_old_files() -> None:
+    fs = segmented(2)
+    open_log(fs, CONFIG, start_offset=50)
+    assert fs.list_dir(DIRECTORY) == [f"{50:020d}.log"]
+
+
+# -- errors in the steps of a replacement ------------------------------------------------------------------------------
+
+
+def two_to_clean(interval_bytes: int = 0) -> tuple[MemoryFileSystem, Log]:
+    fs = MemoryFileSystem()
+    writer = Writer(fs, index_interval_bytes=interval_bytes)
+    for _ in range(2):
+        writer.put(("a", "1"))
+        writer.put(("b", "1"))
+        writer.roll()
+    writer.put(("c", "1"))
+    writer.log.flush()
+    return fs, writer.log
+
+
+def failing(is_meant: Callable[[Operation], bool]) -> Callable[[Operation], BaseException | None]:
+    """The first operation that is meant fails, and all that are like it."""
+    return lambda operation: OSError(errno.EIO, "planted") if is_meant(operation) else None
+
+
+def renames(old: str) -> Callable[[Operation], bool]:
+    return lambda operation: operation.kind == "rename" and operation.path.endswith(old)
+
+
+def nth_sync(number: int) -> Callable[[Operation], bool]:
+    seen = 0
+
+    def is_meant(operation: Operation) -> bool:
+        nonlocal seen
+        seen += operation.kind == "sync_dir"
+        return operation.kind == "sync_dir" and seen == number
+
+    return is_meant
+
+
+@pytest.mark.parametrize(
+    ("is_meant", "has_failed"),
+    [
+        (renames(".timeindex.cleaned"), False),
+        (renames(".log.cleaned"), False),
+        (nth_sync(1), False),
+        (nth_sync(2), False),
+        (renames(f"{0:020d}.log"), True),
+        (renames(f"{2:020d}.timeindex"), True),
+        (nth_sync(3), True),
+        (renames(".timeindex.swap"), True),
+        (renames(".log.swap"), True),
+        (nth_sync(4), True),
+        (lambda operation: operation.kind == "remove" and operation.path.endswith(".deleted"), False),
+    ],
+    ids=[
+        "announce, first",
+        "announce, last",
+        "prepare, sync",
+        "announce, sync",
+        "publish, first",
+        "publish, last",
+        "publish, sync",
+        "settle, first",
+        "settle, last",
+        "settle, sync",
+        "remove",
+    ],
+)
+def test_an_error_undoes_a_replacement_or_fails_the_log(
+    is_meant: Callable[[Operation], bool], has_failed: bool
+) -> None:
+    """Before readers go to the new segment the old ones are in place; afterwards the log has to be opened again."""
+    fs, log = two_to_clean()
+    fs.fault = failing(is_meant)
+    with pytest.raises(OSError, match="planted"):
+        clean(log, fs)
+    fs.fault = no_fault
+    assert (log.failure is not None) == has_failed
+    if has_failed:
+        with pytest.raises(LogFailedError):
+            log.append(batch(5), now_ms=NOW_MS)
+        log.close()
+        log = open_log(fs)
+    assert offsets_left(log)[-3:] == [2, 3, 4]
+    clean(log, fs)
+    assert offsets_left(log) == [2, 3, 4]
+    assert not [name for name in fs.list_dir(DIRECTORY) if name.endswith((".cleaned", ".swap", ".deleted"))]
+    # Nothing is reserved for the replacement any more.
+    assert log.delete_old_segments(lambda segment: segment.base_offset < 4, NOW_MS) > 0
+
+
+def test_an_undo_leaves_no_swap_file_and_lets_segments_be_deleted() -> None:
+    fs, log = two_to_clean()
+    fs.fault = failing(nth_sync(2))
+    with pytest.raises(OSError, match="planted"):
+        clean(log, fs)
+    fs.fault = no_fault
+    assert not [name for name in fs.list_dir(DIRECTORY) if name.endswith((".cleaned", ".swap"))]
+    assert log.delete_old_segments(lambda segment: segment.base_offset < 2, NOW_MS) == 1
+
+
+def test_after_an_error_before_the_announcement_segments_may_be_deleted() -> None:
+    fs, log = two_to_clean()
+    fs.fault = failing(renames(".index.cleaned"))
+    with pytest.raises(OSError, match="planted"):
+        clean(log, fs)
+    fs.fault = no_fault
+    assert log.delete_old_segments(lambda segment: segment.base_offset < 2, NOW_MS) == 1
+
+
+def test_a_replacement_that_cannot_even_be_undone_fails_the_log() -> None:
+    """A .swap file that stays would take the place of the old segments at the next start."""
+    fs, log = two_to_clean()
+    is_second = nth_sync(2)
+    fs.fault = failing(
+        lambda operation: is_second(operation) or (operation.path.endswith(".swap") and operation.kind == "remove")
+    )
+    with pytest.raises(OSError, match="planted"):
+        clean(log, fs)
+    fs.fault = no_fault
+    assert log.failure is not None
+    log.close()
+    assert offsets_left(open_log(fs)) == [2, 3, 4]
+
+
+def test_readers_of_replaced_segments_go_on_by_their_own_indexes() -> None:
+    """Positions in the new file are others: its index would seem wrong to readers of the old one, and be made anew."""
+    fs = MemoryFileSystem()
+    writer = Writer(fs, index_interval_bytes=0)
+    for number in range(8):
+        writer.put(("ab"[number == 3] + str(number % 5), "v" * 7 * number))
+    writer.roll()
+    log = writer.log
+    old = log.segments[0]
+    before = [old.read(offset, 1, None) for offset in range(8)]
+    clean(log, fs)
+    operations: list[Operation] = []
+    fs.fault = operations.append
+    assert [old.read(offset, 1, None) for offset in range(8)] == before
+    assert {operation.kind for operation in operations} == {"read_at"}
+    operations.clear()
+    assert [log.read(offset, 1)[:8] for offset in (3, 6)] == [offset.to_bytes(8, "big") for offset in (3, 6)]
+    assert {operation.path for operation in operations} == {LOG_FILE}, "it has its name, and its indexes are in memory"
+
+
+@pytest.mark.parametrize("interval_bytes", [0, 10**6])
+def test_the_new_segment_has_the_indexes_of_what_it_holds(interval_bytes: int) -> None:
+    fs, log = two_to_clean(interval_bytes)
+    clean(log, fs)
+    kept = [data for _, data in log.batches()][:-1]
+    assert files(fs) == expected_files(kept, interval_bytes)
+    durable = deepcopy(fs)
+    durable.crash()
+    assert files(durable) == expected_files(kept, interval_bytes)
+
+
+# -- rules of a log ----------------------------------------------------------------------------------------------------
+
+
+def test_an_append_that_would_wait_for_the_disk_is_left_to_others() -> None:
+    """For a new segment, or for the name of a file that is not durable yet."""
+    fs = MemoryFileSystem()
+    log = open_log(fs, new_config(segment_bytes=200))
+    assert log.append_without_sync(batch(0), now_ms=NOW_MS) is None, "the folder and the file are new"
+    log.append(batch(0), now_ms=NOW_MS)
+    assert log.append_without_sync(batch(1), now_ms=NOW_MS) is None
+    log.sync_names()
+    info = log.append_without_sync(batch(1), now_ms=NOW_MS)
+    assert info is not None
+    assert log.append_without_sync(batch(2), now_ms=NOW_MS) is None, "the segment is full"
+    log.append(batch(2), now_ms=NOW_MS)
+    assert log.append_without_sync(batch(3), now_ms=NOW_MS) is None, "the new file has no durable name"
+    log.sync_names()
+    assert log.append_without_sync(batch(3), now_ms=NOW_MS) is not None
+    assert log.end_offset == 4
+
+
+def test_a_log_that_takes_nothing_stores_no_indexes_and_does_not_roll() -> None:
+    for end in ("close", "fail"):
+        fs = MemoryFileSystem()
+        log = filled_log(fs, [batch(offset) for offset in range(5)], CONFIG)
+        log.close() if end == "close" else log.fail(OSError("planted"))
+        if fs.exists(INDEX_FILE):
+            fs.remove(INDEX_FILE)
+        operations = fs.operations
+        log.store_indexes()
+        with pytest.raises(StorageError):
+            log.roll(NOW_MS)
+        assert fs.operations == operations
+    log = open_log(MemoryFileSystem())
+    log.close()
+    with pytest.raises(StorageError, match="closed"):
+        log.roll(NOW_MS)
+
+
+def test_indexes_are_stored_where_something_of_the_active_segment_is_durable() -> None:
+    fs = MemoryFileSystem()
+    log = filled_log(fs, [batch(0), batch(1)], CONFIG)
+    log.roll(NOW_MS)
+    log.append(batch(2), now_ms=NOW_MS)
+    log.append(batch(3), now_ms=NOW_MS)
+    log.store_indexes()
+    assert not fs.exists(path(2, ".index"))
+    log.flush()
+    log.store_indexes()
+    assert read_file(fs, path(2, ".index")) == bytes.fromhex("00000001 00000051")
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_jump_far_ahead_begins_a_segment_in_place_of_the_empty_one(closed: int) -> None:
+    fs = MemoryFileSystem()
+    log = open_log(fs)
+    for offset in range(closed):
+        log.append(batch(offset), now_ms=NOW_MS)
+        log.roll(NOW_MS)
+    far = closed + MAX_RELATIVE_OFFSET + 1
+    assert log.append(batch(far), now_ms=NOW_MS).rolled
+    assert [segment.base_offset for segment in log.segments] == [*range(closed), far]
+    assert log.start_offset == (0 if closed else far)
+    assert not fs.exists(path(closed))
+    assert content(log) == [*map(batch, range(closed)), batch(far)]
+
+
+def test_an_append_larger_than_a_segment_stays_in_an_empty_one() -> None:
+    log = open_log(MemoryFileSystem(), new_config(segment_bytes=10))
+    assert not log.append(batch(0), now_ms=NOW_MS).rolled
+    assert log.append(batch(1), now_ms=NOW_MS).rolled
+
+
+def test_a_segment_goes_when_the_next_one_begins_at_the_start_of_the_log() -> None:
+    """Kafka's deleteLogStartOffsetBreachedSegments."""
+    fs = segmented(2)
+    log = open_log(fs, CONFIG, recovery_point=4, clean=True)
+    log.advance_start_offset(1)
+    assert log.delete_old_segments(lambda segment: False, NOW_MS) == 0
+    log.advance_start_offset(2)
+    assert log.delete_old_segments(lambda segment: False, NOW_MS) == 1
+    assert log.start_offset == 2
+
+
+def test_a_new_active_segment_has_a_durable_name_before_the_old_ones_go() -> None:
+    fs = MemoryFileSystem()
+    log = filled_log(fs, [batch(0)])
+    kinds: list[str] = []
+    fs.fault = lambda operation: kinds.append(operation.kind)
+    assert log.delete_old_segments(lambda segment: True, NOW_MS) == 1
+    assert "sync_dir" in kinds[kinds.index("create") : kinds.index("remove")]
+
+
+def test_the_age_of_a_segment_counts_from_its_first_batch_after_a_restart_too() -> None:
+    """Kafka counts segment.ms from the greatest timestamp of the first batch."""
+    fs = MemoryFileSystem()
+    config = new_config(segment_ms=100)
+    log = filled_log(fs, [batch(0, timestamp_ms=1000), batch(1, timestamp_ms=1050)], config)
+    log.close()
+    for timestamp_ms, is_rolled in ((1100, False), (1101, True)):
+        log = open_log(fs, config, recovery_point=log.end_offset, clean=True)
+        assert log.append(batch(log.end_offset, timestamp_ms=timestamp_ms), now_ms=NOW_MS).rolled == is_rolled
+        log.close()
+
+
+def test_a_segment_of_one_emptied_batch_is_as_old_as_that_says() -> None:
+    made = with_crc(
+        encode_batch([], last_offset=4)[:35] + (77).to_bytes(8, "big") + encode_batch([], last_offset=4)[43:]
+    )
+    log = filled_log(MemoryFileSystem(), [made])
+    assert (log.size_bytes, log.segments[0].first_timestamp()) == (61, 77)
+
+
+def test_timestamps_of_zero_count_and_negative_ones_do_not() -> None:
+    for timestamp_ms, expected in ((0, (0, 0)), (-1, None)):
+        log = filled_log(MemoryFileSystem(), [batch(0, timestamp_ms=timestamp_ms)])
+        assert log.segments[0].largest_timestamp == expected
