@@ -14,7 +14,7 @@ from kcoord.client.admin.model import (
     authorized_operations,
     known_time,
 )
-from kcoord.client.cluster import COORDINATOR_MOVED, Cluster, CoordinatorType, Deadline, Purpose
+from kcoord.client.cluster import Cluster, CoordinatorType, Deadline, Purpose
 from kcoord.client.connection import Connection
 from kcoord.client.creation_time import group_creation_time_ms
 from kcoord.client.repeat import repeat
@@ -62,7 +62,7 @@ async def ask_coordinators(cluster: Cluster, group_ids: list[str], ask: AskCoord
     for node, asked in by_node.items():
         outcomes.update(await _ask_coordinator(cluster, node, asked, ask))
     for group_id, outcome in outcomes.items():
-        if isinstance(outcome, KafkaError) and (outcome.error in COORDINATOR_MOVED or outcome.error.retriable):
+        if isinstance(outcome, KafkaError) and outcome.error.retriable:
             cluster.forget_coordinator(CoordinatorType.GROUP, group_id)
     return outcomes
 
@@ -211,11 +211,11 @@ def _classic_member(member: DescribeGroupsResponse.DescribedGroupMember, is_cons
 
 
 def _classic_assignment(data: bytes) -> frozenset[TopicPartition]:
-    """What the group's leader wrote; bytes that are none of the consumer's formats count as nothing."""
+    """What the group's leader wrote; bytes that are none of the consumer's formats count as nothing. As in
+    `_classic_subscription`, it reads version 0.
+    """
     try:
-        version = int.from_bytes(data[:2], "big")
-        last = ConsumerProtocolAssignment.valid_versions.stop - 1
-        assignment, _ = ConsumerProtocolAssignment.decode_prefix(data, 2, min(version, last))
+        assignment, _ = ConsumerProtocolAssignment.decode_prefix(data, 2, 0)
     except DecodeError:
         return frozenset()
     return frozenset(

@@ -23,6 +23,7 @@ from kcoord.client import (
     FeatureMetadata,
     FeatureUpdate,
     GroupListing,
+    IllegalStateException,
     KafkaError,
     MemberDescription,
     NewPartitions,
@@ -85,6 +86,7 @@ from kcoord_protocol.messages import (
     UpdateFeaturesResponse,
 )
 from tests.unit.client.fake_broker import NODE_ID, Answer, FakeBroker, Handler
+from tests.unit.client.virtual_loop import running_loop
 
 TOPIC_ID = b"T" * 16
 NOT_ASKED = -(2**31)
@@ -125,7 +127,43 @@ def one_with_timeout(messages: list[Message], timeout_ms: int = TIMEOUT_MS) -> M
     return message
 
 
+@asynccontextmanager
+async def grown_cluster(
+    key: ApiKey, *answers: Message | Handler
+) -> AsyncIterator[tuple[AdminClient, FakeBroker, FakeBroker]]:
+    """A client that began when there was one broker; meanwhile there are two, with these answers to an API."""
+    first, second = (canned({key: answer}) for answer in answers)
+    second.node_id = 2
+    async with first, second, admin_of(first) as admin:
+        first.peers = [second]
+        yield admin, first, second
+
+
+class TestLife:
+    async def test_no_cluster(self) -> None:
+        admin = AdminClient(bootstrap_servers="nowhere:1", default_api_timeout_ms=300)
+        with pytest.raises(TimeoutException, match="find the cluster: not within 300 ms"):
+            async with admin:
+                raise AssertionError
+        with pytest.raises(IllegalStateException, match="the client is closed"):
+            await admin.list_topics()
+
+    async def test_it_finds_the_cluster_and_closes_what_it_opened(self) -> None:
+        async with FakeBroker() as broker:
+            async with admin_of(broker):
+                assert len(broker.asked(ApiKey.METADATA)) == 1
+            assert running_loop().connections == set()
+
+
 class TestTopics:
+    async def test_leaders_that_are_new_have_an_address(self) -> None:
+        topic = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(name="a")
+        topic.partitions = [DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition(leader_id=2)]
+        answer = DescribeTopicPartitionsResponse(topics=[topic])
+        async with grown_cluster(ApiKey.DESCRIBE_TOPIC_PARTITIONS, answer, answer) as (admin, _, second):
+            (partition,) = (await admin.describe_topics(["a"]))["a"].partitions
+            assert partition.leader == Node(2, "127.0.0.1", second.port)
+
     async def test_create(self) -> None:
         topic = CreateTopicsResponse.CreatableTopicResult
         config = CreateTopicsResponse.CreatableTopicConfigs
@@ -586,6 +624,13 @@ class TestPartitions:
 
 
 class TestGroups:
+    async def test_the_groups_of_new_brokers_are_listed_too(self) -> None:
+        answers = [
+            ListGroupsResponse(groups=[ListGroupsResponse.ListedGroup(group_id=group_id)]) for group_id in ("b", "a")
+        ]
+        async with grown_cluster(ApiKey.LIST_GROUPS, *answers) as (admin, *_):
+            assert [group.group_id for group in await admin.list_groups()] == ["a", "b"]
+
     async def test_list(self) -> None:
         group = ListGroupsResponse.ListedGroup
         answer = ListGroupsResponse(
@@ -798,7 +843,7 @@ ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)
 
 class TestGroupOffsets:
     @pytest.mark.parametrize("require_stable", [False, True])
-    @pytest.mark.parametrize("highest", [7, 8, 10])
+    @pytest.mark.parametrize("highest", [6, 7, 8, 10])
     async def test_list(self, highest: int, require_stable: bool) -> None:
         if highest < 8:
             single = OffsetFetchResponse.OffsetFetchResponsePartition
@@ -832,11 +877,12 @@ class TestGroupOffsets:
         assert [*results.all().values()] == [{ZERO: OffsetAndMetadata(5, "m", 2), ONE: None}] * 2
         if highest < 8:
             wanted = OffsetFetchRequest.OffsetFetchRequestTopic(name="t", partition_indexes=[0, 1])
+            stable = require_stable and highest == 7
             assert asked == [
-                OffsetFetchRequest(group_id="g", topics=[wanted], require_stable=require_stable),
-                OffsetFetchRequest(group_id="h", topics=None, require_stable=require_stable),
+                OffsetFetchRequest(group_id="g", topics=[wanted], require_stable=stable),
+                OffsetFetchRequest(group_id="h", topics=None, require_stable=stable),
             ]
-            assert versions == {7}
+            assert versions == {highest}
         else:
             named = OffsetFetchRequest.OffsetFetchRequestTopics(name="t", partition_indexes=[0, 1])
             group = OffsetFetchRequest.OffsetFetchRequestGroup
@@ -946,6 +992,41 @@ ALL_BROKERS = ConfigResource(ConfigResourceType.BROKER, "")
 
 
 class TestConfigs:
+    async def test_a_broker_is_asked_itself_and_looked_for_if_it_is_new(self) -> None:
+        def describe(request: Message, version: int) -> Answer:
+            result = DescribeConfigsResponse.DescribeConfigsResult(resource_type=4, resource_name="2")
+            return DescribeConfigsResponse(results=[result])
+
+        resource = ConfigResource(ConfigResourceType.BROKER, "2")
+        async with grown_cluster(ApiKey.DESCRIBE_CONFIGS, describe, describe) as (admin, first, second):
+            for _ in range(2):
+                assert (await admin.describe_configs([resource])).all() == {resource: {}}
+            assert (len(first.asked(ApiKey.DESCRIBE_CONFIGS)), len(second.asked(ApiKey.DESCRIBE_CONFIGS))) == (0, 2)
+            assert len(first.asked(ApiKey.METADATA) + second.asked(ApiKey.METADATA)) == 2
+
+    async def test_a_broker_is_altered_itself_and_the_controller_does_the_rest(self) -> None:
+        def alter(request: Message, version: int) -> Answer:
+            assert isinstance(request, IncrementalAlterConfigsRequest)
+            result = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
+            return IncrementalAlterConfigsResponse(
+                responses=[
+                    result(resource_type=each.resource_type, resource_name=each.resource_name)
+                    for each in request.resources
+                ]
+            )
+
+        node = ConfigResource(ConfigResourceType.BROKER, "2")
+        async with grown_cluster(ApiKey.INCREMENTAL_ALTER_CONFIGS, alter, alter) as (admin, first, second):
+            (await admin.incremental_alter_configs({node: [], TOPIC: []})).all()
+            (to_controller,) = first.asked(ApiKey.INCREMENTAL_ALTER_CONFIGS)
+            (to_node,) = second.asked(ApiKey.INCREMENTAL_ALTER_CONFIGS)
+        altered = [
+            [each.resource_name for each in request.resources]
+            for request in (to_controller, to_node)
+            if isinstance(request, IncrementalAlterConfigsRequest)
+        ]
+        assert altered == [["t"], ["2"]]
+
     async def test_describe(self) -> None:
         synonym = DescribeConfigsResponse.DescribeConfigsSynonym
         config = DescribeConfigsResponse.DescribeConfigsResourceResult
