@@ -99,7 +99,6 @@ class Consumer:
             self._commits,
             self._positions,
             self._updater,
-            self._changed,
         )
 
     # Life.

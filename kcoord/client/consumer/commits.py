@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
 from kcoord.client.cluster import Cluster, Deadline
 from kcoord.client.config import ConsumerConfig
@@ -17,6 +18,8 @@ from kcoord.client.types import Offsets
 from kcoord_protocol.errors import KafkaError
 
 _log = logging.getLogger(__name__)
+
+_SHORTEST_INTERVAL_MS: Final = 1
 
 
 class CommitManager:
@@ -75,11 +78,11 @@ class CommitManager:
     # Automatic commits.
 
     def restart_interval(self) -> None:
-        self._due_ms = self._now_ms() + self._config.auto_commit_interval_ms
+        self._due_ms = self._now_ms() + (self._config.auto_commit_interval_ms or _SHORTEST_INTERVAL_MS)
 
     def wait_ms(self) -> float | None:
         """How long it is until the next automatic commit; None without them."""
-        return max(self._due_ms - self._now_ms(), 1) if self._is_automatic else None
+        return self._due_ms - self._now_ms() if self._is_automatic else None
 
     def commit_if_due(self) -> None:
         """One at a time: a slow coordinator gets no queue of them."""

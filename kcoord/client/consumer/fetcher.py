@@ -282,7 +282,6 @@ class Fetcher:
             )
         except CorruptBatchError as error:
             self._failure = error
-            self._changed.notify()
             return
         if partition not in self._buffers:
             self._buffers[partition] = deque()

@@ -61,13 +61,13 @@ class GroupOffsetsClient:
 
     async def _commit(self, offsets: Offsets, as_member: bool) -> None:
         who = self.group_metadata()
-        if as_member and who.member_epoch <= 0:
+        if as_member and not who.member_id:
             raise CommitFailedException(f"the consumer is not a member of {self._group_id} any more")
         request = OffsetCommitRequest(
             group_id=self._group_id,
             generation_id_or_member_epoch=who.member_epoch,
             member_id=who.member_id,
-            group_instance_id=who.group_instance_id if who.member_epoch > 0 else None,
+            group_instance_id=who.group_instance_id if who.member_id else None,
             topics=commit_topics(offsets),
         )
         response = await self._cluster.call_coordinator(
@@ -76,7 +76,7 @@ class GroupOffsetsClient:
             request,
             OffsetCommitResponse,
             commit_error_codes,
-            lowest=_FIRST_MEMBER_VERSION if who.member_epoch > 0 else 0,
+            lowest=_FIRST_MEMBER_VERSION if who.member_id else 0,
             highest=LAST_VERSION_WITH_NAMES,
         )
         for topic in response.topics:
@@ -112,7 +112,7 @@ class GroupOffsetsClient:
                 for name, indexes in by_topic(partitions).items()
             ],
         )
-        if who.member_epoch > 0:
+        if who.member_id:
             group.member_id, group.member_epoch = who.member_id, who.member_epoch
         response = await self._cluster.call_coordinator(
             CoordinatorType.GROUP,

@@ -14,7 +14,6 @@ from kcoord.client.consumer.metadata_updater import MetadataUpdater
 from kcoord.client.consumer.positions import Positions
 from kcoord.client.consumer.session import GroupSession
 from kcoord.client.consumer.subscription import SubscriptionState
-from kcoord.client.signal import Signal
 from kcoord.client.types import TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -32,7 +31,6 @@ class ConsumerRebalance:
         commits: CommitManager,
         positions: Positions,
         updater: MetadataUpdater,
-        changed: Signal,
     ) -> None:
         self.membership = membership
         self.session = session
@@ -42,7 +40,6 @@ class ConsumerRebalance:
         self._commits = commits
         self._positions = positions
         self._updater = updater
-        self._changed = changed
         self._topic_names: dict[bytes, str] = {}
 
     async def run(self, deadline: Deadline | None = None) -> None:
@@ -98,7 +95,6 @@ class ConsumerRebalance:
             self._positions.wake()
         else:
             self._subscription.remove(names)
-        self._changed.notify()
 
     def _named(self, step: RebalanceStep) -> dict[TopicPartition, bytes]:
         """The step's partitions by name; a name is kept, since metadata forgets topics that are deleted."""

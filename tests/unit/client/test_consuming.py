@@ -353,13 +353,17 @@ class TestFetch:
                 first, second, *_ = broker.asked_at(ApiKey.FETCH)
                 assert second - first == 2500 + 100
 
+    @pytest.mark.parametrize("is_whole", [False, True])
     @pytest.mark.parametrize("error", OUTDATED)
-    async def test_a_leader_that_may_have_moved_is_looked_for(self, error: Errors) -> None:
+    async def test_a_leader_that_may_have_moved_is_looked_for(self, error: Errors, is_whole: bool) -> None:
         asked = []
         for errors in ([], [error]):
             async with RecordsBroker() as broker:
                 broker.append(ZERO, "0")
-                broker.errors[ApiKey.FETCH] = errors.copy()
+                if is_whole:
+                    broker.fetch_errors = errors.copy()
+                else:
+                    broker.errors[ApiKey.FETCH] = errors.copy()
                 async with consumer_of(broker, ZERO) as consumer:
                     before = now_ms()
                     assert offsets(await consumer.poll(10_000)) == [0]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -488,6 +489,13 @@ class TestLeaving:
             assert [what for what, _ in events.seen[1:]] == ([] if epoch is None else ["revoked"])
         assert running_loop().connections == set()
 
+    async def test_a_last_commit_does_not_take_longer_than_close_may(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0, enable_auto_commit=True) as consumer:
+            await consumer.position(ZERO)
+            broker.handlers[ApiKey.OFFSET_COMMIT] = lambda *_: None
+            assert await took_ms(consumer.close(timeout_ms=300)) == 300
+
     async def test_close_does_not_wait_longer_than_it_may(self) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0) as consumer:
@@ -665,6 +673,25 @@ class TestCommits:
             consumer.commit_async({ZERO: 7})
             await consumer.commit({ZERO: 8})
             assert [offsets for _, _, _, offsets in broker.commits[-3:]] == [{ZERO: 6}, {ZERO: 7}, {ZERO: 8}]
+
+    async def test_a_failure_that_nobody_looks_at_is_no_warning_of_asyncio(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0) as consumer:
+            broker.errors[ApiKey.OFFSET_COMMIT] = [Errors.GROUP_AUTHORIZATION_FAILED]
+            consumer.commit_async({ZERO: 5})
+            await quiet(1)
+            gc.collect()
+        assert [record.name for record in caplog.records] == ["kcoord.client.consumer.commits"]
+
+    async def test_an_interval_of_0_leaves_time_for_everything_else(self) -> None:
+        broker = RecordsBroker()
+        async with settled(broker, 0, enable_auto_commit=True, auto_commit_interval_ms=0) as consumer:
+            await consumer.position(ZERO)
+            count = len(broker.commits)
+            await consumer.poll(10)
+            assert 8 <= len(broker.commits) - count <= 12
 
     async def test_close_ends_commits_in_the_background(self) -> None:
         broker = RecordsBroker()
