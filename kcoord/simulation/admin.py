@@ -5,12 +5,8 @@ from __future__ import annotations
 
 from random import Random
 
-from kcoord.simulation.client import SimulatedClient
-from kcoord.simulation.clock import VirtualClock
-from kcoord.simulation.network import Network
-from kcoord.simulation.options import Options
+from kcoord.simulation.client import Scene, SimulatedClient
 from kcoord.simulation.topics import FIRST_TOPIC, LATER_TOPIC
-from kcoord.simulation.trace import Trace
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
@@ -27,9 +23,9 @@ from kcoord_protocol.messages import (
 class Admin(SimulatedClient):
     """One request at a time; the broker, not the operator, has to see that nothing is deleted that is in use."""
 
-    def __init__(self, clock: VirtualClock, random: Random, network: Network, options: Options, trace: Trace) -> None:
-        super().__init__("admin", clock, random, network, options)
-        self._trace = trace
+    def __init__(self, scene: Scene) -> None:
+        super().__init__("admin", scene)
+        self._trace = scene.trace
 
     def on_timeout(self) -> None:
         """The operator looks again another time."""

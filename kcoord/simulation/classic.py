@@ -11,10 +11,7 @@ from typing import Final
 
 from kcoord.coordinator.group.classic import consumer_protocol
 from kcoord.simulation.checkers import TopicPartition
-from kcoord.simulation.client import RETRIABLE, RETRY_MS, SimulatedClient
-from kcoord.simulation.clock import VirtualClock
-from kcoord.simulation.network import Network
-from kcoord.simulation.options import Options
+from kcoord.simulation.client import RETRIABLE, RETRY_MS, Scene, SimulatedClient
 from kcoord.simulation.promises import PromisedSubscription, Promises
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
@@ -52,13 +49,11 @@ class ClassicConsumer(SimulatedClient):
         instance_id: str | None,
         subscription: PromisedSubscription,
         is_cooperative: bool,
-        clock: VirtualClock,
+        scene: Scene,
         random: Random,
-        network: Network,
-        options: Options,
         promises: Promises,
     ) -> None:
-        super().__init__(name, clock, random, network, options)
+        super().__init__(name, scene, random)
         self.member_id = ""
         self.group_id = group_id
         self._join_version = random.choice((3, 5, 7, 9))

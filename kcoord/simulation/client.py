@@ -16,7 +16,7 @@ from typing import Protocol
 from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.network import Network
 from kcoord.simulation.options import Options
-from kcoord.simulation.trace import ViolationError
+from kcoord.simulation.trace import Trace, ViolationError
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.framing import decode_response_header, encode_request
@@ -42,6 +42,17 @@ class ModelClient(Protocol):
         """Whether the client has reached what it wants; asked after every step once faults are over."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What all clients of a run share. `stream` makes a random stream of a client's own, by its name."""
+
+    clock: VirtualClock
+    network: Network
+    options: Options
+    trace: Trace
+    stream: Callable[[str], Random]
+
+
 @dataclass(slots=True, eq=False)
 class _Sent:
     """A request; `on_answer` is None where no answer is of interest any more."""
@@ -65,15 +76,15 @@ class SimulatedClient(ABC):
     they ask again; one that does not gets its answers in the order in which it asked, and a single `on_timeout`.
     """
 
-    def __init__(self, name: str, clock: VirtualClock, random: Random, network: Network, options: Options) -> None:
+    def __init__(self, name: str, scene: Scene, random: Random | None = None) -> None:
         self.name = name
-        self.clock = clock
-        self.random = random
-        self.options = options
-        self._network = network
+        self.clock = scene.clock
+        self.random = random if random is not None else scene.stream(name)
+        self.options = scene.options
+        self._network = scene.network
         self._correlation_id = 0
         self._sent: deque[_Sent] = deque()
-        self._connection = network.connect(name, self._on_data)
+        self._connection = self._network.connect(name, self._on_data)
 
     @property
     def is_waiting(self) -> bool:

@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Final
 
 from kcoord.simulation.checkers import AcknowledgedCommits
-from kcoord.simulation.client import RETRIABLE, RETRY_MS, SimulatedClient
-from kcoord.simulation.clock import VirtualClock
-from kcoord.simulation.network import Network
+from kcoord.simulation.client import RETRIABLE, RETRY_MS, Scene, SimulatedClient
 from kcoord.simulation.observer import CommitKey
-from kcoord.simulation.options import Options
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
@@ -39,13 +35,10 @@ class Committer(SimulatedClient):
         self,
         group_id: str,
         topic: str,
-        clock: VirtualClock,
-        random: Random,
-        network: Network,
-        options: Options,
+        scene: Scene,
         commits: AcknowledgedCommits,
     ) -> None:
-        super().__init__("committer", clock, random, network, options)
+        super().__init__("committer", scene)
         self.group_id = group_id
         self.acknowledged = 0
         self.resting_until_ms = 0

@@ -12,10 +12,7 @@ from random import Random
 from typing import Final
 
 from kcoord.simulation.checkers import TopicPartition
-from kcoord.simulation.client import RETRIABLE, RETRY_MS, SimulatedClient
-from kcoord.simulation.clock import VirtualClock
-from kcoord.simulation.network import Network
-from kcoord.simulation.options import Options
+from kcoord.simulation.client import RETRIABLE, RETRY_MS, Scene, SimulatedClient
 from kcoord.simulation.promises import PromisedSubscription, Promises
 from kcoord.simulation.trace import ViolationError
 from kcoord_protocol.api_keys import ApiKey
@@ -45,13 +42,11 @@ class ModelConsumer(SimulatedClient):
         instance_id: str | None,
         subscription: PromisedSubscription,
         assignor: str | None,
-        clock: VirtualClock,
+        scene: Scene,
         random: Random,
-        network: Network,
-        options: Options,
         promises: Promises,
     ) -> None:
-        super().__init__(member_id, clock, random, network, options)
+        super().__init__(member_id, scene, random)
         self.member_id = member_id
         self.group_id = group_id
         self.instance_id = instance_id
@@ -63,7 +58,7 @@ class ModelConsumer(SimulatedClient):
         self.is_fenced = False
         self._promises = promises
         self._target: frozenset[TopicPartition] = frozenset()
-        self._interval_ms = options.heartbeat_interval_ms
+        self._interval_ms = self.options.heartbeat_interval_ms
         self._is_full = True
         self._owned_is_news = False
         self._is_revoking = False

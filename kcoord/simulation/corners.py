@@ -8,15 +8,11 @@ so every answer is known beforehand.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from random import Random
 from typing import Final, TypeAlias
 
-from kcoord.simulation.client import SimulatedClient
-from kcoord.simulation.clock import VirtualClock
-from kcoord.simulation.network import Network
-from kcoord.simulation.options import Options
+from kcoord.simulation.client import Scene, SimulatedClient
 from kcoord.simulation.topics import FIRST_TOPIC
-from kcoord.simulation.trace import Trace, ViolationError
+from kcoord.simulation.trace import ViolationError
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
@@ -75,15 +71,11 @@ class Actor(SimulatedClient):
         self,
         script: Script,
         name: str,
-        clock: VirtualClock,
-        random: Random,
-        network: Network,
-        options: Options,
-        trace: Trace,
+        scene: Scene,
     ) -> None:
-        super().__init__(name, clock, random, network, options)
+        super().__init__(name, scene)
         self._script = script
-        self._trace = trace
+        self._trace = scene.trace
         self._has_ended = False
 
     def start(self) -> None:
@@ -115,11 +107,7 @@ class Actor(SimulatedClient):
 
 
 def actors(
-    clock: VirtualClock,
-    stream: Callable[[str], Random],
-    network: Network,
-    options: Options,
-    trace: Trace,
+    scene: Scene,
     shard_of: Callable[[str], int],
 ) -> Iterator[Actor]:
     """All corners. `shard_of` tells the shard of a group: one of them is filled up."""
@@ -141,7 +129,7 @@ def actors(
         "many-groups": _many_groups(shard_of),
     }
     for name, script in scripts.items():
-        yield Actor(script, f"corner-{name}", clock, stream(f"corner-{name}"), network, options, trace)
+        yield Actor(script, f"corner-{name}", scene)
 
 
 def _expect(error: int, wanted: Errors, what: str) -> None:

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Final
 
-from kcoord.simulation.client import RETRY_MS, SimulatedClient
-from kcoord.simulation.clock import VirtualClock
-from kcoord.simulation.network import Network
-from kcoord.simulation.options import LEAVER_GROUP, Options
+from kcoord.simulation.client import RETRY_MS, Scene, SimulatedClient
+from kcoord.simulation.options import LEAVER_GROUP
 from kcoord.simulation.topics import FIRST_TOPIC
 from kcoord.simulation.trace import ViolationError
 from kcoord_protocol.api_keys import ApiKey
@@ -32,8 +29,8 @@ class Leaver(SimulatedClient):
     answer to the join.
     """
 
-    def __init__(self, clock: VirtualClock, random: Random, network: Network, options: Options) -> None:
-        super().__init__("leaver", clock, random, network, options)
+    def __init__(self, scene: Scene) -> None:
+        super().__init__("leaver", scene)
         self.rounds = 0
         self._wanted = 0
         self._member = 0

@@ -6,15 +6,11 @@ connection, equal ones again and again, as those of a busy consumer with manual 
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 from typing import Final
 
-from kcoord.simulation.checkers import AcknowledgedCommits
-from kcoord.simulation.client import RETRIABLE, RETRY_MS, SimulatedClient
-from kcoord.simulation.clock import VirtualClock
-from kcoord.simulation.network import Network
+from kcoord.simulation.client import RETRIABLE, RETRY_MS, Scene, SimulatedClient
 from kcoord.simulation.observer import CommitKey
-from kcoord.simulation.options import PIPELINE_GROUP, Options
+from kcoord.simulation.options import PIPELINE_GROUP
 from kcoord.simulation.promises import Promises
 from kcoord.simulation.topics import FIRST_TOPIC, LATER_TOPIC
 from kcoord_protocol.api_keys import ApiKey
@@ -45,23 +41,19 @@ class Pipeliner(SimulatedClient):
     def __init__(
         self,
         name: str,
-        clock: VirtualClock,
-        random: Random,
-        network: Network,
-        options: Options,
-        commits: AcknowledgedCommits,
+        scene: Scene,
         promises: Promises,
         *,
         only_reads: bool = False,
     ) -> None:
-        super().__init__(name, clock, random, network, options)
+        super().__init__(name, scene)
         self.bursts = 0
         self.resting_until_ms = 0
-        self._commits = commits
+        self._commits = promises.commits
         self._promises = promises
         self._only_reads = only_reads
-        self._version = random.choice(_COMMIT_VERSIONS)
-        self._by_id = random.random() < 0.5
+        self._version = self.random.choice(_COMMIT_VERSIONS)
+        self._by_id = self.random.random() < 0.5
         self._topics: dict[str, bytes] = {}
         """As this client knows them, which may be out of date."""
         self._wanted = 0

@@ -6,19 +6,13 @@ in both generations of the protocol; some of its transactions are aborted, and s
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 from typing import Final
 
-from kcoord.simulation.checkers import AcknowledgedCommits
-from kcoord.simulation.client import RETRIABLE, RETRY_MS, SimulatedClient
-from kcoord.simulation.clock import VirtualClock
+from kcoord.simulation.client import RETRIABLE, RETRY_MS, Scene, SimulatedClient
 from kcoord.simulation.ledger import FLUSHED_TOPIC, RECORD_PARTITIONS, Attempt, Ledger, Place, Transaction
-from kcoord.simulation.network import Network
 from kcoord.simulation.observer import CommitKey
-from kcoord.simulation.options import Options
 from kcoord.simulation.promises import Promises
 from kcoord.simulation.record_producer import REFUSED, produce_request, produced
-from kcoord.simulation.trace import Trace
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
@@ -69,30 +63,25 @@ class TransactionalProducer(SimulatedClient):
         number: int,
         group_id: str,
         topic: str,
-        clock: VirtualClock,
-        random: Random,
-        network: Network,
-        options: Options,
-        trace: Trace,
-        commits: AcknowledgedCommits,
+        scene: Scene,
         promises: Promises,
         ledger: Ledger | None,
     ) -> None:
-        super().__init__(f"producer-{number}", clock, random, network, options)
+        super().__init__(f"producer-{number}", scene)
         self.group_id = group_id
         self.committed = 0
         self._transactional_id = f"tx-{number}"
         self._topic = topic
-        self._trace = trace
-        self._commits = commits
+        self._trace = scene.trace
+        self._commits = promises.commits
         self._promises = promises
         self._ledger = ledger
         """None where nobody reads records."""
         self._transaction = Transaction()
-        self._place = Place(FLUSHED_TOPIC, random.randrange(RECORD_PARTITIONS))
+        self._place = Place(FLUSHED_TOPIC, self.random.randrange(RECORD_PARTITIONS))
         self._sequence = 0
         self._values = 0
-        self._is_new_protocol = random.random() < 0.5
+        self._is_new_protocol = self.random.random() < 0.5
         self._producer = -1, -1
         self._pending: list[tuple[CommitKey, int]] = []
         self._step: Callable[[], None] = self._init

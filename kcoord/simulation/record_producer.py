@@ -7,14 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from random import Random
 from typing import Final
 
-from kcoord.simulation.client import RETRY_MS, SimulatedClient
-from kcoord.simulation.clock import VirtualClock
+from kcoord.simulation.client import RETRY_MS, Scene, SimulatedClient
 from kcoord.simulation.ledger import FLUSHED_TOPIC, RECORD_PARTITIONS, RECORD_TOPICS, Attempt, Ledger, Place
-from kcoord.simulation.network import Network
-from kcoord.simulation.options import Options
 from kcoord.simulation.promises import Promises
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
@@ -66,21 +62,18 @@ class RecordProducer(SimulatedClient):
     def __init__(
         self,
         name: str,
-        clock: VirtualClock,
-        random: Random,
-        network: Network,
-        options: Options,
+        scene: Scene,
         promises: Promises,
         ledger: Ledger,
         *,
         is_idempotent: bool,
     ) -> None:
-        super().__init__(name, clock, random, network, options)
+        super().__init__(name, scene)
         self._promises = promises
         self._ledger = ledger
         self._is_idempotent = is_idempotent
-        self._version = random.choice(_VERSIONS)
-        self._place = Place(FLUSHED_TOPIC, random.randrange(RECORD_PARTITIONS))
+        self._version = self.random.choice(_VERSIONS)
+        self._place = Place(FLUSHED_TOPIC, self.random.randrange(RECORD_PARTITIONS))
         """Where an idempotent producer writes to."""
         self._producer = -1, -1
         self._sequence = 0

@@ -7,17 +7,13 @@ what a client does: skips what lies before its position, and records of transact
 
 from __future__ import annotations
 
-from random import Random
 from typing import Final
 
-from kcoord.simulation.client import RETRY_MS, SimulatedClient
-from kcoord.simulation.clock import VirtualClock
+from kcoord.simulation.client import RETRY_MS, Scene, SimulatedClient
 from kcoord.simulation.ledger import RECORD_PARTITIONS, RECORD_TOPICS, Glance, Ledger, Place
-from kcoord.simulation.network import Network
-from kcoord.simulation.options import Options
 from kcoord.simulation.promises import Promises
 from kcoord.simulation.record_producer import REFUSED
-from kcoord.simulation.trace import Trace, ViolationError
+from kcoord.simulation.trace import ViolationError
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.control_records import ControlRecordType, decode_control_key
 from kcoord_protocol.errors import Errors
@@ -43,23 +39,19 @@ class RecordReader(SimulatedClient):
     def __init__(
         self,
         name: str,
-        clock: VirtualClock,
-        random: Random,
-        network: Network,
-        options: Options,
-        trace: Trace,
+        scene: Scene,
         promises: Promises,
         ledger: Ledger,
         *,
         is_committed: bool,
     ) -> None:
-        super().__init__(name, clock, random, network, options)
-        self._trace = trace
+        super().__init__(name, scene)
+        self._trace = scene.trace
         self._promises = promises
         self._ledger = ledger
         self._is_committed = is_committed
-        self._version = random.choice(_VERSIONS)
-        self._has_sessions = random.random() < 0.6
+        self._version = self.random.choice(_VERSIONS)
+        self._has_sessions = self.random.random() < 0.6
         self._session = 0, 0 if self._has_sessions else -1
         self._positions = dict.fromkeys(_PLACES, 0)
         self._told: dict[Place, int] = {}

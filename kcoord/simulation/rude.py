@@ -13,10 +13,8 @@ from typing import Final, TypeAlias
 
 from kcoord.coordinator.group.classic import consumer_protocol
 from kcoord.simulation import rude_transactions
-from kcoord.simulation.client import SimulatedClient
-from kcoord.simulation.clock import VirtualClock
-from kcoord.simulation.network import Network
-from kcoord.simulation.options import RUDE_GROUPS, Options
+from kcoord.simulation.client import Scene, SimulatedClient
+from kcoord.simulation.options import RUDE_GROUPS
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.messages import (
     ConsumerGroupDescribeRequest,
@@ -57,13 +55,10 @@ class RudeClient(SimulatedClient):
         self,
         number: int,
         groups: list[str],
-        clock: VirtualClock,
-        random: Random,
-        network: Network,
-        options: Options,
+        scene: Scene,
         members_of: Callable[[str], list[str]],
     ) -> None:
-        super().__init__(f"rude-{number}", clock, random, network, options)
+        super().__init__(f"rude-{number}", scene)
         self._groups = groups
         self._members_of = members_of
         self._known: dict[str, list[tuple[str, int]]] = {group_id: [] for group_id in RUDE_GROUPS}

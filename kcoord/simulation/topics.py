@@ -15,13 +15,11 @@ from typing import Final
 
 from kcoord.coordinator.group.offsets.expiration import GROUP_RETENTION_KEY
 from kcoord.metadata.image import GROUP_RESOURCE
-from kcoord.simulation.client import SimulatedClient
-from kcoord.simulation.clock import VirtualClock
+from kcoord.simulation.client import Scene, SimulatedClient
 from kcoord.simulation.ledger import CACHED_TOPIC, FLUSHED_TOPIC, RECORD_PARTITIONS
-from kcoord.simulation.network import Network
 from kcoord.simulation.options import Options
 from kcoord.simulation.process import CONTROLLER_ID
-from kcoord.simulation.trace import Trace, ViolationError
+from kcoord.simulation.trace import ViolationError
 from kcoord_protocol.api_keys import ApiKey
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
@@ -82,10 +80,10 @@ def first_topics(options: Options) -> list[CreateTopicsRequest.CreatableTopic]:
 class TopicAdmin(SimulatedClient):
     """See the module's text. One request at a time; what is to be done meanwhile waits."""
 
-    def __init__(self, clock: VirtualClock, random: Random, network: Network, options: Options, trace: Trace) -> None:
-        super().__init__("topic-admin", clock, random, network, options)
-        self._trace = trace
-        self._partitions = {FIRST_TOPIC: options.partitions, LATER_TOPIC: 0}
+    def __init__(self, scene: Scene) -> None:
+        super().__init__("topic-admin", scene)
+        self._trace = scene.trace
+        self._partitions = {FIRST_TOPIC: self.options.partitions, LATER_TOPIC: 0}
         """As many as the last answer told."""
         self._configs: dict[tuple[str, str], str | None] = {}
         self._unsure_until_ms: dict[str, int] = {}

@@ -21,7 +21,7 @@ from kcoord.simulation.admin import Admin
 from kcoord.simulation.broker import SimulatedBroker
 from kcoord.simulation.checkers import AcknowledgedCommits, Ownership, ToldEpochs, TopicPartition
 from kcoord.simulation.classic import ClassicConsumer
-from kcoord.simulation.client import ModelClient
+from kcoord.simulation.client import ModelClient, Scene
 from kcoord.simulation.clock import START_MS, VirtualClock
 from kcoord.simulation.committer import Committer
 from kcoord.simulation.consumer import ModelConsumer
@@ -95,11 +95,12 @@ class World:
         self.clock = VirtualClock()
         self.trace = Trace(self.clock)
         self.network = Network(self.clock, self.stream("network"), self.options, self.trace)
+        self.scene = scene = Scene(self.clock, self.network, self.options, self.trace, self.stream)
         self.broker = SimulatedBroker(self.clock, self.stream("broker"), self.options, self.trace, self.network, fault)
         self.commits = AcknowledgedCommits(self.broker.observer)
         self.ownership = Ownership()
         self.controller = Controller(self.broker, self.stream("times"), self.trace)
-        self.topics = TopicAdmin(self.clock, self.stream("topic-admin"), self.network, self.options, self.trace)
+        self.topics = TopicAdmin(scene)
         self.promises = Promises(
             self.trace, self.ownership, ToldEpochs(), self.commits, lambda: self.broker.image, self.controller.names
         )
@@ -107,44 +108,24 @@ class World:
         watched = [*self.group_ids, *RUDE_GROUPS, COMMITTER_GROUP, PRODUCER_GROUP, PIPELINE_GROUP]
         self.checks = BrokerChecks(self.broker, watched, self.commits)
         self.slots = list(self._make_slots())
-        self.committer = self._make_committer()
+        self.committer = Committer(COMMITTER_GROUP, FIRST_TOPIC, scene, self.commits)
         self.pipeliners = [
-            Pipeliner(
-                name,
-                self.clock,
-                self.stream(name),
-                self.network,
-                self.options,
-                self.commits,
-                self.promises,
-                only_reads=name == "reader",
-            )
-            for name in ("pipeliner", "reader")
+            Pipeliner(name, scene, self.promises, only_reads=name == "reader") for name in ("pipeliner", "reader")
         ]
         has_records = self.options.record_producers > 0
         self.ledger = Ledger(lambda: self.broker.power_losses, lambda: self.clock.now_ms) if has_records else None
-        leaver = Leaver(self.clock, self.stream("leaver"), self.network, self.options)
-        self.clients: list[ModelClient] = [self.committer, *self.pipeliners, leaver, *self._make_producers()]
+        self.clients: list[ModelClient] = [self.committer, *self.pipeliners, Leaver(scene)]
+        for number in range(self.options.producers):
+            producer = TransactionalProducer(number, PRODUCER_GROUP, FIRST_TOPIC, scene, self.promises, self.ledger)
+            self.clients.append(producer)
         if self.ledger is not None:
             self.clients += self._make_record_clients(self.ledger)
         if setup.scenario == "corners":
-            shard_of = self.broker.group_shard
-            self.clients += corners.actors(self.clock, self.stream, self.network, self.options, self.trace, shard_of)
+            self.clients += corners.actors(scene, self.broker.group_shard)
         if setup.make_clients is not None:
             self.clients += setup.make_clients(self)
-        self.rude = [
-            RudeClient(
-                number,
-                [*self.group_ids],
-                self.clock,
-                self.stream(f"rude-{number}"),
-                self.network,
-                self.options,
-                self._member_ids,
-            )
-            for number in range(_RUDE_CLIENTS)
-        ]
-        self.admin = Admin(self.clock, self.stream("admin"), self.network, self.options, self.trace)
+        self.rude = [RudeClient(number, [*self.group_ids], scene, self._member_ids) for number in range(_RUDE_CLIENTS)]
+        self.admin = Admin(scene)
         self.disturbances = draw(self.stream("disturbances"), self.options, _LONGEST_FAULT_PHASE_MS)
         self.settled_after_ms = -1
         self.steps = 0
@@ -165,62 +146,14 @@ class World:
                 slots.append(Slot(group_id, number, protocol, is_cooperative, instance_id))
         return slots
 
-    def _make_committer(self) -> Committer:
-        return Committer(
-            COMMITTER_GROUP,
-            FIRST_TOPIC,
-            self.clock,
-            self.stream("committer"),
-            self.network,
-            self.options,
-            self.commits,
-        )
-
-    def _make_producers(self) -> list[TransactionalProducer]:
-        return [
-            TransactionalProducer(
-                number,
-                PRODUCER_GROUP,
-                FIRST_TOPIC,
-                self.clock,
-                self.stream(f"producer-{number}"),
-                self.network,
-                self.options,
-                self.trace,
-                self.commits,
-                self.promises,
-                self.ledger,
-            )
-            for number in range(self.options.producers)
-        ]
-
     def _make_record_clients(self, ledger: Ledger) -> Iterator[ModelClient]:
         """The first producer is not idempotent, the others are."""
         for number in range(self.options.record_producers):
             name = f"record-producer-{number}"
-            yield RecordProducer(
-                name,
-                self.clock,
-                self.stream(name),
-                self.network,
-                self.options,
-                self.promises,
-                ledger,
-                is_idempotent=number > 0,
-            )
+            yield RecordProducer(name, self.scene, self.promises, ledger, is_idempotent=number > 0)
         for is_committed in (False, True):
             name = "reader-of-committed" if is_committed else "reader-of-all"
-            yield RecordReader(
-                name,
-                self.clock,
-                self.stream(name),
-                self.network,
-                self.options,
-                self.trace,
-                self.promises,
-                ledger,
-                is_committed=is_committed,
-            )
+            yield RecordReader(name, self.scene, self.promises, ledger, is_committed=is_committed)
 
     def _member_ids(self, group_id: str) -> list[str]:
         return [
@@ -392,10 +325,8 @@ class World:
                 slot.instance_id,
                 _draw_subscription(random),
                 random.choice((None, "uniform", "range")),
-                self.clock,
+                self.scene,
                 random,
-                self.network,
-                self.options,
                 self.promises,
             )
         else:
@@ -405,10 +336,8 @@ class World:
                 slot.instance_id,
                 _draw_subscription(random),
                 slot.is_cooperative,
-                self.clock,
+                self.scene,
                 random,
-                self.network,
-                self.options,
                 self.promises,
             )
         slot.member = member

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from kcoord.simulation.checkers import Ownership, ToldEpochs
-from kcoord.simulation.client import SimulatedClient
+from kcoord.simulation.client import Scene, SimulatedClient
 from kcoord.simulation.clock import START_MS, VirtualClock
 from kcoord.simulation.ledger import CACHED_TOPIC, FLUSHED_TOPIC, Attempt, Ledger, Place, Transaction
 from kcoord.simulation.loop import SimulatedLoop
@@ -124,7 +124,7 @@ class Asker(SimulatedClient):
     """Asks twice without waiting, and notes the answers."""
 
     def __init__(self, clock: VirtualClock, network: Network) -> None:
-        super().__init__("asker", clock, Random(1), network, Options.draw(Random(1)))
+        super().__init__("asker", Scene(clock, network, Options.draw(Random(1)), Trace(clock), Random))
         self.answers: list[int] = []
         self.timeouts = 0
 
@@ -291,7 +291,7 @@ class Watcher:
     """A client of a user's own, as docs/simulation.md describes it: describes a group again and again."""
 
     def __init__(self, world: World) -> None:
-        self._client = WatchingClient("watcher", world.clock, world.stream("watcher"), world.network, world.options)
+        self._client = WatchingClient("watcher", world.scene)
 
     def start(self) -> None:
         self._client.ask()
