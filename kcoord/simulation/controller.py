@@ -35,8 +35,10 @@ from kcoord.simulation.machine import Machine
 from kcoord.simulation.planted import NO_FAULT
 from kcoord.simulation.process import AWAY_ID, CONTROLLER_ID, CONTROLLER_PATH, TOPICS, Threads
 from kcoord.simulation.trace import Trace
+from kcoord.storage.memory_file_system import keep_everything, keep_nothing
 from kcoord_protocol.messages import CreateTopicsRequest, Message, PartitionRecord, TopicRecord
 
+_LONGEST_ABSENCE_MS: Final = 3_000
 _LONGEST_PASS_MS: Final = 300
 """Of the writer: long, so that groups are created while partitions are made."""
 
@@ -54,8 +56,10 @@ class Controller:
         options = replace(broker.options, disk_error_probability=0.0, disk_delay_ms=_LONGEST_PASS_MS)
         machine = self._machine = Machine(broker.clock, random, options, trace, NO_FAULT)
         machine.config = options.broker_config(CONTROLLER_ID)
-        self._loop = SimulatedLoop(broker.clock, 1.0, 0, lambda executor: (0, None), broker.not_handled)  # type: ignore[abstract]
-        self._loop.sockets = broker.sockets
+        self._loop = self._new_loop()
+        self._ended: list[tuple[SimulatedLoop, Broker]] = []
+        """Kept, so that what they leave behind ends with the run, and not whenever Python collects it."""
+        self._unwritten: list[Sequence[Message]] = []
         self._offset_ms = random.choice((0, 1_500, -1_500))
         self._composed: Broker
         broker.observer.image = lambda: self.image
@@ -64,6 +68,35 @@ class Controller:
         """Starts the process; `then` follows when the topics, and those of the coordinators, are there."""
         self._loop.enter(self._start)
         self._loop.enter(lambda: self._loop.create_task(self._make_cluster(topics, then)))
+
+    def _new_loop(self) -> SimulatedLoop:
+        broker = self._broker
+        loop = SimulatedLoop(broker.clock, 1.0, 0, lambda executor: (0, None), broker.not_handled)  # type: ignore[abstract]
+        loop.sockets = broker.sockets
+        return loop
+
+    def crash(self, random: Random) -> None:
+        """Kills the process, sometimes with the whole machine, and starts another one a little later."""
+        if self._loop.has_ended:
+            return
+        whole_machine = random.random() < 0.5
+        self._trace.add("controller-crash", f"whole_machine={whole_machine}")
+        self._ended.append((self._loop, self._composed))
+        self._loop.end()
+        self._machine.disk.crash(keep_nothing if whole_machine else keep_everything)
+        self._machine.clock.after(random.randint(1, _LONGEST_ABSENCE_MS), self._start_again)
+
+    def _start_again(self) -> None:
+        self._loop = self._new_loop()
+        self._loop.enter(self._start)
+        self._loop.enter(lambda: self._loop.create_task(self._go_on()))
+
+    async def _go_on(self) -> None:
+        self._composed.begin()
+        self._publish(self._metadata.image)
+        await self._listener.start()
+        for messages in list(self._unwritten):
+            self._loop.create_task(self._write(messages))
 
     def _start(self) -> None:
         machine, loop = self._machine, self._loop
@@ -138,6 +171,7 @@ class Controller:
 
     def write(self, messages: Sequence[Message]) -> None:
         """Changes the metadata as nobody asks for; not for what makes partitions of topics."""
+        self._unwritten.append(messages)
         self._loop.enter(lambda: self._loop.create_task(self._write(messages)))
 
     async def _write(self, messages: Sequence[Message]) -> None:
@@ -148,6 +182,8 @@ class Controller:
 
         context = internal_operation_context(self._composed.now_ms())
         await self._metadata.call(cast("Any", write), cast("Any", messages), context)
+        if messages in self._unwritten:
+            self._unwritten.remove(messages)
 
     def end(self) -> None:
         """The run is over."""

@@ -24,6 +24,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "admin": ("admin",),
     "rude": ("rude",),
     "lull": ("lull",),
+    "controller": ("controller-crash",),
 }
 """What a family of faults consists of."""
 

@@ -61,6 +61,8 @@ class Entry:
     value: bytes
     power_losses: int
     """How many there had been when somebody asked who was told of it."""
+    number: int
+    """Counts the entries as they were made."""
     acknowledged_ms: int = -1
 
 
@@ -68,6 +70,7 @@ class Glance(NamedTuple):
     """What was known when a request was sent: its answer tells of the log then, or later."""
 
     power_losses: int
+    entries: int
     end_offsets: Mapping[Place, int]
 
 
@@ -89,13 +92,14 @@ class Ledger:
         self._power_losses = power_losses
         self._now_ms = now_ms
         self._attempts: dict[bytes, Attempt] = {}
+        self._entries = 0
         self._partitions = {
             Place(topic, number): _Partition() for topic in RECORD_TOPICS for number in range(RECORD_PARTITIONS)
         }
 
     def glance(self) -> Glance:
         ends = {place: partition.end_offset for place, partition in self._partitions.items()}
-        return Glance(self._power_losses(), ends)
+        return Glance(self._power_losses(), self._entries, ends)
 
     # What producers do.
 
@@ -112,7 +116,9 @@ class Ledger:
 
     def ends_at(self, place: Place, end_offset: int, asked: Glance) -> None:
         """A reader is told where a partition ends."""
-        for offset in range(end_offset, asked.end_offsets[place]):
+        entries = self._partitions[place].entries
+        known = (offset for offset, entry in entries.items() if offset >= end_offset and entry.number < asked.entries)
+        for offset in sorted(known):
             self._lose(place, offset, asked.power_losses, f"the log ends at {end_offset}")
 
     def read(
@@ -155,12 +161,13 @@ class Ledger:
         if entry is not None and entry.value != value:
             if entry.power_losses > power_losses:
                 # The answer is older than the power loss after which something else came there.
-                return Entry(value, power_losses)
+                return Entry(value, power_losses, self._entries)
             self._cut(place, offset, power_losses, f"{value!r} is at {offset}")
             entry = None
         if entry is None:
             self._check_place(place, partition, offset, attempt, value, power_losses)
-            entry = partition.entries[offset] = Entry(value, power_losses)
+            entry = partition.entries[offset] = Entry(value, power_losses, self._entries)
+            self._entries += 1
             partition.offsets.setdefault(value, []).append(offset)
         entry.power_losses = max(entry.power_losses, power_losses)
         return entry

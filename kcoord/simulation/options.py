@@ -128,6 +128,7 @@ class Options:
                 "admin": choice((0, 1_000, 5_000)),
                 "rude": choice((0, 60, 200)),
                 "lull": choice((0, 0, 0, 25_000)),
+                "controller": 0,
             },
             static_share=choice((0.0, 0.3, 1.0)),
             producers=choice((0, 1, 2)),
@@ -258,6 +259,11 @@ def _records(options: Options) -> None:
     options.every_ms = {**options.every_ms, "broker": 6_000}
 
 
+def _controller(options: Options) -> None:
+    """The controller crashes again and again, and topics and configs change all the time."""
+    options.every_ms = {**options.every_ms, "controller": 5_000, "topic": 800, "config": 2_000}
+
+
 def _configs(options: Options) -> None:
     """Configs of groups change all the time, and heartbeats are answered from memory."""
     options.protocols, options.heartbeat_interval_ms, options.fast_paths = ("consumer", "consumer"), 500, True
@@ -282,6 +288,7 @@ SCENARIOS: Final[Mapping[str, Callable[[Options], None]]] = {
     "storm": _storm,
     "topics": _topics,
     "configs": _configs,
+    "controller": _controller,
     "records": _records,
     "corners": _corners,
 }

@@ -14,7 +14,7 @@ FAULT_EVENTS: Final = frozenset(
     {
         *("drop", "drop-response", "duplicate", "hold-up", "cut-off", "reset-all", "slow-link", "slow-reader"),
         *("disk-error", "open-failed", "failed", "snapshot-failed", "clean-failed"),
-        *("crash", "stop", "broker-pause", "give-up-shard", "worker-loss", "start-slow-clock"),
+        *("crash", "stop", "broker-pause", "give-up-shard", "worker-loss", "controller-crash", "start-slow-clock"),
         *("member-crash", "member-leave", "member-pause", "subscribe", "freeze", "lull"),
     }
 )

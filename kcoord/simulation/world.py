@@ -232,6 +232,8 @@ class World:
                 self.rude[random.randrange(_RUDE_CLIENTS)].trick(disturbance.seed)
             case "clean":
                 self.broker.clean(random.choice(self.options.own_shards), may_lose_power=random.random() < 0.1)
+            case "controller-crash":
+                self.controller.crash(random)
             case "lull":
                 self._lull(random)
             case _:

@@ -247,6 +247,17 @@ def test_the_ledger_lets_the_power_take_what_was_not_promised() -> None:
         book.ledger.ends_at(FLUSHED, 1, book.ledger.glance())
 
 
+def test_an_answer_may_be_older_than_what_the_ledger_knows() -> None:
+    book = Book()
+    book.acknowledge(CACHED, b"c0", b"c1")
+    book.power_losses += 1
+    asked = book.ledger.glance()
+    book.acknowledge(CACHED, b"c2")
+    book.ledger.ends_at(CACHED, 0, asked)
+    with pytest.raises(ViolationError, match=r"^L-1 "):
+        book.ledger.ends_at(CACHED, 0, book.ledger.glance())
+
+
 def test_the_ledger_takes_a_transaction_as_a_whole() -> None:
     transaction = Transaction()
     book = Book(transaction)
