@@ -71,7 +71,6 @@ class Glance(NamedTuple):
 
     power_losses: int
     entries: int
-    end_offsets: Mapping[Place, int]
 
 
 @dataclass(slots=True)
@@ -79,10 +78,6 @@ class _Partition:
     entries: dict[int, Entry] = field(default_factory=dict)
     offsets: dict[bytes, list[int]] = field(default_factory=dict)
     by_sequence: dict[tuple[str, int], int] = field(default_factory=dict)
-
-    @property
-    def end_offset(self) -> int:
-        return max(self.entries, default=-1) + 1
 
 
 class Ledger:
@@ -97,9 +92,12 @@ class Ledger:
             Place(topic, number): _Partition() for topic in RECORD_TOPICS for number in range(RECORD_PARTITIONS)
         }
 
+    def end_offset(self, place: Place) -> int:
+        """Where the partition ends at least, unless the power is lost."""
+        return max(self._partitions[place].entries, default=-1) + 1
+
     def glance(self) -> Glance:
-        ends = {place: partition.end_offset for place, partition in self._partitions.items()}
-        return Glance(self._power_losses(), self._entries, ends)
+        return Glance(self._power_losses(), self._entries)
 
     # What producers do.
 

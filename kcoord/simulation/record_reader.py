@@ -66,14 +66,16 @@ class RecordReader(SimulatedClient):
         self._rest(self.random.randint(0, _LONGEST_REST_MS))
 
     def settle(self) -> None:
-        self._wanted = dict(self._ledger.glance().end_offsets)
+        self._wanted = {place: self._ledger.end_offset(place) for place in _PLACES}
         self._is_settling = True
         self._rest(0)
 
     def is_settled(self) -> bool:
         """It has read all that there was when the faults ended, unless that was lost with the power."""
-        ends = self._ledger.glance().end_offsets
-        return all(self._positions[place] >= min(end, ends[place]) for place, end in self._wanted.items())
+        return all(
+            self._positions[place] >= end or self._positions[place] >= self._ledger.end_offset(place)
+            for place, end in self._wanted.items()
+        )
 
     def on_timeout(self) -> None:
         self._begin_session()

@@ -47,6 +47,8 @@ class BrokerChecks:
         self._steps = 0
         self._actions = 0
         self._has_acted_once = True
+        self._activity: tuple[SimulatedProcess, int, int] | None = None
+        """What the process had done at the last look."""
 
     def after_step(self) -> None:
         self._steps += 1
@@ -60,6 +62,15 @@ class BrokerChecks:
             raise ViolationError("I-0 no unexpected error", "an operation, timer or task raised an exception")
         self._has_acted_once = process.loop.actions <= self._actions + 1
         self._actions = process.loop.actions
+        activity = process, process.loop.actions, process.loop.turns
+        if activity != self._activity:
+            self._activity = activity
+            self._check_groups(process)
+        if self._steps % _REBUILD_EVERY_STEPS == 0:
+            self.rebuild()
+
+    def _check_groups(self, process: SimulatedProcess) -> None:
+        runtime = process.broker.groups.shards
         for group_id in self._group_ids:
             shard_id = self._broker.group_shard(group_id)
             machine = runtime.machine(shard_id)
@@ -71,8 +82,6 @@ class BrokerChecks:
             if self._seen.get(group_id) != seen:
                 self._seen[group_id] = seen
                 self._check_group(machine, group, group_id)
-        if self._steps % _REBUILD_EVERY_STEPS == 0:
-            self.rebuild()
 
     def group(self, group_id: str) -> Group | None:
         """The group as its shard has it, None while that is not active."""
