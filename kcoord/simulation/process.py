@@ -23,7 +23,6 @@ from kcoord.server.environment import Environment
 from kcoord.server.net.connection import KafkaConnection
 from kcoord.server.process import BrokerProcess
 from kcoord.server.replies import Reply
-from kcoord.server.shards.group_service import GroupService
 from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import MetadataService
 from kcoord.server.shards.shard_service import Clock
@@ -212,16 +211,9 @@ class SimulatedProcess(BrokerProcess):
 
     # What the simulation looks at.
 
-    @property
-    def groups(self) -> GroupService:
-        return self.broker.groups
-
     def machine_of(self, group_id: str) -> GroupCoordinatorShard | None:
         """The state machine that has the group, if it is active."""
         return self.broker.groups.shards.machine(self.simulated.group_shard(group_id))
-
-    def log(self, topic: str, shard_id: int) -> Log | None:
-        return self.folder.internal_log(topic, shard_id)
 
     @property
     def is_quiet(self) -> bool:

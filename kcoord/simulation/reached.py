@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """'Sometimes' assertions: which error branches a run has been through: of the coordinators, of the handlers
-of the APIs that model clients use, and of their services.
+for groups, offsets and transactions, and of their services.
 
 An error branch is an expression `Errors.X` inside a function of these, other than in a comparison. While
 `Reached` is in use, the functions that have such branches run code in which each of them reports itself; production
@@ -26,7 +26,7 @@ HANDLERS: Final = (
     *("offset_commit", "offset_fetch", "offset_delete", "delete_groups", "list_groups", "describe_groups", "metadata"),
     *("init_producer_id", "add_offsets_to_txn", "txn_offset_commit", "end_txn", "describe_transactions"),
 )
-"""Of the APIs that model clients use."""
+"""Of the APIs for groups, offsets and transactions, and Metadata."""
 MODULES: Final = (
     *(f"kcoord.server.api.handlers.{name}" for name in HANDLERS),
     *("kcoord.server.api.fan_out", "kcoord.server.api.known_partitions"),

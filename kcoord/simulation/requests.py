@@ -262,10 +262,10 @@ class _GroupsAlone:
         self._process = process
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._process.groups, name)
+        return getattr(self._process.broker.groups, name)
 
     def call(self, group_id: str, operation: Operation, request: object, context: OperationContext) -> object:
-        return self.call_shard(self._process.groups.shard_of(group_id), operation, request, context)
+        return self.call_shard(self._process.broker.groups.shard_of(group_id), operation, request, context)
 
     def call_shard(self, shard_id: int, operation: Operation, request: object, context: OperationContext) -> object:
         machine = self._process.broker.groups.shards.machine(shard_id)

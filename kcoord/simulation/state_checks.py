@@ -187,7 +187,7 @@ class BrokerChecks:
     def _check_counts(self, process: SimulatedProcess, shard_id: int, machine: GroupCoordinatorShard) -> None:
         """I-29: the counts that metrics show add up."""
         durable, following = process.broker.groups.shards.offsets(shard_id)
-        log = process.log(TOPICS["groups"], shard_id)
+        log = process.folder.internal_log(TOPICS["groups"], shard_id)
         end_offset = log.end_offset if log is not None else 0
         if not durable == following == end_offset:
             text = f"shard {shard_id}: {durable} durable, {following} next, the log ends at {end_offset}"
@@ -200,7 +200,7 @@ class BrokerChecks:
 
     def _rebuilt(self, process: SimulatedProcess, shard_id: int) -> list[tuple[str, GroupCoordinatorShard]]:
         """Fresh state machines, without any planted fault: of the whole log, and of the snapshot where there is one."""
-        log = process.log(TOPICS["groups"], shard_id)
+        log = process.folder.internal_log(TOPICS["groups"], shard_id)
         if log is None:
             return []
         config = self._broker.config
@@ -220,7 +220,7 @@ class BrokerChecks:
         return [(f"shard {shard_id}, {name}", machine) for name, machine in found if machine is not None]
 
     def _rebuilt_transactions(self, process: SimulatedProcess, shard_id: int) -> Mapping[str, object]:
-        log = process.log(TOPICS["transactions"], shard_id)
+        log = process.folder.internal_log(TOPICS["transactions"], shard_id)
         runtime: ShardSet[TransactionCoordinatorShard] = ShardSet(
             lambda _: TransactionCoordinatorShard(self._broker.config, MetadataImage.empty(), 0),
             CoordinatorSerde(TRANSACTION_RECORDS),
