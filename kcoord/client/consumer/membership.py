@@ -366,7 +366,6 @@ class Membership:
         if self._step is None and not self.owned:
             if self.state is MembershipState.FENCED:
                 self._move(MembershipState.JOINING)
-                self._reset_for_join()
             elif self.state is MembershipState.PREPARE_LEAVING:
                 self._move(MembershipState.LEAVING)
                 if not self._leave_is_due:

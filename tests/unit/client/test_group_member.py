@@ -731,7 +731,7 @@ class TestCommits:
             times = broker.asked_at(ApiKey.OFFSET_COMMIT)
             assert {later - earlier for earlier, later in itertools.pairwise(times)} <= {800, 801}
 
-    async def test_automatic_ones_wait_for_a_membership(self) -> None:
+    async def test_automatic_ones_wait_for_a_membership(self, caplog: pytest.LogCaptureFixture) -> None:
         broker = RecordsBroker()
         async with settled(broker, 0, enable_auto_commit=True, auto_commit_interval_ms=100) as consumer:
             await consumer.poll(250)
@@ -747,6 +747,7 @@ class TestCommits:
             count = len(broker.asked(ApiKey.OFFSET_COMMIT))
             await consumer.poll(900)
             assert len(broker.asked(ApiKey.OFFSET_COMMIT)) == count
+            assert caplog.records == [], "nothing that cannot succeed is tried"
 
     async def test_partitions_of_ones_own_are_committed_too(self) -> None:
         async with (
