@@ -99,6 +99,7 @@ class Consumer:
             self._commits,
             self._positions,
             self._updater,
+            self._changed,
         )
 
     # Life.

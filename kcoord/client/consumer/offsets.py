@@ -123,7 +123,8 @@ class GroupOffsetsClient:
             lowest=_FIRST_FETCH_VERSION,
             highest=LAST_VERSION_WITH_NAMES,
         )
-        found = fetched_offsets(response.groups[0])
+        (answer,) = response.groups
+        found = fetched_offsets(answer)
         if isinstance(found, KafkaError):
             if found.error in (Errors.STALE_MEMBER_EPOCH, Errors.UNKNOWN_MEMBER_ID):
                 raise StaleMemberEpochException(f"group {self._group_id}: {found}")

@@ -14,6 +14,7 @@ from kcoord.client.consumer.metadata_updater import MetadataUpdater
 from kcoord.client.consumer.positions import Positions
 from kcoord.client.consumer.session import GroupSession
 from kcoord.client.consumer.subscription import SubscriptionState
+from kcoord.client.signal import Signal
 from kcoord.client.types import TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class ConsumerRebalance:
         commits: CommitManager,
         positions: Positions,
         updater: MetadataUpdater,
+        changed: Signal,
     ) -> None:
         self.membership = membership
         self.session = session
@@ -40,6 +42,7 @@ class ConsumerRebalance:
         self._commits = commits
         self._positions = positions
         self._updater = updater
+        self._changed = changed
         self._topic_names: dict[bytes, str] = {}
 
     async def run(self, deadline: Deadline | None = None) -> None:
@@ -93,6 +96,7 @@ class ConsumerRebalance:
         if step.kind is StepKind.ASSIGN:
             self._subscription.fence_off(names, False)
             self._positions.wake()
+            self._changed.notify()
         else:
             self._subscription.remove(names)
 

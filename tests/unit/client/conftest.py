@@ -4,10 +4,31 @@
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+
+import pytest
 
 from tests.unit.client.virtual_loop import VirtualLoop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], AbstractEventLoop]]:
     return {"virtual time": VirtualLoop}
+
+
+class Middle:
+    """Random numbers without surprise: the middle, and an order that is turned round."""
+
+    def random(self) -> float:
+        return 0.5
+
+    def shuffle(self, items: list[object]) -> None:
+        items.reverse()
+
+
+@pytest.fixture
+def no_surprise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Backoffs have no jitter, and a member's id is known."""
+    monkeypatch.setattr("kcoord.client.cluster.random", SimpleNamespace(Random=Middle))
+    monkeypatch.setattr("kcoord.client.consumer.client.uuid4", lambda: "member")
+    yield

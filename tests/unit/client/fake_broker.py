@@ -47,7 +47,7 @@ class FakeBroker:
         self.arrivals: list[tuple[ApiKey, float]] = []
         self.correlation_ids: list[int] = []
         self.connections: list[asyncio.StreamWriter] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._failure: AssertionError | None = None
         self.port = 0
@@ -68,9 +68,9 @@ class FakeBroker:
         assert self._server is not None
         self._server.close()
         self.hang_up()
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self.tasks, return_exceptions=True)
         if self._failure is not None:
             raise self._failure
 
@@ -92,7 +92,7 @@ class FakeBroker:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        self.tasks.add(task)
         self.connections.append(writer)
         frames = FrameReader(1 << 20)
         try:
@@ -105,7 +105,7 @@ class FakeBroker:
             self._failure = self._failure or error
         finally:
             writer.close()
-            self._tasks.discard(task)
+            self.tasks.discard(task)
 
     async def _answer(self, frame: bytes, writer: asyncio.StreamWriter) -> None:
         header, position = decode_request_header(frame)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Unpack
 
@@ -50,26 +50,13 @@ from kcoord_protocol.messages import (
 )
 from kcoord_protocol.uuid import ZERO_UUID
 from tests.unit.client.fake_broker import NODE_ID, Answer, FakeBroker
-from tests.unit.client.virtual_loop import now_ms, running_loop
+from tests.unit.client.virtual_loop import now_ms, running_loop, took_ms
 
 TOPIC_ID, OTHER_ID = b"T" * 16, b"O" * 16
 ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
-class Middle:
-    """Random numbers without surprise: the middle, and the order as it is."""
-
-    def random(self) -> float:
-        return 0.5
-
-    def shuffle(self, items: list[object]) -> None:
-        items.reverse()
-
-
-@pytest.fixture(autouse=True)
-def no_surprise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("kcoord.client.cluster.random.Random", Middle)
-    yield
+pytestmark = pytest.mark.usefixtures("no_surprise")
 
 
 @asynccontextmanager
@@ -91,17 +78,6 @@ async def two_brokers() -> AsyncIterator[tuple[FakeBroker, FakeBroker]]:
     async with first, second:
         first.peers, second.peers = [second], [first]
         yield first, second
-
-
-async def took_ms(work: Awaitable[object], *errors: type[BaseException]) -> float:
-    """How long the work takes; it ends with one of the errors, if some are given."""
-    before = now_ms()
-    if errors:
-        with pytest.raises(errors):
-            await work
-    else:
-        await work
-    return now_ms() - before
 
 
 class TestTime:

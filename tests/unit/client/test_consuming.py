@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from types import SimpleNamespace
 from typing import Unpack
 
 import pytest
@@ -36,15 +35,10 @@ from kcoord_protocol.record_batch import Record, encode_batch
 from kcoord_protocol.uuid import ZERO_UUID
 from tests.unit.client.fake_broker import FakeBroker
 from tests.unit.client.records_broker import ONE, TOPIC, TOPIC_ID, ZERO, RecordsBroker, numbers
-from tests.unit.client.test_cluster import Middle, cluster_of, took_ms
-from tests.unit.client.virtual_loop import now_ms, run, running_loop
+from tests.unit.client.test_cluster import cluster_of
+from tests.unit.client.virtual_loop import now_ms, quiet, run, running_loop, took_ms
 
-
-@pytest.fixture(autouse=True)
-def no_surprise(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Backoffs without jitter."""
-    monkeypatch.setattr("kcoord.client.cluster.random", SimpleNamespace(Random=Middle))
-    yield
+pytestmark = pytest.mark.usefixtures("no_surprise")
 
 
 @asynccontextmanager
@@ -65,11 +59,6 @@ async def consumer_of(
 
 def offsets(records: Iterable[ConsumerRecord]) -> list[int]:
     return [record.offset for record in records]
-
-
-async def quiet(seconds: float = 5) -> None:
-    """Time for everything that happens by itself."""
-    await asyncio.sleep(seconds)
 
 
 def with_wrong_checksum(batch: bytes) -> bytes:

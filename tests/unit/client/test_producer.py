@@ -748,7 +748,7 @@ class TestLife:
                     future.result()
             await asyncio.sleep(200)
             assert len(broker.produced()) == 2
-            assert len(asyncio.all_tasks()) == 1 + len(broker._tasks)
+            assert len(asyncio.all_tasks()) == 1 + len(broker.tasks)
 
     async def test_a_cluster_that_cannot_be_found(self) -> None:
         producer = Producer(bootstrap_servers="nowhere:1", default_api_timeout_ms=500)

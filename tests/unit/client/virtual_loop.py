@@ -9,8 +9,11 @@ import asyncio
 import selectors
 import ssl
 from asyncio import sslproto
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import nullcontext
 from typing import Any, TypeVar, cast
+
+import pytest
 
 T = TypeVar("T")
 
@@ -193,3 +196,16 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine in a loop of its own, for tests that Hypothesis calls again and again."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
+
+
+async def took_ms(work: Awaitable[object], *errors: type[BaseException]) -> float:
+    """How long the work takes; it ends with one of the errors, if some are given."""
+    before = now_ms()
+    with pytest.raises(errors) if errors else nullcontext():
+        await work
+    return now_ms() - before
+
+
+async def quiet(seconds: float = 5) -> None:
+    """Time for everything that happens by itself."""
+    await asyncio.sleep(seconds)
