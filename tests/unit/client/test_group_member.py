@@ -350,6 +350,24 @@ class TestRebalance:
             assert offsets(await consumer.poll(5000)) == []
             assert events.seen[1:] == [("revoked", frozenset({ZERO}))]
 
+    @pytest.mark.parametrize("what", ["revoked", "lost"])
+    async def test_nothing_is_fetched_from_partitions_while_the_listener_takes_leave_of_them(self, what: str) -> None:
+        broker = RecordsBroker()
+        events = Events(broker)
+        async with settled(broker, 0, listener=events) as consumer:
+            await consumer.position(ZERO)
+            events.seconds = 4
+            if what == "revoked":
+                broker.assigned = []
+            else:
+                broker.errors[HEARTBEAT] = [Errors.UNKNOWN_MEMBER_ID]
+            await poll_until(consumer, lambda: len(events.seen) == 2)
+            assert events.seen[1][0] == what
+            ended = now_ms()
+        times = broker.asked_at(ApiKey.FETCH)
+        assert [time for time in times if time < ended - 4000], "it did before"
+        assert [time for time in times if ended - 4000 + 500 < time < ended] == []
+
     async def test_what_is_consumed_is_committed_before_it_goes(self) -> None:
         broker = RecordsBroker()
         broker.append(ZERO, *numbers(0, 3))
