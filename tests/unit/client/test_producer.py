@@ -40,7 +40,7 @@ from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, Compression, deco
 from kcoord_protocol.uuid import ZERO_UUID
 from tests.unit.client.fake_broker import NODE_ID, Answer, FakeBroker
 from tests.unit.client.log_broker import LOST_ANSWER, LOST_REQUEST, STORED, TOPIC, TOPIC_ID, LogBroker
-from tests.unit.client.virtual_loop import now_ms, run
+from tests.unit.client.virtual_loop import now_ms, run, running_loop
 
 Sent = list[tuple[TopicPartition, str, asyncio.Future[RecordMetadata]]]
 ZERO, ONE = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
@@ -749,6 +749,22 @@ class TestLife:
             await asyncio.sleep(200)
             assert len(broker.produced()) == 2
             assert len(asyncio.all_tasks()) == 1 + len(broker.tasks)
+
+    async def test_close_ends_what_waits_for_a_connection(self) -> None:
+        async with LogBroker() as broker:
+            producer = Producer(bootstrap_servers=broker.address, linger_ms=0)
+            await producer.start()
+            await producer.partitions_for(TOPIC)
+            await producer.send_and_wait(TOPIC, "a", partition=0)
+            broker.handlers[ApiKey.API_VERSIONS] = lambda *_: None
+            broker.hang_up()
+            await asyncio.sleep(1)
+            future = await producer.send(TOPIC, "a", partition=0)
+            await asyncio.sleep(1)
+            await producer.close(timeout_ms=200)
+            assert isinstance(future.exception(), DisconnectException)
+            assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("kcoord")]
+            assert running_loop().connections == set()
 
     async def test_a_cluster_that_cannot_be_found(self) -> None:
         producer = Producer(bootstrap_servers="nowhere:1", default_api_timeout_ms=500)
