@@ -705,6 +705,7 @@ class TestLife:
                     with pytest.raises(IllegalStateException, match="not started, or closed"):
                         await call
                 await producer.close()
+            assert broker.requests == []
             with pytest.raises(IllegalStateException, match="the client is closed"):
                 await producer.start()
 
