@@ -153,7 +153,7 @@ class RealLock:
 
     def release(self) -> None:
         fd, self._fd = self._fd, -1
-        if fd >= 0:
+        if fd != -1:
             self._held.discard(self._path)
             os.close(fd)
 
@@ -175,7 +175,7 @@ class ByteLock:
 
 
 class RealFileSystem:
-    """FileSystem on the operating system."""
+    """FileSystem on the operating system. Programs that this one starts inherit none of its files (PEP 446)."""
 
     __slots__ = ("_byte_files", "_held_bytes", "_held_locks")
 
@@ -186,10 +186,10 @@ class RealFileSystem:
         self._held_bytes: set[tuple[str, int]] = set()
 
     def open_append(self, path: str) -> File:
-        return RealFile(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644), "rb+")
+        return RealFile(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), "rb+")
 
     def open_read(self, path: str) -> File:
-        return RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC), "rb")
+        return RealFile(os.open(path, os.O_RDONLY), "rb")
 
     def list_dir(self, path: str) -> list[str]:
         return sorted(os.listdir(path))
@@ -213,7 +213,7 @@ class RealFileSystem:
         os.rmdir(path)
 
     def rewrite(self, path: str, position: int) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR)
         try:
             while data := os.pread(fd, _REWRITE_BYTES, position):
                 position += os.pwrite(fd, data, position)
@@ -222,7 +222,7 @@ class RealFileSystem:
 
     def write_at(self, path: str, position: int, data: Bytes) -> None:
         rest = memoryview(data)
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR)
         try:
             while rest:
                 written = os.pwrite(fd, rest, position)
@@ -232,7 +232,7 @@ class RealFileSystem:
             os.close(fd)
 
     def sync_dir(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_DIRECTORY)
         try:
             os.fsync(fd)
         finally:
@@ -242,7 +242,7 @@ class RealFileSystem:
         resolved = os.path.realpath(path)
         if resolved in self._held_locks:
             raise _locked(path)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -259,7 +259,7 @@ class RealFileSystem:
             raise _locked(path)
         fd = self._byte_files.get(path)
         if fd is None:
-            fd = self._byte_files[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = self._byte_files[path] = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, position)
         except OSError as error:

@@ -214,10 +214,10 @@ def _frames(file_system: FileSystem, path: str) -> Iterator[bytes]:
     try:
         end = file.size()
         at = 0
-        while at + _FRAME.size <= end:
-            crc, size = _FRAME.unpack(file.read_at(at, _FRAME.size))
+        while len(frame := file.read_at(at, _FRAME.size)) == _FRAME.size:
+            crc, size = _FRAME.unpack(frame)
             at += _FRAME.size
-            if not 0 < size <= end - at:
+            if not size or size > end - at:
                 return
             body = file.read_at(at, size)
             if crc32c(body) != crc:

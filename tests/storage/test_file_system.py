@@ -218,9 +218,25 @@ def test_fault_hook_sees_every_change() -> None:
     file.write(b"abc")
     file.datasync()
     file.truncate(1)
+    file.read_at(0, 1)
+    fs.rewrite("d/f", 0)
+    fs.write_at("d/f", 0, b"xy")
     fs.rename("d/f", "d/g")
     fs.remove("d/g")
     fs.sync_dir("d")
+    fs.remove_dir("d")
     kinds = [operation.kind for operation in seen]
-    assert kinds == ["make_dirs", "create", "write", "datasync", "truncate", "rename", "remove", "sync_dir"]
+    changes = ["make_dirs", "create", "write", "datasync", "truncate", "read_at", "rewrite", "write_at"]
+    assert kinds == [*changes, "rename", "remove", "sync_dir", "remove"]
+    assert [operation.size for operation in seen if operation.kind == "write_at"] == [2]
     assert fs.operations == len(seen)
+    seen.clear()
+    fs.lock("lock")
+    fs.lock_byte("bytes", 7)
+    assert [operation.kind for operation in seen] == ["lock", "create", "lock", "create"]
+    assert fs.list_dir("") == ["bytes", "lock"]
+    fs.crash()
+    fs.crash()
+    assert fs.crashes == 2
+    with pytest.raises(OSError, match="crashed"):
+        file.size()

@@ -4,11 +4,21 @@
 from __future__ import annotations
 
 import errno
+import random
+from copy import deepcopy
 
 import pytest
 
 from kcoord.storage.file_system import read_file, write_file_atomically
-from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, TornWrite, keep_everything
+from kcoord.storage.memory_file_system import (
+    Keep,
+    MemoryFileSystem,
+    Operation,
+    TornWrite,
+    keep_everything,
+    keep_nothing,
+    no_fault,
+)
 
 
 def synced(content: bytes = b"old") -> MemoryFileSystem:
@@ -124,6 +134,62 @@ def test_a_torn_write_leaves_its_first_bytes() -> None:
     with pytest.raises(OSError, match="full"):
         file.write(b"new")
     assert file.read_at(0, 100) == b"oldne"
+
+
+def crashed(fs: MemoryFileSystem, keep: Keep) -> bytes:
+    again = deepcopy(fs)
+    again.crash(keep)
+    return read_file(again, "f")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_byte_is_kept_or_lost_by_itself(seed: int) -> None:
+    """A model of bytes: where a failed sync dropped one, later syncs write a zero until it is written again."""
+    rng = random.Random(seed)
+    fs = synced(b"")
+    file = fs.open_append("f")
+    seen, durable, dropped = bytearray(), bytearray(), set[int]()
+    changed_from: int | None = None
+    for _ in range(25):
+        kind = rng.choice(["write", "write", "write_at", "truncate", "sync", "fail", "rewrite"])
+        position = rng.randint(0, len(seen))
+        data = rng.randbytes(rng.randint(1, 5)).replace(b"\0", b"x")
+        if kind == "write":
+            position = len(seen)
+            file.write(data)
+            seen += data
+        elif kind == "write_at":
+            fs.write_at("f", position, data)
+            seen[position : position + len(data)] = data
+            dropped -= set(range(position, position + len(data)))
+        elif kind == "truncate":
+            file.truncate(position)
+            if position == len(seen):
+                continue
+            del seen[position:]
+            dropped = {place for place in dropped if place < position}
+        elif kind == "rewrite":
+            fs.rewrite("f", position)
+            dropped = {place for place in dropped if place < position}
+        elif kind == "sync":
+            file.datasync()
+            if changed_from is not None:
+                durable = bytearray(0 if place in dropped else byte for place, byte in enumerate(seen))
+            changed_from = None
+            continue
+        else:
+            fs.fault = lambda operation: OSError(errno.EIO, "planted")
+            with pytest.raises(OSError, match="planted"):
+                file.datasync()
+            fs.fault = no_fault
+            if changed_from is not None:
+                dropped |= set(range(changed_from, len(seen)))
+            continue
+        changed_from = position if changed_from is None else min(changed_from, position)
+        assert read_file(fs, "f") == seen
+        assert crashed(fs, keep_nothing) == durable
+        kept = seen if changed_from < len(seen) or len(seen) < len(durable) else durable
+        assert crashed(fs, keep_everything) == kept
 
 
 def test_old_handles_and_locks_do_not_outlive_a_crash() -> None:

@@ -17,6 +17,7 @@ from kcoord.storage.snapshot import (
     remove_snapshot,
     write_snapshot,
 )
+from kcoord_protocol.batch_header import crc32c
 from kcoord_protocol.record_batch import BATCH_OVERHEAD_BYTES, Record, decode_header, encode_batch
 from tests.storage.support import DIRECTORY, MachineCrash, batch, crash_at, filled_log, open_log
 
@@ -52,7 +53,7 @@ def test_none_is_no_error(file_system: MemoryFileSystem) -> None:
 def test_d10_every_flipped_bit_is_found(file_system: MemoryFileSystem) -> None:
     """D-10."""
     write_snapshot(file_system, DIRECTORY, NEW)
-    for bit in range(0, file_system.size(PATH) * 8, 5):
+    for bit in range(file_system.size(PATH) * 8):
         file_system.damage(PATH, lambda data, bit=bit: _flipped(data, bit))  # type: ignore[misc]
         with pytest.raises(SnapshotError):
             read_snapshot(file_system, DIRECTORY)
@@ -71,10 +72,25 @@ def test_d10_every_shorter_and_a_longer_file_is_refused(file_system: MemoryFileS
     whole = file_system.open_read(PATH).read_at(0, 10_000)
     for size in range(len(whole)):
         file_system.damage(PATH, lambda data, size=size: whole[:size])  # type: ignore[misc]
-        with pytest.raises(SnapshotError):
+        with pytest.raises(SnapshotError, match="too few" if size < 38 else "ends within a chunk|CRC of the chunk"):
             read_snapshot(file_system, DIRECTORY)
     file_system.damage(PATH, lambda data: whole + b"\0")
     with pytest.raises(SnapshotError):
+        read_snapshot(file_system, DIRECTORY)
+
+
+@pytest.mark.parametrize("start", [b"KCSHARD\n\0\2", b"KCSHARE\n\0\1"])
+def test_another_version_or_another_file_is_refused_although_it_is_whole(
+    file_system: MemoryFileSystem, start: bytes
+) -> None:
+    write_snapshot(file_system, DIRECTORY, NEW)
+
+    def changed(data: bytes) -> bytes:
+        header = start + data[10:34]
+        return header + crc32c(header).to_bytes(4, "big") + data[38:]
+
+    file_system.damage(PATH, changed)
+    with pytest.raises(SnapshotError, match="no snapshot of version 1"):
         read_snapshot(file_system, DIRECTORY)
 
 

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a data folder, alone or shared by workers, remembers of its partitions, and what it forgets at which moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from kcoord.storage.checkpoints import (
+    CLEAN_SHUTDOWN_FILE,
+    CLEANER_OFFSET_FILE,
+    LOG_START_OFFSET_FILE,
+    RECOVERY_POINT_FILE,
+    TopicPartition,
+    read_offset_checkpoint,
+    write_offset_checkpoint,
+)
+from kcoord.storage.file_system import make_durable_dirs
+from kcoord.storage.handover import Handover, has_handover, remove_handover, write_handover
+from kcoord.storage.journal import Extent
+from kcoord.storage.log import Log
+from kcoord.storage.log_dir import Identity, LogDir
+from kcoord.storage.memory_file_system import MemoryFileSystem, keep_everything
+from kcoord.storage.worker_checkpoints import (
+    merge_worker_checkpoints,
+    read_merged_checkpoint,
+    read_sockets_folder,
+    write_sockets_folder,
+)
+from kcoord.storage.worker_log_dir import SharedLogDir, WorkerLogDir
+from tests.storage.support import NOW_MS, batch, new_config
+
+ROOT = "var/kafka"
+ME = Identity("cluster-1", 1, "directory-1")
+A, B = ("a", 0), ("b", 0)
+
+
+@pytest.fixture
+def fs() -> MemoryFileSystem:
+    return MemoryFileSystem()
+
+
+def take(fs: MemoryFileSystem) -> LogDir:
+    return LogDir.open(fs, ROOT, ME)
+
+
+def share(fs: MemoryFileSystem) -> SharedLogDir:
+    return SharedLogDir.open(fs, ROOT, ME)
+
+
+def join(shared: SharedLogDir, number: int, *, is_restart: bool = False) -> WorkerLogDir:
+    return WorkerLogDir.join(shared, number, is_restart=is_restart)
+
+
+def opened(log_dir: LogDir, key: TopicPartition, count: int = 0, start: int = 0) -> Log:
+    log = log_dir.open_log(*key, new_config(), NOW_MS)
+    for offset in range(log.end_offset, log.end_offset + count):
+        log.append(batch(offset), now_ms=NOW_MS)
+    log.advance_start_offset(max(start, log.start_offset))
+    return log
+
+
+def known(log_dir: LogDir, key: TopicPartition) -> tuple[int, int, int]:
+    """Recovery point, start and cleaned offset."""
+    recovery = log_dir.recovery_of(*key)
+    return recovery.recovery_point, recovery.start_offset, log_dir.cleaned_offset(*key)
+
+
+def stored(fs: MemoryFileSystem, name: str, folder: str = ROOT) -> dict[TopicPartition, int]:
+    return read_offset_checkpoint(fs, f"{folder}/{name}")
+
+
+def store(fs: MemoryFileSystem, folder: str, checkpoints: Mapping[str, dict[TopicPartition, int]]) -> None:
+    make_durable_dirs(fs, folder)
+    for name, offsets in checkpoints.items():
+        write_offset_checkpoint(fs, f"{folder}/{name}", offsets)
+
+
+def die(worker: WorkerLogDir) -> None:
+    worker._lock.release()
+    worker._unlock(list(worker._locks))
+
+
+# -- one process -------------------------------------------------------------------------------------------------------
+
+
+def test_the_end_of_the_marker_is_durable_before_anything_is_written(fs: MemoryFileSystem) -> None:
+    log_dir = take(fs)
+    opened(log_dir, A, 1)
+    assert log_dir.close()
+    assert take(fs).had_clean_shutdown
+    fs.crash()
+    assert not take(fs).had_clean_shutdown
+
+
+@pytest.mark.parametrize("name", [RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE, CLEANER_OFFSET_FILE])
+def test_what_any_checkpoint_says_of_a_missing_folder_is_forgotten(fs: MemoryFileSystem, name: str) -> None:
+    store(fs, ROOT, {name: {A: 7}})
+    log_dir = take(fs)
+    assert log_dir.noted() == []
+    assert known(log_dir, A) == (0, 0, 0)
+    if name != CLEANER_OFFSET_FILE:
+        assert stored(fs, name) == {}
+
+
+def test_partitions_are_noted_by_either_checkpoint(fs: MemoryFileSystem) -> None:
+    for topic in "ab":
+        make_durable_dirs(fs, f"{ROOT}/{topic}-0")
+    store(fs, ROOT, {RECOVERY_POINT_FILE: {A: 7}, LOG_START_OFFSET_FILE: {B: 3}})
+    assert take(fs).noted() == [A, B]
+
+
+@pytest.mark.parametrize("name", [RECOVERY_POINT_FILE, LOG_START_OFFSET_FILE])
+def test_a_new_partition_inherits_nothing_of_an_older_one_of_its_name(fs: MemoryFileSystem, name: str) -> None:
+    make_durable_dirs(fs, f"{ROOT}/a-0")
+    store(fs, ROOT, {name: {A: 7}, CLEANER_OFFSET_FILE: {A: 5}})
+    log_dir = take(fs)
+    operations = fs.operations
+    log_dir.forget(*B)
+    assert fs.operations == operations, "there is nothing to forget"
+    log_dir.forget(*A)
+    assert known(log_dir, A) == (0, 0, 0)
+    assert stored(fs, name) == {}
+
+
+def test_a_folder_that_goes_while_the_broker_runs_leaves_nothing_behind(fs: MemoryFileSystem) -> None:
+    log_dir = take(fs)
+    opened(log_dir, A, 5, 2).delete()
+    log_dir.note_durable()
+    assert opened(log_dir, A).start_offset == 0
+
+
+def test_deleted_partitions_have_folders_of_their_own_and_no_offsets(fs: MemoryFileSystem) -> None:
+    log_dir = take(fs)
+    for key in (A, B):
+        opened(log_dir, key, 3).close()
+        log_dir.note_cleaned(*key, 2)
+    folders = log_dir.delete_partitions([(*A, "1" * 32), (*B, "2" * 32)])
+    assert folders == [f"{ROOT}/a-0.{'1' * 32}-delete", f"{ROOT}/b-0.{'2' * 32}-delete"]
+    assert [fs.exists(folder) for folder in folders] == [True, True]
+    assert known(log_dir, A) == known(log_dir, B) == (0, 0, 0)
+    fs.crash()
+    assert take(fs).partitions() == []
+
+
+def test_the_smallest_start_that_was_moved_is_stored(fs: MemoryFileSystem) -> None:
+    log_dir = take(fs)
+    opened(log_dir, A, 2, 1)
+    opened(log_dir, B, 2)
+    log_dir.checkpoint()
+    assert stored(fs, LOG_START_OFFSET_FILE) == {A: 1}
+    fs.crash()
+    assert take(fs).recovery_of(*A).start_offset == 1
+
+
+def test_a_log_that_another_leader_left_is_opened_as_that_says(fs: MemoryFileSystem) -> None:
+    """Not as this process knew it: its own use of the log was longer ago."""
+    log_dir = take(fs)
+    log = opened(log_dir, A, 5)
+    log.close()
+    write_handover(fs, f"{ROOT}/a-0", Handover(4, 3, 2, is_clean=False))
+    assert opened(log_dir, A).start_offset == 3
+    assert known(log_dir, A) == (5, 3, 2)
+    assert (stored(fs, RECOVERY_POINT_FILE), stored(fs, LOG_START_OFFSET_FILE)) == ({A: 5}, {A: 3})
+    assert not has_handover(fs, f"{ROOT}/a-0")
+
+
+def test_a_handover_that_was_taken_does_not_come_back(fs: MemoryFileSystem) -> None:
+    make_durable_dirs(fs, f"{ROOT}/a-0")
+    write_handover(fs, f"{ROOT}/a-0", Handover(1, 0, 0, is_clean=True))
+    fs.crash()
+    assert has_handover(fs, f"{ROOT}/a-0")
+    remove_handover(fs, f"{ROOT}/a-0")
+    fs.crash()
+    assert not has_handover(fs, f"{ROOT}/a-0")
+
+
+def test_what_was_handed_over_is_not_in_the_checkpoints_any_more(fs: MemoryFileSystem) -> None:
+    log_dir = take(fs)
+    for key in (A, B):
+        opened(log_dir, key, 3, 1)
+    log_dir.checkpoint()
+    log_dir.hand_over([A])
+    assert (stored(fs, RECOVERY_POINT_FILE), stored(fs, LOG_START_OFFSET_FILE)) == ({B: 3}, {B: 1})
+    assert known(log_dir, A) == (0, 0, 0)
+
+
+def test_a_closed_log_needs_no_journal(fs: MemoryFileSystem) -> None:
+    log_dir = take(fs)
+    log_dir.note_closed("a-0")
+    log = opened(log_dir, A)
+    log.flush()
+    journal = log_dir.begin_journal()
+    journal.write([Extent("a-0", 0, 0, batch(0))])
+    journal.sync()
+    fs.crash(keep_everything)
+    log_dir = take(fs)
+    assert log_dir.restored_bytes == len(batch(0))
+    log = opened(log_dir, A)
+    log.flush()
+    journal = log_dir.begin_journal()
+    journal.write([Extent("a-0", 0, log.size_bytes, batch(1))])
+    journal.sync()
+    log_dir.note_closed("a-0")
+    fs.crash()
+    assert take(fs).restored_bytes == 0
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_starts_again_has_not_ended_in_an_orderly_way(fs: MemoryFileSystem) -> None:
+    shared = share(fs)
+    join(shared, 0).close()
+    marker = f"{ROOT}/.workers/0/{CLEAN_SHUTDOWN_FILE}"
+    assert fs.exists(marker)
+    join(shared, 0)
+    assert not fs.exists(marker)
+
+
+INHERITED: list[dict[str, dict[TopicPartition, int]]] = [
+    {RECOVERY_POINT_FILE: {A: 5}},
+    {LOG_START_OFFSET_FILE: {A: 3}},
+    {RECOVERY_POINT_FILE: {A: 5}, LOG_START_OFFSET_FILE: {A: 3}, CLEANER_OFFSET_FILE: {A: 4}},
+]
+
+
+def inherited(fs: MemoryFileSystem, checkpoints: Mapping[str, dict[TopicPartition, int]]) -> SharedLogDir:
+    make_durable_dirs(fs, f"{ROOT}/a-0")
+    store(fs, ROOT, checkpoints)
+    return share(fs)
+
+
+@pytest.mark.parametrize("checkpoints", INHERITED)
+def test_a_worker_forgets_durably_what_it_inherited(
+    fs: MemoryFileSystem, checkpoints: dict[str, dict[TopicPartition, int]]
+) -> None:
+    """Zero in its own checkpoints says that those of the folder are out of date."""
+    worker = join(inherited(fs, checkpoints), 0)
+    operations = fs.operations
+    worker.forget(*B)
+    assert fs.operations == operations, "there is nothing to forget"
+    worker.forget(*A)
+    assert known(worker, A) == (0, 0, 0)
+    assert read_merged_checkpoint(fs, ROOT, LOG_START_OFFSET_FILE) == {}
+    assert read_merged_checkpoint(fs, ROOT, RECOVERY_POINT_FILE) == {A: 0}
+
+
+def test_a_worker_forgets_what_it_noted_itself(fs: MemoryFileSystem) -> None:
+    worker = join(share(fs), 0)
+    opened(worker, A, 3, 1)
+    worker.checkpoint()
+    worker.forget(*A)
+    assert known(worker, A) == (0, 0, 0)
+    assert stored(fs, LOG_START_OFFSET_FILE, f"{ROOT}/.workers/0") == {A: 0}
+
+
+@pytest.mark.parametrize("end", ["delete", "hand over"])
+def test_a_partition_that_went_is_known_neither_from_its_log_nor_from_the_folder(
+    fs: MemoryFileSystem, end: str
+) -> None:
+    worker = join(inherited(fs, {**INHERITED[2], RECOVERY_POINT_FILE: {A: 0}, LOG_START_OFFSET_FILE: {A: 0}}), 0)
+    opened(worker, A, 6, 2).close()
+    if end == "delete":
+        worker.delete_partitions([(*A, "0" * 32)])
+    else:
+        worker.hand_over([A])
+    assert known(worker, A) == (0, 0, 0)
+
+
+def test_what_a_worker_learned_is_newer_than_what_the_folder_said(fs: MemoryFileSystem) -> None:
+    shared = inherited(fs, {RECOVERY_POINT_FILE: {A: 1, B: 1}, LOG_START_OFFSET_FILE: {A: 1}})
+    store(
+        fs,
+        f"{ROOT}/.workers/0",
+        {RECOVERY_POINT_FILE: {A: 5}, LOG_START_OFFSET_FILE: {A: 3}, CLEANER_OFFSET_FILE: {A: 4}},
+    )
+    assert known(join(shared, 0, is_restart=True), A) == (5, 3, 4)
+    assert known(join(shared, 1), A) == (1, 1, 0)
+
+
+def test_the_start_that_a_dead_leader_left_is_durable_with_the_next(fs: MemoryFileSystem) -> None:
+    """It counts for the log that was gained, and not for a later one of its name."""
+    shared = share(fs)
+    old, new = join(shared, 0), join(shared, 1)
+    opened(old, A, 5, 2)
+    opened(old, B, 5)
+    old.note_starts()
+    old.write_starts()
+    die(old)
+    folder = f"{ROOT}/.workers/1"
+    new.note_gained(*B)
+    opened(new, B)
+    assert not fs.exists(f"{folder}/{LOG_START_OFFSET_FILE}"), "there was nothing to learn"
+    new.note_gained(*A)
+    assert opened(new, A).start_offset == 2
+    assert stored(fs, LOG_START_OFFSET_FILE, folder)[A] == 2
+    assert stored(fs, RECOVERY_POINT_FILE, folder)[A] == 5
+    new.delete_partitions([(*A, "0" * 32)])
+    assert opened(new, A).start_offset == 0
+
+
+@pytest.mark.parametrize(("had_clean_shutdown", "had_crash"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize("opens_all", [True, False])
+def test_a_folder_is_trusted_if_its_logs_were_whole_and_stayed_so(
+    fs: MemoryFileSystem, had_clean_shutdown: bool, had_crash: bool, opens_all: bool
+) -> None:
+    shared = share(fs)
+    worker = join(shared, 0)
+    opened(worker, A, 1)
+    opened(worker, B, 1)
+    worker.close()
+    shared.close_after_workers(1, had_crash=False)
+    if not had_clean_shutdown:
+        fs.remove(f"{ROOT}/{CLEAN_SHUTDOWN_FILE}")
+        fs.remove(f"{ROOT}/{RECOVERY_POINT_FILE}")
+    shared = share(fs)
+    assert shared.had_clean_shutdown == had_clean_shutdown
+    worker = join(shared, 0, is_restart=had_crash)
+    opened(worker, A)
+    if opens_all:
+        opened(worker, B)
+    assert worker.close()
+    assert shared.close_after_workers(1, had_crash=had_crash) == (opens_all or (had_clean_shutdown and not had_crash))
+
+
+def test_where_the_sockets_of_the_workers_are(fs: MemoryFileSystem) -> None:
+    make_durable_dirs(fs, ROOT)
+    assert read_sockets_folder(fs, ROOT) is None
+    write_sockets_folder(fs, ROOT, "/run/kcoord-1")
+    fs.crash()
+    assert read_sockets_folder(fs, ROOT) == "/run/kcoord-1"
+    merge_worker_checkpoints(fs, ROOT)
+    assert read_sockets_folder(fs, ROOT) is None
+
+
+def test_the_smallest_offset_of_a_worker_counts_in_the_merged_checkpoint(fs: MemoryFileSystem) -> None:
+    store(fs, f"{ROOT}/.workers/0", {LOG_START_OFFSET_FILE: {A: 1, B: 0}})
+    assert read_merged_checkpoint(fs, ROOT, LOG_START_OFFSET_FILE) == {A: 1}
