@@ -290,7 +290,7 @@ def parent(path: str) -> str:
 def write_all(file: File, data: Bytes) -> None:
     """Append all of `data`, however many writes that takes."""
     taken = file.write(data)
-    if taken < len(data):
+    if taken != len(data):
         write_rest(file, data, taken)
 
 

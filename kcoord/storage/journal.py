@@ -128,7 +128,7 @@ class Journal:
         frame = _FRAME.pack(crc32c(body), len(body)) + body
         self._is_torn = True
         taken = self._file.write(frame)
-        if taken < len(frame):
+        if taken != len(frame):
             write_rest(self._file, frame, taken)
         self._is_torn = False
         self._size += len(frame)

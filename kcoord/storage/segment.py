@@ -194,7 +194,7 @@ class Segment:
         self.is_unsynced = True
         try:
             taken = self._pinned.write(data)
-            if taken < len(data):
+            if taken != len(data):
                 write_rest(self._pinned, data, taken)
         except OSError as error:
             try:

@@ -13,7 +13,7 @@ from kcoord.storage.errors import CorruptLogError, LogFailedError, StorageError
 from kcoord.storage.file_system import read_file
 from kcoord.storage.index import MAX_RELATIVE_OFFSET
 from kcoord.storage.log import Log
-from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, keep_everything, no_fault
+from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, ShortWrite, keep_everything, no_fault
 from kcoord_protocol.record_batch import encode_batch
 from tests.storage.cleaning import Writer, clean, offsets_left
 from tests.storage.support import (
@@ -211,40 +211,34 @@ def two_to_clean(interval_bytes: int = 0) -> tuple[MemoryFileSystem, Log]:
     return fs, writer.log
 
 
-def failing(is_meant: Callable[[Operation], bool]) -> Callable[[Operation], BaseException | None]:
-    """The first operation that is meant fails, and all that are like it."""
-    return lambda operation: OSError(errno.EIO, "planted") if is_meant(operation) else None
+def failing(kind: str, suffix: str = "", number: int | None = None) -> Callable[[Operation], BaseException | None]:
+    """Operations of the kind on files with the suffix fail, or only the one with the number."""
+    count = 0
 
+    def fault(operation: Operation) -> BaseException | None:
+        nonlocal count
+        if operation.kind != kind or not operation.path.endswith(suffix):
+            return None
+        count += 1
+        return OSError(errno.EIO, "planted") if number in (None, count) else None
 
-def renames(old: str) -> Callable[[Operation], bool]:
-    return lambda operation: operation.kind == "rename" and operation.path.endswith(old)
-
-
-def nth_sync(number: int) -> Callable[[Operation], bool]:
-    seen = 0
-
-    def is_meant(operation: Operation) -> bool:
-        nonlocal seen
-        seen += operation.kind == "sync_dir"
-        return operation.kind == "sync_dir" and seen == number
-
-    return is_meant
+    return fault
 
 
 @pytest.mark.parametrize(
-    ("is_meant", "has_failed"),
+    ("kind", "suffix", "number", "has_failed"),
     [
-        (renames(".timeindex.cleaned"), False),
-        (renames(".log.cleaned"), False),
-        (nth_sync(1), False),
-        (nth_sync(2), False),
-        (renames(f"{0:020d}.log"), True),
-        (renames(f"{2:020d}.timeindex"), True),
-        (nth_sync(3), True),
-        (renames(".timeindex.swap"), True),
-        (renames(".log.swap"), True),
-        (nth_sync(4), True),
-        (lambda operation: operation.kind == "remove" and operation.path.endswith(".deleted"), False),
+        ("rename", ".timeindex.cleaned", None, False),
+        ("rename", ".log.cleaned", None, False),
+        ("sync_dir", "", 1, False),
+        ("sync_dir", "", 2, False),
+        ("rename", f"{0:020d}.log", None, True),
+        ("rename", f"{2:020d}.timeindex", None, True),
+        ("sync_dir", "", 3, True),
+        ("rename", ".timeindex.swap", None, True),
+        ("rename", ".log.swap", None, True),
+        ("sync_dir", "", 4, True),
+        ("remove", ".deleted", None, False),
     ],
     ids=[
         "announce, first",
@@ -261,11 +255,11 @@ def nth_sync(number: int) -> Callable[[Operation], bool]:
     ],
 )
 def test_an_error_undoes_a_replacement_or_fails_the_log(
-    is_meant: Callable[[Operation], bool], has_failed: bool
+    kind: str, suffix: str, number: int | None, has_failed: bool
 ) -> None:
     """Before readers go to the new segment the old ones are in place; afterwards the log has to be opened again."""
     fs, log = two_to_clean()
-    fs.fault = failing(is_meant)
+    fs.fault = failing(kind, suffix, number)
     with pytest.raises(OSError, match="planted"):
         clean(log, fs)
     fs.fault = no_fault
@@ -285,7 +279,7 @@ def test_an_error_undoes_a_replacement_or_fails_the_log(
 
 def test_an_undo_leaves_no_swap_file_and_lets_segments_be_deleted() -> None:
     fs, log = two_to_clean()
-    fs.fault = failing(nth_sync(2))
+    fs.fault = failing("sync_dir", number=2)
     with pytest.raises(OSError, match="planted"):
         clean(log, fs)
     fs.fault = no_fault
@@ -295,7 +289,7 @@ def test_an_undo_leaves_no_swap_file_and_lets_segments_be_deleted() -> None:
 
 def test_after_an_error_before_the_announcement_segments_may_be_deleted() -> None:
     fs, log = two_to_clean()
-    fs.fault = failing(renames(".index.cleaned"))
+    fs.fault = failing("rename", ".index.cleaned")
     with pytest.raises(OSError, match="planted"):
         clean(log, fs)
     fs.fault = no_fault
@@ -305,10 +299,8 @@ def test_after_an_error_before_the_announcement_segments_may_be_deleted() -> Non
 def test_a_replacement_that_cannot_even_be_undone_fails_the_log() -> None:
     """A .swap file that stays would take the place of the old segments at the next start."""
     fs, log = two_to_clean()
-    is_second = nth_sync(2)
-    fs.fault = failing(
-        lambda operation: is_second(operation) or (operation.path.endswith(".swap") and operation.kind == "remove")
-    )
+    sync_fails, remove_fails = failing("sync_dir", number=2), failing("remove", ".swap")
+    fs.fault = lambda operation: sync_fails(operation) or remove_fails(operation)
     with pytest.raises(OSError, match="planted"):
         clean(log, fs)
     fs.fault = no_fault
@@ -419,6 +411,11 @@ def test_an_append_larger_than_a_segment_stays_in_an_empty_one() -> None:
     log = open_log(MemoryFileSystem(), new_config(segment_bytes=10))
     assert not log.append(batch(0), now_ms=NOW_MS).rolled
     assert log.append(batch(1), now_ms=NOW_MS).rolled
+
+
+def test_an_append_goes_on_after_a_short_write() -> None:
+    fs = MemoryFileSystem(fault=lambda operation: ShortWrite(50) if operation.kind == "write" else None)
+    assert content(filled_log(fs, [batch(0, 9), batch(9)])) == [batch(0, 9), batch(9)]
 
 
 def test_a_segment_goes_when_the_next_one_begins_at_the_start_of_the_log() -> None:

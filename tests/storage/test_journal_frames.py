@@ -21,7 +21,7 @@ from kcoord.storage.journal import (
     restore,
 )
 from kcoord.storage.log import AppendInfo
-from kcoord.storage.memory_file_system import MemoryFileSystem, keep_everything, no_fault
+from kcoord.storage.memory_file_system import MemoryFileSystem, ShortWrite, keep_everything, no_fault
 from kcoord_protocol.batch_header import crc32c
 from tests.storage.support import LOG_FILE
 
@@ -65,6 +65,14 @@ def test_a_journal_is_a_row_of_frames(fs: MemoryFileSystem) -> None:
     journal.write([FIRST])
     assert read_file(fs, JOURNAL) == frame(FIRST, SECOND) + frame(FIRST)
     assert journal.size_bytes == fs.size(JOURNAL)
+
+
+def test_a_journal_goes_on_after_short_writes(fs: MemoryFileSystem) -> None:
+    journal = Journal(fs, JOURNAL)
+    fs.fault = lambda operation: ShortWrite(7) if operation.kind == "write" else None
+    journal.write([FIRST])
+    journal.write([SECOND])
+    assert read_file(fs, JOURNAL) == frame(FIRST) + frame(SECOND)
 
 
 @pytest.mark.parametrize(

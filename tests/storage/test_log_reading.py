@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcoord.storage.errors import CorruptLogError
+from kcoord.storage.errors import CorruptLogError, OffsetOutOfRangeError
 from kcoord.storage.file_cache import FileCache
 from kcoord.storage.log import Log
 from kcoord.storage.memory_file_system import MemoryFileSystem, Operation, no_fault
@@ -304,6 +304,14 @@ def test_segments_that_overlap_are_noticed_where_all_batches_are_read(first: int
         with pytest.raises(CorruptLogError) as raised:
             list(log.batches())
         assert (raised.value.position, raised.value.offset) == (0, 6)
+
+
+@pytest.mark.parametrize("offset", [1, 7])
+def test_an_offset_outside_of_the_log_is_told_with_its_bounds(offset: int) -> None:
+    log = filled_log(MemoryFileSystem(), [batch(0, 6)])
+    log.advance_start_offset(2)
+    with pytest.raises(OffsetOutOfRangeError, match=f"^offset {offset} is outside the log, which holds 2 to 6$"):
+        log.read(offset, 1)
 
 
 def test_the_first_of_equal_timestamps_counts() -> None:

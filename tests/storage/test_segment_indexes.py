@@ -134,7 +134,7 @@ def test_index_files_are_those_of_a_log_that_nothing_interrupted(
 @pytest.mark.parametrize("path", [INDEX_FILE, TIME_INDEX_FILE])
 @pytest.mark.parametrize("is_clean", [False, True])
 def test_a_closed_segment_gets_new_index_files_if_one_is_missing(path: str, is_clean: bool) -> None:
-    data = [batch(offset, timestamp_ms=10 + offset) for offset in range(9)]
+    data = [batch(offset, timestamp_ms=10 + offset) for offset in range(10)]
     fs = MemoryFileSystem()
     log = filled_log(fs, data, new_config(index_interval_bytes=100))
     log.roll(NOW_MS)
@@ -142,7 +142,7 @@ def test_a_closed_segment_gets_new_index_files_if_one_is_missing(path: str, is_c
     before = files(fs)
     assert before == expected_files(data, 100)
     fs.remove(path)
-    log = open_log(fs, new_config(index_interval_bytes=100), recovery_point=9 if is_clean else 0, clean=is_clean)
+    log = open_log(fs, new_config(index_interval_bytes=100), recovery_point=10 if is_clean else 0, clean=is_clean)
     assert log.offset_for_timestamp(12) is not None
     assert log.read(5, 1)[:8] == (5).to_bytes(8, "big")
     assert files(fs) == before
