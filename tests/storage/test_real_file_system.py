@@ -44,7 +44,15 @@ def test_reads_and_writes_go_on_where_the_system_takes_or_gives_less(
     monkeypatch.setattr(os, "pwrite", lambda fd, data, position: pwrite(fd, bytes(data[:2]), position))
     fs.write_at(path, 3, b"abcde")
     assert read_file(fs, path) == b"012abcde89"
+    rewritten: list[tuple[bytes, int]] = []
+
+    def write_little(fd: int, data: bytes, position: int) -> int:
+        rewritten.append((data[:4], position))
+        return pwrite(fd, data[:4], position)
+
+    monkeypatch.setattr(os, "pwrite", write_little)
     fs.rewrite(path, 1)
+    assert rewritten == [(b"12ab", 1), (b"cde8", 5), (b"9", 9)]
     assert read_file(fs, path) == b"012abcde89"
 
 
