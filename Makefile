@@ -106,7 +106,7 @@ vectors: $(RUN) ## decode and encode the byte vectors of Apache Kafka 4.3.1's an
 schemas-check: $(RUN) ## compare schemas/ with the wire layouts of Apache Kafka 4.4.0 (needs SHARED=../shared)
 	$(BIN)/python $(SHARED)/tools/check_schemas.py schemas $(SHARED)/kafka-facts-4.4.0
 
-bench: $(DEV) ## figures of docs/performance.md, about 10 minutes (ARGS="requests storm --json FILE" for some)
+bench: $(DEV) ## figures of docs/performance.md, about 15 minutes (ARGS="requests storm --json FILE" for some)
 	@$(COMPILE)
 	$(BIN)/python -m bench $(ARGS)
 
