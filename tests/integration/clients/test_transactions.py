@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -11,6 +12,7 @@ from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
     IsolationLevel,
+    KafkaError,
     KafkaException,
     Producer,
     TopicPartition,
@@ -88,11 +90,17 @@ def end_offset(address: str, topic: str, *, committed: bool) -> int:
 
 
 def committed_offset(address: str, group: str, topic: str) -> int:
-    """Returns the stable committed offset. The request waits until open transactions have ended."""
+    """Returns the stable committed offset. librdkafka gives up after some retries if a transaction is still open."""
     admin = AdminClient({"bootstrap.servers": address})
     requested = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
-    result = admin.list_consumer_group_offsets([requested], require_stable=True)[group].result(TIMEOUT_SECONDS)
-    return int(result.topic_partitions[0].offset)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while True:
+        result = admin.list_consumer_group_offsets([requested], require_stable=True)[group].result(TIMEOUT_SECONDS)
+        partition = result.topic_partitions[0]
+        if partition.error is None:
+            return int(partition.offset)
+        assert partition.error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT, partition.error
+        assert time.monotonic() < deadline, partition.error
 
 
 # --- confluent-kafka --------------------------------------------------------------------------------------------------
