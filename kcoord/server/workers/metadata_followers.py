@@ -11,15 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import cached_property
 from typing import Final, TypeVar
 
 from kcoord.metadata.creation_order import CreationOrder
 from kcoord.metadata.machine import MetadataMachine
 from kcoord.runtime.result import CoordinatorResult, OperationContext
 from kcoord.runtime.shard_log import Append, Load
-from kcoord.runtime.shard_set import ShardSet
-from kcoord.server.disk.shard_logs import LocalShardLog
-from kcoord.server.shards.group_times import GroupTimes
 from kcoord.server.shards.metadata_service import METADATA_SHARD, Follower, LocalMetadataService, monotonic_ms
 from kcoord.server.workers.peer_frames import FrameKind, encode_hold, encode_offset
 from kcoord.storage.log import Log
@@ -150,17 +148,9 @@ class MetadataFollowers:
 class ControllerMetadataService(LocalMetadataService):
     """Serves `Broker.metadata` in the controller of several workers."""
 
-    def __init__(
-        self,
-        shards: ShardSet[MetadataMachine],
-        log: LocalShardLog,
-        wake: Callable[[], None],
-        now_ms: Callable[[], int],
-        latest_group_ms: Callable[[], int],
-        group_times: GroupTimes | None = None,
-    ) -> None:
-        super().__init__(shards, log, wake, now_ms, latest_group_ms, group_times)
-        self.followers = MetadataFollowers(log.logs.open(METADATA_SHARD), self._order)
+    @cached_property
+    def followers(self) -> MetadataFollowers:
+        return MetadataFollowers(self._logs.open(METADATA_SHARD), self._order)
 
     async def _hold(self, ticket: int) -> None:
         await self.followers.hold(ticket)

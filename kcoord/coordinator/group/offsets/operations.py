@@ -70,34 +70,47 @@ def commit_offset(
         topic_id = topic.topic_id if topic.topic_id != ZERO_UUID else known.id if known is not None else ZERO_UUID
         answers = []
         for partition in topic.partitions:
-            error = Errors.NONE
-            metadata = partition.committed_metadata or ""
-            if len(metadata.encode()) > config.offset_metadata_max_bytes:
-                error = Errors.OFFSET_METADATA_TOO_LARGE
-            else:
-                if check is not None:
-                    check(topic_id, partition.partition_index)
-                offset = CommittedOffset(
-                    partition.committed_offset,
-                    partition.committed_leader_epoch,
-                    metadata,
-                    # Version 1 says when; later ones leave that to the broker (KIP-211).
-                    context.now_ms if partition.commit_timestamp < 0 else partition.commit_timestamp,
-                    -1 if request.retention_time_ms < 0 else context.now_ms + request.retention_time_ms,
-                    topic_id,
-                )
-                result.records.append(
-                    records.new_offset_commit_record(request.group_id, topic.name, partition.partition_index, offset)
-                )
+            # Version 1 says when; later ones leave that to the broker (KIP-211).
+            commit_ms = context.now_ms if partition.commit_timestamp < 0 else partition.commit_timestamp
+            expire_ms = -1 if request.retention_time_ms < 0 else context.now_ms + request.retention_time_ms
+            record = _offset_record(
+                config, request.group_id, topic.name, topic_id, partition, check, commit_ms, expire_ms
+            )
+            if record is not None:
+                result.records.append(record)
             answers.append(
                 OffsetCommitResponse.OffsetCommitResponsePartition(
-                    partition_index=partition.partition_index, error_code=error
+                    partition_index=partition.partition_index,
+                    error_code=Errors.OFFSET_METADATA_TOO_LARGE if record is None else Errors.NONE,
                 )
             )
         response.topics.append(
             OffsetCommitResponse.OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=answers)
         )
     return result
+
+
+def _offset_record(
+    config: BrokerConfig,
+    group_id: str,
+    topic: str,
+    topic_id: bytes,
+    partition: OffsetCommitRequest.OffsetCommitRequestPartition
+    | TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition,
+    check: PartitionCheck | None,
+    commit_ms: int,
+    expire_ms: int = -1,
+) -> CoordinatorRecord | None:
+    """Returns the record of one partition, or None if its metadata is too large. Raises what `check` raises."""
+    metadata = partition.committed_metadata or ""
+    if len(metadata.encode()) > config.offset_metadata_max_bytes:
+        return None
+    if check is not None:
+        check(topic_id, partition.partition_index)
+    offset = CommittedOffset(
+        partition.committed_offset, partition.committed_leader_epoch, metadata, commit_ms, expire_ms, topic_id
+    )
+    return records.new_offset_commit_record(group_id, topic, partition.partition_index, offset)
 
 
 def may_commit(group: Group | None, api_version: int, request: OffsetCommitRequest) -> PartitionCheck | None:
@@ -181,28 +194,14 @@ def commit_transactional_offsets(
         topic_id = known.id if known is not None else ZERO_UUID
         answers = []
         for partition in topic.partitions:
-            error = Errors.NONE
-            metadata = partition.committed_metadata or ""
-            if len(metadata.encode()) > config.offset_metadata_max_bytes:
-                error = Errors.OFFSET_METADATA_TOO_LARGE
-            else:
-                if check is not None:
-                    check(topic_id, partition.partition_index)
-                offset = CommittedOffset(
-                    partition.committed_offset,
-                    partition.committed_leader_epoch,
-                    metadata,
-                    context.now_ms,
-                    topic_id=topic_id,
-                )
-                record = records.new_offset_commit_record(
-                    request.group_id, topic.name, partition.partition_index, offset
-                )
+            record = _offset_record(config, request.group_id, topic.name, topic_id, partition, check, context.now_ms)
+            if record is not None:
                 record.producer = producer
                 result.records.append(record)
             answers.append(
                 TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition(
-                    partition_index=partition.partition_index, error_code=error
+                    partition_index=partition.partition_index,
+                    error_code=Errors.OFFSET_METADATA_TOO_LARGE if record is None else Errors.NONE,
                 )
             )
         response.topics.append(
