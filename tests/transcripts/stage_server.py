@@ -41,7 +41,7 @@ class StageProcess(BrokerProcess):
 
     @property
     def is_quiet(self) -> bool:
-        return self.broker.pump.is_quiet and not self.broker.groups.queue_size(self.broker.now_ms())
+        return self.broker.pump.is_quiet and not self.broker.groups.shards.queue_size(self.broker.now_ms())
 
     def fire_due(self) -> None:
         """Timers that are due by the clock fire, whatever the event loop's clock says."""

@@ -194,12 +194,6 @@ class GroupService(ShardService[GroupCoordinatorShard]):
             if machine is not None:
                 machine.clock_gain_ms = gain_ms
 
-    # --- what metrics ask ---------------------------------------------------------------------------------------------
-
-    def queue_size(self, now_ms: int) -> int:
-        """Background tasks that run or wait, and timers that are due."""
-        return self.shards.queue_size(now_ms)
-
     # --- background tasks ---------------------------------------------------------------------------------------------
 
     def start_task(self, shard_id: int, task: Task) -> None:
