@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.report import Report, Table
 from bench.wire import Broker, Connection
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import partition_for
 from kcoord.storage.checkpoints import read_offset_checkpoint
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.log import Log

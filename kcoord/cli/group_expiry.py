@@ -97,7 +97,7 @@ async def _offsets_topic(admin: AdminClient, name: str) -> TopicDescription | No
 
 async def _forecasts(admin: AdminClient, topic: TopicDescription, options: argparse.Namespace) -> list[ExpiryRow]:
     """Returns the rows of the partition of --group, or of all partitions, which are read in order."""
-    from kcoord.runtime.shard_set import partition_for
+    from kcoord.runtime.serde import partition_for
 
     if admin.config.security is not None:
         raise CommandError("the log is read over plain connections: security.protocol has to be PLAINTEXT here")

@@ -116,7 +116,7 @@ def _history(options: argparse.Namespace, client: BlockingClient) -> Iterator[by
     """Returns the batches of the group's partition."""
     from kcoord.cli.blocking_client import RequestFailed
     from kcoord.logtools.restore import batches_in_folder
-    from kcoord.runtime.shard_set import partition_for
+    from kcoord.runtime.serde import partition_for
     from kcoord.storage.file_system import RealFileSystem
 
     if options.from_folder is not None:

@@ -31,8 +31,7 @@ from kcoord.logtools.metadata_source import SourceMetadata, read_metadata
 from kcoord.logtools.topic_clues import TopicClues
 from kcoord.logtools.transactions import TransactionCounts, TransactionResolver
 from kcoord.runtime.result import CoordinatorRecord
-from kcoord.runtime.serde import CoordinatorSerde, MetadataSerde
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import CoordinatorSerde, MetadataSerde, partition_for
 from kcoord.storage.checkpoints import LOG_START_OFFSET_FILE, read_offset_checkpoint, read_properties
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import FileSystem, join, parent

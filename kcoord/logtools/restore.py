@@ -14,8 +14,7 @@ from typing import Final, TypeAlias
 from kcoord.logtools.folders import FolderReader, NoLogsError, is_metadata_topic, partitions_in
 from kcoord.logtools.metadata_source import read_metadata
 from kcoord.logtools.transactions import OFFSET_COMMIT_TYPES, TransactionResolver
-from kcoord.runtime.serde import CoordinatorSerde
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import CoordinatorSerde, partition_for
 from kcoord.storage.file_system import FileSystem
 from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
 from kcoord_protocol.messages import OffsetCommitKey, OffsetCommitValue

@@ -27,7 +27,7 @@ from kcoord.logtools.findings import Finding, FindingKind
 from kcoord.logtools.folders import LogFile, PartitionFolder, segments_in
 from kcoord.logtools.lost_groups import LostGroups
 from kcoord.logtools.verify_index import IndexCheck
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import partition_for
 from kcoord.storage.file_system import FileSystem
 from kcoord.storage.scan import BatchFrame, Damage, DamageKind
 from kcoord_protocol.errors import DecodeError

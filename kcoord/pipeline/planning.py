@@ -15,7 +15,7 @@ from kcoord.pipeline.log_files import Folder, LogFolder
 from kcoord.pipeline.log_reader import END_OF_LOG, read_pieces
 from kcoord.pipeline.range_reader import LogRange
 from kcoord.pipeline.transactions import Resolution
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import partition_for
 
 _SAMPLE_BYTES = 1 << 16
 

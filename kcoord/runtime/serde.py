@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records to bytes and back, in the framing of Kafka's coordinator logs and of its metadata log, and the batches that
-the records of whole results are collected in until a shard's log takes them.
+"""Records to bytes and back, in the framing of Kafka's coordinator logs and of its metadata log, the batches that the
+records of whole results are collected in until a shard's log takes them, and the partition whose log that is.
 
 A record of an unknown type or version gives None: it was written by a newer release, and whoever reads the log counts
 and skips it (KIP-915 does the same for downgrades). Bytes that contradict their own type and version are an error
@@ -14,6 +14,7 @@ a cheap upper bound; only if that bound exceeds the limit is the exact size look
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -30,6 +31,10 @@ from kcoord_protocol.record_batch import (
     encode_batch_around,
     encode_batch_from_parts,
 )
+
+_UINT32: Final = 0xFFFF_FFFF
+_SIGN_BIT: Final = 0x8000_0000
+_INT32_MIN: Final = -0x8000_0000
 
 SerializedRecord: TypeAlias = tuple[bytes | None, bytes | None]
 
@@ -385,3 +390,28 @@ class WriteBuffer:
 
     def clear(self) -> None:
         self._batches.clear()
+
+
+def java_string_hash(text: str) -> int:
+    """The signed 32-bit hash that Java gives a string: base 31 over its UTF-16 code units."""
+    value = 0
+    if text.isascii():
+        for unit in text.encode("ascii"):
+            value = (value * 31 + unit) & _UINT32
+    else:
+        data = text.encode("utf-16-be", "surrogatepass")
+        for high, low in zip(data[::2], data[1::2], strict=True):
+            value = (value * 31 + (high << 8 | low)) & _UINT32
+    return value - (value & _SIGN_BIT) * 2
+
+
+@lru_cache(maxsize=8192)
+def partition_for(group_id: str, partitions: int) -> int:
+    """The partition of the internal topic, and so the shard, of a group id or transactional id: the absolute value of
+    its hash, modulo the number of partitions.
+
+    Kafka's clients ask any broker and every broker has to answer alike, so the hash is Java's. The smallest int32 has
+    no absolute value in Java; Kafka takes 0 for it (observed in Kafka 4.3.1's folders).
+    """
+    value = java_string_hash(group_id)
+    return 0 if value == _INT32_MIN else abs(value) % partitions

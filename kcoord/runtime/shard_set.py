@@ -34,10 +34,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from functools import lru_cache
 from typing import Final, TypeVar
 
 from kcoord.runtime.result import CoordinatorResult, OperationContext, StateMachine, Task, TimerKey
+from kcoord.runtime.serde import partition_for
 from kcoord.runtime.shard_context import ShardContext
 from kcoord.runtime.shard_loads import SET_TIMERS, ShardLoads
 from kcoord.runtime.shard_log import Append, Load, Release, Save
@@ -52,34 +52,6 @@ T = TypeVar("T")
 
 _MAX_TIMERS_PER_POLL: Final = 500
 _SNAPSHOT: Final = TimerKey(ShardTimer.SNAPSHOT)
-_UINT32: Final = 0xFFFF_FFFF
-_SIGN_BIT: Final = 0x8000_0000
-_INT32_MIN: Final = -0x8000_0000
-
-
-def java_string_hash(text: str) -> int:
-    """The signed 32-bit hash that Java gives a string: base 31 over its UTF-16 code units."""
-    value = 0
-    if text.isascii():
-        for unit in text.encode("ascii"):
-            value = (value * 31 + unit) & _UINT32
-    else:
-        data = text.encode("utf-16-be", "surrogatepass")
-        for high, low in zip(data[::2], data[1::2], strict=True):
-            value = (value * 31 + (high << 8 | low)) & _UINT32
-    return value - (value & _SIGN_BIT) * 2
-
-
-@lru_cache(maxsize=8192)
-def partition_for(group_id: str, partitions: int) -> int:
-    """The partition of the internal topic, and so the shard, of a group id or transactional id: the absolute value of
-    its hash, modulo the number of partitions.
-
-    Kafka's clients ask any broker and every broker has to answer alike, so the hash is Java's. The smallest int32 has
-    no absolute value in Java; Kafka takes 0 for it (observed in Kafka 4.3.1's folders).
-    """
-    value = java_string_hash(group_id)
-    return 0 if value == _INT32_MIN else abs(value) % partitions
 
 
 class ShardSet(ShardLoads[M]):

@@ -9,7 +9,7 @@ from random import Random
 
 from kcoord.config import BrokerConfig
 from kcoord.metadata.image import MetadataImage
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import partition_for
 from kcoord.server.random_uuids import RandomUuids
 from kcoord.simulation.clock import VirtualClock
 from kcoord.simulation.observer import Observer

@@ -9,7 +9,7 @@ from random import Random
 from typing import Final
 
 from kcoord.config import BrokerConfig
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import partition_for
 
 MEMBERS_PER_GROUP = 3
 TOMBSTONES_KEPT_MS: Final = 5_000

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kcoord.cli import main
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import partition_for
 from kcoord.storage.journal import JOURNAL_FILE
 from kcoord.storage.snapshot import SNAPSHOT_FILE
 from kcoord_protocol.errors import Errors

@@ -14,7 +14,7 @@ import pytest
 from kcoord.client.admin.client import AdminClient
 from kcoord.client.types import TopicPartition
 from kcoord.coordinator.group.records import TombstoneReason, new_classic_group_tombstone
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import partition_for
 from kcoord_protocol.record_batch import encode_batch
 from tests.support.kcoord_process import FAST, KcoordProcess
 from tests.support.waiting import wait_until

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import partition_for
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
     AlterPartitionReassignmentsRequest,

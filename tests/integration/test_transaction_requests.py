@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import partition_for
 from kcoord.storage.snapshot import SNAPSHOT_FILE
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (

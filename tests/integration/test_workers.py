@@ -27,7 +27,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as PythonTopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import partition_for
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
     ConsumerGroupHeartbeatRequest,

@@ -19,7 +19,7 @@ from kafka.errors import KafkaError as PythonKafkaError
 from kafka.structs import OffsetAndMetadata
 
 from kcoord.client import ClientException, Consumer, KafkaError, TopicPartition
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import partition_for
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.messages import (
     ConsumerGroupDescribeRequest,

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from pyspark.sql import Row as SparkRow
 
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import partition_for
 from tests.support.shared import shared
 
 Row: TypeAlias = dict[str, object]

@@ -94,7 +94,7 @@ def test_each_equivalent_mutant_is_one_of_the_code_and_has_a_reason() -> None:
 
 
 def test_an_equivalent_mutant_of_code_that_is_gone_is_outdated() -> None:
-    entry = equivalent.EquivalentMutant("kcoord/runtime/shard_set.py", "no such line", "1 -> 2", "none")
+    entry = equivalent.EquivalentMutant("kcoord/runtime/serde.py", "no such line", "1 -> 2", "none")
     assert equivalent.outdated([entry]) == [entry]
     assert equivalent.outdated([equivalent.EquivalentMutant("kcoord/gone.py", "x = 1", "1 -> 2", "none")])
 
@@ -110,7 +110,7 @@ def _line(file: str, text: str) -> str:
 
 
 def test_a_mutant_that_a_test_notices_is_killed_and_changes_no_file() -> None:
-    file = "kcoord/runtime/shard_set.py"
+    file = "kcoord/runtime/serde.py"
     source = (mutants.ROOT / file).read_text()
     line = _line(file, "% partitions")
     done = _mutate("--only", line, "--tests", "tests/unit/test_service.py")

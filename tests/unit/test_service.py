@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord.runtime.shard_set import java_string_hash, partition_for
+from kcoord.runtime.serde import java_string_hash, partition_for
 
 
 @pytest.mark.parametrize(

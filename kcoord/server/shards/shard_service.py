@@ -29,8 +29,9 @@ from kcoord.metadata.delta import CoordinatorMachine, TopicDelta
 from kcoord.metadata.image import MetadataImage, TopicImage
 from kcoord.metrics.measures import Histogram, WriteMeasures
 from kcoord.runtime.result import CoordinatorResult, OperationContext, StateMachine, Task
+from kcoord.runtime.serde import partition_for
 from kcoord.runtime.shard_log import Append, Load, ShardLog
-from kcoord.runtime.shard_set import ShardSet, partition_for
+from kcoord.runtime.shard_set import ShardSet
 from kcoord.runtime.waiting import DeferredReply, Ready
 from kcoord.server.disk.log_writer import LogWriter, NewWriter, WriteJob, WriteResult, write
 from kcoord.server.environment import Environment

@@ -17,8 +17,8 @@ from kcoord.config import BrokerConfig
 from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import OperationContext
-from kcoord.runtime.serde import CoordinatorSerde
-from kcoord.runtime.shard_set import ShardSet, partition_for
+from kcoord.runtime.serde import CoordinatorSerde, partition_for
+from kcoord.runtime.shard_set import ShardSet
 from kcoord_protocol.messages import OffsetFetchRequest
 from kcoord_protocol.record_batch import BatchHeader, iter_headers
 from tests.support.shared import shared

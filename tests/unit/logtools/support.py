@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from kcoord.config import BrokerConfig
 from kcoord.metadata import records
 from kcoord.runtime.result import CoordinatorRecord
-from kcoord.runtime.serde import CoordinatorSerde, MetadataSerde
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import CoordinatorSerde, MetadataSerde, partition_for
 from kcoord.storage.file_system import FileSystem, RealFileSystem
 from kcoord.storage.log_dir import Identity, LogDir
 from kcoord.storage.segment import LogConfig

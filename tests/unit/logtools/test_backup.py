@@ -11,7 +11,7 @@ import pytest
 from kcoord.logtools.backup import Backup, BackupReport
 from kcoord.logtools.replay_check import replay_folder
 from kcoord.logtools.verify import FolderCheck
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import partition_for
 from kcoord.storage.checkpoints import CLEANER_OFFSET_FILE
 from kcoord.storage.errors import StorageError
 from kcoord.storage.file_system import File, RealFileSystem

@@ -19,7 +19,7 @@ from kcoord.logtools.verify import FolderCheck
 from kcoord.metadata import records
 from kcoord.metadata.image import ImageBuilder, MetadataImage
 from kcoord.runtime.result import CoordinatorRecord
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import partition_for
 from kcoord.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
     LOG_START_OFFSET_FILE,

@@ -19,8 +19,7 @@ from kcoord.logtools.verify import FolderCheck
 from kcoord.metadata import records
 from kcoord.metadata.image import MetadataImage
 from kcoord.runtime.result import CoordinatorRecord
-from kcoord.runtime.serde import CoordinatorSerde
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import CoordinatorSerde, partition_for
 from kcoord.storage.checkpoints import write_offset_checkpoint
 from kcoord.storage.errors import CorruptLogError, StorageError
 from kcoord.storage.file_system import RealFileSystem

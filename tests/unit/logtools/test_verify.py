@@ -11,7 +11,7 @@ import pytest
 
 from kcoord.logtools.findings import Finding, FindingKind
 from kcoord.logtools.verify import FolderCheck
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import partition_for
 from kcoord.storage.checkpoints import CLEANER_OFFSET_FILE, write_offset_checkpoint
 from kcoord.storage.file_system import RealFileSystem
 from kcoord.storage.memory_file_system import MemoryFileSystem

@@ -18,7 +18,7 @@ from kcoord.pipeline.planning import log_ranges, pack, prune
 from kcoord.pipeline.range_reader import LogRange, read_range
 from kcoord.pipeline.tail import LogTail
 from kcoord.runtime.result import CoordinatorRecord
-from kcoord.runtime.shard_set import partition_for
+from kcoord.runtime.serde import partition_for
 from kcoord_protocol.compression import Compression
 from kcoord_protocol.control_records import ControlRecordType, end_txn_marker
 from kcoord_protocol.messages import (
