@@ -125,6 +125,7 @@ class Fetcher:
                 taken += fetched.take(count - len(taken))
             except CorruptBatchError:
                 state.begin_generation()
+                self._changed.notify()
                 raise
             state.position = fetched.next_offset
             if fetched.leader_epoch >= 0:
