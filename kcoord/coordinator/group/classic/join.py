@@ -82,7 +82,10 @@ class ClassicJoin:
     def run(self) -> CoordinatorResult[object]:
         """The result's response is PENDING where the join phase decides it."""
         group, request = self.group, self.request
-        self._check_size()
+        if self._is_full():
+            group.remove(request.member_id)
+            self.rebalance.result.response = refused_join(Errors.GROUP_MAX_SIZE_REACHED, "")
+            return self.rebalance.result
         protocols = protocols_of(request)
         if not group.supports_protocols(request.protocol_type, {name for name, _ in protocols}):
             raise KafkaError(
@@ -97,21 +100,15 @@ class ClassicJoin:
             self._join_existing(protocols)
         return self.rebalance.result
 
-    def _check_size(self) -> None:
+    def _is_full(self) -> bool:
         """Room is for those who are in; while a rebalance is being prepared, for those who have asked first."""
         group, limit = self.group, self.config.group_max_size
         if group.state is GroupState.EMPTY:
-            return
+            return False
         member = group.members.get(self.request.member_id)
         if group.state is GroupState.PREPARING_REBALANCE:
-            full = not (member is not None and member.is_awaiting_join) and group.awaiting_join >= limit
-        else:
-            full = member is None and len(group.members) >= limit
-        if full:
-            group.remove(self.request.member_id)
-            raise KafkaError(
-                Errors.GROUP_MAX_SIZE_REACHED, f"Group {group.group_id} has its maximum of {limit} members."
-            )
+            return not (member is not None and member.is_awaiting_join) and group.awaiting_join >= limit
+        return member is None and len(group.members) >= limit
 
     # New members.
 
