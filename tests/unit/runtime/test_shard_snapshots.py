@@ -11,12 +11,12 @@ from kcoord.runtime.result import OperationContext
 from kcoord.runtime.serde import CoordinatorSerde, size_bound_bytes
 from kcoord.runtime.shard_log import Append, OpenedLog, Save
 from kcoord.runtime.shard_set import ShardSet
-from kcoord.runtime.shard_snapshots import LEAST_GROWTH_AT_STOP_BYTES, LEAST_GROWTH_BYTES, MOST_PER_TICK
+from kcoord.runtime.shard_snapshots import MOST_PER_TICK
 from kcoord.runtime.snapshot import RECORDS, Chunk, Snapshot, make_chunks
 from kcoord_protocol.record_batch import decode_header, decode_records
 from tests.unit.runtime.ledger import Ledger, SavedLedger, entry
 
-MIB = LEAST_GROWTH_BYTES
+MIB = 1_048_576
 
 
 def plain_log(size_bytes: int) -> OpenedLog:
@@ -202,7 +202,7 @@ def test_the_end_cancels_what_is_being_taken() -> None:
 
 
 def test_at_a_stop_all_that_has_grown_is_saved_the_most_first() -> None:
-    least = LEAST_GROWTH_AT_STOP_BYTES
+    least = 16_384
     shards = Shards(*map(plain_log, (least, least - 1, 3 * least, 2 * least, 5 * least, MIB)))
     assert shards.last() == [5, 4, 2, 3, 0]
     shards.put(2)
