@@ -214,8 +214,8 @@ def _heartbeat(message: Any, version: int, arguments: Arguments, names: Names) -
 
 
 def _join(message: Any, version: int, arguments: Arguments, names: Names) -> None:
-    """`protocols=range,sticky`, each with the subscription that `subscribe`, `owned`, `subscriptionVersion` describe,
-    or with the bytes of `metadata`.
+    """`protocols=range,sticky`, each with the subscription that `subscribe`, `owned`, `ownedGeneration` and
+    `subscriptionVersion` describe, or with the bytes of `metadata`.
     """
     subscribed = arguments.pop("subscribe", "none")
     owned = parse_partitions(arguments.pop("owned", "none"))
@@ -225,6 +225,7 @@ def _join(message: Any, version: int, arguments: Arguments, names: Names) -> Non
             ConsumerProtocolSubscription.TopicPartition(topic=topic, partitions=partitions)
             for topic, partitions in owned.items()
         ],
+        generation_id=int(arguments.pop("ownedGeneration", "-1")),
     )
     number = int(arguments.pop("subscriptionVersion", "3"))
     metadata = arguments.pop("metadata", None)
