@@ -174,7 +174,17 @@ class GroupReplay:
         member = group.members.get(key.member_id) if group is not None else None
         if value is None:
             if group is not None and member is not None:
-                group.put_member(member.with_progress(MemberState.STABLE, 0, {}, {}))
+                fresh = ConsumerGroupMember(member.member_id)
+                group.put_member(
+                    replace(
+                        member,
+                        state=fresh.state,
+                        member_epoch=fresh.member_epoch,
+                        previous_member_epoch=fresh.previous_member_epoch,
+                        assigned=fresh.assigned,
+                        pending_revocation=fresh.pending_revocation,
+                    )
+                )
             return
         assert group is not None
         group.put_member(
