@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/pipeline-tables.md from kcoord.pipeline.schemas; `--check` only says whether the file is up to date."""
+"""Writes docs/pipeline-tables.md from kcoord.pipeline.schemas. With `--check` it fails if the file is outdated."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ TARGET = Path(__file__).with_name("pipeline-tables.md")
 
 HEAD = """# Tables of the data source
 
-`spark.read.format("kcoord").option("table", NAME)`. Types are Spark's; timestamps are UTC with microseconds,
-of which the log knows milliseconds. Columns in bold are never null. This file is made by `make generate`.
+`spark.read.format("kcoord").option("table", NAME)` reads a table. Types are Spark's. Timestamps are UTC; their type
+has microseconds, but the log has only milliseconds. Columns in bold are never null. `make generate` writes this file.
 """
 
 
@@ -46,7 +46,7 @@ def value_row(record_type: int, value: Value) -> str:
 def values() -> str:
     head = [
         "\n## Values in JSON\n",
-        "What `records.value_json` has, by type of the record: read it with `from_json(value_json, TYPE)`.",
+        "The content of `records.value_json` by record type. Read it with `from_json(value_json, TYPE)`.",
         "Times are in ISO 8601, bytes in base64.",
         "",
         "| record type | name | type for `from_json` | meaning |",
@@ -63,7 +63,7 @@ def main() -> int:
     if "--check" not in sys.argv:
         TARGET.write_text(tables())
     elif not TARGET.exists() or TARGET.read_text() != tables():
-        print(f"{TARGET} is not what kcoord.pipeline.schemas says; run `make generate`", file=sys.stderr)
+        print(f"{TARGET} is not up to date with kcoord.pipeline.schemas; run `make generate`", file=sys.stderr)
         return 1
     return 0
 
