@@ -17,6 +17,11 @@ DEV := $(VENV)/.dev-stamp
 FUZZ := $(VENV)/.fuzz-stamp
 DOCS := $(VENV)/.docs-stamp
 MERMAID := docs/javascripts/mermaid.min.js
+VALE := $(VENV)/bin/vale
+# Texts that are written in plain English already. The other packages of kcoord and their tests join as they are rewritten.
+PROSE := README.md CONTRIBUTING.md CHANGELOG.md docs schemas/README.md protocol bench examples \
+	$(addprefix kcoord/,cli config logtools metadata metrics pipeline testing topics pytest_plugin.py) \
+	$(addprefix tests/,docs fuzz integration protocol soak support)
 MKDOCS := env NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # Byte code ahead of time: a start must not pay for it where PYTHONDONTWRITEBYTECODE is set or the folder is read-only.
@@ -27,7 +32,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --python-versio
 export KCOORD_SHARED := $(abspath $(SHARED))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients peersuite check lint types imports shape format generate generate-check simulate model-check soak fuzz mutate conformance transcripts vectors schemas-check bench bench-check bench-peers \
+.PHONY: help run test test-clients peersuite check lint types imports shape prose format generate generate-check simulate model-check soak fuzz mutate conformance transcripts vectors schemas-check bench bench-check bench-peers \
 	docker docker-test docs docs-serve lock env clean
 
 help: ## this list
@@ -49,7 +54,7 @@ peersuite: $(DEV) ## Kafka 4.3.1's own integration tests against kcoord, an hour
 transcripts: $(DEV) ## the transcripts of tests/transcripts on Apache Kafka, five minutes (ARGS="tests/transcripts/classic/rejoin.txt" for some; needs SHARED=../shared)
 	$(BIN)/python -m tests.transcripts.kafka $(ARGS)
 
-check: lint types imports generate-check shape ## everything but tests: lint, types, rings, generated files, shape
+check: lint types imports generate-check shape prose ## everything but tests: lint, types, rings, generated files, shape
 
 lint: $(DEV) ## ruff, rules and format
 	$(BIN)/ruff check .
@@ -63,6 +68,10 @@ imports: $(DEV) ## the rings of docs/architecture.md
 
 shape: $(DEV) ## files that a heartbeat passes, functions that only forward, modules per folder, import circles; fail above the limits
 	$(BIN)/python -m tests.shape
+
+prose: ## words of docs/styles in documents, docstrings and comments, found by Vale (needs Go to build it; skipped without)
+	@command -v go >/dev/null || { echo "make prose needs Go: skipped" >&2; test -z "$$KCOORD_REQUIRE_ALL"; }
+	@! command -v go >/dev/null || { $(MAKE) --no-print-directory $(VALE) && $(VALE) --config docs/.vale.ini --output line $(PROSE); }
 
 format: $(DEV) ## rewrite the code as ruff wants it
 	$(BIN)/ruff check --fix .
@@ -172,3 +181,6 @@ $(MERMAID): requirements/mermaid.sha256
 	npm pack --silent --pack-destination $(VENV) mermaid@11.6.0
 	tar --extract --gzip --to-stdout --file $(VENV)/mermaid-11.6.0.tgz package/dist/mermaid.min.js > $@
 	sha256sum --check --quiet requirements/mermaid.sha256 || { rm -f $@; exit 1; }
+
+$(VALE): | $(BIN)/python
+	GOBIN=$(abspath $(VENV))/bin go install github.com/errata-ai/vale/v3/cmd/vale@v3.7.1

@@ -138,11 +138,11 @@ def _load(name: str, key: ApiKey, version: int, requests: Sequence[Message], in_
 
 
 def create_topics(connection: Connection, counts: dict[str, int]) -> None:
-    wanted = [
+    topics = [
         CreateTopicsRequest.CreatableTopic(name=name, num_partitions=count, replication_factor=1)
         for name, count in counts.items()
     ]
-    answer = connection.call(ApiKey.CREATE_TOPICS, 7, CreateTopicsRequest(topics=wanted), CreateTopicsResponse)
+    answer = connection.call(ApiKey.CREATE_TOPICS, 7, CreateTopicsRequest(topics=topics), CreateTopicsResponse)
     assert not any(topic.error_code for topic in answer.topics), answer
 
 
@@ -212,18 +212,18 @@ def commit_all(connection: Connection, group_id: str) -> None:
         topic = OffsetCommitRequest.OffsetCommitRequestTopic(name=f"wide-{number:02d}", partitions=partitions)
         request = OffsetCommitRequest(group_id=group_id, generation_id_or_member_epoch=-1, topics=[topic])
         answer = connection.call(ApiKey.OFFSET_COMMIT, 9, request, OffsetCommitResponse)
-        assert not any(each.error_code for each in answer.topics[0].partitions), answer
+        assert not any(partition.error_code for partition in answer.topics[0].partitions), answer
 
 
 def fetch(group_id: str, topics: dict[str, int] | None) -> OffsetFetchRequest:
-    wanted = None
+    requested = None
     if topics is not None:
-        wanted = [
+        requested = [
             OffsetFetchRequest.OffsetFetchRequestTopics(name=name, partition_indexes=list(range(count)))
             for name, count in topics.items()
         ]
     return OffsetFetchRequest(
-        groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=wanted)], require_stable=False
+        groups=[OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=requested)], require_stable=False
     )
 
 
