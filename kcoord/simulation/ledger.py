@@ -115,8 +115,8 @@ class Ledger:
     def ends_at(self, place: Place, end_offset: int, asked: Glance) -> None:
         """A reader is told where a partition ends."""
         entries = self._partitions[place].entries
-        known = (offset for offset, entry in entries.items() if offset >= end_offset and entry.number < asked.entries)
-        for offset in sorted(known):
+        lost = (offset for offset, entry in entries.items() if offset >= end_offset and entry.number < asked.entries)
+        for offset in sorted(lost):
             self._lose(place, offset, asked.power_losses, f"the log ends at {end_offset}")
 
     def read(
@@ -174,15 +174,15 @@ class Ledger:
         self, place: Place, partition: _Partition, offset: int, attempt: Attempt, value: bytes, power_losses: int
     ) -> None:
         """L-2: what stood elsewhere until now must have been lost."""
-        others = partition.offsets.get(value, [])
-        if len(others) >= attempt.copies:
-            self._cut(place, min(others), power_losses, f"{value!r} is at {offset}, too", _ONCE)
+        offsets = partition.offsets.get(value, [])
+        if len(offsets) >= attempt.copies:
+            self._cut(place, min(offsets), power_losses, f"{value!r} is at {offset}, too", _ONCE)
         if attempt.sequence < 0:
             return
         for step in (-1, 1):
-            other = partition.by_sequence.get((attempt.producer, attempt.sequence + step))
-            if other is not None and (other < offset) != (step < 0):
-                self._cut(place, min(other, offset), power_losses, f"{value!r} is at {offset}", _ONCE)
+            neighbour = partition.by_sequence.get((attempt.producer, attempt.sequence + step))
+            if neighbour is not None and (neighbour < offset) != (step < 0):
+                self._cut(place, min(neighbour, offset), power_losses, f"{value!r} is at {offset}", _ONCE)
         partition.by_sequence[attempt.producer, attempt.sequence] = offset
 
     def _cut(

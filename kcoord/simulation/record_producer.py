@@ -82,18 +82,18 @@ class RecordProducer(SimulatedClient):
         self._values = 0
         self._unanswered: deque[_Batch] = deque()
         self._bursts = 0
-        self._wanted = 0
+        self._goal = 0
         self._rest_number = 0
 
     def start(self) -> None:
         self._rest(0)
 
     def settle(self) -> None:
-        self._wanted = self._bursts + 2
+        self._goal = self._bursts + 2
         self._rest(0)
 
     def is_settled(self) -> bool:
-        return self._bursts >= self._wanted > 0
+        return self._bursts >= self._goal > 0
 
     def on_timeout(self) -> None:
         """An idempotent producer sends what was not acknowledged again, in the same order."""

@@ -58,7 +58,7 @@ class RecordReader(SimulatedClient):
         """What the session knows: the position that it was told last."""
         self._ends: dict[Place, int] = {}
         """The last high watermarks that an answer told."""
-        self._wanted: dict[Place, int] = {}
+        self._goal: dict[Place, int] = {}
         self._is_settling = False
         self._rest_number = 0
 
@@ -66,7 +66,7 @@ class RecordReader(SimulatedClient):
         self._rest(self.random.randint(0, _LONGEST_REST_MS))
 
     def settle(self) -> None:
-        self._wanted = {place: self._ledger.end_offset(place) for place in _PLACES}
+        self._goal = {place: self._ledger.end_offset(place) for place in _PLACES}
         self._is_settling = True
         self._rest(0)
 
@@ -74,7 +74,7 @@ class RecordReader(SimulatedClient):
         """It has read all that there was when the faults ended, unless that was lost with the power."""
         return all(
             self._positions[place] >= end or self._positions[place] >= self._ledger.end_offset(place)
-            for place, end in self._wanted.items()
+            for place, end in self._goal.items()
         )
 
     def on_timeout(self) -> None:
@@ -196,7 +196,7 @@ class RecordReader(SimulatedClient):
         """Reads the batches of a partition, as a client does; returns how many there were."""
         data = partition.records or b""
         first = position = self._positions[place]
-        aborted = sorted((one.first_offset, one.producer_id) for one in partition.aborted_transactions or ())
+        aborted = sorted((abort.first_offset, abort.producer_id) for abort in partition.aborted_transactions or ())
         skipped: set[int] = set()
         values: dict[int, bytes] = {}
         count = sum(1 for _ in walk_batches(data, verify=True))

@@ -14,7 +14,7 @@ from kcoord.simulation.checkers import Ownership, ToldEpochs
 from kcoord.simulation.client import Scene, SimulatedClient
 from kcoord.simulation.clock import START_MS, VirtualClock
 from kcoord.simulation.ledger import CACHED_TOPIC, FLUSHED_TOPIC, Attempt, Ledger, Place, Transaction
-from kcoord.simulation.loop import SimulatedLoop
+from kcoord.simulation.loop import SimulatedLoop, UnixSockets
 from kcoord.simulation.network import Network, SimulatedConnection
 from kcoord.simulation.options import Options
 from kcoord.simulation.planted import FAULTS
@@ -417,6 +417,57 @@ def test_a_busy_loop_takes_together_what_came_in_one_turn() -> None:
         clock.after(3, lambda name=name: loop.enter(lambda: seen.append((name, loop.turns))))  # type: ignore[misc]
     run_all(clock)
     assert seen == [("one", 1), ("two", 1)]
+
+
+class Noting(asyncio.Protocol):
+    """One end of a connection between processes; answers nothing."""
+
+    def __init__(self) -> None:
+        self.received: list[bytes] = []
+        self.is_lost = False
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.received.append(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+
+
+def test_what_processes_send_each_other_stays_in_order_until_one_ends() -> None:
+    clock = VirtualClock()
+    random = Random(1)
+    sockets = UnixSockets(clock, lambda: random.randint(0, 50))
+    (near, _), (far, _) = loop_of(clock), loop_of(clock)
+    near.sockets = far.sockets = sockets
+    client, server = Noting(), Noting()
+    refused: list[OSError] = []
+
+    async def connect() -> None:
+        try:
+            await near.create_unix_connection(lambda: client, "away")
+        except ConnectionRefusedError as error:
+            refused.append(error)
+        await far.create_unix_server(lambda: server, sock="here")
+        await near.create_unix_connection(lambda: client, "here")
+
+    near.enter(lambda: near.create_task(connect()))
+    run_all(clock)
+    assert len(refused) == 1
+    assert client.transport is not None
+    for number in range(20):
+        client.transport.write(bytes([number]))
+    run_all(clock)
+    assert server.received == [bytes([number]) for number in range(20)]
+    near.end()
+    run_all(clock)
+    assert (server.is_lost, client.is_lost, sockets.ends) == (True, False, [])
+    far.end()
+    assert not sockets.servers
 
 
 def test_nothing_of_a_loop_that_has_ended_happens() -> None:
