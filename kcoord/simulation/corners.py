@@ -44,6 +44,7 @@ _JOIN: Final = 3
 _STATIC_JOIN: Final = 5
 """The first version with instance ids (KIP-345)."""
 _SYNC: Final = 5
+_COMMIT_BY_ID: Final = 10
 _COMMIT: Final = 8
 _INIT: Final = 4
 _ADD: Final = 3
@@ -118,6 +119,7 @@ def actors(
         "large-static-member": _large_static_member(),
         "commit-before-sync": _commit_before_sync(),
         "strange-protocol": _strange_protocol(),
+        "unknown-topic": _unknown_topic(),
         "leader": _leader(),
         "follower": _follower(),
         "newcomer": _newcomer(),
@@ -248,6 +250,17 @@ def _strange_protocol() -> Script:
     _expect((yield from _converted(group_id)), Errors.NONE, "ConsumerGroupHeartbeat")
     error = yield from _synced(group_id, joined, None, "sticky")
     _expect(error, Errors.INCONSISTENT_GROUP_PROTOCOL, "SyncGroup of another protocol")
+
+
+def _unknown_topic() -> Script:
+    """A commit for a topic id that the broker does not know, as that of a deleted topic."""
+    group_id = "corner-unknown"
+    partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic(topic_id=bytes(15) + b"\7", partitions=[partition])
+    request = OffsetCommitRequest(group_id=group_id, generation_id_or_member_epoch=-1, topics=[topic])
+    body = yield ApiKey.OFFSET_COMMIT, _COMMIT_BY_ID, group_id, request
+    error = OffsetCommitResponse.decode(body, _COMMIT_BY_ID).topics[0].partitions[0].error_code
+    _expect(error, Errors.UNKNOWN_TOPIC_ID, "OffsetCommit for an unknown topic")
 
 
 _INTERRUPTED: Final = "corner-interrupted"

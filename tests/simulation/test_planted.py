@@ -39,7 +39,7 @@ FOUND_BY = {
     "journal-not-read": {"I-11", "I-17", "I-18", "I-29"},
     "memo-not-invalidated": {"I-9", "I-1"},
     "no-limit-of-members": {"I-26"},
-    "old-snapshot-is-used": {"I-1", "I-17", "I-21", "I-26", "I-5", "I-8"},
+    "old-snapshot-is-used": {"I-1", "I-2", "I-17", "I-21", "I-26", "I-5", "I-8"},
     "plan-outlives-a-fenced-member": {"I-13"},
     "repeated-heartbeat-of-an-old-config": {"I-25", "I-9"},
     "repeated-metadata-of-an-old-image": {"I-9"},
