@@ -55,7 +55,7 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class Entry:
+class LedgerEntry:
     """What is known to stand at an offset."""
 
     value: bytes
@@ -75,7 +75,7 @@ class Glance(NamedTuple):
 
 @dataclass(slots=True)
 class _Partition:
-    entries: dict[int, Entry] = field(default_factory=dict)
+    entries: dict[int, LedgerEntry] = field(default_factory=dict)
     offsets: dict[bytes, list[int]] = field(default_factory=dict)
     by_sequence: dict[tuple[str, int], int] = field(default_factory=dict)
 
@@ -150,7 +150,7 @@ class Ledger:
 
     # The book.
 
-    def _note(self, place: Place, offset: int, value: bytes, power_losses: int) -> Entry:
+    def _note(self, place: Place, offset: int, value: bytes, power_losses: int) -> LedgerEntry:
         partition = self._partitions[place]
         attempt = self._attempts.get(value)
         if attempt is None or attempt.place != place:
@@ -159,12 +159,12 @@ class Ledger:
         if entry is not None and entry.value != value:
             if entry.power_losses > power_losses:
                 # The answer is older than the power loss after which something else came there.
-                return Entry(value, power_losses, self._entries)
+                return LedgerEntry(value, power_losses, self._entries)
             self._cut(place, offset, power_losses, f"{value!r} is at {offset}")
             entry = None
         if entry is None:
             self._check_place(place, partition, offset, attempt, value, power_losses)
-            entry = partition.entries[offset] = Entry(value, power_losses, self._entries)
+            entry = partition.entries[offset] = LedgerEntry(value, power_losses, self._entries)
             self._entries += 1
             partition.offsets.setdefault(value, []).append(offset)
         entry.power_losses = max(entry.power_losses, power_losses)

@@ -235,10 +235,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self.has_ended
 
 
-class End(asyncio.Transport):
+class SocketEnd(asyncio.Transport):
     """One end of a connection. `peer` and `protocol` are set when it is made."""
 
-    peer: End
+    peer: SocketEnd
     protocol: asyncio.Protocol
 
     def __init__(self, sockets: UnixSockets, loop: SimulatedLoop) -> None:
@@ -302,7 +302,7 @@ class UnixSockets:
         self.clock = clock
         self.way_ms = way_ms
         self.servers: dict[str, tuple[SimulatedLoop, NewProtocol]] = {}
-        self.ends: list[End] = []
+        self.ends: list[SocketEnd] = []
 
     def listen(self, loop: SimulatedLoop, new_protocol: NewProtocol, path: str) -> Any:
         self.servers[path] = loop, new_protocol
@@ -315,7 +315,7 @@ class UnixSockets:
         server = self.servers.get(path)
         if server is None:
             raise ConnectionRefusedError(f"nobody listens at {path}")
-        near, far = End(self, loop), End(self, server[0])
+        near, far = SocketEnd(self, loop), SocketEnd(self, server[0])
         near.peer, far.peer = far, near
         self.ends += near, far
         far.arrive(far.open, server[1])

@@ -62,15 +62,39 @@ SCENARIOS = {
 }
 """Where a fault needs more of something than the mix of a seed mostly has."""
 
+FOUND_AT = {
+    "aborted-records-not-told": 3,
+    "acknowledged-before-flush": 3,
+    "batch-taken-twice": 3,
+    "clocks-of-workers-not-compared": 3,
+    "downgrade-without-rebalance-after-a-load": 12,
+    "dropped-tombstone": 3,
+    "fetch-not-woken": 4,
+    "growth-not-noticed": 5,
+    "memo-not-invalidated": 5,
+    "old-snapshot-is-used": 12,
+    "open-transaction-is-read": 3,
+    "plan-outlives-a-fenced-member": 3,
+    "row-visible-before-durable": 3,
+    "stale-image-in-a-packed-fetch": 4,
+    "zombie-commit": 10,
+}
+"""The first seed that found a fault lately, if it is not one of the first three. It is tried first, to save time. If it
+no longer finds the fault, that costs one more run.
+"""
+
 
 def test_every_fault_that_can_be_planted_is_tested() -> None:
     assert FOUND_BY.keys() == FAULTS.keys()
+    assert FOUND_AT.keys() <= FAULTS.keys()
+    assert max(FOUND_AT.values()) < MOST_SEEDS
     assert len(FAULTS) >= 15
 
 
 @pytest.mark.parametrize("name", sorted(FAULTS))
 def test_a_planted_fault_is_found(name: str) -> None:
-    for seed in range(MOST_SEEDS):
+    likely = FOUND_AT.get(name, 0)
+    for seed in (likely, *(seed for seed in range(MOST_SEEDS) if seed != likely)):
         outcome = run(Setup(seed, scenario=SCENARIOS.get(name, "")), FAULTS[name])
         if outcome.failure:
             assert outcome.invariant.split(" ", 1)[0] in FOUND_BY[name], outcome.failure
