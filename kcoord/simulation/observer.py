@@ -119,6 +119,8 @@ class Observer:
             # The last commits may not have been durable.
             commits = self._commits.setdefault(CommitKey(*key), Commits())
             commits.latest = offset.commit_timestamp_ms, offset.expire_timestamp_ms
+            # What was read from the log is durable, whoever commits the same offset again.
+            commits.ends[offset.offset] = machine, 0
 
         def observed(record: CoordinatorRecord) -> None:
             with self.guard():

@@ -68,6 +68,9 @@ class RecordReader(SimulatedClient):
     def settle(self) -> None:
         self._goal = {place: self._ledger.end_offset(place) for place in _PLACES}
         self._is_settling = True
+        # On a new connection nothing is held up behind what was sent before.
+        self.reconnect()
+        self._begin_session()
         self._rest(0)
 
     def is_settled(self) -> bool:

@@ -98,3 +98,19 @@ def test_a_static_member_whose_metadata_fits_in_no_record_is_refused_before_anyt
     assert second.on_joined(second.join()).generation_id == first.generation
     assert second.on_synced(second.sync()) == first.owned
     assert first.heartbeat() == Errors.FENCED_INSTANCE_ID
+
+
+def test_a_member_that_was_told_its_id_may_join_with_the_instance_id_of_another(context: GroupContext) -> None:
+    """The instance id is its own from then on, also after the member that had it before is gone."""
+    holder = ClassicConsumer(context, "g", "holder", ["t6"], instance="i")
+    settle(context, [holder], {"t6": 6})
+    newcomer = ClassicConsumer(context, "g", "newcomer", ["t6"])
+    told = newcomer.join_once()
+    assert isinstance(told, JoinGroupResponse)
+    assert told.error_code == Errors.MEMBER_ID_REQUIRED
+    newcomer.member_id, newcomer.instance = told.member_id, "i"
+    newcomer.join_once()
+    assert {member.member_id for member in describe(context, "g").members} == {holder.member_id, newcomer.member_id}
+    context.sleep(120_000)
+    assert state(context) == "Empty"
+    settle(context, [ClassicConsumer(context, "g", "holder", ["t6"], instance="i")], {"t6": 6})

@@ -140,7 +140,8 @@ class ClassicGroup:
         member = self.members.pop(member_id, None)
         if member is None:
             return None
-        if member.instance_id is not None:
+        # A dynamic member may have come in between with the same instance id (`ClassicJoin.run`).
+        if member.instance_id is not None and self.static_members.get(member.instance_id) == member_id:
             del self.static_members[member.instance_id]
         self._supported.subtract({name for name, _ in member.protocols})
         self.awaiting_join -= member.is_awaiting_join
