@@ -46,6 +46,8 @@ NewListener: TypeAlias = Callable[[Listener, Broker, ConnectionLimits], SocketLi
 ANSWER_SECONDS = 2.5
 """How long a stop waits for answers under way; with what follows it stays below the 5 s that are promised."""
 CLEANER_DELAY_SECONDS = 0.5
+LOADED_SECONDS = 0.25
+"""How long the ready line waits for shards that load. A client that comes right after it would have to retry."""
 GC_THRESHOLDS = (50_000, 20, 100)
 """With Python's own, every few thousand new connections or members are a full collection, hundreds of milliseconds for
 10,000 members. What a request makes is freed by its reference count; cycles are few, and the young generations find
@@ -123,6 +125,7 @@ class BrokerProcess:
         try:
             self.stop_on_signals()
             await self.start()
+            await self._load_small_shards()
             on_ready(self.ready())
             await self.until_signal()
         finally:
@@ -150,6 +153,13 @@ class BrokerProcess:
         if self._environment.owns_heap:
             gc.freeze()
             gc.set_threshold(*GC_THRESHOLDS)
+
+    async def _load_small_shards(self) -> None:
+        """Waits for the coordinators' shards, but not for long. Clients are served meanwhile."""
+        loads = [self._loop.create_task(service.loaded()) for service in (self.broker.groups, self.broker.transactions)]
+        _, unfinished = await asyncio.wait(loads, timeout=LOADED_SECONDS)
+        for load in unfinished:
+            load.cancel()
 
     async def _open_listeners(self) -> None:
         for listener in self.listeners:

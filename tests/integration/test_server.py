@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -16,6 +18,12 @@ from pathlib import Path
 import pytest
 
 from kcoord.cli import main
+from kcoord.config import BrokerConfig
+from kcoord.server.composition import compose
+from kcoord.server.disk.data_folder import DataFolder
+from kcoord.server.environment import Environment
+from kcoord.server.process import BrokerProcess, ReadyLine
+from kcoord.server.shards.shard_service import Clock
 from kcoord_protocol.api_keys import ApiKey, response_class
 from kcoord_protocol.errors import Errors
 from kcoord_protocol.framing import encode_request
@@ -407,6 +415,34 @@ def test_pipelined_requests_are_answered_in_order(server: KcoordProcess) -> None
 
 
 # --- durability -------------------------------------------------------------------------------------------------------
+
+
+def test_the_ready_line_waits_for_small_shards(make_server: MakeServer) -> None:
+    """A client that comes right after the ready line does not have to retry COORDINATOR_LOAD_IN_PROGRESS."""
+    server = make_server(offsets_topic_num_partitions="50").start()
+    with WireClient(server.port) as client:
+        create_topic(client, "t", 1)
+        find_coordinator(client, "g")
+        assert commit(client, "g", "t", {0: 5}) == {0: 0}
+    server.kill()
+    properties = {**server.overrides, "log.dirs": str(server.data), "listeners": "PLAINTEXT://127.0.0.1:0"}
+    config = BrokerConfig.from_properties(properties)
+    is_loading: list[bool] = []
+
+    async def run() -> None:
+        clock = Clock()
+        environment = Environment(asyncio.get_running_loop(), clock.now_ms)
+        folder = DataFolder(config, environment.now_ms(), uuids=environment.uuids)
+        process = BrokerProcess(compose(config, environment, folder), environment, folder)
+
+        def on_ready(_: ReadyLine) -> None:
+            is_loading.append(process.broker.groups.shards.is_loading)
+            signal.raise_signal(signal.SIGTERM)
+
+        await process.run(on_ready)
+
+    asyncio.run(run())
+    assert is_loading == [False]
 
 
 @pytest.mark.parametrize("ending", ["stop", "kill"])
