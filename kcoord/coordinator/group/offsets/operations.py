@@ -143,12 +143,8 @@ def may_commit(group: Group | None, api_version: int, request: OffsetCommitReque
 
 def _check_classic_commit(group: ClassicGroup, request: OffsetCommitRequest) -> None:
     """A member of the present generation, and not between its join and the generation's assignment."""
-    generation = request.generation_id_or_member_epoch
-    if generation >= 0 or request.member_id or request.group_instance_id is not None:
-        check_member(group, request.member_id, request.group_instance_id)
-        check_generation(group, generation)
-    else:
-        raise KafkaError(Errors.UNKNOWN_MEMBER_ID, f"Group {group.group_id} has members: only they commit its offsets.")
+    check_member(group, request.member_id, request.group_instance_id)
+    check_generation(group, request.generation_id_or_member_epoch)
     if group.state is GroupState.COMPLETING_REBALANCE:
         raise KafkaError(Errors.REBALANCE_IN_PROGRESS, f"Group {group.group_id} is rebalancing.")
 
