@@ -230,7 +230,6 @@ class ClassicGroup:
     def begin_next_generation(self, now_ms: int) -> None:
         """The join phase ended with these members."""
         self.generation += 1
-        self.pending_sync.clear()
         if self.members:
             self.protocol = self.select_protocol()
             self.subscribed_topics = self._read_subscriptions()
