@@ -328,6 +328,39 @@ def test_uniform_moves_along_a_chain_where_no_single_move_helps() -> None:
     assert len(owners(assignment).items() & targets(members).items()) == 4
 
 
+@pytest.mark.parametrize(
+    ("owned", "newcomer", "moved"),
+    [
+        ({"a": {1: range(4)}, "b": {1: range(4, 8)}, "c": {1: range(8, 14)}}, [1], 3),
+        ({"a": {1: range(2)}, "b": {1: range(2, 5)}}, [1], 1),
+        ({"a": {1: range(1)}, "b": {2: range(5)}}, [1], 3),
+        ({"a": {1: range(4), 2: range(2)}, "b": {1: range(4, 9)}}, [1, 2], 3),
+    ],
+    ids=["one too many", "at the quota", "all of a topic", "of two topics"],
+)
+def test_uniform_takes_from_those_who_have_most(
+    owned: dict[str, dict[int, range]], newcomer: list[int], moved: int
+) -> None:
+    """What a newcomer gets moves once, and nothing moves between the others but for their balance. They subscribe to
+    another topic as well, which does not exist.
+    """
+    all_topics = frozenset({topic(1), topic(2), topic(3)})
+    members = {
+        member_id: MemberSpec(None, None, all_topics, {topic(number): frozenset(run) for number, run in topics.items()})
+        for member_id, topics in owned.items()
+    }
+    counts = {
+        topic(number): sum(len(topics.get(number, ())) for topics in owned.values())
+        for number in (1, 2)
+        if any(number in topics for topics in owned.values())
+    }
+    members["new"] = MemberSpec(None, None, frozenset(map(topic, newcomer)))
+    assignment = ASSIGNORS["uniform"].assign(members, counts)
+    before, after_it = targets(members), owners(assignment)
+    assert before.keys() == after_it.keys()
+    assert sum(after_it[partition] != owner for partition, owner in before.items()) == moved
+
+
 @given(
     partitions=st.integers(1, 12),
     static=st.lists(st.booleans(), min_size=1, max_size=6),

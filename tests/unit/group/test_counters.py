@@ -65,6 +65,18 @@ def test_each_new_group_epoch_is_a_rebalance_of_a_consumer_group() -> None:
     assert context.shard.counters.consumer_group_rebalances == 0, "a load counts nothing"
 
 
+def test_a_rebalance_that_a_restart_interrupts_is_completed_once() -> None:
+    context = started()
+    context.join("g", "a", ["t3"])
+    context.join("g", "b", ["t3"])
+    context.restart()
+    kept = context.assigned(context.heartbeat("g", "a", 2, owned={"t3": [0, 1, 2]}))
+    assert context.heartbeat("g", "a", 2, owned=kept).member_epoch == 3
+    assert counted(context) == {}
+    context.heartbeat("g", "b", 3)
+    assert counted(context) == {"consumer_rebalances_completed": 1}
+
+
 def test_every_committed_partition_counts_once_in_a_transaction_too() -> None:
     context = started()
     context.commit("g", {"t3": {0: 1, 1: 1, 2: 1}})

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+from kcoord.coordinator.group.group import OFFSETS_EXPIRATION
 from kcoord.coordinator.group.offsets.expiration import MAX_TOMBSTONES
+from kcoord.runtime.result import CoordinatorRecord, Producer
+from kcoord_protocol.messages import GroupMetadataKey, OffsetCommitKey
 from tests.unit.group.group_context import GroupContext
+from tests.unit.group.test_transactional_offsets import commit as commit_in_transaction
+from tests.unit.group.test_transactional_offsets import end
 
 A = "member-a"
 MINUTE_MS = 60_000
@@ -54,6 +59,40 @@ def test_many_offsets_go_in_portions() -> None:
     assert context.fetch("g") == {}
     assert groups(context) == []
     assert len(context.log) == 2 * count + 1
+
+
+def gone(record: CoordinatorRecord) -> tuple[str, int | None]:
+    """The group, and the partition where the tombstone is of an offset."""
+    if isinstance(record.key, OffsetCommitKey):
+        return record.key.group, record.key.partition
+    assert isinstance(record.key, GroupMetadataKey)
+    return record.key.group, None
+
+
+def test_a_full_portion_ends_the_check_and_the_next_one_follows_at_once() -> None:
+    context = started()
+    context.commit("a", {"t": dict.fromkeys(range(MAX_TOMBSTONES + 1), 1)})
+    context.commit("b", {"t": {7: 1}})
+    context.now_ms += 10 * MINUTE_MS
+    context.run(context.shard.expire_offsets)
+    assert [gone(record) for record in context.records] == [("a", partition) for partition in range(MAX_TOMBSTONES)]
+    assert context.timers[OFFSETS_EXPIRATION] == context.now_ms
+    context.run(context.shard.expire_offsets)
+    assert [gone(record) for record in context.records] == [("a", MAX_TOMBSTONES), ("a", None), ("b", 7), ("b", None)]
+    assert context.timers[OFFSETS_EXPIRATION] == context.now_ms + MINUTE_MS
+
+
+def test_what_a_transaction_is_about_to_replace_stays_and_so_does_its_group() -> None:
+    context = started()
+    context.commit("g", {"t3": {0: 1, 1: 1, 2: 1}})
+    producer = Producer(1, 0)
+    commit_in_transaction(context, producer, {1: 5})
+    context.now_ms += 10 * MINUTE_MS
+    context.run(context.shard.expire_offsets)
+    assert [gone(record) for record in context.records] == [("g", 0), ("g", 2)]
+    end(context, producer, committed=False)
+    context.run(context.shard.expire_offsets)
+    assert [gone(record) for record in context.records] == [("g", 1), ("g", None)]
 
 
 def test_nothing_expires_early_by_a_clock_that_ran_too_fast() -> None:

@@ -90,3 +90,13 @@ def test_creation_time_is_recorded_once(context: GroupContext) -> None:
     assert context.heartbeat("g", B, 3).group_creation_time_ms == created_ms
     context.now_ms = created_ms - 1000
     assert context.join("later", A, ["t6"]).group_creation_time_ms == created_ms
+
+
+def test_only_a_member_that_is_behind_is_told_again_what_it_lacks(context: GroupContext) -> None:
+    """The answer to a heartbeat with a new subscription was lost."""
+    context.join("g", A, ["t6"])
+    six, all_of_both = {"t6": [0, 1, 2, 3, 4, 5]}, {"t3": [0, 1, 2], "t6": [0, 1, 2, 3, 4, 5]}
+    assert context.heartbeat("g", A, 2, names=["t3", "t6"], owned=six).member_epoch == 3
+    assert context.assigned(context.heartbeat("g", A, 2, owned=six)) == all_of_both
+    assert context.assigned(context.heartbeat("g", A, 2, owned=all_of_both)) is None
+    assert context.assigned(context.heartbeat("g", A, 3, owned=six)) is None

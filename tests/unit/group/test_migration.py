@@ -5,8 +5,16 @@ from __future__ import annotations
 
 import pytest
 
-from kcoord_protocol.errors import Errors
-from kcoord_protocol.messages import DescribeGroupsResponse, JoinGroupResponse
+from kcoord.coordinator.group.group import heartbeat_timer, session_timer
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import (
+    ConsumerGroupMemberMetadataValue,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupTargetAssignmentMemberValue,
+    ConsumerProtocolSubscription,
+    DescribeGroupsResponse,
+    JoinGroupResponse,
+)
 from tests.unit.group.classic_members import ClassicConsumer, answered, settle
 from tests.unit.group.group_context import Assigned, GroupContext, Waiting
 
@@ -165,3 +173,77 @@ def test_a_classic_successor_of_a_member_that_is_behind_gets_where_its_predecess
     group = context.describe("g")
     assert group.group_state == "Stable"
     assert all(member.assignment == member.target_assignment for member in group.members)
+
+
+def test_a_group_before_its_first_generation_becomes_epoch_1() -> None:
+    context = GroupContext({"t6": 6}, {"group.initial.rebalance.delay.ms": "3000"})
+    ClassicConsumer(context, "g", "a", ["t6"]).join()
+    assert context.join("g", NEW, ["t6"]).member_epoch == 2
+    values = [record.value for record in context.records]
+    assert [value.epoch for value in values if isinstance(value, ConsumerGroupMetadataValue)] == [1, 2]
+
+
+def test_an_upgrade_keeps_what_exists_of_an_assignment_and_the_racks_of_the_members() -> None:
+    context = GroupContext({"t6": 6, "t9": 9}, DELAY)
+    leader, follower = (ClassicConsumer(context, "g", name, ["t6"]) for name in "ab")
+    leader.metadata = b"\0\3" + ConsumerProtocolSubscription(topics=["t6"], rack_id="r1").encode(3)
+    replies = [(member, member.join()) for member in (leader, follower)]
+    context.sleep(0)
+    for member, reply in replies:
+        member.on_joined(reply)
+    assert leader.leads
+    leader.sync(
+        {leader.member_id: {"t6": [0, 1], "gone": [0, 1], "t9": []}, follower.member_id: {"t6": [2, 3, 4, 5], "t9": []}}
+    )
+    follower.sync()
+    context.join("g", NEW, ["t6"])
+    values = [record.value for record in context.records]
+    members = [value for value in values if isinstance(value, ConsumerGroupMemberMetadataValue)]
+    assert [member.rack_id for member in members] == ["r1", None, None]
+    targets = [value for value in values if isinstance(value, ConsumerGroupTargetAssignmentMemberValue)]
+    kept = [[(topic.topic_id, topic.partitions) for topic in target.topic_partitions] for target in targets[:2]]
+    t6 = context.topic_id("t6")
+    assert sorted(kept) == [[(t6, [0, 1])], [(t6, [2, 3, 4, 5])]]
+
+
+def test_each_conversion_gives_the_members_their_session_timeout_again(context: GroupContext) -> None:
+    members = classic(context, 2)
+    context.sleep(1_000)
+    context.join("g", NEW, ["t6"])
+    for member in members:
+        assert context.timers[session_timer("g", member.member_id)] == context.now_ms + member.session_timeout_ms
+        assert heartbeat_timer("g", member.member_id) not in context.timers
+    context.sleep(1_000)
+    context.heartbeat("g", NEW, -1)
+    for member in members:
+        assert context.timers[heartbeat_timer("g", member.member_id)] == context.now_ms + member.session_timeout_ms
+        assert session_timer("g", member.member_id) not in context.timers
+
+
+def test_a_group_of_the_largest_size_is_converted_both_ways() -> None:
+    context = GroupContext({"t6": 6}, DELAY | {"group.consumer.max.size": "2", "group.max.size": "1"})
+    static = ClassicConsumer(context, "g", "a", ["t6"], instance="i1")
+    settle(context, [static], {"t6": 6})
+    context.join("g", NEW, ["t6"])
+    with pytest.raises(KafkaError) as caught:
+        context.join("g", "third", ["t6"])
+    assert caught.value.error is Errors.GROUP_MAX_SIZE_REACHED
+    context.heartbeat("g", NEW, -1)
+    assert [member.member_id for member in described(context).members] == [static.member_id]
+
+
+@pytest.mark.parametrize(("max_size", "error"), [(2, Errors.NONE), (1, Errors.GROUP_ID_NOT_FOUND)])
+def test_a_group_that_is_converted_has_at_most_the_members_of_a_consumer_group(max_size: int, error: Errors) -> None:
+    context = GroupContext({"t6": 6}, DELAY | {"group.consumer.max.size": str(max_size)})
+    static = ClassicConsumer(context, "g", "a", ["t6"], instance="i1")
+    settle(context, [static], {"t6": 6})
+    other = ClassicConsumer(context, "g", "b", ["t6"])
+    waiting = other.join()
+    static.on_joined(static.join())
+    other.on_joined(waiting)
+    found = Errors.NONE
+    try:
+        context.join("g", NEW, ["t6"], instance="i1", assignor=None)
+    except KafkaError as refusal:
+        found = refusal.error
+    assert found is error

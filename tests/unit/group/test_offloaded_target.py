@@ -197,10 +197,22 @@ def test_small_groups_are_computed_within_the_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "partitions", "put_off"), [("0", 1_500, False), ("0", 3_000, True), ("500", 3_000, False)]
+    ("interval", "inline", "partitions", "put_off"),
+    [
+        ("0", "10", 1_992, False),
+        ("0", "10", 1_993, True),
+        ("500", "10", 9_992, False),
+        ("500", "10", 9_993, True),
+        ("500", "2", 3_992, False),
+        ("500", "2", 3_993, True),
+    ],
 )
-def test_what_takes_long_depends_on_the_assignment_interval(interval: str, partitions: int, put_off: bool) -> None:
-    context = GroupContext({"big": partitions}, {"group.consumer.assignment.interval.ms": interval})
+def test_what_takes_long_depends_on_the_assignment_interval(
+    interval: str, inline: str, partitions: int, put_off: bool
+) -> None:
+    """A member costs 4 us and a partition half of one; 1 % of the interval is too long, but 1 ms is not."""
+    configs = {"group.consumer.assignment.interval.ms": interval, "kcoord.assignor.inline.ms": inline}
+    context = GroupContext({"big": partitions}, configs)
     context.join("g", A, ["big"])
     context.sleep(1000)
     context.join("g", B, ["big"])

@@ -326,6 +326,26 @@ def test_a_dynamic_config_of_one_broker_is_checked_together_with_those_of_all() 
     assert cluster.image.effective_broker_configs(1) == {"group.consumer.assignment.interval.ms": "20"}
 
 
+@pytest.mark.parametrize(
+    ("all_brokers", "own", "changed", "expected"),
+    [
+        (None, None, "", Errors.INVALID_REQUEST),
+        (None, "10", "", Errors.NONE),
+        ("10", None, "1", Errors.INVALID_REQUEST),
+        ("10", "10", "1", Errors.INVALID_REQUEST),
+    ],
+)
+def test_a_value_of_one_broker_goes_before_that_of_all_brokers(
+    cluster: Cluster, all_brokers: str | None, own: str | None, changed: str, expected: Errors
+) -> None:
+    """A value beyond a limit of this broker is refused where this broker would use it."""
+    key = "group.consumer.assignment.interval.ms"
+    for name, value in (("", all_brokers), ("1", own)):
+        if value is not None:
+            assert error(cluster, BROKER, name, (key, SET, value)) == 0
+    assert error(cluster, BROKER, changed, (key, SET, "99999")) == expected
+
+
 @pytest.mark.parametrize("match", ["client_id=[", "client_id", "client_shoe_size=4", "client_id=(?=x)"])
 def test_matches_of_client_metrics_that_cannot_be_used(cluster: Cluster, match: str) -> None:
     assert error(cluster, METRICS, "cm", ("match", SET, match)) == Errors.INVALID_CONFIG

@@ -220,6 +220,26 @@ def test_racks_alternate() -> None:
     assert Counter(second for _, second in replicas) == dict.fromkeys(racks, 2)
 
 
+@pytest.mark.parametrize("factor", [1, 2, 3])
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_partitions_that_are_added_continue_the_placement(factor: int, before: int) -> None:
+    """A topic that grew is like one that was created so large, wherever it stands among the topics."""
+
+    def replicas(first_count: int) -> list[list[int]]:
+        cluster = Cluster()
+        cluster.register(*(registration(broker_id, rack="xxyz"[broker_id - 1]) for broker_id in (1, 2, 3, 4)))
+        cluster.create(*(topic(f"before{number}") for number in range(before)))
+        cluster.create(topic("t", first_count, factor))
+        cluster.create(topic("later"))
+        if first_count < 7:
+            assert [answer.error_code for answer in create_partitions(cluster, ("t", 7, None))] == [0]
+        return [partition.replicas for partition in cluster.image.topics["t"].partitions]
+
+    at_once = replicas(7)
+    assert all(len(set(brokers)) == factor for brokers in at_once)
+    assert replicas(1) == replicas(2) == replicas(6) == at_once
+
+
 def test_partitions_move_if_the_set_of_brokers_changes() -> None:
     cluster = Cluster()
     cluster.register(registration(), registration(2), registration(3))

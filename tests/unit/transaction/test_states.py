@@ -7,7 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from kcoord.coordinator.transaction.metadata import LEGAL_PREDECESSORS, TransactionState
+from kcoord.coordinator.transaction.metadata import (
+    EXHAUSTED_EPOCH,
+    LEGAL_PREDECESSORS,
+    NO_PRODUCER_EPOCH,
+    TransactionMetadata,
+    TransactionState,
+)
 from kcoord.runtime.result import Producer
 from kcoord_protocol.errors import Errors
 from tests.unit.transaction.coordinator import Coordinator, error_of
@@ -140,3 +146,37 @@ def test_the_table_of_states_has_no_way_into_a_passing_state() -> None:
         "Dead",
         "PrepareEpochFence",
     ]
+
+
+OWN, OTHER = 5, 4
+"""The producer id, and one that it may have had before."""
+
+
+@pytest.mark.parametrize(
+    ("state", "version", "epoch", "previous_producer_id", "expected"),
+    [
+        *((state, 2, 3, OWN, 2) for state in (PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT)),
+        *((state, 2, 3, OWN, NO_PRODUCER_EPOCH) for state in (EMPTY, ONGOING)),
+        *((COMPLETE_COMMIT, version, 3, OWN, NO_PRODUCER_EPOCH) for version in (0, 1)),
+        (COMPLETE_COMMIT, 2, 1, OWN, 0),
+        (COMPLETE_COMMIT, 2, 1, OTHER, 0),
+        (COMPLETE_COMMIT, 2, 0, OWN, NO_PRODUCER_EPOCH),
+        (COMPLETE_ABORT, 2, 0, OTHER, EXHAUSTED_EPOCH),
+        (EMPTY, 2, 0, OTHER, NO_PRODUCER_EPOCH),
+        (COMPLETE_COMMIT, 1, 0, OTHER, NO_PRODUCER_EPOCH),
+    ],
+)
+def test_which_epoch_a_producer_may_still_name(
+    state: TransactionState, version: int, epoch: int, previous_producer_id: int, expected: int
+) -> None:
+    metadata = TransactionMetadata(
+        "tx",
+        OWN,
+        epoch,
+        1_000,
+        state,
+        0,
+        previous_producer_id=previous_producer_id,
+        client_transaction_version=version,
+    )
+    assert metadata.epoch_before_end == expected

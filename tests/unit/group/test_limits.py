@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exact limits beside `tests/transcripts/consumer/limits.txt`: lengths of ids, groups of a partition, costs of a
+target, the size of a classic group's record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kcoord.config import BrokerConfig
+from kcoord.coordinator.group.classic.rebalance import group_metadata_record, is_too_large
+from kcoord.runtime.result import MAX_BATCH_BYTES
+from kcoord.runtime.serde import PackedBatch
+from kcoord_protocol.errors import Errors, KafkaError
+from kcoord_protocol.messages import GroupMetadataValue
+from kcoord_protocol.record_batch import encode_records
+from tests.unit.group.classic_members import ClassicConsumer
+from tests.unit.group.group_context import DEFAULTS, SERDE, GroupContext
+
+MAX_ID_BYTES = 20
+
+
+def error_of(call: Callable[[], object]) -> Errors:
+    try:
+        call()
+    except KafkaError as error:
+        return error.error
+    return Errors.NONE
+
+
+REQUESTS: dict[str, tuple[Callable[[GroupContext, str], object], Errors]] = {
+    "group of a consumer": (lambda c, text: c.join(text, "m", ["t"]), Errors.INVALID_GROUP_ID),
+    "group of a classic consumer": (
+        lambda c, text: ClassicConsumer(c, text, "m", ["t"]).join_once(),
+        Errors.INVALID_GROUP_ID,
+    ),
+    "group of a commit": (lambda c, text: c.commit(text, {"t": {0: 1}}), Errors.INVALID_GROUP_ID),
+    "member": (lambda c, text: c.join("g", text, ["t"]), Errors.INVALID_REQUEST),
+    "instance": (lambda c, text: c.join("g", "m", ["t"], instance=text), Errors.INVALID_REQUEST),
+    "classic instance": (
+        lambda c, text: ClassicConsumer(c, "g", "m", ["t"], instance=text).join_once(),
+        Errors.INVALID_REQUEST,
+    ),
+}
+
+
+@pytest.mark.parametrize("place", REQUESTS)
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("x" * MAX_ID_BYTES, True),
+        ("x" * (MAX_ID_BYTES + 1), False),
+        ("é" * 10, True),
+        ("é" * 10 + "x", False),
+        ("日" * 6 + "xx", True),
+        ("日" * 7, False),
+    ],
+)
+def test_an_id_may_have_as_many_bytes_of_utf_8_as_the_limit_says(place: str, text: str, fits: bool) -> None:
+    context = GroupContext({"t": 1}, {"kcoord.max.id.bytes": str(MAX_ID_BYTES)})
+    request, error = REQUESTS[place]
+    assert error_of(lambda: request(context, text)) is (Errors.NONE if fits else error)
+
+
+def test_a_partition_takes_as_many_groups_as_the_limit_says() -> None:
+    context = GroupContext({"t": 1}, {"kcoord.partition.max.groups": "3"})
+    joins = [error_of(lambda: context.join(f"g{number}", "m", ["t"])) for number in range(4)]  # noqa: B023
+    assert joins == [Errors.NONE, Errors.NONE, Errors.NONE, Errors.POLICY_VIOLATION]
+
+
+def test_a_group_that_is_older_than_the_limits_goes_on() -> None:
+    context = GroupContext({"t": 1})
+    name = "x" * MAX_ID_BYTES
+    context.commit(name, {"t": {0: 1}})
+    context.commit("other", {"t": {0: 1}})
+    context.config = BrokerConfig.from_properties(
+        DEFAULTS | {"kcoord.max.id.bytes": "10", "kcoord.partition.max.groups": "1"}
+    )
+    context.restart()
+    assert error_of(lambda: context.commit(name, {"t": {0: 2}})) is Errors.NONE
+    assert error_of(lambda: context.join(name, "m", ["t"])) is Errors.NONE
+    assert error_of(lambda: context.join("g", "m", ["t"])) is Errors.POLICY_VIOLATION
+
+
+def value_of(members: int, *, subscription: int = 0, assignment: int = 0, client_id: str = "") -> GroupMetadataValue:
+    """A group whose members each have that many bytes."""
+    return GroupMetadataValue(
+        protocol_type="consumer",
+        generation=1,
+        protocol="range",
+        leader="m0",
+        members=[
+            GroupMetadataValue.MemberMetadata(
+                member_id=f"m{number}",
+                client_id=client_id,
+                client_host="/127.0.0.1",
+                subscription=bytes(subscription),
+                assignment=bytes(assignment),
+            )
+            for number in range(members)
+        ],
+    )
+
+
+def batch_bytes(value: GroupMetadataValue) -> int:
+    """What the record takes in the log with a group id that is as long as ids get."""
+    batch = PackedBatch(5, 0)
+    batch.add(encode_records([SERDE.serialize(group_metadata_record("g" * 100, value))]), 1)
+    return len(batch.encode())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        value_of(1, subscription=MAX_BATCH_BYTES),
+        value_of(1, assignment=MAX_BATCH_BYTES),
+        value_of(1, subscription=MAX_BATCH_BYTES // 2, assignment=MAX_BATCH_BYTES // 2),
+        value_of(2_200, subscription=500),
+        value_of(34, client_id="😀" * 8_000),
+    ],
+    ids=["subscription", "assignment", "both", "many members", "wide characters"],
+)
+def test_a_group_that_fits_into_no_batch_is_too_large(value: GroupMetadataValue) -> None:
+    assert batch_bytes(value) > MAX_BATCH_BYTES
+    assert is_too_large(value)
+
+
+def test_the_largest_group_leaves_a_kilobyte_for_the_rest_of_its_batch() -> None:
+    smallest, largest = 0, MAX_BATCH_BYTES
+    while largest - smallest > 1:
+        middle = (smallest + largest) // 2
+        smallest, largest = (smallest, middle) if is_too_large(value_of(1, assignment=middle)) else (middle, largest)
+    value = value_of(1, assignment=smallest)
+    assert MAX_BATCH_BYTES - len(value.encode(3)) == 1_024
+    assert batch_bytes(value) <= MAX_BATCH_BYTES

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timers of a shard that was just loaded: every member has its whole time again."""
+
+from __future__ import annotations
+
+from kcoord.coordinator.group.consumer.group import ConsumerGroup, MemberState
+from kcoord.coordinator.group.group import (
+    OFFSETS_EXPIRATION,
+    GroupTimer,
+    heartbeat_timer,
+    rebalance_timer,
+    session_timer,
+)
+from kcoord.runtime.result import TimerKey
+from kcoord_protocol.errors import Errors
+from tests.unit.group.classic_members import ClassicConsumer, settle
+from tests.unit.group.group_context import GroupContext
+
+A, B = "member-a", "member-b"
+CONFIGS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "group.consumer.session.timeout.ms": "50000",
+    "offsets.retention.check.interval.ms": "600000",
+}
+
+
+def timers_after_restart(context: GroupContext) -> dict[TimerKey, int]:
+    """How long from now on each timer takes."""
+    context.sleep(1_000)
+    context.restart()
+    return {key: deadline_ms - context.now_ms for key, deadline_ms in context.timers.items()}
+
+
+def test_members_that_revoke_have_their_rebalance_timeout_too() -> None:
+    context = GroupContext({"t6": 6}, CONFIGS)
+    context.join("g", A, ["t6"], rebalance_timeout_ms=70_000)
+    context.join("g", B, ["t6"], rebalance_timeout_ms=80_000)
+    context.heartbeat("g", A, 2, owned={"t6": [0, 1, 2, 3, 4, 5]})
+    assert timers_after_restart(context) == {
+        session_timer("g", A): 50_000,
+        rebalance_timer("g", A): 70_000,
+        session_timer("g", B): 50_000,
+        OFFSETS_EXPIRATION: 600_000,
+    }
+
+
+def test_classic_members_have_the_session_timeout_they_asked_for() -> None:
+    context = GroupContext({"t6": 6}, CONFIGS)
+    classic = ClassicConsumer(context, "g", "a", ["t6"], cooperative=True)
+    classic.session_timeout_ms = 20_000
+    settle(context, [classic], {"t6": 6})
+    assert timers_after_restart(context) == {
+        heartbeat_timer("g", classic.member_id): 20_000,
+        OFFSETS_EXPIRATION: 600_000,
+    }
+    context.join("g", B, ["t6"])
+    assert classic.heartbeat() == Errors.REBALANCE_IN_PROGRESS
+    classic.join()
+    group = context.shard.group("g")
+    assert isinstance(group, ConsumerGroup)
+    assert group.members[classic.member_id].state is MemberState.UNREVOKED_PARTITIONS
+    assert timers_after_restart(context) == {
+        session_timer("g", classic.member_id): 20_000,
+        session_timer("g", B): 50_000,
+        OFFSETS_EXPIRATION: 600_000,
+    }
+
+
+def test_a_classic_group_that_was_left_without_a_leader_rebalances_at_once() -> None:
+    context = GroupContext({"t6": 6}, CONFIGS)
+    classic = ClassicConsumer(context, "g", "a", ["t6"])
+    settle(context, [classic], {"t6": 6})
+    context.join("g", B, ["t6"])
+    context.heartbeat("g", B, -1)
+    context.restart()
+    assert context.timers[TimerKey(GroupTimer.CLASSIC_REBALANCE, "g")] == context.now_ms

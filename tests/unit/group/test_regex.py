@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regular expressions match whole names, and one that cannot be compiled matches nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcoord.coordinator.group.regex import ResolvedRegexes, ResolveRegex, compile_pattern, resolve, validate
+from kcoord_protocol.errors import Errors, KafkaError
+
+NAMES = ["t1", "t2", "t10", "at1", "T1", ""]
+
+
+@pytest.mark.parametrize(
+    ("regex", "matched"),
+    [
+        ("t[0-9]", ["t1", "t2"]),
+        ("t.*", ["t1", "t2", "t10"]),
+        ("1|t1", ["t1"]),
+        ("(?i)t1", ["t1", "T1"]),
+        ("", [""]),
+        ("x", []),
+    ],
+)
+def test_the_whole_name_matches(regex: str, matched: list[str]) -> None:
+    assert [name for name in NAMES if compile_pattern(regex)(name)] == matched
+    assert resolve(ResolveRegex("g", (regex,), 7), iter(NAMES)) == ResolvedRegexes(7, {regex: frozenset(matched)})
+
+
+@pytest.mark.parametrize(
+    ("regex", "reason"),
+    [
+        ("(", "missing ): ("),
+        ("*", "no argument for repetition operator: *"),
+        ("(?=t)", "invalid perl operator: (?="),
+        (r"(t)\1", r"invalid escape sequence: \1"),
+        (r"\pL{1000}", "pattern too large - compile failed"),
+        ("t{1001}", "invalid repetition size: {1001}"),
+    ],
+)
+def test_what_is_no_re2_expression_is_refused(regex: str, reason: str) -> None:
+    for check in (validate, compile_pattern):
+        with pytest.raises(KafkaError) as caught:
+            check(regex)
+        assert caught.value.error is Errors.INVALID_REGULAR_EXPRESSION
+        assert caught.value.message == f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {reason}"
+
+
+def test_an_expression_that_no_longer_compiles_matches_nothing_and_leaves_the_others() -> None:
+    resolved = resolve(ResolveRegex("g", ("(", "t1", "t2"), 7), NAMES)
+    assert resolved.topics == {"(": frozenset(), "t1": frozenset({"t1"}), "t2": frozenset({"t2"})}

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where partitions go, for every layout of racks: what any good placement promises, not how it gets there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from kcoord.metadata.image import BrokerImage
+from kcoord.metadata.placement import Placement
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
+
+LAYOUTS: dict[str, list[str | None]] = {
+    "no racks": [None, None, None],
+    "two equal racks": ["x", "x", "y", "y"],
+    "racks in turn": ["x", "y", "x", "y"],
+    "unequal racks": ["x", "x", "x", "y", "z", "z"],
+    "one each": ["x", "y", "z"],
+    "one without": ["x", "x", None, "y"],
+}
+DEFAULT_BROKER = 9
+
+
+def placement_of(racks: list[str | None], *fenced: int) -> Placement:
+    brokers = {
+        broker_id: BrokerImage(broker_id, 0, bytes(16), [], rack, broker_id in fenced, [])
+        for broker_id, rack in enumerate(racks, 1)
+    }
+    return Placement(brokers, DEFAULT_BROKER)
+
+
+@pytest.mark.parametrize("factor", [1, 2, 3])
+@pytest.mark.parametrize("start", [0, 1, 5])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_leaders_are_even_and_replicas_in_as_many_racks_as_there_are(layout: str, start: int, factor: int) -> None:
+    racks = LAYOUTS[layout]
+    assignment = placement_of(racks).spread("t", 0, start, 3 * len(racks), factor)
+    assert Counter(replicas[0] for replicas in assignment) == dict.fromkeys(range(1, len(racks) + 1), 3)
+    for replicas in assignment:
+        assert len(set(replicas)) == len(replicas) == factor
+        assert len({racks[broker_id - 1] for broker_id in replicas}) == min(factor, len(set(racks)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_leaders_of_the_first_partitions_are_in_different_racks(layout: str) -> None:
+    racks = LAYOUTS[layout]
+    assignment = placement_of(racks).spread("t", 0, 0, len(set(racks)), 1)
+    assert len({racks[replicas[0] - 1] for replicas in assignment}) == len(set(racks))
+
+
+def test_neighbours_are_in_different_racks_where_racks_are_equal() -> None:
+    for layout in ("two equal racks", "racks in turn", "one each"):
+        racks = LAYOUTS[layout]
+        leaders = [racks[replicas[0] - 1] for replicas in placement_of(racks).spread("t", 0, 0, 12, 1)]
+        assert all(first != second for first, second in pairwise(leaders))
+
+
+@pytest.mark.parametrize(
+    ("factor", "fenced", "used"),
+    [(1, (1, 3), {2, 4}), (2, (1, 3), {2, 4}), (3, (1, 3), {1, 2, 3, 4}), (1, (1, 2, 3, 4), {1, 2, 3, 4})],
+)
+def test_brokers_out_of_service_get_partitions_only_if_the_others_are_too_few(
+    factor: int, fenced: tuple[int, ...], used: set[int]
+) -> None:
+    placement = placement_of(["x", "x", "y", "y"], *fenced)
+    for name in ("t", GROUP_METADATA_TOPIC):
+        assignment = placement.spread(name, 0, 0, 8, factor)
+        assert {broker_id for replicas in assignment for broker_id in replicas} == used
+
+
+def test_an_image_without_brokers_has_the_default_one() -> None:
+    assert Placement({}, DEFAULT_BROKER).spread("t", 0, 4, 2, 1) == [[DEFAULT_BROKER], [DEFAULT_BROKER]]
