@@ -12,7 +12,7 @@ from kcoord_protocol.messages import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from tests.unit.metadata.cluster import Cluster, topic
+from tests.unit.metadata.cluster import Cluster, registration, topic
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
@@ -324,6 +324,12 @@ def test_a_dynamic_config_of_one_broker_is_checked_together_with_those_of_all() 
     assert cluster.config.group_consumer_assignment_interval_ms == 15000
     assert error(cluster, BROKER, "1", ("group.consumer.assignment.interval.ms", SET, "20")) == 0
     assert cluster.image.effective_broker_configs(1) == {"group.consumer.assignment.interval.ms": "20"}
+
+
+def test_any_registered_broker_may_be_named(cluster: Cluster) -> None:
+    cluster.register(registration(), registration(2))
+    for name, expected in (("1", Errors.NONE), ("2", Errors.NONE), ("3", Errors.INVALID_REQUEST)):
+        assert error(cluster, BROKER, name, ("log.cleaner.threads", SET, "2")) == expected
 
 
 @pytest.mark.parametrize(

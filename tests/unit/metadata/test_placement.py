@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import pytest
 
+from kcoord.config import BrokerConfig
 from kcoord.metadata.image import BrokerImage
 from kcoord.metadata.placement import Placement
-from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC
+from kcoord_protocol.internal_topics import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 
 LAYOUTS: dict[str, list[str | None]] = {
     "no racks": [None, None, None],
@@ -72,3 +73,20 @@ def test_brokers_out_of_service_get_partitions_only_if_the_others_are_too_few(
 
 def test_an_image_without_brokers_has_the_default_one() -> None:
     assert Placement({}, DEFAULT_BROKER).spread("t", 0, 4, 2, 1) == [[DEFAULT_BROKER], [DEFAULT_BROKER]]
+
+
+def test_brokers_follow_each_other_where_racks_do_not_matter() -> None:
+    assignment = placement_of([None, None, None]).spread("t", 0, 0, 4, 3)
+    assert assignment == [[1, 2, 3], [2, 3, 1], [3, 1, 2], [1, 2, 3]]
+
+
+@pytest.mark.parametrize(("name", "factor"), [("t", 1), (GROUP_METADATA_TOPIC, 2), (TRANSACTION_STATE_TOPIC, 3)])
+def test_each_kind_of_topic_has_a_replication_factor_that_the_brokers_allow(name: str, factor: int) -> None:
+    config = BrokerConfig.from_properties(
+        {
+            "default.replication.factor": "1",
+            "offsets.topic.replication.factor": "2",
+            "transaction.state.log.replication.factor": "5",
+        }
+    )
+    assert placement_of([None, None, None]).default_replication_factor(name, config) == factor

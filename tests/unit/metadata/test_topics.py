@@ -111,6 +111,7 @@ def test_rebuilding_from_the_log_gives_the_live_image() -> None:
         (manual("n", (0, [1]), (1, [1])), Errors.NONE),
         (topic("n", 2, -1, [(0, [1])]), Errors.INVALID_REQUEST),
         (topic("n", -1, 1, [(0, [1])]), Errors.INVALID_REQUEST),
+        (manual("__consumer_offsets", (0, [1])), Errors.INVALID_PARTITIONS),
         (manual("n", (0, [2])), Errors.INVALID_REPLICA_ASSIGNMENT),
         (manual("n", (0, [1, 1])), Errors.INVALID_REPLICA_ASSIGNMENT),
         (manual("n", (0, [])), Errors.INVALID_REPLICA_ASSIGNMENT),
@@ -288,6 +289,14 @@ def test_create_partitions(count: int, assignments: list[list[int]] | None, erro
     assert (answer.name, answer.error_code) == ("t", error)
     partitions = cluster.image.topics["t"].partitions
     assert [partition.partition_id for partition in partitions] == list(range(3 if error else count))
+
+
+def test_a_topic_with_one_partition_grows_as_the_request_says() -> None:
+    cluster = Cluster()
+    cluster.register(registration(), registration(2))
+    cluster.create(topic("t"))
+    assert [answer.error_code for answer in create_partitions(cluster, ("t", 3, [[2], [1]]))] == [0]
+    assert [partition.replicas for partition in cluster.image.topics["t"].partitions] == [[1], [2], [1]]
 
 
 def test_create_partitions_of_several_topics() -> None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from kcoord.coordinator.transaction.end_transaction import EndRequest
 from kcoord.coordinator.transaction.metadata import EXHAUSTED_EPOCH, TransactionState
 from kcoord.coordinator.transaction.records import new_transaction_record
-from kcoord.coordinator.transaction.work import timeout_key
+from kcoord.coordinator.transaction.work import EXPIRATION_KEY, markers_key, timeout_key
 from kcoord.runtime.result import Producer
 from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import TransactionLogValue
@@ -128,6 +129,65 @@ def test_old_producers_may_use_the_last_epoch_too() -> None:
     assert coordinator.init().producer_id >= 101
 
 
+def test_a_repeated_request_for_the_last_epoch_gets_it_again() -> None:
+    coordinator, producer = at_epoch(EXHAUSTED_EPOCH - 1)
+    for _ in range(2):
+        response = coordinator.init(producer)
+        assert (response.producer_id, response.producer_epoch) == (100, EXHAUSTED_EPOCH)
+
+
+def test_a_repeated_end_that_led_to_the_last_epoch_is_done_already() -> None:
+    coordinator, producer = at_epoch(EXHAUSTED_EPOCH - 1)
+    coordinator.add(producer, ("t", 0))
+    after = coordinator.end(producer)
+    assert (coordinator.metadata.next_producer_id, coordinator.metadata.next_producer_epoch) == (-1, -1)
+    coordinator.complete()
+    assert coordinator.end(producer) == after == (100, EXHAUSTED_EPOCH)
+    coordinator.add(after, ("t", 0))
+    coordinator.end(after)
+    assert coordinator.metadata.next_producer_id >= 101
+    assert coordinator.metadata.next_producer_epoch == 0
+
+
+def test_after_a_change_of_id_only_the_last_epoch_of_the_old_one_may_be_named() -> None:
+    coordinator, producer = at_epoch(EXHAUSTED_EPOCH)
+    changed = coordinator.init(producer)
+    for stranger in (Producer(100, EXHAUSTED_EPOCH - 1), Producer(999, EXHAUSTED_EPOCH)):
+        assert error_of(lambda: coordinator.init(stranger)) is Errors.PRODUCER_FENCED  # noqa: B023
+    assert coordinator.init(producer).producer_id == changed.producer_id
+
+
+# --- partitions ------------------------------------------------------------------------------------------------------
+
+
+def test_partitions_are_added_once_and_known_one_by_one() -> None:
+    coordinator = Coordinator()
+    producer = coordinator.initialized()
+    coordinator.add(producer, ("t", 0))
+    coordinator.add(producer, ("t", 0), ("u", 1))
+    assert coordinator.metadata.partitions == {"t": frozenset({0}), "u": frozenset({1})}
+    log = list(coordinator.log)
+    coordinator.add(producer, ("t", 0))
+    coordinator.add(producer, ("u", 1), ("t", 0))
+    assert coordinator.log == log
+    absent = Errors.TRANSACTION_ABORTABLE
+    assert coordinator.verify(producer, ("t", 0), ("t", 1), ("u", 1), ("v", 0)) == [
+        Errors.NONE,
+        absent,
+        Errors.NONE,
+        absent,
+    ]
+
+
+def test_an_empty_id_is_refused() -> None:
+    coordinator, producer = Coordinator(), Producer(5, 0)
+    shard, run = coordinator.shard, coordinator.run
+    end = EndRequest(producer, True, True, 2)
+    assert error_of(lambda: run(lambda ctx: shard.add_partitions(ctx, "", producer, {}, 2))) is Errors.INVALID_REQUEST
+    assert error_of(lambda: run(lambda ctx: shard.verify_partitions(ctx, "", producer, {}))) is Errors.INVALID_REQUEST
+    assert error_of(lambda: run(lambda ctx: shard.end_transaction(ctx, "", end))) is Errors.INVALID_REQUEST
+
+
 # --- markers ----------------------------------------------------------------------------------------------------------
 
 
@@ -215,6 +275,34 @@ def test_the_deadline_survives_a_restart_and_ends_with_the_transaction() -> None
     assert coordinator.timers[timeout_key(ID)] == NOW_MS + TIMEOUT_MS
     coordinator.end(producer)
     assert timeout_key(ID) not in coordinator.timers
+
+
+def test_a_timer_that_comes_too_early_or_too_late_changes_nothing() -> None:
+    coordinator = Coordinator()
+
+    def fire_all() -> None:
+        for key in (timeout_key(ID), markers_key(ID)):
+            coordinator.run(lambda context: coordinator.shard.fire_timer(context, key))  # noqa: B023
+
+    fire_all()
+    producer = coordinator.initialized()
+    fire_all()
+    assert (coordinator.timers, coordinator.tasks) == ({}, [])
+    coordinator.add(producer, ("t", 0))
+    coordinator.timers.clear()
+    fire_all()
+    assert coordinator.timers == {timeout_key(ID): NOW_MS + TIMEOUT_MS}
+    coordinator.end(producer)
+    coordinator.run(lambda context: coordinator.shard.fire_timer(context, timeout_key(ID)))
+    coordinator.complete()
+    fire_all()
+    assert (coordinator.state, coordinator.timers, coordinator.tasks) == (TransactionState.COMPLETE_COMMIT, {}, [])
+
+
+def test_the_first_look_for_unused_ids_is_an_interval_after_the_start() -> None:
+    coordinator = Coordinator(transaction_remove_expired_transaction_cleanup_interval_ms="5000")
+    coordinator.restart()
+    assert coordinator.timers == {EXPIRATION_KEY: NOW_MS + 5_000}
 
 
 def test_ids_are_forgotten_when_they_were_not_used_for_long() -> None:
