@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The second half of the seeds, and the scenarios."""
+"""More seeds, and the scenarios. `make simulate` runs as many as there is time for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kcoord.simulation.world import Setup
 FAILED_ONCE = (1830, 1986, 2168)
 
 
-@pytest.mark.parametrize("seed", (*range(100, 200), *FAILED_ONCE))
+@pytest.mark.parametrize("seed", (*range(100, 140), *FAILED_ONCE))
 def test_no_invariant_is_violated(seed: int) -> None:
     outcome = run_seed(seed)
     assert not outcome.failure, report(outcome)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first half of the seeds: all invariants hold, and every error branch of the coordinator is reached."""
+"""The first seeds: all invariants hold, and every error branch of the coordinator is reached."""
 
 from __future__ import annotations
 
