@@ -42,7 +42,6 @@ from kcoord.storage.file_system import (
     join,
     make_durable_dirs,
     parent,
-    read_file,
     write_all,
     write_file_atomically,
 )
@@ -421,8 +420,3 @@ class _SegmentWriter:
             empty = encode_batch([], base_offset=self.due, last_offset=last, partition_leader_epoch=self._leader_epoch)
             write_all(self._target, empty)
             self.due = last + 1
-
-
-def kept_files(fs: FileSystem, keep: str) -> list[dict[str, object]]:
-    """Returns the entries of the manifest of a repair: the bytes and files that it kept."""
-    return [json.loads(line) for line in read_file(fs, join(keep, MANIFEST)).decode().splitlines()]

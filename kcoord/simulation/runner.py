@@ -75,10 +75,6 @@ def run(setup: Setup, fault: Fault = NO_FAULT) -> Outcome:
     )
 
 
-def run_seed(seed: int, fault: Fault = NO_FAULT) -> Outcome:
-    return run(Setup(seed), fault)
-
-
 def shrink(
     failed: Outcome, fault: Fault = NO_FAULT, on_run: Callable[[Outcome], None] = lambda outcome: None
 ) -> Outcome:

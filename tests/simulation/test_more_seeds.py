@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kcoord.simulation.options import SCENARIOS
-from kcoord.simulation.runner import report, run, run_seed
+from kcoord.simulation.runner import report, run
 from kcoord.simulation.world import Setup
 
 FAILED_ONCE = (1830, 1986, 2168)
@@ -14,7 +14,7 @@ FAILED_ONCE = (1830, 1986, 2168)
 
 @pytest.mark.parametrize("seed", (*range(100, 140), *FAILED_ONCE))
 def test_no_invariant_is_violated(seed: int) -> None:
-    outcome = run_seed(seed)
+    outcome = run(Setup(seed))
     assert not outcome.failure, report(outcome)
     assert outcome.settled_after_ms >= 0
 

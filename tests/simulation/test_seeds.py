@@ -15,7 +15,7 @@ import pytest
 
 from kcoord.cli.simulate import main
 from kcoord.simulation.reached import Reached
-from kcoord.simulation.runner import Outcome, report, run, run_seed
+from kcoord.simulation.runner import Outcome, report, run
 from kcoord.simulation.world import Setup
 
 SEEDS = range(100)
@@ -111,7 +111,7 @@ def test_the_seeds_meet_every_kind_of_fault(runs: Runs) -> None:
 
 def test_a_seed_is_one_run(runs: Runs) -> None:
     for seed in (3, 7):
-        assert run_seed(seed).trace_hash == runs.of(seed).trace_hash
+        assert run(Setup(seed)).trace_hash == runs.of(seed).trace_hash
     assert len({runs.of(seed).trace_hash for seed in range(4)}) == 4
 
 

@@ -38,7 +38,7 @@ class Group(Protocol):
 
     group_id: str
     version: object
-    """Another one after every change that the answer to a heartbeat or commit could show."""
+    """Another object after every change that the answer to a heartbeat or commit could show; compared by identity."""
 
     @property
     def type(self) -> GroupType: ...

@@ -15,8 +15,9 @@ from kcoord.coordinator.group.shard import GroupCoordinatorShard
 from kcoord.runtime.result import OperationContext
 from kcoord.runtime.serde import CoordinatorSerde, PackedBatch, SerializedRecord
 from kcoord.runtime.shard_set import ShardSet
-from kcoord.server.api.handlers.offset_commit import success_response
+from kcoord.server.api.handlers.offset_commit import error_response
 from kcoord.server.fast.commit import CommitFrame, read_commit
+from kcoord_protocol.errors import Errors, KafkaError
 from kcoord_protocol.messages import ConsumerGroupHeartbeatRequest, OffsetCommitRequest
 from kcoord_protocol.record_batch import decode_header, encode_batch_from_parts
 from tests.unit.server.harness import image_of, topic_id
@@ -169,7 +170,7 @@ def test_a_frame_is_read_as_the_decoder_reads_it(
     assert [(topic.name, topic.topic_id, topic.partitions) for topic in found.shape.topics] == [
         (topic.name, topic.topic_id, [one.partition_index for one in topic.partitions]) for topic in decoded.topics
     ]
-    assert found.answer == success_response(decoded).encode(version)
+    assert found.answer == error_response(decoded, KafkaError(Errors.NONE), version).encode(version)
     body = bytearray(request.encode(version))
     for number, at in enumerate(found.cells_at):
         body[at : at + 12] = (noise[number : number + 12] + bytes(12))[:12]
@@ -197,7 +198,7 @@ def test_a_damaged_frame_is_read_as_the_decoder_reads_it_or_not_at_all(
         (topic.name, topic.topic_id, [one.partition_index for one in topic.partitions]) for topic in decoded.topics
     ]
     assert not any(one.committed_metadata for topic in decoded.topics for one in topic.partitions)
-    assert found.answer == success_response(decoded).encode(version)
+    assert found.answer == error_response(decoded, KafkaError(Errors.NONE), version).encode(version)
 
 
 def refused(shard: GroupCoordinatorShard, request: OffsetCommitRequest, version: int = 9) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from kcoord.logtools.findings import FindingKind
 from kcoord.logtools.folders import FolderReader, NoLogsError
-from kcoord.logtools.repair import Repair, RepairMode, kept_files
+from kcoord.logtools.repair import MANIFEST, Repair, RepairMode
 from kcoord.logtools.verify import FolderCheck
 from kcoord.storage.errors import DirectoryLockedError
 from kcoord.storage.file_system import RealFileSystem
@@ -66,7 +67,8 @@ def test_skipping_leaves_out_one_batch_and_bridges_its_offsets(folder: Path) -> 
         if frame.base_offset == 3
     )
     assert (bridge.records_count, bridge.last_offset) == (0, 5)
-    (kept,) = (entry for entry in kept_files(FS, str(keep)) if entry["file"] == str(path))
+    entries = [json.loads(line) for line in (keep / MANIFEST).read_text().splitlines()]
+    (kept,) = (entry for entry in entries if entry["file"] == str(path))
     start = kept["position"]
     assert isinstance(start, int) and isinstance(kept["bytes"], int)
     assert Path(str(kept["kept"])).read_bytes() == damaged[start : start + kept["bytes"]]

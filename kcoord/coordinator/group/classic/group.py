@@ -57,7 +57,7 @@ class ClassicGroup:
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
         self.version: object = object()
-        """Grows with every change of members, generation or state (see `steady`)."""
+        """Another object after every change of members, generation or state (see `steady`)."""
         self.persisted: GroupMetadataValue | None = None
         self._state = self.previous_state = GroupState.EMPTY
         self.state_timestamp_ms = -1

@@ -197,7 +197,7 @@ class ConsumerGroup:
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
         self.version: object = object()
-        """Grows with every record replayed into the group (see `steady`)."""
+        """Another object after every record replayed into the group (see `steady`)."""
         self.group_epoch = 0
         self.metadata_hash = 0
         self.creation_time_ms = -1

@@ -67,11 +67,6 @@ def _answer(topic: RequestTopic, partitions: list[int], error: Errors) -> Respon
     )
 
 
-def success_response(request: OffsetCommitRequest) -> OffsetCommitResponse:
-    """Everything was committed."""
-    return error_response(request, KafkaError(Errors.NONE), FIRST_VERSION_WITH_TOPIC_IDS)
-
-
 def error_response(request: OffsetCommitRequest, error: KafkaError, version: int) -> OffsetCommitResponse:
     code = Errors.INVALID_COMMIT_OFFSET_SIZE if error.error is Errors.MESSAGE_TOO_LARGE else error.error
     return OffsetCommitResponse(
