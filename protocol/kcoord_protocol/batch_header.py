@@ -98,10 +98,12 @@ class BatchHeader:
 
     @property
     def last_offset(self) -> int:
+        """Return the offset of the last record."""
         return self.base_offset + self.last_offset_delta
 
     @property
     def next_offset(self) -> int:
+        """Return the offset after the last record."""
         return self.base_offset + self.last_offset_delta + 1
 
     @property
@@ -113,6 +115,7 @@ class BatchHeader:
 
     @property
     def compression(self) -> Compression:
+        """Return the codec of the records. Raise CorruptBatchError if the code is unknown."""
         try:
             return Compression(self.attributes & COMPRESSION_BITS)
         except ValueError:
@@ -120,14 +123,17 @@ class BatchHeader:
 
     @property
     def timestamp_type(self) -> TimestampType:
+        """Return whether producers set the timestamps, or the broker did when it appended the batch."""
         return TimestampType.LOG_APPEND_TIME if self.attributes & LOG_APPEND_TIME_BIT else TimestampType.CREATE_TIME
 
     @property
     def is_transactional(self) -> bool:
+        """Return whether the batch belongs to a transaction."""
         return bool(self.attributes & TRANSACTIONAL_BIT)
 
     @property
     def is_control(self) -> bool:
+        """Return whether the batch holds a control record: the end of a transaction."""
         return bool(self.attributes & CONTROL_BIT)
 
     @property
@@ -153,6 +159,7 @@ def decode_header(data: Buffer, position: int = 0) -> BatchHeader:
 
 
 def unsupported_magic(magic: int, position: int) -> UnsupportedMagicError:
+    """Return the error for a batch of another record format than 2."""
     return UnsupportedMagicError(f"record format {magic} is not supported, only format {MAGIC}", position=position)
 
 

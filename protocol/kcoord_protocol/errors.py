@@ -17,6 +17,7 @@ class Errors(IntEnum):
     description: str
 
     def __new__(cls, code: int, retriable: bool = False, description: str = "") -> Errors:
+        """Make a member whose value is `code`. The other parts of the tuple become attributes."""
         member = int.__new__(cls, code)
         member._value_ = code
         member.retriable = retriable

@@ -44,6 +44,12 @@ class FrameReader:
         self._buffer = bytearray()
         self._needed_bytes = 0
 
+    def allow(self, max_frame_bytes: int, max_request_bytes: int, bulk_api_keys: Container[int]) -> None:
+        """Replaces the limits for frames whose length has not been checked yet."""
+        self._max_frame_bytes = max_frame_bytes
+        self._max_request_bytes = max_request_bytes
+        self._bulk_api_keys = bulk_api_keys
+
     @property
     def buffered_bytes(self) -> int:
         """The number of bytes held of an incomplete frame."""

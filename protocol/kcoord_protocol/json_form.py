@@ -10,15 +10,29 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from typing import Any, cast
 
-from kcoord_protocol.message import Message, Struct
+from kcoord_protocol.message import HIDDEN, Message, Struct
 from kcoord_protocol.schema import FieldSchema, JsonObject, StructSchema
 from kcoord_protocol.uuid import uuid_from_string, uuid_to_string
 
 
-def to_json(message: Message, version: int) -> JsonObject:
-    """Return the JSON object of a message."""
+def to_json(message: Message, version: int, *, hides_secrets: bool = False) -> JsonObject:
+    """Return the JSON object of a message. With `hides_secrets`, the values of sensitive fields are left out."""
     message.check_version(version)
-    return _struct_to_json(message, message.message_schema.root, version, message._structs)
+    document = _struct_to_json(message, message.message_schema.root, version, message._structs)
+    if hides_secrets:
+        _hide(document, message.message_schema.root)
+    return document
+
+
+def _hide(document: JsonObject, schema: StructSchema) -> None:
+    for field in schema.fields:
+        content = document.get(field.json_name)
+        if content is not None and field.sensitive:
+            document[field.json_name] = HIDDEN
+        elif field.struct is not None:
+            for item in cast("list[JsonObject | None]", content if field.is_array else [content]) or ():
+                if item is not None:
+                    _hide(item, field.struct)
 
 
 def _struct_to_json(value: Struct, schema: StructSchema, version: int, structs: dict[str, type[Struct]]) -> JsonObject:

@@ -64,6 +64,10 @@ class Explainer(ABC):
         """Encodes slowly; raises EncodeError with the path of the wrong field."""
 
 
+HIDDEN: Final = "[hidden]"
+"""Shown in place of the value of a sensitive field, such as a key of a password."""
+
+
 class Struct:
     """A group of fields inside a message. Structs are compared by value, and mutable, and therefore not hashable."""
 
@@ -93,10 +97,13 @@ class Struct:
         return values(self) == values(other)
 
     def __repr__(self) -> str:
-        names = [field.attribute for field in self.schema.fields]
+        shown = [
+            f"{field.attribute}={HIDDEN if field.sensitive else repr(getattr(self, field.attribute))}"
+            for field in self.schema.fields
+        ]
         if self.unknown_tagged_fields:
-            names.append("unknown_tagged_fields")
-        return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+            shown.append(f"unknown_tagged_fields={self.unknown_tagged_fields!r}")
+        return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
 def encode_tags(tagged: Iterable[tuple[int, bytes]], unknown: Iterable[tuple[int, bytes]]) -> bytes:

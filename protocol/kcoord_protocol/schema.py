@@ -62,6 +62,7 @@ class FieldSchema:
         "json_name",
         "name",
         "nullable_versions",
+        "sensitive",
         "struct",
         "tag",
         "tagged_versions",
@@ -81,6 +82,7 @@ class FieldSchema:
         self.nullable_versions = parse_versions(spec.get("nullableVersions"))
         self.tag = cast(int, spec["tag"]) if "tag" in spec else None
         self.ignorable = bool(spec.get("ignorable", False))
+        self.sensitive = bool(spec.get("sensitive", False))
         self.flexible_override = parse_versions(spec["flexibleVersions"]) if "flexibleVersions" in spec else None
         self.struct: StructSchema | None = None
         self.default, self.default_is_null = self._parse_default(spec, owner)
@@ -95,9 +97,11 @@ class FieldSchema:
         return self.element_type[0].isupper()
 
     def is_tagged(self, version: int) -> bool:
+        """Return whether the field is in the tagged section in this version."""
         return version in self.tagged_versions
 
     def is_nullable(self, version: int) -> bool:
+        """Return whether the field may be null in this version."""
         return version in self.nullable_versions
 
     def is_flexible(self, version: int, message_is_flexible: bool) -> bool:

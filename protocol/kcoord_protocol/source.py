@@ -24,6 +24,7 @@ class Source:
         self._indent = 1
 
     def line(self, text: str) -> None:
+        """Emit a line at the current indentation."""
         self.lines.append("    " * self._indent + text)
 
     @contextmanager
@@ -47,6 +48,7 @@ class Source:
         self.lines, self._indent = outer, outer_indent
 
     def text(self) -> str:
+        """Return the source of all functions."""
         return "\n\n".join(self.functions)
 
     def is_inline(self, field: FieldSchema) -> bool:
@@ -54,6 +56,7 @@ class Source:
         return self.version in field.versions and self.version not in field.tagged_versions
 
     def tagged_fields(self, struct: StructSchema) -> list[FieldSchema]:
+        """Return the struct's tagged fields of this version, in the order of their tags."""
         if not self.flexible:
             return []
         return sorted((f for f in struct.fields if self.version in f.tagged_versions), key=lambda field: field.tag or 0)
