@@ -30,13 +30,15 @@ PYTHON_TYPES = {
 
 HEAD = """# Configuration
 
+For operators. All keys with types, defaults and allowed values, and how to set them.
+
 `kcoord serve [server.properties] [--override key=value ...]`. Sources, the later one wins: defaults, the properties
 file, environment variables (`KCOORD_` and the key in capitals with `_` for `.`: `KCOORD_LOG_DIRS`), `--override`.
 Keys, types, defaults and ranges are Kafka's; keys that begin with `kcoord.` are kcoord's own. The broker does not start
 with a bad value, and prints the key, the value and the allowed values. Keys of Kafka that have no effect here
 (replication, KRaft quorums ...) are checked, described, and named in one log line, so that any `server.properties`
 loads; the last section lists them. Three settings are rejected instead, since kcoord lacks the protection that they
-promise: a non-empty `authorizer.class.name`, a listener whose security protocol is not PLAINTEXT, and a
+promise: an `authorizer.class.name` other than Kafka's StandardAuthorizer, a SASL mechanism that is not offered, and a
 `principal.builder.class` other than Kafka's own.
 
 *Dynamic* keys can be changed while the broker runs (`kafka-configs --alter --entity-type brokers`), and take effect at
@@ -99,11 +101,11 @@ from __future__ import annotations
 
 
 def attributes() -> str:
-    classes = (("BrokerAttributes", BROKER_KEYS), ("TopicAttributes", TOPIC_KEYS), ("GroupAttributes", GROUP_KEYS))
     parts = [ATTRIBUTES_HEAD]
-    for class_name, keys in classes:
+    for kind, keys in (("Broker", BROKER_KEYS), ("Topic", TOPIC_KEYS), ("Group", GROUP_KEYS)):
         lines = [f"    {key.attribute}: {python_type(key)}\n" for key in keys.values() if key.effect is not Effect.NONE]
-        parts.append(f"\n\nclass {class_name}:\n{''.join(lines)}")
+        head = f'class {kind}Attributes:\n    """The keys of a {kind.lower()}."""\n\n'
+        parts.append(f"\n\n{head}{''.join(lines)}")
     return "".join(parts)
 
 

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 
 class BrokerAttributes:
+    """The keys of a broker."""
+
     advertised_listeners: list[str] | None
+    allow_everyone_if_no_acl_found: bool
     authorizer_class_name: str
     auto_create_topics_enable: bool
     broker_id: int
@@ -15,7 +18,9 @@ class BrokerAttributes:
     compression_lz4_level: int
     compression_type: str
     compression_zstd_level: int
+    connection_failed_authentication_delay_ms: int
     connections_max_idle_ms: int
+    connections_max_reauth_ms: int
     controller_listener_names: list[str]
     default_replication_factor: int
     delete_topic_enable: bool
@@ -44,10 +49,12 @@ class BrokerAttributes:
     group_min_session_timeout_ms: int
     kcoord_assignor_inline_ms: int
     kcoord_bootstrap_features: list[str]
+    kcoord_bootstrap_scram: str | None
     kcoord_client_telemetry_endpoint: str
     kcoord_fast_paths_enable: bool
     kcoord_kip1327_enable: bool
     kcoord_kip1327_revisions: list[str]
+    kcoord_listener_principals: list[str]
     kcoord_log_flush_policy: str
     kcoord_max_id_bytes: int
     kcoord_metadata_cache_enable: bool
@@ -58,6 +65,7 @@ class BrokerAttributes:
     kcoord_release: str
     kcoord_request_max_bytes: int
     kcoord_response_buffer_max_bytes: int
+    kcoord_ssl_handshake_timeout_ms: int
     kcoord_worker_ports: list[str]
     kcoord_worker_racks: list[str]
     listener_security_protocol_map: str
@@ -115,15 +123,52 @@ class BrokerAttributes:
     offsets_topic_num_partitions: int
     offsets_topic_replication_factor: int
     offsets_topic_segment_bytes: int
+    org_apache_kafka_sasl_oauthbearer_allowed_files: list[str]
+    org_apache_kafka_sasl_oauthbearer_allowed_urls: list[str]
     principal_builder_class: str
     producer_id_expiration_check_interval_ms: int
     producer_id_expiration_ms: int
     quota_window_num: int
     quota_window_size_seconds: int
+    sasl_enabled_mechanisms: list[str]
+    sasl_jaas_config: str | None
+    sasl_login_callback_handler_class: str | None
+    sasl_login_class: str | None
+    sasl_oauthbearer_allow_unverified_audience: bool
+    sasl_oauthbearer_allow_unverified_issuer: bool
+    sasl_oauthbearer_clock_skew_seconds: int
+    sasl_oauthbearer_expected_audience: list[str]
+    sasl_oauthbearer_expected_issuer: str | None
+    sasl_oauthbearer_jwks_endpoint_refresh_ms: int
+    sasl_oauthbearer_jwks_endpoint_retry_backoff_max_ms: int
+    sasl_oauthbearer_jwks_endpoint_retry_backoff_ms: int
+    sasl_oauthbearer_jwks_endpoint_url: str | None
+    sasl_oauthbearer_scope_claim_name: str
+    sasl_oauthbearer_sub_claim_name: str
+    sasl_server_callback_handler_class: str | None
+    sasl_server_max_receive_size: int
     socket_listen_backlog_size: int
     socket_receive_buffer_bytes: int
     socket_request_max_bytes: int
     socket_send_buffer_bytes: int
+    ssl_allow_dn_changes: bool
+    ssl_allow_san_changes: bool
+    ssl_cipher_suites: list[str]
+    ssl_client_auth: str
+    ssl_enabled_protocols: list[str]
+    ssl_engine_factory_class: str | None
+    ssl_key_password: str | None
+    ssl_keystore_certificate_chain: str | None
+    ssl_keystore_key: str | None
+    ssl_keystore_location: str | None
+    ssl_keystore_password: str | None
+    ssl_keystore_type: str
+    ssl_principal_mapping_rules: str
+    ssl_truststore_certificates: str | None
+    ssl_truststore_location: str | None
+    ssl_truststore_password: str | None
+    ssl_truststore_type: str
+    super_users: str
     telemetry_max_bytes: int
     transaction_max_timeout_ms: int
     transaction_partition_verification_enable: bool
@@ -136,6 +181,8 @@ class BrokerAttributes:
 
 
 class TopicAttributes:
+    """The keys of a topic."""
+
     cleanup_policy: list[str]
     compression_gzip_level: int
     compression_lz4_level: int
@@ -166,6 +213,8 @@ class TopicAttributes:
 
 
 class GroupAttributes:
+    """The keys of a group."""
+
     consumer_assignment_interval_ms: int
     consumer_assignor_offload_enable: bool
     consumer_heartbeat_interval_ms: int

@@ -7,14 +7,16 @@ Keys that Kafka knows and this broker does not use are checked and kept, but hav
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from kcoord.config.attributes import BrokerAttributes
 from kcoord.config.key import ConfigError, ConfigKey, ConfigValue
 from kcoord.config.keys import BROKER_KEYS, is_without_effect
 from kcoord.config.kip1327 import Kip1327Form, form_of
-from kcoord.config.listeners import Listener, SecurityProtocol, parse_listeners, parse_protocol_map
+from kcoord.config.listeners import Listener, SecurityProtocol, key_of_listener, parse_listeners, parse_protocol_map
+from kcoord.config.principals import parse_listener_principals
+from kcoord.config.scram_users import ScramUser, parse_bootstrap_scram
 
 _OF_ONE_WORKER = re.compile(r"kcoord\.worker\.(?P<number>\d{1,4})\.(?P<key>.+)")
 """A key for one of several workers, counted from 0. It takes precedence over the key for all workers."""
@@ -39,6 +41,8 @@ class BrokerSettings(BrokerAttributes):
         """The keys that were set, as text."""
         self.dynamic: Mapping[str, str] = {}
         """Dynamic broker configs in effect, as text."""
+        self.further_checks: list[Callable[[BrokerSettings], None]] = []
+        """Each raises ConfigError for settings that cannot replace these, for reasons that values alone do not show."""
         self.ignored: list[str] = []
         """Keys that were set, and that Kafka knows, but that have no effect here."""
         self.unknown: list[str] = []
@@ -60,8 +64,11 @@ class BrokerSettings(BrokerAttributes):
         if of_worker is not None:
             self._set_for_worker(int(of_worker["number"]), of_worker["key"], text)
             return
+        key_of_one_listener = BROKER_KEYS.get(key_of_listener(name) or "")
         if name in BROKER_KEYS:
             self._static[name] = BROKER_KEYS[name].parse(text)
+        elif key_of_one_listener is not None:
+            key_of_one_listener.parse(text)
         elif not is_without_effect(name):
             self.unknown.append(name)
         if is_without_effect(name):
@@ -84,6 +91,29 @@ class BrokerSettings(BrokerAttributes):
     def value(self, name: str) -> ConfigValue:
         """The value in effect of any key of BROKER_KEYS."""
         return self._values[name]
+
+    def name_for_listener(self, listener: Listener, name: str, mechanism: str | None = None) -> str:
+        """Returns the key that counts for a listener, or for a SASL mechanism of a listener.
+
+        `listener.name.LISTENER.MECHANISM.KEY` counts before `listener.name.LISTENER.KEY`, and that before KEY.
+        """
+        of_listener = f"listener.name.{listener.name.lower()}."
+        prefixes = [of_listener] if mechanism is None else [f"{of_listener}{mechanism.lower()}.", of_listener]
+        own_names = [prefix + name for prefix in prefixes]
+        return next((own for own in own_names if own in self.dynamic or own in self.explicit), name)
+
+    def value_for_listener(self, listener: Listener, name: str, mechanism: str | None = None) -> ConfigValue:
+        """Returns the value of a key of BROKER_KEYS that counts for a listener, or for a mechanism of a listener."""
+        own_name = self.name_for_listener(listener, name, mechanism)
+        if own_name == name:
+            return self._values[name]
+        return BROKER_KEYS[name].parse(self.dynamic.get(own_name, self.explicit.get(own_name)))
+
+    def sasl_mechanisms(self, listener: Listener) -> list[str]:
+        """Returns the SASL mechanisms that a listener offers, as they are configured."""
+        mechanisms = self.value_for_listener(listener, "sasl.enabled.mechanisms")
+        assert isinstance(mechanisms, list)
+        return mechanisms
 
     @property
     def is_kafka_4_4(self) -> bool:
@@ -114,6 +144,16 @@ class BrokerSettings(BrokerAttributes):
     def open_listeners(self) -> list[Listener]:
         """The listeners to bind: the entries of `listeners` that do not belong to a controller."""
         return self._client_listeners("listeners", self.listeners)
+
+    @property
+    def bootstrap_users(self) -> list[ScramUser]:
+        """The users of kcoord.bootstrap.scram."""
+        return parse_bootstrap_scram(self.kcoord_bootstrap_scram or "")
+
+    @property
+    def listener_principals(self) -> dict[str, str]:
+        """The fixed principals of kcoord.listener.principals by the names of their listeners."""
+        return parse_listener_principals(self.kcoord_listener_principals, self.open_listeners)
 
     @property
     def client_advertised_listeners(self) -> list[Listener]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from kcoord.config.broker_settings import KNOWN_CONSUMER_ASSIGNORS, BrokerSettings
 from kcoord.config.key import ConfigError
 from kcoord.config.listeners import check_bindable
+from kcoord.config.scram_users import parse_bootstrap_scram
 from kcoord.config.security import check_security
 from kcoord.config.workers import check_workers
 
@@ -127,6 +128,7 @@ def _check_limits(config: BrokerSettings) -> None:
             "0 is only allowed together with max.connections.per.ip.overrides"
         )
     parse_ip_overrides(config.max_connections_per_ip_overrides)
+    parse_bootstrap_scram(config.kcoord_bootstrap_scram or "")
 
 
 def parse_ip_overrides(text: str) -> dict[str, int]:

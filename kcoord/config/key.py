@@ -42,6 +42,8 @@ class UpdateMode(IntEnum):
 
 
 class Importance(IntEnum):
+    """Kafka's importance of a key. The documentation of the keys shows it."""
+
     HIGH = 0
     MEDIUM = 1
     LOW = 2
@@ -80,10 +82,12 @@ def in_range(lowest: float | None, highest: float | None, also: float | None = N
 
 
 def one_of(values: Sequence[str]) -> Validator:
+    """Allows the given values only."""
     return Validator(f"[{', '.join(values)}]", lambda value: str(value) in values)
 
 
 def one_of_ignoring_case(values: Sequence[str]) -> Validator:
+    """Allows the given values, in upper or lower case."""
     lowered = [value.lower() for value in values]
     return Validator(f"(case insensitive) [{', '.join(values)}]", lambda value: str(value).lower() in lowered)
 
@@ -108,6 +112,8 @@ def matching(pattern: str, text: str) -> Validator:
 
 @dataclass(slots=True, frozen=True)
 class ConfigKey:
+    """A key. `first_release` is the first release of Kafka that has it."""
+
     name: str
     type: ConfigType
     default: ConfigValue
@@ -126,14 +132,17 @@ class ConfigKey:
 
     @property
     def attribute(self) -> str:
+        """The name of the key's attribute in the typed views."""
         return self.name.replace(".", "_")
 
     @property
     def dynamic(self) -> bool:
+        """True if requests can change the value while the broker runs."""
         return self.update_mode is not UpdateMode.READ_ONLY
 
     @property
     def sensitive(self) -> bool:
+        """True if responses and logs must not show the value."""
         return self.type is ConfigType.PASSWORD
 
     def parse(self, text: str | None) -> ConfigValue:
@@ -156,6 +165,7 @@ class ConfigKey:
 
     @property
     def allowed(self) -> str:
+        """The allowed values as a text, for error messages and the documentation."""
         word = _TYPE_WORDS[self.type]
         return word if self.validator is None else f"{word}, {self.validator.text}"
 

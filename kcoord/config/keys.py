@@ -141,17 +141,18 @@ _PLUGIN_PREFIXES = (
     "sasl.jaas.config.",
     "metrics.jmx.",
 )
-_PLUGIN_KEYS = ("super.users", "allow.everyone.if.no.acl.found")
-"""Keys of Kafka's plug-ins, which Kafka's own key table lacks too."""
+_EFFECTIVE_OF_LISTENER: Final = ("connections.max.reauth.ms", "sasl.", "ssl.")
+"""The beginning of the keys that one listener may have for itself."""
 _CLUSTER_WIDE_LISTENER_KEYS = ("max.connections", "max.connection.creation.rate", "num.network.threads")
 """Keys that may be set for one listener of all brokers. Any other key is set for a listener of one broker."""
 
 
 def is_without_effect(name: str) -> bool:
     """Returns whether Kafka knows the broker key, but it has no effect here."""
-    key = BROKER_KEYS.get(name)
+    own_key = key_of_listener(name)
+    key = BROKER_KEYS.get(own_key if own_key is not None and own_key.startswith(_EFFECTIVE_OF_LISTENER) else name)
     if key is None:
-        return name.startswith(_PLUGIN_PREFIXES) or name in _PLUGIN_KEYS
+        return name.startswith(_PLUGIN_PREFIXES)
     return key.effect is Effect.NONE
 
 
@@ -159,7 +160,7 @@ def broker_key(name: str) -> ConfigKey | None:
     """Returns the broker key of this name; for the key of a listener, the broker key KEY.
 
     Keys of a listener are `listener.name.NAME.KEY` and, for a SASL mechanism, `listener.name.NAME.MECHANISM.KEY`. They
-    are kept, checked and described as in Kafka 4.3.1, but have no effect here.
+    are kept, checked and described as in Kafka 4.3.1. Those of TLS and SASL have an effect.
     """
     return BROKER_KEYS.get(key_of_listener(name) or name)
 

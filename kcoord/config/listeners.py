@@ -32,6 +32,16 @@ class SecurityProtocol(IntEnum):
     SASL_PLAINTEXT = 2
     SASL_SSL = 3
 
+    @property
+    def has_tls(self) -> bool:
+        """True if connections are encrypted."""
+        return self in (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL)
+
+    @property
+    def has_sasl(self) -> bool:
+        """True if clients have to authenticate with SASL."""
+        return self in (SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL)
+
 
 @dataclass(slots=True, frozen=True)
 class Listener:
@@ -44,6 +54,7 @@ class Listener:
 
     @property
     def binds_everywhere(self) -> bool:
+        """True if the address is a wildcard, to which no client can connect."""
         return self.host in ANY_ADDRESS
 
     def __str__(self) -> str:

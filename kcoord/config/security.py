@@ -8,36 +8,108 @@ therefore does not start with such a setting. All of these checks are here.
 from __future__ import annotations
 
 from kcoord.config.broker_settings import BrokerSettings
-from kcoord.config.key import ConfigError
+from kcoord.config.key import ConfigError, ConfigValue
 from kcoord.config.keys import BROKER_KEYS
-from kcoord.config.listeners import SecurityProtocol, key_of_listener
+from kcoord.config.listeners import Listener, key_of_listener
+from kcoord.config.principals import parse_listener_principals, parse_super_users
 
+STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 _PRINCIPAL_BUILDER = "principal.builder.class"
 _DEFAULT_PRINCIPAL_BUILDER = BROKER_KEYS[_PRINCIPAL_BUILDER].default
+_ENABLED_MECHANISMS = "sasl.enabled.mechanisms"
+_SASL_CLASSES = ("sasl.login.callback.handler.class", "sasl.login.class", "sasl.server.callback.handler.class")
+_BEARER_PACKAGE = "org.apache.kafka.common.security.oauthbearer."
+_BEARER_CLASSES = (
+    f"{_BEARER_PACKAGE}OAuthBearerLoginCallbackHandler",
+    f"{_BEARER_PACKAGE}OAuthBearerValidatorCallbackHandler",
+    f"{_BEARER_PACKAGE}secured.OAuthBearerLoginCallbackHandler",
+    f"{_BEARER_PACKAGE}secured.OAuthBearerValidatorCallbackHandler",
+)
+"""Kafka's classes for signed tokens, which brokers of Kafka must set. kcoord does for OAUTHBEARER what they do."""
+_FAILURE_DELAY = "connection.failed.authentication.delay.ms"
+
+SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+"""The mechanisms that a listener can offer."""
 
 
 def check_security(config: BrokerSettings) -> None:
-    """Raises ConfigError for a setting that asks for authorization, encryption or authentication."""
-    if config.authorizer_class_name:
-        raise ConfigError(
-            f"Invalid value {config.authorizer_class_name} for configuration authorizer.class.name: "
-            "kcoord has no authorizer, so every client may do everything; leave it empty"
-        )
+    """Raises ConfigError for a setting of security that this broker cannot follow."""
+    _check_authorizer(config.authorizer_class_name)
+    parse_super_users(config.super_users)
+    parse_listener_principals(config.kcoord_listener_principals, config.open_listeners)
     for listener in config.open_listeners:
-        if listener.security_protocol is not SecurityProtocol.PLAINTEXT:
+        if listener.security_protocol.has_sasl:
+            _check_sasl(config, listener)
+    if config.ssl_engine_factory_class:
+        raise ConfigError(
+            f"Invalid value {config.ssl_engine_factory_class} for configuration ssl.engine.factory.class: "
+            "kcoord loads no classes of Kafka's plug-ins; leave it empty"
+        )
+    for name in _SASL_CLASSES:
+        _check_sasl_class(name, config.value(name))
+    for name, value in foreign_principal_builders(config).items():
+        if not _has_fixed_principals(config, name):
             raise ConfigError(
-                f"Invalid value {','.join(config.listeners)} for configuration listeners: the security protocol of "
-                f"{listener} is {listener.security_protocol.name}, but only PLAINTEXT is served"
+                f"Invalid value {value} for configuration {name}: kcoord loads no classes of Kafka's plug-ins; leave "
+                f"it out, set {_DEFAULT_PRINCIPAL_BUILDER}, or give each listener that it is for a principal in "
+                "kcoord.listener.principals"
             )
-    _check_principal_builder(_PRINCIPAL_BUILDER, config.principal_builder_class)
+
+
+def foreign_principal_builders(config: BrokerSettings) -> dict[str, str]:
+    """Returns the settings of principal.builder.class with another class than Kafka's own, by their keys."""
+    settings = {_PRINCIPAL_BUILDER: config.principal_builder_class}
     for name, value in {**config.explicit, **config.dynamic}.items():
         if key_of_listener(name) == _PRINCIPAL_BUILDER:
-            _check_principal_builder(name, value)
+            settings[name] = value
+    return {name: value for name, value in settings.items() if value.strip() not in ("", _DEFAULT_PRINCIPAL_BUILDER)}
 
 
-def _check_principal_builder(name: str, value: str) -> None:
-    if value.strip() not in ("", _DEFAULT_PRINCIPAL_BUILDER):
+def _has_fixed_principals(config: BrokerSettings, name: str) -> bool:
+    """Returns whether all listeners have a fixed principal that the principal builder class `name` is for."""
+    names = [
+        listener.name
+        for listener in config.open_listeners
+        if name in (_PRINCIPAL_BUILDER, f"listener.name.{listener.name.lower()}.{_PRINCIPAL_BUILDER}")
+    ]
+    # Without an open listener nobody says which principals it has.
+    return bool(names) and config.listener_principals.keys() >= set(names)
+
+
+def _check_authorizer(class_name: str) -> None:
+    if class_name not in ("", STANDARD_AUTHORIZER):
         raise ConfigError(
-            f"Invalid value {value} for configuration {name}: kcoord loads no classes of Kafka's plug-ins, and every "
-            f"client is User:ANONYMOUS; leave it out, or set {_DEFAULT_PRINCIPAL_BUILDER}"
+            f"Invalid value {class_name} for configuration authorizer.class.name: kcoord loads no classes of Kafka's "
+            f"plug-ins; set {STANDARD_AUTHORIZER}, or leave it empty to let every client do everything"
+        )
+
+
+def _check_sasl(config: BrokerSettings, listener: Listener) -> None:
+    """Raises ConfigError if a listener with SASL cannot authenticate clients as the settings demand."""
+    mechanisms = config.sasl_mechanisms(listener)
+    not_offered = [mechanism for mechanism in mechanisms if mechanism not in SASL_MECHANISMS]
+    if not_offered or not mechanisms:
+        problem = f"{not_offered[0]} is not offered" if not_offered else "there is no mechanism"
+        raise ConfigError(
+            f"Invalid value {','.join(mechanisms)} for configuration "
+            f"{config.name_for_listener(listener, _ENABLED_MECHANISMS)}: {problem}, and {listener} is a listener with "
+            f"SASL; set {_ENABLED_MECHANISMS} to one or more of {', '.join(SASL_MECHANISMS)}"
+        )
+    for name in _SASL_CLASSES:
+        for mechanism in mechanisms:
+            value = config.value_for_listener(listener, name, mechanism)
+            if mechanism != "OAUTHBEARER" or value not in _BEARER_CLASSES:
+                _check_sasl_class(config.name_for_listener(listener, name, mechanism), value)
+    delay_ms, idle_ms = config.connection_failed_authentication_delay_ms, config.connections_max_idle_ms
+    if 0 <= idle_ms <= delay_ms:
+        raise ConfigError(
+            f"Invalid value {delay_ms} for configuration {_FAILURE_DELAY}: it must be less than "
+            f"connections.max.idle.ms ({idle_ms}), so that clients get the error"
+        )
+
+
+def _check_sasl_class(name: str, value: ConfigValue) -> None:
+    if value:
+        raise ConfigError(
+            f"Invalid value {value} for configuration {name}: kcoord loads no classes of Kafka's plug-ins; leave it out"
         )

@@ -38,6 +38,7 @@ class TopicConfig(TopicAttributes):
 
     @property
     def is_compacted(self) -> bool:
+        """True if the log cleaner compacts the topic."""
         return "compact" in self.cleanup_policy
 
     @property

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker processes of a configuration: `group.coordinator.threads` workers, or one for each of
-`kcoord.worker.ports`.
+"""The worker processes of a configuration.
+
+There are `group.coordinator.threads` workers, or one for each of `kcoord.worker.ports`.
 
 Each worker is a separate broker. Its id is `node.id` plus the number of the worker, and its listeners have their own
 ports. Without `kcoord.worker.ports`, the port of worker N is the configured port plus N. This is always true for
