@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's side of SCRAM (RFC 5802, RFC 7677), with the rules and limits of Kafka's ScramSaslServer. Pure.
+
+An exchange has two messages of the client. The first names the user and a nonce; the server extends the nonce and sends
+the salt and the number of iterations. The second proves that the client knows the password; the server proves in its
+answer that it has the user's credential.
+
+A client cannot find out which users exist, if all credentials have 4096 iterations, which is the default. A user
+without a credential gets that number and a salt that looks like those of Kafka's tools, is derived from the name, and
+so is always the same. The exchange fails at the second message, after the same computations as for a wrong password.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from kcoord.metadata.image import ScramCredential
+from kcoord.security.rejection import OTHER_AUTHORIZATION_ID, Rejection
+from kcoord.security.scram_messages import HASHES, MIN_ITERATIONS, decode_base64, exclusive_or, keyed_hash
+from kcoord_protocol.scram_mechanisms import salt_of
+
+CredentialLookup: TypeAlias = Callable[[str, str], ScramCredential | None]
+"""Returns the credential of (mechanism, user), None if there is none."""
+
+_SASL_NAME: Final = r"(?:[^\x00=,]|=2C|=3D)+"
+_EXTENSIONS: Final = r"(?:,[A-Za-z]+=[^\x00,]+)*"
+_CLIENT_FIRST: Final = re.compile(
+    rf"(?P<header>n,(?:a=(?P<authzid>{_SASL_NAME}))?,)"
+    rf"(?P<bare>n=(?P<name>{_SASL_NAME}),r=(?P<nonce>[\x21-\x2b\x2d-\x7e]+){_EXTENSIONS})",
+    re.DOTALL,
+)
+_CLIENT_FINAL: Final = re.compile(
+    rf"(?P<unproven>c=(?P<binding>[A-Za-z0-9/+=]*),r=(?P<nonce>[\x21-\x2b\x2d-\x7e]+){_EXTENSIONS}),"
+    r"p=(?P<proof>[A-Za-z0-9/+=]+)",
+    re.DOTALL,
+)
+
+
+class ScramServerExchange:
+    """One exchange: call `respond` with the client's first message, then with its second one.
+
+    `nonce` is the server's part of the nonce, a new random text for each exchange. `decoy_key` is a secret that all
+    brokers of the cluster share; the salts of users without a credential depend on it.
+    """
+
+    def __init__(self, mechanism: str, lookup: CredentialLookup, nonce: str, decoy_key: bytes) -> None:
+        self.user = ""
+        self._mechanism = mechanism
+        self._lookup = lookup
+        self._nonce = nonce
+        self._decoy_key = decoy_key
+        self._has_begun = False
+        self.is_complete = False
+        self.credential_end_ms: int | None = None
+
+    def respond(self, message: bytes) -> bytes:
+        """Returns the answer to a message; raises Rejection or ScramError."""
+        if not self._has_begun:
+            self._has_begun = True
+            return self._first(message)
+        answer = self._final(message)
+        self.is_complete = True
+        return answer
+
+    def _first(self, message: bytes) -> bytes:
+        match = _CLIENT_FIRST.fullmatch(_text(message))
+        if match is None:
+            raise Rejection("the first message is not a client-first-message without channel binding")
+        self.user = _user(match["name"])
+        if match["authzid"] is not None and _user(match["authzid"]) != self.user:
+            raise Rejection("the client asks for another authorization id", OTHER_AUTHORIZATION_ID)
+        decoy = _decoy(self._mechanism, self.user, self._decoy_key)
+        credential = self._lookup(self._mechanism, self.user)
+        self._is_decoy = credential is None or credential.iterations < MIN_ITERATIONS
+        self._credential = decoy if credential is None or self._is_decoy else credential
+        self._header, self._client_first = match["header"], match["bare"]
+        self._full_nonce = match["nonce"] + self._nonce
+        salt = base64.b64encode(self._credential.salt).decode()
+        self._server_first = f"r={self._full_nonce},s={salt},i={self._credential.iterations}"
+        return self._server_first.encode()
+
+    def _final(self, message: bytes) -> bytes:
+        """Returns the server's last message, if the client proves that it knows the password."""
+        match = _CLIENT_FINAL.fullmatch(_text(message))
+        if match is None:
+            raise Rejection("the second message is not a client-final-message")
+        if match["nonce"] != self._full_nonce:
+            raise Rejection("the nonce is not that of the first message")
+        if decode_base64(match["binding"]) != self._header.encode():
+            raise Rejection("the channel binding is not that of the first message")
+        credential = self._credential
+        proof = decode_base64(match["proof"])
+        if len(proof) != len(credential.stored_key):
+            raise Rejection("the proof has a wrong length")
+        signed = f"{self._client_first},{self._server_first},{match['unproven']}".encode()
+        client_key = exclusive_or(proof, keyed_hash(self._mechanism, credential.stored_key, signed))
+        stored_key = hashlib.new(HASHES[self._mechanism], client_key).digest()
+        is_right = hmac.compare_digest(stored_key, credential.stored_key)
+        signature = keyed_hash(self._mechanism, credential.server_key, signed)
+        if self._is_decoy or not is_right:
+            raise Rejection("the user does not exist, or the password is wrong")
+        return b"v=" + base64.b64encode(signature)
+
+
+def _text(message: bytes) -> str:
+    try:
+        return message.decode()
+    except UnicodeDecodeError as error:
+        raise Rejection("a message is not UTF-8") from error
+
+
+def _user(name: str) -> str:
+    return name.replace("=2C", ",").replace("=3D", "=")
+
+
+def _decoy(mechanism: str, user: str, key: bytes) -> ScramCredential:
+    """Returns a credential whose password nobody knows."""
+    seed = keyed_hash(mechanism, key, f"{mechanism},{user}".encode())
+    stored_key = keyed_hash(mechanism, seed, b"Stored Key")
+    return ScramCredential(salt_of(seed), stored_key, keyed_hash(mechanism, seed, b"Server Key"), MIN_ITERATIONS)
