@@ -53,6 +53,8 @@ ALL_BROKERS: Final = ""
 
 
 class AlterOperation(IntEnum):
+    """The operations of IncrementalAlterConfigs, with their codes on the wire (KIP-339)."""
+
     SET = 0
     DELETE = 1
     APPEND = 2
@@ -248,7 +250,9 @@ def _check_broker_configs(
             key = broker_key(key_name)
             if key is not None:
                 key.parse(text)
-        config.with_dynamic(effective)
+        changed_config = config.with_dynamic(effective)
+        for check in config.further_checks:
+            check(changed_config)
     except ConfigError as error:
         raise KafkaError(Errors.INVALID_REQUEST, str(error)) from None
 

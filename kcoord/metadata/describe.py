@@ -30,6 +30,8 @@ UNKNOWN_TYPE = 0
 
 
 class ConfigOrigin(IntEnum):
+    """Where a value comes from: the codes of `configSource` in DescribeConfigs."""
+
     UNKNOWN = 0
     DYNAMIC_TOPIC_CONFIG = 1
     DYNAMIC_BROKER_CONFIG = 2

@@ -35,6 +35,8 @@ _REFUSED: Final = "The update failed for all features since the following featur
 
 
 class FeatureUpgradeType(IntEnum):
+    """The upgrade types of UpdateFeatures, with their codes on the wire."""
+
     UPGRADE = 1
     SAFE_DOWNGRADE = 2
     UNSAFE_DOWNGRADE = 3

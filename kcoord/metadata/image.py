@@ -10,23 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from kcoord.metadata.records import FENCE, KEEP_LEADER, UNFENCE
 from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.acls import Acl, AclOperation, PatternType, PermissionType, ResourceType
 from kcoord_protocol.internal_topics import INTERNAL_TOPICS
 from kcoord_protocol.messages import (
+    AccessControlEntryRecord,
     BrokerRegistrationChangeRecord,
+    ClientQuotaRecord,
     ConfigRecord,
     FeatureLevelRecord,
     PartitionChangeRecord,
     PartitionRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
+    RemoveAccessControlEntryRecord,
     RemoveTopicRecord,
+    RemoveUserScramCredentialRecord,
     TopicRecord,
     UnregisterBrokerRecord,
+    UserScramCredentialRecord,
 )
+from kcoord_protocol.scram_mechanisms import ScramMechanism
 
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
@@ -36,9 +43,20 @@ GROUP_RESOURCE: Final = 32
 
 _NO_CONFIGS: Final[Mapping[str, str]] = {}
 
+QuotaEntity: TypeAlias = tuple[tuple[str, str | None], ...]
+"""The entity of a quota: pairs of entity type and name, by type. The name None is the default of the type."""
+
+
+def quota_entity(parts: Iterable[tuple[str, str | None]]) -> QuotaEntity:
+    """Returns the entity of these parts. If a type occurs twice, the last name counts, as in Kafka."""
+    names = dict(parts)
+    return tuple((entity_type, names[entity_type]) for entity_type in sorted(names))
+
 
 @dataclass(slots=True)
 class PartitionImage:
+    """A partition with its leader, replicas and epochs."""
+
     partition_id: int
     leader: int
     leader_epoch: int
@@ -51,6 +69,8 @@ class PartitionImage:
 
 @dataclass(slots=True)
 class TopicImage:
+    """A topic and its partitions."""
+
     name: str
     id: bytes
     partitions: list[PartitionImage]
@@ -79,8 +99,20 @@ class BrokerImage:
     log_dirs: list[bytes]
 
 
+@dataclass(slots=True, frozen=True)
+class ScramCredential:
+    """What a broker keeps of a user's password (RFC 5802). The secrets are not in its `repr`."""
+
+    salt: bytes = field(repr=False)
+    stored_key: bytes = field(repr=False)
+    server_key: bytes = field(repr=False)
+    iterations: int
+
+
 @dataclass(slots=True)
 class MetadataImage:
+    """The cluster's state, as the metadata log has it. The text of the module says how images change."""
+
     epoch: int
     """The number of records that made the image. All brokers, and the next start, therefore count the same.
 
@@ -97,6 +129,12 @@ class MetadataImage:
     """The greatest creation time of any partition so far, also of deleted ones."""
     latest_producer_ids: tuple[int, int] = (-1, -1)
     """The id and epoch of the broker that got the newest block of producer ids."""
+    scram_credentials: Mapping[tuple[str, str], ScramCredential] = field(default_factory=dict)
+    """The credentials by (name of the mechanism, user)."""
+    acls: Mapping[bytes, Acl] = field(default_factory=dict)
+    """The ACLs by their id. An image shares this mapping with the image before it if no ACL has changed."""
+    client_quotas: Mapping[QuotaEntity, Mapping[str, float]] = field(default_factory=dict)
+    """The client quotas by entity and key. Shared with the image before it if no quota has changed."""
     racks: Mapping[int, str] = field(init=False, compare=False, repr=False)
     """The racks of the brokers that have one, by broker id."""
 
@@ -147,16 +185,21 @@ class ImageBuilder:
     """Applies records to a copy of an image. Skips records of unknown topics, since replay makes no decisions."""
 
     __slots__ = (
+        "_acls",
         "_brokers",
+        "_client_quotas",
         "_configs",
         "_creation_time_ms",
         "_features",
         "_image",
         "_next_producer_id",
+        "_own_acls",
         "_own_configs",
+        "_own_quotas",
         "_own_topics",
         "_producer_ids",
         "_replayed",
+        "_scram_credentials",
         "_topics",
         "_topics_by_id",
     )
@@ -171,6 +214,11 @@ class ImageBuilder:
         self._next_producer_id = image.next_producer_id
         self._producer_ids = image.latest_producer_ids
         self._creation_time_ms = image.last_creation_time_ms
+        self._scram_credentials = dict(image.scram_credentials)
+        self._acls = image.acls
+        self._own_acls: dict[bytes, Acl] | None = None
+        self._client_quotas = image.client_quotas
+        self._own_quotas: dict[QuotaEntity, Mapping[str, float]] | None = None
         self._own_topics: set[bytes] = set()
         self._own_configs: dict[tuple[int, str], dict[str, str]] = {}
         self._replayed = 0
@@ -208,6 +256,12 @@ class ImageBuilder:
                 self._change_broker(change)
             case UnregisterBrokerRecord() as gone:
                 self._brokers.pop(gone.broker_id, None)
+            case UserScramCredentialRecord() | RemoveUserScramCredentialRecord():
+                self._set_scram_credential(record.value)
+            case AccessControlEntryRecord() | RemoveAccessControlEntryRecord():
+                self._set_acl(record.value)
+            case ClientQuotaRecord() as quota:
+                self._set_client_quota(quota)
             case _:
                 return
 
@@ -225,6 +279,9 @@ class ImageBuilder:
             self._next_producer_id,
             self._creation_time_ms,
             self._producer_ids,
+            self._scram_credentials,
+            self._acls,
+            self._client_quotas,
         )
 
     def _add_topic(self, record: TopicRecord) -> None:
@@ -313,6 +370,48 @@ class ImageBuilder:
             self._features.pop(record.name, None)
         else:
             self._features[record.name] = record.feature_level
+
+    def _set_scram_credential(self, record: UserScramCredentialRecord | RemoveUserScramCredentialRecord) -> None:
+        mechanism = ScramMechanism.of_number(record.mechanism)
+        if mechanism is None:
+            return
+        key = (mechanism.mechanism_name, record.name)
+        if isinstance(record, RemoveUserScramCredentialRecord):
+            self._scram_credentials.pop(key, None)
+        else:
+            self._scram_credentials[key] = ScramCredential(
+                record.salt, record.stored_key, record.server_key, record.iterations
+            )
+
+    def _set_acl(self, record: AccessControlEntryRecord | RemoveAccessControlEntryRecord) -> None:
+        if self._own_acls is None:
+            self._acls = self._own_acls = dict(self._acls)
+        if isinstance(record, RemoveAccessControlEntryRecord):
+            self._own_acls.pop(record.id, None)
+            return
+        self._own_acls[record.id] = Acl(
+            ResourceType(record.resource_type),
+            record.resource_name,
+            PatternType(record.pattern_type),
+            record.principal,
+            record.host,
+            AclOperation(record.operation),
+            PermissionType(record.permission_type),
+        )
+
+    def _set_client_quota(self, record: ClientQuotaRecord) -> None:
+        entity = quota_entity((part.entity_type, part.entity_name) for part in record.entity)
+        quotas = dict(self._client_quotas.get(entity, {}))
+        if record.remove:
+            quotas.pop(record.key, None)
+        else:
+            quotas[record.key] = record.value
+        if self._own_quotas is None:
+            self._client_quotas = self._own_quotas = dict(self._client_quotas)
+        if quotas:
+            self._own_quotas[entity] = quotas
+        else:
+            self._own_quotas.pop(entity, None)
 
 
 def _broker_image(record: RegisterBrokerRecord) -> BrokerImage:

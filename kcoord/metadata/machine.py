@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kcoord.config import BrokerConfig
-from kcoord.metadata import configs, features, fencing, reassignment, records, topics
+from kcoord.metadata import bootstrap, configs, features, fencing, reassignment, records, scram, topics
 from kcoord.metadata.image import BrokerImage, ImageBuilder, MetadataImage
 from kcoord.metadata.placement import move_records
 from kcoord.metadata.records import BrokerRegistration
@@ -32,14 +32,22 @@ from kcoord.runtime.result import CoordinatorRecord, CoordinatorResult, Operatio
 
 if TYPE_CHECKING:
     from kcoord_protocol.messages import (
+        AlterClientQuotasRequest,
+        AlterClientQuotasResponse,
         AlterConfigsRequest,
         AlterConfigsResponse,
         AlterPartitionReassignmentsRequest,
         AlterPartitionReassignmentsResponse,
+        AlterUserScramCredentialsRequest,
+        AlterUserScramCredentialsResponse,
+        CreateAclsRequest,
+        CreateAclsResponse,
         CreatePartitionsRequest,
         CreatePartitionsResponse,
         CreateTopicsRequest,
         CreateTopicsResponse,
+        DeleteAclsRequest,
+        DeleteAclsResponse,
         DeleteTopicsRequest,
         DeleteTopicsResponse,
         ElectLeadersRequest,
@@ -92,15 +100,19 @@ class MetadataMachine:
         raise AssertionError(f"the metadata machine starts no tasks: {task}")
 
     def register_brokers(
-        self, context: OperationContext, registrations: Sequence[BrokerRegistration]
+        self,
+        context: OperationContext,
+        registrations: Sequence[BrokerRegistration],
+        credentials: Sequence[CoordinatorRecord] = (),
     ) -> CoordinatorResult[None]:
-        """Registers all brokers of the cluster at its start, and sets the feature levels of a new cluster.
+        """Registers all brokers of the cluster at its start. A new cluster gets its feature levels and `credentials`.
 
         Brokers that are not among `registrations` are unregistered. If the set of brokers has changed, or a partition
         has an unknown leader, all partitions are spread over the brokers again.
         """
         image = self.image
-        new_records = self._registration_records(registrations)
+        new_records = [] if image.features else [*bootstrap.feature_records(self._config), *credentials]
+        new_records += self._registration_records(registrations)
         present = {registration.broker_id for registration in registrations}
         new_records += [
             records.new_unregister_broker_record(broker_id, broker.broker_epoch)
@@ -116,8 +128,7 @@ class MetadataMachine:
 
     def _registration_records(self, registrations: Sequence[BrokerRegistration]) -> list[CoordinatorRecord]:
         image = self.image
-        levels = self._bootstrap_features() if not image.features else {}
-        new_records = [records.new_feature_level_record(name, level) for name, level in levels.items()]
+        new_records = []
         for registration in registrations:
             registered = image.brokers.get(registration.broker_id)
             if registered is None or _has_changed(registered, registration):
@@ -130,14 +141,6 @@ class MetadataMachine:
         for record in new_records:
             builder.replay(record)
         return builder.build()
-
-    def _bootstrap_features(self) -> dict[str, int]:
-        """Returns the feature levels of a new cluster. As in Kafka, a feature at level 0 has no record."""
-        levels = dict(records.BOOTSTRAP_FEATURES)
-        for setting in self._config.kcoord_bootstrap_features:
-            name, _, level = setting.partition("=")
-            levels[name] = int(level)
-        return {name: level for name, level in levels.items() if level > 0}
 
     def create_topics(
         self, context: OperationContext, request: CreateTopicsRequest, topic_ids: Sequence[bytes]
@@ -177,6 +180,11 @@ class MetadataMachine:
     ) -> CoordinatorResult[UpdateFeaturesResponse]:
         return features.update_features(self.image, self._config, context, request)
 
+    def alter_user_scram_credentials(
+        self, context: OperationContext, request: AlterUserScramCredentialsRequest
+    ) -> CoordinatorResult[AlterUserScramCredentialsResponse]:
+        return scram.alter_user_scram_credentials(self.image, request)
+
     def incremental_alter_configs(
         self, context: OperationContext, request: IncrementalAlterConfigsRequest
     ) -> CoordinatorResult[IncrementalAlterConfigsResponse]:
@@ -186,6 +194,30 @@ class MetadataMachine:
         self, context: OperationContext, request: AlterConfigsRequest
     ) -> CoordinatorResult[AlterConfigsResponse]:
         return configs.alter_configs(self.image, self._config, request)
+
+    def create_acls(
+        self, context: OperationContext, request: CreateAclsRequest, acl_ids: Sequence[bytes]
+    ) -> CoordinatorResult[CreateAclsResponse]:
+        """Creates ACLs. `acl_ids` are new random ids, at least one per ACL of the request."""
+        # Most brokers have no ACLs, so their start does not import this module.
+        from kcoord.metadata import acl_changes
+
+        return acl_changes.create_acls(self.image, self._config, request, acl_ids)
+
+    def delete_acls(
+        self, context: OperationContext, request: DeleteAclsRequest
+    ) -> CoordinatorResult[DeleteAclsResponse]:
+        from kcoord.metadata import acl_changes
+
+        return acl_changes.delete_acls(self.image, request)
+
+    def alter_client_quotas(
+        self, context: OperationContext, request: AlterClientQuotasRequest
+    ) -> CoordinatorResult[AlterClientQuotasResponse]:
+        # Most brokers have no quotas either.
+        from kcoord.metadata import client_quotas
+
+        return client_quotas.alter_client_quotas(self.image, request)
 
     def allocate_producer_ids(
         self, context: OperationContext, broker_id: int, size: int = PRODUCER_ID_BLOCK_SIZE

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AlterPartitionReassignments (KIP-455) and ElectLeaders (KIP-460): pure functions from image and request to records
-and response.
+"""AlterPartitionReassignments (KIP-455) and ElectLeaders (KIP-460).
+
+Pure functions from image and request to records and response.
 
 All brokers share one disk, so a new replica is in sync from the start. One record moves a partition, and no
 reassignment is ever in progress. The brokers then close the log on the old leader and open it on the new leader, which
@@ -35,6 +36,8 @@ PartitionElected = ElectLeadersResponse.PartitionResult
 
 
 class ElectionType(IntEnum):
+    """The election types of ElectLeaders, with their codes on the wire (KIP-460)."""
+
     PREFERRED = 0
     UNCLEAN = 1
 

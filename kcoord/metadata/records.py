@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcoord.runtime.result import CoordinatorRecord
+from kcoord_protocol.acls import Acl
 from kcoord_protocol.messages import (
+    AccessControlEntryRecord,
     BrokerRegistrationChangeRecord,
+    ClientQuotaRecord,
     ConfigRecord,
     FeatureLevelRecord,
     Message,
@@ -17,10 +20,14 @@ from kcoord_protocol.messages import (
     PartitionRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
+    RemoveAccessControlEntryRecord,
     RemoveTopicRecord,
+    RemoveUserScramCredentialRecord,
     TopicRecord,
     UnregisterBrokerRecord,
+    UserScramCredentialRecord,
 )
+from kcoord_protocol.scram_mechanisms import ScramMechanism
 
 PARTITION_RECORD_VERSION: Final = 2
 PARTITION_CHANGE_RECORD_VERSION: Final = 2
@@ -186,6 +193,49 @@ def new_producer_ids_record(broker_id: int, broker_epoch: int, next_producer_id:
 
 def new_feature_level_record(name: str, level: int) -> CoordinatorRecord:
     return _record(FeatureLevelRecord(name=name, feature_level=level))
+
+
+def new_scram_credential_record(
+    mechanism: ScramMechanism, user: str, salt: bytes, stored_key: bytes, server_key: bytes, iterations: int
+) -> CoordinatorRecord:
+    value = UserScramCredentialRecord(
+        name=user, mechanism=mechanism, salt=salt, stored_key=stored_key, server_key=server_key, iterations=iterations
+    )
+    return _record(value)
+
+
+def new_remove_scram_credential_record(mechanism: ScramMechanism, user: str) -> CoordinatorRecord:
+    return _record(RemoveUserScramCredentialRecord(name=user, mechanism=mechanism))
+
+
+def new_acl_record(acl_id: bytes, acl: Acl) -> CoordinatorRecord:
+    value = AccessControlEntryRecord(
+        id=acl_id,
+        resource_type=acl.resource_type,
+        resource_name=acl.resource_name,
+        pattern_type=acl.pattern_type,
+        principal=acl.principal,
+        host=acl.host,
+        operation=acl.operation,
+        permission_type=acl.permission_type,
+    )
+    return _record(value)
+
+
+def new_remove_acl_record(acl_id: bytes) -> CoordinatorRecord:
+    return _record(RemoveAccessControlEntryRecord(id=acl_id))
+
+
+def new_client_quota_record(entity: Iterable[tuple[str, str | None]], key: str, value: float) -> CoordinatorRecord:
+    return _record(ClientQuotaRecord(entity=_quota_entity(entity), key=key, value=value))
+
+
+def new_remove_client_quota_record(entity: Iterable[tuple[str, str | None]], key: str) -> CoordinatorRecord:
+    return _record(ClientQuotaRecord(entity=_quota_entity(entity), key=key, remove=True))
+
+
+def _quota_entity(entity: Iterable[tuple[str, str | None]]) -> list[ClientQuotaRecord.EntityData]:
+    return [ClientQuotaRecord.EntityData(entity_type=entity_type, entity_name=name) for entity_type, name in entity]
 
 
 def new_register_broker_record(registration: BrokerRegistration, broker_epoch: int) -> CoordinatorRecord:
